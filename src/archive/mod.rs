@@ -1,0 +1,1 @@
+//! After the last close: find the tensors, choose the base, encode, verify, commit, release.

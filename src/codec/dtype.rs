@@ -1,0 +1,113 @@
+//! Element types of tensors, by the names safetensors and torch use.
+
+/// Type of one tensor element. The discriminant is the byte that objects store (docs/FORMAT.md): never renumber.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Dtype {
+    /// Unsigned byte; also what a storage of unknown element type is read as.
+    U8 = 0,
+    /// Signed byte.
+    I8 = 1,
+    /// Boolean, one byte.
+    Bool = 2,
+    /// Signed 16-bit integer.
+    I16 = 3,
+    /// Unsigned 16-bit integer.
+    U16 = 4,
+    /// Signed 32-bit integer.
+    I32 = 5,
+    /// Unsigned 32-bit integer.
+    U32 = 6,
+    /// Signed 64-bit integer.
+    I64 = 7,
+    /// Unsigned 64-bit integer.
+    U64 = 8,
+    /// IEEE 754 binary16.
+    F16 = 9,
+    /// bfloat16.
+    Bf16 = 10,
+    /// IEEE 754 binary32.
+    F32 = 11,
+    /// IEEE 754 binary64.
+    F64 = 12,
+    /// 8-bit float, e4m3.
+    F8E4m3 = 13,
+    /// 8-bit float, e5m2.
+    F8E5m2 = 14,
+    /// Complex of two binary32.
+    C64 = 15,
+    /// Complex of two binary64.
+    C128 = 16,
+}
+
+impl Dtype {
+    /// All element types, in the order of their codes.
+    pub const ALL: [Dtype; 17] = [
+        Dtype::U8,
+        Dtype::I8,
+        Dtype::Bool,
+        Dtype::I16,
+        Dtype::U16,
+        Dtype::I32,
+        Dtype::U32,
+        Dtype::I64,
+        Dtype::U64,
+        Dtype::F16,
+        Dtype::Bf16,
+        Dtype::F32,
+        Dtype::F64,
+        Dtype::F8E4m3,
+        Dtype::F8E5m2,
+        Dtype::C64,
+        Dtype::C128,
+    ];
+
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            Dtype::U8 | Dtype::I8 | Dtype::Bool | Dtype::F8E4m3 | Dtype::F8E5m2 => 1,
+            Dtype::I16 | Dtype::U16 | Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::I32 | Dtype::U32 | Dtype::F32 => 4,
+            Dtype::I64 | Dtype::U64 | Dtype::F64 | Dtype::C64 => 8,
+            Dtype::C128 => 16,
+        }
+    }
+
+    /// Whether the lattice codec can quantize this type: fp16, bf16, fp32 and fp64.
+    pub const fn is_lattice_float(self) -> bool {
+        matches!(self, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
+    }
+
+    /// The name safetensors gives this type, which is also what people are shown.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::U8 => "U8",
+            Dtype::I8 => "I8",
+            Dtype::Bool => "BOOL",
+            Dtype::I16 => "I16",
+            Dtype::U16 => "U16",
+            Dtype::I32 => "I32",
+            Dtype::U32 => "U32",
+            Dtype::I64 => "I64",
+            Dtype::U64 => "U64",
+            Dtype::F16 => "F16",
+            Dtype::Bf16 => "BF16",
+            Dtype::F32 => "F32",
+            Dtype::F64 => "F64",
+            Dtype::F8E4m3 => "F8_E4M3",
+            Dtype::F8E5m2 => "F8_E5M2",
+            Dtype::C64 => "C64",
+            Dtype::C128 => "C128",
+        }
+    }
+
+    /// The type with this stored code, if there is one.
+    pub fn from_code(code: u8) -> Option<Dtype> {
+        Self::ALL.get(code as usize).copied()
+    }
+
+    /// The type with this safetensors name, if there is one.
+    pub fn from_name(name: &str) -> Option<Dtype> {
+        Self::ALL.into_iter().find(|d| d.name() == name)
+    }
+}

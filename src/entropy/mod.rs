@@ -1,0 +1,1 @@
+//! Symbols to bits and back; pure.

@@ -1,0 +1,1 @@
+//! The kernel's face of the store.

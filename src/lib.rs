@@ -1,0 +1,22 @@
+//! stepfs: a filesystem to mount as a training job's checkpoint directory.
+//!
+//! The layers, from the top; each may use those below it and none above:
+//!
+//! - [`fs`]: the kernel's face: operations, handles, errno. The only place that names `fuser`.
+//! - [`archive`]: after the last close: find the tensors, choose the base, encode, verify, commit, release.
+//! - [`recall`]: which objects and tiles a read needs; tiles to bytes; the cache of decoded files.
+//! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
+//! - [`container`]: where the tensors are in a file's bytes, and what must be patched (pure).
+//! - [`codec`]: tensors to symbols and back (pure).
+//! - [`entropy`]: symbols to bits and back (pure).
+//!
+//! `docs/DESIGN.md` says why, `docs/FORMAT.md` describes every durable byte, `docs/SEMANTICS.md` what a program
+//! that uses the mount may rely on.
+
+pub mod archive;
+pub mod codec;
+pub mod container;
+pub mod entropy;
+pub mod fs;
+pub mod recall;
+pub mod store;

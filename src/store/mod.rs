@@ -1,0 +1,1 @@
+//! The store: tree, objects, stubs, recovery, lock; all durable I/O.
