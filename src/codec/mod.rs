@@ -3,3 +3,6 @@
 mod dtype;
 
 pub use dtype::Dtype;
+
+/// Decoded bytes of a tile.
+pub const TILE_BYTES: usize = 512 * 1024;
