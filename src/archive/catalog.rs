@@ -73,8 +73,8 @@ pub(super) struct Catalog {
 pub(super) enum Task {
     /// Make it durable and find its tensors.
     Seal { path: PathBuf, version: u64 },
-    /// Encode it: `newer` holds the raw bytes of the state after it, when they are at hand.
-    Archive { path: PathBuf, version: u64, sealed: Arc<Sealed>, newer: Option<(PathBuf, Arc<Sealed>)> },
+    /// Encode it: `newer` holds the bytes, as written, of the state after it.
+    Archive { path: PathBuf, version: u64, sealed: Arc<Sealed>, newer: (PathBuf, Arc<Sealed>) },
     /// Put the stub in its place.
     Release { path: PathBuf, version: u64, sealed: Arc<Sealed>, object: Id },
 }
@@ -274,7 +274,7 @@ impl Catalog {
                 // A twin is not a newer state: it has the same samples, and is compared whole before it is believed.
                 let newer = members[at + 1..].iter().find(|(_, _, other)| !twins(sealed, other));
                 if let (Some((newer_path, _, newer)), false) = (newer, entry.busy) {
-                    let newer = Some(((*newer_path).clone(), newer.clone()));
+                    let newer = ((*newer_path).clone(), newer.clone());
                     let (path_, version, sealed) = ((*path).clone(), entry.version, sealed.clone());
                     tasks.push((*path, *entry, Task::Archive { path: path_, version, sealed, newer }));
                 }

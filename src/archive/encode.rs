@@ -168,7 +168,9 @@ fn encode_tile(
                 lattice::quantize(tensor.dtype, &data, keyframe.as_deref(), step, &mut a, &mut r, &mut exceptions);
             let Ok(error) = fit else { return Ok(None) };
             max_abs_error = error;
-            lattice::encode_tile(&a, parent_a.as_deref(), halvings, &exceptions, &mut payload)?;
+            if lattice::encode_tile(&a, parent_a.as_deref(), halvings, &exceptions, &mut payload).is_err() {
+                return Ok(None);
+            }
             Some(r)
         }
     };

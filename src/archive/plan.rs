@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 
-use crate::codec::{Dtype, TILE_BYTES, lattice, lossless, to_f64};
+use crate::codec::{Dtype, TILE_BYTES, lattice, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
 use crate::entropy::ints;
 use crate::recall::Chain;
@@ -43,10 +43,10 @@ impl Plan {
 
 /// What a plan is made from.
 pub(super) struct Material<'a> {
-    pub(super) source: &'a dyn ReadAt,
+    pub(super) source: &'a (dyn ReadAt + Sync),
     pub(super) description: &'a Description,
     /// The state after this one, as written, with its tensors.
-    pub(super) newer: (&'a dyn ReadAt, &'a Description),
+    pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
     /// The lineage has archived states, but this one starts a new chain: a lattice keyframe.
@@ -173,8 +173,7 @@ fn wanted_step(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Resul
         then.resize((take * size) as usize, 0);
         material.source.read_exact_at(&mut now, tensor.extent.start + first * size)?;
         material.newer.0.read_exact_at(&mut then, twin.extent.start + first * size)?;
-        let (now, then) = (to_f64(tensor.dtype, &now), to_f64(tensor.dtype, &then));
-        updates.extend(now.iter().zip(&then).map(|(now, then)| then - now));
+        updates.extend(lattice::updates(tensor.dtype, &then, &now));
     }
     Ok(lattice::choose_g(tensor.dtype, &updates, STEP_PER_RMS))
 }

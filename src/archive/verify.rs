@@ -50,7 +50,7 @@ pub(super) fn verify(
         match unit {
             Unit::Tile { tensor, .. } if tensors[tensor as usize].coding.step().is_some() => {
                 let entry = &tensors[tensor as usize];
-                if !lattice::within(entry.dtype, &original, decoded, entry.bound) {
+                if lattice::largest_error(entry.dtype, &original, decoded).is_none_or(|error| error > entry.bound) {
                     return Err(wrong(format!("tensor {} is off by more than its bound", entry.path)));
                 }
             }

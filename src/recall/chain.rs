@@ -55,7 +55,7 @@ impl Chain {
     /// # Errors
     /// [`ReadError`] when a parent is not what its child says.
     pub fn path(&self, tensor: usize) -> Result<Vec<(&Object, &TensorEntry)>, ReadError> {
-        let mut path = Vec::with_capacity(self.objects.len());
+        let mut path: Vec<(&Object, &TensorEntry)> = Vec::with_capacity(self.objects.len());
         let mut tensor = tensor;
         for object in &self.objects {
             let wrong = |what| ReadError::object(object.header().id, Damage(what));
@@ -63,7 +63,6 @@ impl Chain {
                 return Err(wrong("it has no such tensor"));
             };
             if let Some((_, child)) = path.last() {
-                let child: &TensorEntry = child;
                 if entry.dtype != child.dtype || entry.tiles.len() != child.tiles.len() || len(entry) != len(child) {
                     return Err(wrong("a tensor is not what its child was made from"));
                 }

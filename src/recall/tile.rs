@@ -2,7 +2,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::{TILE_BYTES, lattice, lossless};
+use crate::codec::{Corrupt, TILE_BYTES, lattice, lossless};
 use crate::store::Damage;
 use crate::store::object::{Coding, Object, TensorEntry};
 
@@ -31,14 +31,13 @@ impl State {
     ///
     /// # Errors
     /// What is wrong with the state, as words.
-    pub fn into_bytes(self, entry: &TensorEntry) -> Result<Vec<u8>, Damage> {
+    pub fn into_bytes(self, entry: &TensorEntry) -> Result<Vec<u8>, Corrupt> {
         match self {
             State::Bytes(bytes) => Ok(bytes),
             State::Lattice { keyframe, accumulators, step, exceptions } => {
                 let mut out = vec![0; accumulators.len() * entry.dtype.size()];
-                lattice::reconstruct(entry.dtype, keyframe.as_deref(), step, &accumulators, &mut out);
-                lattice::apply_exceptions(entry.dtype, &exceptions, &mut out)
-                    .map_err(|_| Damage("an exception lies outside its tile"))?;
+                lattice::reconstruct(entry.dtype, keyframe.as_deref(), step, &accumulators, &mut out)?;
+                lattice::apply_exceptions(entry.dtype, &exceptions, &mut out)?;
                 Ok(out)
             }
         }
@@ -73,11 +72,11 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadErr
 pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Vec<u8>, ReadError> {
     let leaf = chain.leaf();
     let entry = &leaf.index().tensors[tensor];
-    let fail = |damage: Damage| ReadError::tensor(leaf.header().id, &entry.path, damage);
-    let bytes = state(chain, tensor, tile)?.into_bytes(entry).map_err(fail)?;
+    let fail = |error: std::io::Error| ReadError::tensor(leaf.header().id, &entry.path, error);
+    let bytes = state(chain, tensor, tile)?.into_bytes(entry).map_err(|corrupt| fail(corrupt.into()))?;
     match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
         true => Ok(bytes),
-        false => Err(fail(Damage("a tile does not decode to what was archived"))),
+        false => Err(fail(Damage("a tile does not decode to what was archived").into())),
     }
 }
 
