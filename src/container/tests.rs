@@ -259,7 +259,16 @@ fn signatures_name_lineages() {
 }
 
 /// Hostile files that are still containers, with the paths that must be found in them.
-const SANE: [(&str, &[&str]); 19] = [
+const SANE: [(&str, &[&str]); 20] = [
+    (
+        "comment-end-record.pt",
+        &[
+            "model/emb.weight",
+            "model/base.weight",
+            "model/row.weight",
+            "model/turned.weight",
+        ],
+    ),
     ("big-endian.pt", &[]),
     ("pickle-system.pt", &[]),
     ("pickle-system-kept.pt", &["model/w"]),

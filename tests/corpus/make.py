@@ -298,7 +298,7 @@ def hand_zip(data, *, zip64=False, signature=True, local_crc=False, comment=b"")
 CRAFTED = {
     "python.zip.pt": python_zip,
     "python64.zip.pt": lambda d: python_zip(d, allowZip64=True),
-    "zip64.pt": lambda d: hand_zip(d, zip64=True, comment=b"PK\5\6 a comment"),
+    "zip64.pt": lambda d: hand_zip(d, zip64=True, comment=b"a comment"),
     "unsigned.pt": lambda d: hand_zip(d, signature=False, local_crc=True),
 }
 
@@ -306,17 +306,19 @@ CRAFTED = {
 def pairs():
     """Two files that differ in a few tensors; the writer is the reference for every other byte."""
     torch.manual_seed(5)
-    model = small_model()
-    optimizer = trained(model)
-    before = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ids": torch.arange(40)}
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    before = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ids": torch.arange(9)}
 
     def altered():
         out = io.BytesIO()
         torch.save(before, out)
         new = torch.load(io.BytesIO(out.getvalue()), weights_only=False)
-        new["model"]["0.weight"] += 0.5
-        new["model"]["2.bias"].zero_()
-        new["optimizer"]["state"][0]["exp_avg"] *= 2
+        new["model"]["weight"] += 0.5
+        new["model"]["bias"].zero_()
+        new["optimizer"]["state"][0]["momentum_buffer"] *= 2
         return new
 
     def write(value, crc=True):
@@ -435,6 +437,8 @@ def bad():
                 zf.writestr(name, data * 1)
         out["compressed-pickle.pt"] = f.getvalue()
 
+    out["comment-end-record.pt"] = hand_zip(nested, comment=b"PK\5\6 is what an end record begins with")
+
     quarter = [("0", bytes(16))]
     good_dict = op_dict([("model", op_dict([("w", op_tensor("0", 4))]))])
     pickles = {
@@ -497,7 +501,7 @@ def bad():
         "st-shape-negative.safetensors": st({"w": dict(one, shape=[-4])}, bytes(16)),
         "st-duplicate.safetensors": st(b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},'
                                        b'"w":{"dtype":"F32","shape":[4],"data_offsets":[16,32]}}', bytes(32)),
-        "st-deep.safetensors": st(b'{"__metadata__":' + b"[" * 20000 + b"]" * 20000 + b"}"),
+        "st-deep.safetensors": st(b'{"__metadata__":' + b"[" * 2000 + b"]" * 2000 + b"}"),
         "st-dims.safetensors": st({"w": dict(one, shape=[1] * 1000 + [4])}, bytes(16)),
         "st-unknown-type.safetensors": st({"w": dict(one, dtype="F5_E9", shape=[17])}, bytes(16)),
         "st-hole.safetensors": st({"w": dict(one, data_offsets=[16, 32])}, bytes(48)),
