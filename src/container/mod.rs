@@ -4,10 +4,12 @@
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
 mod patch;
+mod path;
 mod pickle;
 mod read;
 mod role;
 mod safetensors;
+mod storages;
 #[cfg(test)]
 mod tests;
 mod torch;
@@ -154,5 +156,19 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = safetensors::describe(src, size)? {
         return Ok(description);
     }
+    if is_legacy(src, size)? {
+        return read::bad("torch's format before 1.6 (also: _use_new_zipfile_serialization=False)");
+    }
     read::bad("neither a zip of torch.save nor safetensors")
+}
+
+/// Whether the file begins as torch.save did before it wrote zips: a pickle of a number, protocol 2.
+fn is_legacy(src: &dyn ReadAt, size: u64) -> Result<bool, read::Fail> {
+    const MAGIC: [u8; 14] = *b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
+    let mut start = [0; MAGIC.len()];
+    if size < MAGIC.len() as u64 {
+        return Ok(false);
+    }
+    src.read_exact_at(&mut start, 0)?;
+    Ok(start == MAGIC)
 }

@@ -23,6 +23,12 @@ pub(super) const OPTIMIZER_STATE: Context = Context::Closed(
     "below a mapping with `state` and `param_groups`",
 );
 
+/// A mapping that has, by its name, one parameter's optimizer state in it.
+pub(super) const BESIDE_SLOT: Context = Context::Closed(
+    Role::Optimizer,
+    "beside a tensor named like optimizer state",
+);
+
 /// A mapping with the same keys as a sibling that is named like a model, without being named so itself.
 pub(super) const PAIRED: Context = Context::Closed(
     Role::Other,
@@ -212,6 +218,11 @@ pub(super) fn below(context: Context, name: &str) -> Context {
     Context::Open
 }
 
+/// Whether the key is that of one parameter's optimizer state, and not the name of a parameter with such a part.
+pub(super) fn is_slot(key: &str) -> bool {
+    has_slot_part(key) && !key.contains(['.', '/', ':'])
+}
+
 /// Whether a container's name says that it is a model.
 pub(super) fn names_model(name: &str) -> bool {
     words(name).any(|w| w.starts_with("net") || MODELS.contains(&w.as_str()))
@@ -251,4 +262,52 @@ pub(super) fn tensor(
 fn is_float(dtype: Dtype) -> bool {
     use Dtype::*;
     matches!(dtype, F16 | Bf16 | F32 | F64 | F8E4m3 | F8E5m2 | C64 | C128)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn role_of(containers: &[&str], key: &str, dtype: Dtype) -> Role {
+        let context = containers.iter().fold(Context::Open, |c, k| below(c, k));
+        tensor(context, true, key, dtype).0
+    }
+
+    #[test]
+    fn names_take_roles_away_and_never_give_them() {
+        use Role::*;
+        for (containers, key, role) in [
+            (&["model"][..], "h.0.attn.c_attn.weight", Weight),
+            (&["state_dict"], "model.embed_tokens.weight", Weight),
+            (
+                &["module", "language_model", "encoder"],
+                "layers.0.norm.bias",
+                Weight,
+            ),
+            (&["ema"], "w", Weight),
+            (&["model"], "bn.running_var", Other),
+            (&["model"], "rotary.inv_freq", Other),
+            (&["model"], "fc.weight_scale", Other),
+            (&["optimizer_states", ""], "w", Optimizer),
+            (&["optG_optimizer"], "w", Optimizer),
+            (&["optimizer", "rng"], "w", Optimizer),
+            (&["lr_scheduler"], "w", Other),
+            (&["rng_state"], "w", Other),
+            (&["replay_buffer"], "obs", Other),
+            (&["m"], "layer.weight", Optimizer),
+            (&["exp_avg"], "layer.weight", Optimizer),
+            (&[], "exp_avg.layer.weight", Optimizer),
+            (&[], "layer.weight.momentum_buffer", Optimizer),
+            (&[], "optimizer.state.0.x", Optimizer),
+            (&[], "mu", Optimizer),
+        ] {
+            assert_eq!(
+                role_of(containers, key, Dtype::F32),
+                role,
+                "{containers:?} {key}"
+            );
+        }
+        assert_eq!(role_of(&["model"], "ids", Dtype::I64), Other);
+        assert_eq!(tensor(Context::Open, false, "w", Dtype::F32).0, Other);
+    }
 }

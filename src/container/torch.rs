@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use super::patch::{Crcs, is_serialization_id};
 use super::pickle;
 use super::read::{Fail, bad};
-use super::walk::{Storages, walk};
+use super::storages::Storages;
+use super::walk::walk;
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Tensor};
 

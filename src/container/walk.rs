@@ -5,184 +5,24 @@
 //! possible or not), so the walk is linear in the graph's size; paths are cut off at [`MAX_PATH`].
 
 use std::collections::HashMap;
-use std::fmt::Write;
 
+use super::Role;
+use super::path::{self, Part};
 use super::pickle::{Elements, Graph, Item, Node};
 use super::read::{Fail, bad};
 use super::role::{self, Context};
-use super::view::{self, Storage};
-use super::zip::Zip;
-use super::{Role, Tensor};
+use super::storages::Storages;
+use super::view;
 use crate::codec::Dtype;
 
 /// Longest path in bytes: real ones are below 200. What lies deeper is left out.
 const MAX_PATH: usize = 4 << 10;
-
-/// Other paths kept for one tensor. Two are common (tied embeddings); a thousand would be an attack.
-const MAX_ALIASES: usize = 16;
-
-/// All paths together. 250,000 tensors with names of 100 bytes are well below.
-const MAX_PATH_BYTES: usize = 64 << 20;
 
 /// Key bytes looked at: a few seconds. A key that is shared through the memo is looked at each time.
 const MAX_WRITTEN: usize = 256 << 20;
 
 /// Longest key that is looked at for the name of a model; bounds the time spent on keys.
 const MAX_MODEL_NAME: usize = 64;
-
-/// The storages found so far.
-pub(super) struct Storages<'z> {
-    zip: &'z Zip,
-    data: &'z HashMap<&'z [u8], usize>,
-    found: HashMap<usize, Tensor>,
-    /// Paths in use, with the number of times another tensor wanted them.
-    paths: HashMap<String, u32>,
-    path_bytes: usize,
-    missing: u64,
-    compressed: u64,
-    misfit: u64,
-    too_deep: u64,
-}
-
-impl<'z> Storages<'z> {
-    /// `data` maps storage keys to records of `zip`.
-    pub(super) fn new(zip: &'z Zip, data: &'z HashMap<&'z [u8], usize>) -> Self {
-        Storages {
-            zip,
-            data,
-            found: HashMap::new(),
-            paths: HashMap::new(),
-            path_bytes: 0,
-            missing: 0,
-            compressed: 0,
-            misfit: 0,
-            too_deep: 0,
-        }
-    }
-
-    /// The tensors, each with its record, and a note on storages that were left out.
-    pub(super) fn finish(self) -> (Vec<(Tensor, u32)>, Option<String>) {
-        let odd = [
-            (self.missing, "storages have no record"),
-            (self.compressed, "storages are compressed"),
-            (self.misfit, "storages do not fit their records"),
-            (self.too_deep, "values are nested too deeply to name"),
-        ];
-        let odd: Vec<String> = odd
-            .into_iter()
-            .filter(|(n, _)| *n > 0)
-            .map(|(n, what)| format!("{n} {what}"))
-            .collect();
-        let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
-        let tensors = self.found.into_iter().map(|(i, t)| (t, i as u32)).collect();
-        (tensors, note)
-    }
-
-    /// Notes that `path` reaches `storage`; `shape` if it is known and covers all of it.
-    fn add(
-        &mut self,
-        storage: Storage,
-        dtype: Option<Dtype>,
-        shape: Option<Vec<u64>>,
-        path: &str,
-        (role, why): (Role, &'static str),
-    ) -> Result<(), Fail> {
-        let Some(&index) = self.data.get(storage.key.as_bytes()) else {
-            self.missing += 1;
-            return Ok(());
-        };
-        let record = &self.zip.records[index];
-        if !record.stored {
-            self.compressed += 1;
-            return Ok(());
-        }
-        let len = record.payload.end - record.payload.start;
-        // What the storage class says must fit the record, or a reader would see something else than stepfs.
-        let unit = match (storage.dtype, storage.known) {
-            (Some(d), _) => Some(d.size() as u64),
-            (None, true) => Some(1),
-            (None, false) => None,
-        };
-        if unit.is_some_and(|u| storage.len.checked_mul(u) != Some(len)) {
-            self.misfit += 1;
-            return Ok(());
-        }
-        if len == 0 {
-            return Ok(());
-        }
-        self.path_bytes += path.len();
-        if self.path_bytes > MAX_PATH_BYTES {
-            return bad("torch: the tensors' names are too long to keep");
-        }
-        let (dtype, shape, role, why) = match dtype {
-            Some(d) if len.is_multiple_of(d.size() as u64) => {
-                let elements = len / d.size() as u64;
-                let product = |s: &Vec<u64>| s.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
-                let shape = shape.filter(|s| product(s) == Some(elements));
-                (d, shape.unwrap_or(vec![elements]), role, why)
-            }
-            _ => {
-                let why = "an element type that stepfs does not know";
-                (Dtype::U8, vec![len], Role::Other, why)
-            }
-        };
-        if let Some(tensor) = self.found.get_mut(&index) {
-            if tensor.aliases.len() < MAX_ALIASES {
-                tensor.aliases.push(path.to_string());
-            }
-            if tensor.dtype != dtype {
-                (tensor.dtype, tensor.shape) = (Dtype::U8, vec![len]);
-                (tensor.role, tensor.why) = (Role::Other, "read as two different element types");
-            } else if tensor.role == Role::Weight && role != Role::Weight {
-                // One use that is no parameter's is enough: the bytes are the same.
-                (tensor.role, tensor.why) = (role, why);
-            }
-            return Ok(());
-        }
-        let path = self.unique(path);
-        self.found.insert(
-            index,
-            Tensor {
-                path,
-                aliases: Vec::new(),
-                dtype,
-                shape,
-                role,
-                why,
-                extent: record.payload.clone(),
-            },
-        );
-        Ok(())
-    }
-
-    /// The path, with `#2`, `#3` ... if another tensor has it: keys may contain `/`, and pickles repeat keys.
-    fn unique(&mut self, path: &str) -> String {
-        let Some(mut n) = self.paths.get(path).copied() else {
-            self.paths.insert(path.to_string(), 1);
-            return path.to_string();
-        };
-        let free = loop {
-            n += 1;
-            let candidate = format!("{path}#{n}");
-            if !self.paths.contains_key(&candidate) {
-                break candidate;
-            }
-        };
-        self.paths.insert(path.to_string(), n);
-        self.paths.insert(free.clone(), 1);
-        free
-    }
-}
-
-/// One step of a path.
-#[derive(Clone, Copy)]
-enum Part {
-    Key(Item),
-    Index(u64),
-    Name(&'static str),
-    /// The parent's own path.
-    Here,
-}
 
 /// A container that is being walked.
 struct Frame {
@@ -257,7 +97,7 @@ impl Walk<'_, '_, '_> {
             return Ok(());
         }
         let before = self.path.len();
-        self.push_part(part);
+        path::push(&mut self.path, self.graph, part);
         self.written += self.path.len() - before;
         if self.written > MAX_WRITTEN {
             return bad("torch: the keys are too long and too many");
@@ -350,6 +190,13 @@ impl Walk<'_, '_, '_> {
         if has("param_groups") && has("state") {
             return (role::OPTIMIZER_STATE, Mapping::default());
         }
+        let is_slot = |(k, v)| {
+            let name = graph.str(k).filter(|name| name.len() <= MAX_MODEL_NAME);
+            name.is_some_and(role::is_slot) && view::is_tensor(graph, v)
+        };
+        if pairs.iter().any(|&pair| is_slot(pair)) {
+            return (role::BESIDE_SLOT, Mapping::default());
+        }
         let (mut tensors, mut others, mut strings) = (0, 0, true);
         let mut mappings = Vec::new();
         for &(key, value) in pairs {
@@ -379,66 +226,6 @@ impl Walk<'_, '_, '_> {
         let state_dict = strings && tensors > 0 && others * 10 <= tensors + others;
         (context, Mapping { state_dict, models })
     }
-
-    fn push_part(&mut self, part: Part) {
-        if matches!(part, Part::Here) {
-            return;
-        }
-        if !self.path.is_empty() {
-            self.path.push('/');
-        }
-        let path = &mut self.path;
-        let written = match part {
-            Part::Here => Ok(()),
-            Part::Name(name) => path.write_str(name),
-            Part::Index(i) => write!(path, "{i}"),
-            Part::Key(Item::Int(i)) => write!(path, "{i}"),
-            Part::Key(Item::Bool(b)) => write!(path, "{b}"),
-            Part::Key(Item::Float(f)) => write!(path, "{f:?}"),
-            Part::Key(Item::None) => path.write_str("None"),
-            Part::Key(Item::LongStr(n)) => write!(path, "<str of {n} bytes>"),
-            Part::Key(Item::Scalar) => path.write_str("<bytes>"),
-            Part::Key(Item::Node(n)) => write_node(path, self.graph, n),
-            Part::Key(Item::Str(text)) => {
-                write_text(path, &String::from_utf8_lossy(self.graph.text(text)))
-            }
-        };
-        // Writing to a String does not fail.
-        debug_assert!(written.is_ok());
-    }
-}
-
-/// Text for people and terminals: control characters escaped.
-fn write_text(path: &mut String, text: &str) -> std::fmt::Result {
-    for c in text.chars() {
-        if c.is_control() {
-            write!(path, "{}", c.escape_unicode())?;
-        } else {
-            path.push(c);
-        }
-    }
-    Ok(())
-}
-
-/// A key that is an object: a tuple of scalars as Python shows it, else just its kind.
-fn write_node(path: &mut String, graph: &Graph, node: u32) -> std::fmt::Result {
-    let Some(items) = graph.tuple(Item::Node(node)) else {
-        return path.write_str("<object>");
-    };
-    path.push('(');
-    for (i, item) in items.iter().take(8).enumerate() {
-        if i > 0 {
-            path.push(',');
-        }
-        match *item {
-            Item::Int(n) => write!(path, "{n}")?,
-            Item::Bool(b) => write!(path, "{b}")?,
-            Item::Str(t) => write_text(path, &String::from_utf8_lossy(graph.text(t)))?,
-            _ => path.push('?'),
-        }
-    }
-    path.push(')');
-    Ok(())
 }
 
 /// The pairs of a dict or of an object that was filled like one.

@@ -189,14 +189,31 @@ def torch_files():
         "params": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "m": {"a": torch.randn(4, 4), "b": torch.randn(4)},
         "theta2": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "history": {"loss_curve": torch.randn(9)},
         "list": [torch.randn(3), torch.nn.Parameter(torch.randn(5))], "mixed": {"n": 1, "x": torch.randn(3)},
-        "replay": {"obs": torch.randn(7, 2)}, 3: {0: torch.randn(2, 2)}, "a/b": {"c": torch.randn(2)},
+        "replay": {"obs": torch.randn(7, 2)}, 3: {0: torch.randn(2, 2)}, "flat": {"param": torch.randn(4), "exp_avg": torch.randn(4)}, "a/b": {"c": torch.randn(2)},
         "a": {"b": {"c": torch.randn(3)}}, ("k", 1): torch.randn(6),
     }
     roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "m/b": "optimizer", "list/1": "weight",
+             "flat/param": "optimizer", "flat/exp_avg": "optimizer",
              "a/b/c": "weight"}
     torch.save(hand, good("handwritten.pt"))
     list_torch("handwritten.pt", lambda p, t: roles.get(p, "other"))
     rename(good_list("handwritten.pt"), {("('k', 1)", 0): "(k,1)", ("a/b/c", 1): "a/b/c#2"})
+
+    marked, parameter = torch.randn(3, 2), torch.nn.Parameter(torch.randn(2))
+    marked.mark = parameter.mark = "attributes change how a tensor is pickled"
+    torch.save({"model": {"w": marked, "p": parameter}}, good("attributes.pt"))
+    list_torch("attributes.pt", checkpoint_role)
+
+    # Tensors of several storages, and storages without a tensor: known by their persistent ids only.
+    odd = {"sparse": torch.eye(3).to_sparse(), "quantized": torch.quantize_per_tensor(torch.randn(6), 0.1, 0, torch.qint8),
+           "untyped": torch.UntypedStorage(8), "typed": torch.FloatStorage(4)}
+    torch.save(odd, good("odd.pt"))
+    found = [("sparse/args/1/0", "I64", [2, 3]), ("sparse/args/1/1", "F32", [3]), ("quantized/args/0", "I8", [6]),
+             ("untyped", "U8", [8]), ("typed", "F32", [4])]
+    at = offsets("odd.pt")
+    expected["odd.pt"] = {"kind": "torch", "tensors": [
+        {"path": path, "aliases": [], "dtype": dtype, "shape": shape, "offset": at[f"data/{i}"], "role": "other"}
+        for i, (path, dtype, shape) in enumerate(found)]}
 
     torch.save(torch.randn(5, 5), good("tensor.pt"))
     list_torch("tensor.pt", lambda p, t: "other")
@@ -381,6 +398,9 @@ def bad():
     out["empty.pt"] = b""
     out["one-byte.pt"] = b"P"
     out["magic-only.pt"] = b"PK\3\4"
+    legacy = io.BytesIO()
+    torch.save({"w": torch.ones(3)}, legacy, _use_new_zipfile_serialization=False)
+    out["legacy.pt"] = legacy.getvalue()
     out["text.pt"] = b"this is no checkpoint, whatever its name says\n" * 3
     out["truncated-payload.pt"] = nested[:1500]
     out["truncated-directory.pt"] = nested[:directory + 40]

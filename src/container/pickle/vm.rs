@@ -43,15 +43,16 @@ pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<G
 /// The empty tuple, which is everywhere in torch's pickles, is the graph's first node.
 const EMPTY: Item = Item::Node(0);
 
-struct Vm<'a> {
-    input: Input<'a>,
-    graph: Graph,
+pub(super) struct Vm<'a> {
+    pub(super) input: Input<'a>,
+    pub(super) graph: Graph,
     stack: Vec<Item>,
     /// Stack heights at each open MARK.
     marks: Vec<u32>,
     memo: HashMap<u64, Item>,
     cells: usize,
-    line: Vec<u8>,
+    /// The last line read.
+    pub(super) line: Vec<u8>,
 }
 
 impl Vm<'_> {
@@ -267,7 +268,7 @@ impl Vm<'_> {
         Ok(())
     }
 
-    fn charge(&mut self, cells: usize) -> Result<(), Fail> {
+    pub(super) fn charge(&mut self, cells: usize) -> Result<(), Fail> {
         self.cells += cells;
         if self.cells > MAX_CELLS {
             return bad("pickle: too many values to keep track of");
@@ -275,7 +276,7 @@ impl Vm<'_> {
         Ok(())
     }
 
-    fn push(&mut self, item: Item) -> Result<(), Fail> {
+    pub(super) fn push(&mut self, item: Item) -> Result<(), Fail> {
         if self.stack.len() >= MAX_STACK {
             return bad("pickle: too many values on the stack");
         }
@@ -431,21 +432,6 @@ impl Vm<'_> {
         self.push(Item::Int(value))
     }
 
-    fn number_line(&mut self, op: u8) -> Result<(), Fail> {
-        self.input.line(&mut self.line)?;
-        let text = std::str::from_utf8(&self.line).unwrap_or("").trim();
-        let item = match (op, text) {
-            (b'I', "00") => Item::Bool(false),
-            (b'I', "01") => Item::Bool(true),
-            (b'F', t) => t.parse().map_or(Item::Scalar, Item::Float),
-            (_, t) => t
-                .trim_end_matches('L')
-                .parse()
-                .map_or(Item::Scalar, Item::Int),
-        };
-        self.push(item)
-    }
-
     /// The length that precedes a string or bytes.
     fn length(&mut self, op: u8) -> Result<u64, Fail> {
         Ok(match op {
@@ -470,37 +456,6 @@ impl Vm<'_> {
         let len = n as u32;
         Ok(Item::Str(Text { start, len }))
     }
-
-    /// A line as it is: module and class names, persistent ids.
-    fn text_line(&mut self) -> Result<Item, Fail> {
-        let whole = self.input.line(&mut self.line)?;
-        self.keep_line(whole)
-    }
-
-    fn string_line(&mut self, op: u8) -> Result<Item, Fail> {
-        let whole = self.input.line(&mut self.line)?;
-        let quoted = matches!(self.line.as_slice(), [a, .., b] if a == b && b"'\"".contains(a));
-        if op == b'S' && quoted {
-            self.line.pop();
-            self.line.remove(0);
-        }
-        if self.line.contains(&b'\\') {
-            self.line = unescape(&self.line);
-        }
-        self.keep_line(whole)
-    }
-
-    fn keep_line(&mut self, whole: bool) -> Result<Item, Fail> {
-        let n = self.line.len();
-        if !whole || n > MAX_TEXT {
-            return Ok(Item::LongStr(n as u64));
-        }
-        self.charge(n / 16 + 1)?;
-        let start = self.graph.text.len() as u32;
-        self.graph.text.extend_from_slice(&self.line);
-        let len = n as u32;
-        Ok(Item::Str(Text { start, len }))
-    }
 }
 
 /// The node that something is put into.
@@ -509,44 +464,4 @@ fn node(graph: &mut Graph, item: Item) -> Result<&mut Node, Fail> {
         Item::Node(n) => Ok(&mut graph.nodes[n as usize]),
         _ => bad("pickle: something is put into a plain value"),
     }
-}
-
-/// Resolves the escapes that Python's text protocol writes; what is not one stays as it is.
-fn unescape(line: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(line.len());
-    let mut rest = line;
-    while let Some((&b, tail)) = rest.split_first() {
-        let (code, after) = match (b, tail.first()) {
-            (b'\\', Some(&c)) => (c, &tail[1..]),
-            _ => {
-                out.push(b);
-                rest = tail;
-                continue;
-            }
-        };
-        let digits = match code {
-            b'x' => 2,
-            b'u' => 4,
-            b'U' => 8,
-            _ => 0,
-        };
-        let hex = after
-            .get(..digits)
-            .and_then(|h| std::str::from_utf8(h).ok());
-        let value = hex.and_then(|h| u32::from_str_radix(h, 16).ok());
-        match (code, value.and_then(char::from_u32)) {
-            (b'x' | b'u' | b'U', Some(c)) => {
-                out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
-                rest = &after[digits..];
-                continue;
-            }
-            (b'n', _) => out.push(b'\n'),
-            (b't', _) => out.push(b'\t'),
-            (b'r', _) => out.push(b'\r'),
-            (b'\\' | b'\'' | b'"', _) => out.push(code),
-            _ => out.extend_from_slice(&[b'\\', code]),
-        }
-        rest = after;
-    }
-    out
 }
