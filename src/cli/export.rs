@@ -33,7 +33,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let objects = objects(&store)?;
     let from = if args.path == Path::new(".") { PathBuf::new() } else { args.path.clone() };
     let files = files(&store, &from)?;
-    let total = files.iter().filter_map(|path| fs::symlink_metadata(store.tree().join(path)).ok()).map(|m| m.len()).sum();
+    let total =
+        files.iter().filter_map(|path| fs::symlink_metadata(store.tree().join(path)).ok()).map(|m| m.len()).sum();
     let dest = match (args.dest.is_dir(), from.file_name()) {
         (true, Some(name)) => args.dest.join(name),
         _ => args.dest.clone(),

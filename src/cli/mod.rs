@@ -32,8 +32,10 @@ const DAMAGED: u8 = 3;
 /// time.
 #[derive(Parser)]
 #[command(name = "stepfs", version, propagate_version = true, max_term_width = 100)]
-#[command(after_help = "Example:\n  stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
-stepfs ls /ckpts                       what each checkpoint weighs\n  stepfs umount /ckpts\n\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found.")]
+#[command(
+    after_help = "Example:\n  stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
+stepfs ls /ckpts                       what each checkpoint weighs\n  stepfs umount /ckpts\n\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -75,8 +75,7 @@ fn start(args: &Args) -> Result<ExitCode> {
     if args.no_passthrough {
         command.arg("--no-passthrough");
     }
-    let mut child =
-        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn()?;
+    let mut child = command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn()?;
     let mut said = String::new();
     if let Some(mut pipe) = child.stdout.take() {
         let mut buf = [0; 512];

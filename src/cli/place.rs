@@ -27,8 +27,9 @@ impl Place {
         let Some(mount) = mount_of(&absolute) else {
             bail!("{} is neither a stepfs store nor in a stepfs mount", path.display());
         };
-        let store = attribute(&mount, "store")
-            .with_context(|| format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.display()))?;
+        let store = attribute(&mount, "store").with_context(|| {
+            format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.display())
+        })?;
         let path = absolute.strip_prefix(&mount).unwrap_or(&absolute).to_path_buf();
         Ok(Place { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
     }

@@ -54,7 +54,8 @@ pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
 
 /// A table: columns as wide as their widest cell; `right` says which are numbers.
 pub(super) fn table(rows: &[Vec<String>], right: &[bool]) -> String {
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..right.len()).map(width).collect();
     let mut out = String::new();
     for row in rows {
@@ -79,7 +80,9 @@ mod tests {
 
     #[test]
     fn sizes_have_three_digits() {
-        for (bytes, text) in [(0, "0 B"), (999, "999 B"), (1023, "1.00 KiB"), (12 << 20, "12.0 MiB"), (u64::MAX, "16384 PiB")] {
+        for (bytes, text) in
+            [(0, "0 B"), (999, "999 B"), (1023, "1.00 KiB"), (12 << 20, "12.0 MiB"), (u64::MAX, "16384 PiB")]
+        {
             assert_eq!(size(bytes), text);
         }
     }

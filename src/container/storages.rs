@@ -53,11 +53,7 @@ impl<'z> Storages<'z> {
             (self.misfit, "storages do not fit their records"),
             (self.too_deep, "values are nested too deeply to name"),
         ];
-        let odd: Vec<String> = odd
-            .into_iter()
-            .filter(|(n, _)| *n > 0)
-            .map(|(n, what)| format!("{n} {what}"))
-            .collect();
+        let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
         let tensors = self.found.into_iter().map(|(i, t)| (t, i as u32)).collect();
         (tensors, note)
@@ -127,15 +123,7 @@ impl<'z> Storages<'z> {
         let path = self.unique(path);
         self.found.insert(
             index,
-            Tensor {
-                path,
-                aliases: Vec::new(),
-                dtype,
-                shape,
-                role,
-                why,
-                extent: record.payload.clone(),
-            },
+            Tensor { path, aliases: Vec::new(), dtype, shape, role, why, extent: record.payload.clone() },
         );
         Ok(())
     }
