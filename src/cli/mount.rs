@@ -120,7 +120,7 @@ fn serve_store(args: &Args) -> Result<()> {
     let archive = Archive::open(store)?;
     let options =
         MountOptions { allow_other: args.allow_other, no_passthrough: args.no_passthrough, ..MountOptions::default() };
-    serve(archive, &args.dir, options, || {
+    serve(archive, &args.dir, &options, || {
         log::info!("mounted on {}", args.dir.display());
         if args.child {
             println!("{READY}");
