@@ -124,7 +124,7 @@ impl Work {
 
     fn lattice_encode(&mut self, tile: &Tile) -> &[u8] {
         self.quantize(tile);
-        lattice::encode_tile(&self.a, Some(&tile.parent), 0, &self.exceptions, &mut self.payload).expect("fits");
+        lattice::encode_tile(&self.a, Some(&tile.parent), &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
 
@@ -137,7 +137,7 @@ impl Work {
     fn add(&mut self, tile: &Tile) {
         self.clear();
         self.a.copy_from_slice(&tile.parent);
-        lattice::decode_tile_add(&tile.payload, 0, &mut self.a, &mut self.exceptions).expect("own payload");
+        lattice::decode_tile_add(&tile.payload, &mut self.a, &mut self.exceptions).expect("own payload");
         black_box(&self.a);
     }
 

@@ -154,12 +154,17 @@ fn encode_tile(
             None
         }
         Coding::Lattice { .. } | Coding::LatticeKey { .. } => {
-            let (keyframe, parent_a, step, halvings) = match coding {
-                Coding::Lattice { parent, step, halvings } => match base(parent)? {
-                    State::Bytes(bytes) => (Some(bytes), None, step, 0),
-                    State::Lattice { keyframe, accumulators, .. } => (keyframe, Some(accumulators), step, halvings),
+            let (keyframe, parent_a, step) = match coding {
+                Coding::Lattice { parent, step } => match base(parent)? {
+                    State::Bytes(bytes) => (Some(bytes), None, step),
+                    State::Lattice { keyframe, mut accumulators, step: from, .. } => {
+                        if lattice::rescale(&mut accumulators, from, step).is_err() {
+                            return Ok(None);
+                        }
+                        (keyframe, Some(accumulators), step)
+                    }
                 },
-                _ => (None, None, coding.step().ok_or(io::ErrorKind::InvalidInput)?, 0),
+                _ => (None, None, coding.step().ok_or(io::ErrorKind::InvalidInput)?),
             };
             let mut a = vec![0; data.len() / tensor.dtype.size()];
             let mut r = vec![0; data.len()];
@@ -168,7 +173,7 @@ fn encode_tile(
                 lattice::quantize(tensor.dtype, &data, keyframe.as_deref(), step, &mut a, &mut r, &mut exceptions);
             let Ok(error) = fit else { return Ok(None) };
             max_abs_error = error;
-            if lattice::encode_tile(&a, parent_a.as_deref(), halvings, &exceptions, &mut payload).is_err() {
+            if lattice::encode_tile(&a, parent_a.as_deref(), &exceptions, &mut payload).is_err() {
                 return Ok(None);
             }
             Some(r)

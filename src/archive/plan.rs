@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::io;
 
-use crate::codec::{Dtype, TILE_BYTES, lattice, lossless};
+use crate::codec::{TILE_BYTES, lattice, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
-use crate::entropy::ints;
 use crate::recall::Chain;
-use crate::recall::tile::{self, State};
+use crate::recall::tile;
 use crate::store::Profile;
 use crate::store::object::{Coding, TensorEntry};
 
@@ -17,12 +16,16 @@ const MIN_TENSOR_BYTES: u64 = 4096;
 /// to 1% even where a few rows move a hundred times more than the others.
 const SAMPLE_ELEMENTS: usize = 4096;
 const SAMPLES: usize = 16;
+/// Tiles decoded of the base to measure a tensor's update, spread over the tensor.
+const SAMPLE_TILES: usize = 3;
 /// The lattice's step in root mean squares of the update: half a percent behind the run after nine restores at 6.5%
 /// of the weights' bytes (DESIGN section 5; LC-Checkpoint's 3 bits lose as much at 7.1%).
 const STEP_PER_RMS: f64 = 1.0;
-/// A chain's step is halved when it is coarser than this many steps of the one wanted, so that it stays within
-/// 0.75 and 1.5 of it while updates shrink.
-const HALVE_ABOVE: f64 = 1.5;
+/// The update since the base counts at most this many times the update to the state after: a base that lies far back
+/// must not make this state coarser than training needs.
+const MOST_OF_NEXT: f64 = 1.5;
+/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit.
+const KEEP_WITHIN: f64 = 1.15;
 
 /// How one tensor is to be encoded.
 #[derive(Clone, Debug)]
@@ -95,7 +98,7 @@ fn lossless_coding(material: &Material, tensor: &Tensor, parent: Option<(u32, &T
     let (Some((parent, _)), Some(chain)) = (parent, material.base) else {
         return Ok(Coding::Lossless);
     };
-    let middle = middle_tile(tensor);
+    let middle = tiles(tensor) / 2;
     let data = read_tile(material.source, tensor, middle)?;
     let base = tile::decode(chain, parent as usize, middle)?;
     let delta = lossless::estimate(tensor.dtype, &data, Some(&base));
@@ -103,64 +106,62 @@ fn lossless_coding(material: &Material, tensor: &Tensor, parent: Option<(u32, &T
     Ok(if delta < alone { Coding::LosslessDelta { parent } } else { Coding::Lossless })
 }
 
-/// The lattice for a weight, or `None` where lossless is right: the first of its lineage, or nothing to measure.
+/// The lattice for a weight, or `None` where lossless is right: the first of its lineage, or nothing has moved.
 fn lattice_coding(
     material: &Material,
     tensor: &Tensor,
     twin: &Tensor,
     parent: Option<(u32, &TensorEntry)>,
 ) -> io::Result<Option<Coding>> {
-    let wanted = wanted_step(material, tensor, twin)?;
-    let (Some((parent, _)), Some(chain)) = (parent, material.base) else {
-        return Ok(wanted.filter(|_| material.rekey).map(|step| Coding::LatticeKey { step }));
+    let next = next_update(material, tensor, twin)?;
+    let (Some((parent, entry)), Some(chain)) = (parent, material.base) else {
+        // No base: a new chain of a known lineage, or its very first state.
+        return Ok(next.filter(|_| material.rekey).and_then(|rms| step(tensor, rms)).map(|step| Coding::LatticeKey { step }));
     };
-    let middle = middle_tile(tensor);
-    let data = read_tile(material.source, tensor, middle)?;
-    let state = tile::state(chain, parent as usize, middle)?;
-    let State::Lattice { keyframe, accumulators, step: parent_step, .. } = state else {
+    let last = last_update(material, tensor, chain, parent, entry.coding.step())?;
+    let rms = match (last, next) {
+        (Some(last), Some(next)) => Some(last.min(MOST_OF_NEXT * next)),
+        (Some(last), None) => Some(last),
+        (None, next) => next,
+    };
+    let wanted = rms.and_then(|rms| step(tensor, rms));
+    let Some(before) = entry.coding.step() else {
         // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
-        return Ok(wanted.map(|step| Coding::Lattice { parent, step, halvings: 0 }));
+        return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
     };
-    let mut halvings = 0;
-    let mut step = parent_step;
-    while wanted.is_some_and(|wanted| step > HALVE_ABOVE * wanted) && halvings < 16 {
-        step /= 2.0;
-        halvings += 1;
-    }
-    let going_on = Coding::Lattice { parent, step, halvings };
-    // Updates have outgrown the chain's step, which can only shrink: see whether a new keyframe is cheaper.
-    if let Some(wanted) = wanted.filter(|wanted| *wanted > 2.0 * step) {
-        let delta = symbols(tensor.dtype, &data, keyframe.as_deref(), step, Some((&accumulators, halvings)));
-        let key = symbols(tensor.dtype, &data, None, wanted, None);
-        if let (Some(delta), Some(key)) = (delta, key)
-            && ints::estimate_bits(&key) < ints::estimate_bits(&delta)
-        {
-            return Ok(Some(Coding::LatticeKey { step: wanted }));
-        }
-    }
-    Ok(Some(going_on))
+    let keep = |wanted: &f64| (1.0 / KEEP_WITHIN..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();
+    Ok(Some(Coding::Lattice { parent, step: wanted.filter(|wanted| !keep(wanted)).unwrap_or(before) }))
 }
 
-/// Symbols of a tile, for an estimate; `None` where a lattice does not fit.
-fn symbols(
-    dtype: Dtype,
-    data: &[u8],
-    key: Option<&[u8]>,
-    step: f64,
-    parent: Option<(&[i32], u32)>,
-) -> Option<Vec<i32>> {
-    let mut a = vec![0; data.len() / dtype.size()];
-    let mut r = vec![0; data.len()];
-    lattice::quantize(dtype, data, key, step, &mut a, &mut r, &mut Vec::new()).ok()?;
-    if let Some((parent, halvings)) = parent {
-        a.iter_mut().zip(parent).for_each(|(a, p)| *a = a.wrapping_sub(p.wrapping_shl(halvings)));
-    }
-    Some(a)
+fn step(tensor: &Tensor, rms: f64) -> Option<f64> {
+    lattice::choose_g(tensor.dtype, &[rms], STEP_PER_RMS)
 }
 
-/// The step that the raw update to the state after this one asks for. Never from the difference to the base, which
-/// holds the base's own error: that spirals.
-fn wanted_step(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<Option<f64>> {
+/// Root mean square of the update from the base's state, as it was written, to this one. The base is known with an
+/// error that is uniform over its step, so a twelfth of its square is taken off: without that, steps would grow from
+/// state to state by feeding on their own error. `None`: what there is may be that error alone.
+fn last_update(
+    material: &Material,
+    tensor: &Tensor,
+    chain: &Chain,
+    parent: u32,
+    step: Option<f64>,
+) -> io::Result<Option<f64>> {
+    let tiles = tiles(tensor);
+    let mut updates = Vec::new();
+    for sample in 0..SAMPLE_TILES.min(tiles) {
+        let number = (2 * sample + 1) * tiles / (2 * SAMPLE_TILES.min(tiles));
+        let now = read_tile(material.source, tensor, number)?;
+        let then = tile::decode(chain, parent as usize, number)?;
+        updates.extend(lattice::updates(tensor.dtype, &now, &then));
+    }
+    let noise = step.map_or(0.0, |step| step * step / 12.0);
+    let power = mean_square(&updates);
+    Ok((power > 2.0 * noise && power.is_finite()).then(|| (power - noise).sqrt()))
+}
+
+/// Root mean square of the update to the state after this one; `None` when nothing moves.
+fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<Option<f64>> {
     let size = tensor.dtype.size() as u64;
     let elements = (tensor.extent.end - tensor.extent.start) / size;
     let take = (SAMPLE_ELEMENTS as u64).min(elements);
@@ -175,12 +176,16 @@ fn wanted_step(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Resul
         material.newer.0.read_exact_at(&mut then, twin.extent.start + first * size)?;
         updates.extend(lattice::updates(tensor.dtype, &then, &now));
     }
-    Ok(lattice::choose_g(tensor.dtype, &updates, STEP_PER_RMS))
+    let power = mean_square(&updates);
+    Ok((power > 0.0 && power.is_finite()).then(|| power.sqrt()))
 }
 
-fn middle_tile(tensor: &Tensor) -> usize {
-    let tiles = (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64);
-    (tiles / 2).min(tiles - 1) as usize
+fn mean_square(values: &[f64]) -> f64 {
+    values.iter().map(|value| value * value).sum::<f64>() / values.len().max(1) as f64
+}
+
+fn tiles(tensor: &Tensor) -> usize {
+    (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize
 }
 
 /// Reads a tile of a tensor as written.

@@ -6,13 +6,13 @@
 //! pushes over the bound are kept exactly, as *exceptions*.
 //!
 //! A state is stored as the difference of its A to its parent's. A is a sum of integers, so **merging any run of deltas
-//! is integer addition**, and R never depends on how the chain to it is stored. Along a chain g may only be halved, which
-//! doubles A; it is never coarsened.
+//! is integer addition**, and R never depends on how the chain to it is stored. When the step changes along a chain, the
+//! parent's A are first restated in the new step ([`rescale`]), which is only a prediction: A itself is exact.
 //!
 //! What must never happen: two machines, or two versions of this code, that compute a different R. The computation is
 //! therefore two IEEE operations in f64 (multiply, then add: never fused), then one rounding, and nothing else.
 //!
-//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`decode_tile_add`] along the chain, then
+//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain, then
 //! [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
 use super::Dtype;
@@ -25,6 +25,9 @@ pub const MAX_A: i32 = 1 << 30;
 
 /// Significant bits that g may have: with |A| below 2^29 the product g*A is exact in f64.
 pub const STEP_BITS: u32 = 24;
+
+/// Adding 1.5 * 2^52 leaves the nearest integer, ties to even, in the low bits: the f64 unit itself rounds.
+const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
 /// Elements quantized between two looks at whether something went wrong.
 const CHUNK: usize = 512;
@@ -158,8 +161,6 @@ multiversion! {
         a: &mut [i32],
         r: &mut [F::Bytes],
     ) -> (f64, bool) {
-        // Adding 1.5 * 2^52 leaves the nearest integer, ties to even, in the low bits: the f64 unit itself rounds.
-        const ROUNDER: f64 = 6_755_399_441_055_744.0;
         let inverse = 1.0 / g;
         // Magnitudes order like their bits, and integers have a vector maximum that ignores nothing.
         let mut largest = 0i64;
@@ -235,13 +236,38 @@ pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) 
     for_float!(dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice")))
 }
 
-/// Appends the payload of a tile: the symbols A - (A of the parent << `halvings`), then the exceptions, whose indices
-/// ascend. `parent_a` is of the length of `a`, or `None` for a keyframe. `halvings` is how often g was halved
-/// since the parent.
+/// Restates accumulators in another step: A becomes round(A * (from / to)), ties to even. What a child with step `to`
+/// is a difference to. One IEEE division and one multiplication: the same everywhere.
+///
+/// # Errors
+/// When a value leaves the range of A.
+pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
+    if !is_step(from) || !is_step(to) {
+        return Err(Corrupt("step of the lattice"));
+    }
+    if from == to || rescale_all(Level::detect(), a, from / to) {
+        return Ok(());
+    }
+    Err(Corrupt("A beyond its range in the new step"))
+}
+
+multiversion! {
+    fn rescale_all(a: &mut [i32], ratio: f64) -> bool {
+        let mut in_range = true;
+        for a in a {
+            let steps = f64::from(*a) * ratio;
+            in_range &= steps.abs() <= f64::from(MAX_A);
+            *a = (steps + ROUNDER).to_bits() as i32;
+        }
+        in_range
+    }
+}
+
+/// Appends the payload of a tile: the symbols A - (A of the parent, in this tile's step), then the exceptions, whose
+/// indices ascend. `parent_a` is of the length of `a`, or `None` for a keyframe.
 pub fn encode_tile(
     a: &[i32],
     parent_a: Option<&[i32]>,
-    halvings: u32,
     exceptions: &[Exception],
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
@@ -252,7 +278,7 @@ pub fn encode_tile(
                 return Err(Unfit("lengths differ"));
             }
             let mut symbols = parent.to_vec();
-            if !double(&mut symbols, halvings) || !subtract_from(Level::detect(), a, &mut symbols) {
+            if !subtract_from(Level::detect(), a, &mut symbols) {
                 return Err(Unfit("too many steps from the parent"));
             }
             varint::put_bytes(out, |out| ints::encode(&symbols, out));
@@ -262,41 +288,16 @@ pub fn encode_tile(
     Ok(())
 }
 
-/// Decodes a payload of [`encode_tile`]: `acc` holds the parent's A (zeros for a keyframe) and becomes this tile's.
-/// Appends the exceptions. On an error `acc` holds nothing of use.
+/// Decodes a payload of [`encode_tile`]: `acc` holds the parent's A in this tile's step (zeros for a keyframe) and
+/// becomes this tile's. Appends the exceptions. On an error `acc` holds nothing of use.
 pub fn decode_tile_add(
     mut payload: &[u8],
-    halvings: u32,
     acc: &mut [i32],
     exceptions_out: &mut Vec<Exception>,
 ) -> Result<(), Corrupt> {
-    if !double(acc, halvings) {
-        return Err(Corrupt("A beyond 32 bits"));
-    }
     let symbols = varint::take_bytes(&mut payload)?;
     ints::decode_add(symbols, acc)?;
     take_exceptions(payload, acc.len(), exceptions_out)
-}
-
-/// Doubles all values `times` times; false if one does not fit any more.
-fn double(values: &mut [i32], times: u32) -> bool {
-    match times {
-        0 => true,
-        1..32 => shift(Level::detect(), values, times),
-        _ => values.iter().all(|&value| value == 0),
-    }
-}
-
-multiversion! {
-    fn shift(values: &mut [i32], times: u32) -> bool {
-        let mut fits = true;
-        for value in values {
-            let doubled = *value << times;
-            fits &= doubled >> times == *value;
-            *value = doubled;
-        }
-        fits
-    }
 }
 
 multiversion! {

@@ -95,20 +95,23 @@ fn apply(parent: Option<State>, entry: &TensorEntry, tile: usize, payload: &[u8]
             lossless::decode(entry.dtype, payload, Some(&parent), &mut bytes)?;
             Ok(State::Bytes(bytes))
         }
-        Coding::Lattice { step, halvings, .. } => {
+        Coding::Lattice { step, .. } => {
             let (keyframe, mut accumulators) = match parent {
                 None => return Err(Damage("a difference has no base").into()),
                 Some(State::Bytes(bytes)) => (Some(bytes), vec![0; len / entry.dtype.size()]),
-                Some(State::Lattice { keyframe, accumulators, .. }) => (keyframe, accumulators),
+                Some(State::Lattice { keyframe, mut accumulators, step: from, .. }) => {
+                    lattice::rescale(&mut accumulators, from, step)?;
+                    (keyframe, accumulators)
+                }
             };
             let mut exceptions = Vec::new();
-            lattice::decode_tile_add(payload, halvings, &mut accumulators, &mut exceptions)?;
+            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
             Ok(State::Lattice { keyframe, accumulators, step, exceptions })
         }
         Coding::LatticeKey { step } => {
             let mut accumulators = vec![0; len / entry.dtype.size()];
             let mut exceptions = Vec::new();
-            lattice::decode_tile_add(payload, 0, &mut accumulators, &mut exceptions)?;
+            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
             Ok(State::Lattice { keyframe: None, accumulators, step, exceptions })
         }
     }

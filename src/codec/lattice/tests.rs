@@ -45,10 +45,10 @@ fn check(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64, q: &Quantized) {
         assert_eq!(w[at..at + size], e.raw.to_le_bytes()[..size]);
     }
     let mut payload = Vec::new();
-    encode_tile(&q.a, None, 0, &q.exceptions, &mut payload).unwrap();
+    encode_tile(&q.a, None, &q.exceptions, &mut payload).unwrap();
     let mut acc = vec![0; q.a.len()];
     let mut exceptions = Vec::new();
-    decode_tile_add(&payload, 0, &mut acc, &mut exceptions).unwrap();
+    decode_tile_add(&payload, &mut acc, &mut exceptions).unwrap();
     assert_eq!(acc, q.a);
     assert_eq!(exceptions, q.exceptions);
 }
@@ -139,21 +139,20 @@ proptest! {
     #[test]
     fn merging_deltas_is_adding_them(
         states in prop::collection::vec((-MAX_A..MAX_A, -40..40i32, -3..3i32), 0..3000),
-        halvings in 0..4u32,
     ) {
         let a0: Vec<i32> = states.iter().map(|s| s.0 >> 8).collect();
-        let a1: Vec<i32> = a0.iter().zip(&states).map(|(a, s)| (a << halvings) + s.1).collect();
+        let a1: Vec<i32> = a0.iter().zip(&states).map(|(a, s)| a + s.1).collect();
         let a2: Vec<i32> = a1.iter().zip(&states).map(|(a, s)| a + s.2).collect();
-        let delta = |a: &[i32], parent: &[i32], halvings| {
+        let delta = |a: &[i32], parent: &[i32]| {
             let mut payload = Vec::new();
-            encode_tile(a, Some(parent), halvings, &[], &mut payload).unwrap();
+            encode_tile(a, Some(parent), &[], &mut payload).unwrap();
             payload
         };
         let mut by_steps = a0.clone();
-        decode_tile_add(&delta(&a1, &a0, halvings), halvings, &mut by_steps, &mut Vec::new()).unwrap();
-        decode_tile_add(&delta(&a2, &a1, 0), 0, &mut by_steps, &mut Vec::new()).unwrap();
+        decode_tile_add(&delta(&a1, &a0), &mut by_steps, &mut Vec::new()).unwrap();
+        decode_tile_add(&delta(&a2, &a1), &mut by_steps, &mut Vec::new()).unwrap();
         let mut merged = a0.clone();
-        decode_tile_add(&delta(&a2, &a0, halvings), halvings, &mut merged, &mut Vec::new()).unwrap();
+        decode_tile_add(&delta(&a2, &a0), &mut merged, &mut Vec::new()).unwrap();
         prop_assert_eq!(&by_steps, &a2);
         prop_assert_eq!(&merged, &a2);
     }
@@ -167,19 +166,19 @@ proptest! {
     ) {
         let exceptions = [Exception { index: 1, raw: 9 }, Exception { index: 5, raw: u64::MAX }];
         let mut payload = Vec::new();
-        encode_tile(&a, None, 0, &exceptions, &mut payload).unwrap();
-        let _ = decode_tile_add(&payload, 0, &mut vec![0; elements], &mut Vec::new());
-        let _ = decode_tile_add(&payload[..cut.index(payload.len())], 0, &mut vec![0; a.len()], &mut Vec::new());
+        encode_tile(&a, None, &exceptions, &mut payload).unwrap();
+        let _ = decode_tile_add(&payload, &mut vec![0; elements], &mut Vec::new());
+        let _ = decode_tile_add(&payload[..cut.index(payload.len())], &mut vec![0; a.len()], &mut Vec::new());
         for (at, byte) in flips {
             let at = at.index(payload.len());
             payload[at] ^= byte;
         }
-        let _ = decode_tile_add(&payload, 3, &mut vec![1; a.len()], &mut Vec::new());
+        let _ = decode_tile_add(&payload, &mut vec![1; a.len()], &mut Vec::new());
     }
 
     #[test]
     fn noise_is_no_payload_that_panics(payload in prop::collection::vec(any::<u8>(), 0..200), elements in 0..5000usize) {
-        let _ = decode_tile_add(&payload, 0, &mut vec![0; elements], &mut Vec::new());
+        let _ = decode_tile_add(&payload, &mut vec![0; elements], &mut Vec::new());
     }
 }
 
@@ -203,20 +202,16 @@ fn too_many_steps_are_unfit_and_the_last_ones_fit() {
     let w = tile(Dtype::F64, &[f64::from(MAX_A) + 1.0]);
     assert!(run(Dtype::F64, &w, None, 1.0).is_err());
     let mut payload = Vec::new();
-    assert!(encode_tile(&[i32::MIN], Some(&[1]), 0, &[], &mut payload).is_err());
-    assert!(encode_tile(&[0], Some(&[MAX_A]), 1, &[], &mut payload).is_err());
+    assert!(encode_tile(&[i32::MIN], Some(&[1]), &[], &mut payload).is_err());
 }
 
 #[test]
 fn sums_beyond_32_bits_are_errors() {
     let mut payload = Vec::new();
-    encode_tile(&[1, 1], None, 0, &[], &mut payload).unwrap();
+    encode_tile(&[1, 1], None, &[], &mut payload).unwrap();
     let mut none = Vec::new();
-    assert!(decode_tile_add(&payload, 0, &mut [i32::MAX, 0], &mut none).is_err());
-    assert!(decode_tile_add(&payload, 0, &mut [i32::MAX - 1, 0], &mut none).is_ok());
-    assert!(decode_tile_add(&payload, 1, &mut [MAX_A, 0], &mut none).is_err());
-    assert!(decode_tile_add(&payload, 40, &mut [0, 0], &mut none).is_ok());
-    assert!(decode_tile_add(&payload, 40, &mut [0, 1], &mut none).is_err());
+    assert!(decode_tile_add(&payload, &mut [i32::MAX, 0], &mut none).is_err());
+    assert!(decode_tile_add(&payload, &mut [i32::MAX - 1, 0], &mut none).is_ok());
 }
 
 #[test]
@@ -254,4 +249,39 @@ fn updates_are_of_the_values() {
         assert_eq!(updates(dtype, &new, &old), [0.5, -4.0]);
     }
     assert!(updates(Dtype::U8, &[1], &[2]).is_empty());
+}
+
+proptest! {
+    #[test]
+    fn a_chain_may_change_its_step(
+        states in prop::collection::vec((-100_000..100_000i32, -40..40i32), 0..3000),
+        from in 1e-6..1e-2f64,
+        to in 1e-6..1e-2f64,
+    ) {
+        let (from, to) = (round_bits(from, STEP_BITS), round_bits(to, STEP_BITS));
+        let parent: Vec<i32> = states.iter().map(|s| s.0).collect();
+        let mut predicted = parent.clone();
+        rescale(&mut predicted, from, to).unwrap();
+        for (p, a) in predicted.iter().zip(&parent) {
+            prop_assert!((f64::from(*p) - f64::from(*a) * from / to).abs() <= 0.500001);
+        }
+        let child: Vec<i32> = predicted.iter().zip(&states).map(|(a, s)| a + s.1).collect();
+        let mut payload = Vec::new();
+        encode_tile(&child, Some(&predicted), &[], &mut payload).unwrap();
+        let mut decoded = parent;
+        rescale(&mut decoded, from, to).unwrap();
+        decode_tile_add(&payload, &mut decoded, &mut Vec::new()).unwrap();
+        prop_assert_eq!(decoded, child);
+    }
+}
+
+#[test]
+fn restating_never_wraps() {
+    assert!(rescale(&mut [MAX_A], 2.0, 1.0).is_err());
+    assert!(rescale(&mut [MAX_A], 1.0, 1.0).is_ok());
+    assert!(rescale(&mut [1], 0.0, 1.0).is_err());
+    assert!(rescale(&mut [1], f64::NAN, 1.0).is_err());
+    let mut a = [3, -3, 5, -5, 0];
+    rescale(&mut a, 1.0, 2.0).unwrap();
+    assert_eq!(a, [2, -2, 2, -2, 0], "ties go to even");
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::codec::{Dtype, TILE_BYTES};
+use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::Role;
 use crate::store::Damage;
 use crate::store::bytes::{Fields, put_text};
@@ -21,10 +21,8 @@ pub enum Coding {
     Lattice {
         /// Index in the parent object's tensor table.
         parent: u32,
-        /// Step of the lattice.
+        /// Step of the lattice; the parent's may be another.
         step: f64,
-        /// How often the parent's step was halved to give this one.
-        halvings: u32,
     },
     /// R = fl(g*A): a lattice keyframe, decodes without any other object.
     LatticeKey {
@@ -144,11 +142,11 @@ impl Index {
         out.extend_from_slice(&(self.tensors.len() as u32).to_le_bytes());
         for tensor in &self.tensors {
             put_text(&mut out, &tensor.path);
-            let (coding, parent, step, halvings) = match tensor.coding {
-                Coding::Lossless => (0u8, 0, 0.0, 0),
-                Coding::LosslessDelta { parent } => (1, parent, 0.0, 0),
-                Coding::Lattice { parent, step, halvings } => (2, parent, step, halvings),
-                Coding::LatticeKey { step } => (3, 0, step, 0),
+            let (coding, parent, step) = match tensor.coding {
+                Coding::Lossless => (0u8, 0, 0.0),
+                Coding::LosslessDelta { parent } => (1, parent, 0.0),
+                Coding::Lattice { parent, step } => (2, parent, step),
+                Coding::LatticeKey { step } => (3, 0, step),
             };
             let role = match tensor.role {
                 Role::Weight => 0u8,
@@ -160,7 +158,6 @@ impl Index {
             out.extend_from_slice(&tensor.extent.start.to_le_bytes());
             out.extend_from_slice(&(tensor.extent.end - tensor.extent.start).to_le_bytes());
             out.extend_from_slice(&parent.to_le_bytes());
-            out.extend_from_slice(&halvings.to_le_bytes());
             out.extend_from_slice(&step.to_le_bytes());
             out.extend_from_slice(&tensor.bound.to_le_bytes());
             out.extend_from_slice(&tensor.max_abs_error.to_le_bytes());
@@ -231,19 +228,18 @@ fn decode_tensor(fields: &mut Fields, payload_end: u64) -> Result<TensorEntry, D
     let start = fields.u64()?;
     let len = fields.u64()?;
     let parent = fields.u32()?;
-    let halvings = fields.u32()?;
     let step = fields.f64()?;
     let bound = fields.f64()?;
     let max_abs_error = fields.f64()?;
     let coding = match coding {
         0 => Coding::Lossless,
         1 => Coding::LosslessDelta { parent },
-        2 => Coding::Lattice { parent, step, halvings },
+        2 => Coding::Lattice { parent, step },
         3 => Coding::LatticeKey { step },
         _ => return Err(Damage("a tensor's coding is unknown")),
     };
     if let Some(step) = coding.step()
-        && !(step.is_finite() && step > 0.0 && halvings < 32 && dtype.is_lattice_float())
+        && !(lattice::is_step(step) && dtype.is_lattice_float())
     {
         return Err(Damage("a lattice's step is not a positive number"));
     }
