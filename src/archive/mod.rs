@@ -41,7 +41,9 @@ pub trait Namespace: Send + Sync {
 }
 
 /// The archive of one store: its catalog, queue and workers. Paths are relative to the tree.
-pub struct Archive;
+pub struct Archive {
+    store: Store,
+}
 
 /// Why a read failed.
 #[derive(Debug)]
@@ -58,7 +60,13 @@ impl Archive {
     /// Ends the workers after the step under way; everything else is picked up by the next mount.
     pub fn stop(&self) {}
     pub fn store(&self) -> &Store {
-        unreachable!()
+        &self.store
+    }
+    #[doc(hidden)]
+    pub fn sketch(root: &Path) -> Self {
+        Self {
+            store: Store::sketch(root),
+        }
     }
 
     // Notes from the file system, made while it holds its own lock: each only touches the catalog and the queue.

@@ -8,6 +8,12 @@ pub struct Store {
 }
 
 impl Store {
+    #[doc(hidden)]
+    pub(crate) fn sketch(root: &Path) -> Self {
+        Self {
+            root: root.to_path_buf(),
+        }
+    }
     /// Absolute path of the directory that the mount shows.
     pub fn tree(&self) -> PathBuf {
         self.root.join("tree")
