@@ -1,1 +1,510 @@
-//! The kernel's face of the store.
+//! The kernel's face of the store: operations, handles, errno. The only place that names `fuser`.
+//!
+//! Every file of the mount is a file of the store's `tree/`: itself while it is resident, a stub once it is released.
+//! Resident files are passed through: the kernel reads and writes the store's file itself and the daemon sees opens
+//! and releases only. Released files are read from the decoded file, if there is one, or decoded as they are read.
+//!
+//! - `mount`, `mounts`: mounting, signals, unmounting, mounts left dead.
+//! - this file: the protocol's operations, each one line.
+//! - `names`, `attr`, `xattr`, `dir`: what needs no open file. `inodes`, `node`, `numbers`: what the kernel knows.
+//! - `open`, `io`, `transition`: handles, their bytes, and the way back from a stub to a file.
+//! - `namespace`: how the archive releases a file without anybody noticing.
+//! - `errno`, `sys`, `workers`, `notify`: small tools.
+//!
+//! What must never happen: a thread that answers the kernel waits for a decoder or an fsync; the table's lock is held
+//! across either; a file's representation changes while it is open; an invalidation is sent under a lock.
+
+mod attr;
+mod dir;
+mod errno;
+mod inodes;
+mod io;
+mod mount;
+mod mounts;
+mod names;
+mod namespace;
+mod node;
+mod notify;
+mod numbers;
+mod open;
+mod sys;
+mod transition;
+mod workers;
+mod xattr;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use crate::archive::Archive;
+use attr::{Attributes, Change, TTL};
+use errno::Result;
+use inodes::Table;
+pub use mount::{MountError, MountOptions, serve};
+pub use mounts::{clear_dead_mount, unmount};
+use names::{Creator, GENERATION};
+use node::Handle;
+
+/// All of the mount's state; shared by the threads that answer the kernel, the workers and the archive.
+struct Core {
+    archive: Arc<Archive>,
+    /// The inode table. `inodes` says who takes it. Locked before `handles` and `directories`, never after.
+    table: Mutex<Table>,
+    /// Open files by handle number. Taken for moments only.
+    handles: Mutex<HashMap<u64, Arc<Handle>>>,
+    /// Open directories by handle number. Taken for moments only.
+    directories: Mutex<HashMap<u64, Arc<dir::Directory>>>,
+    workers: workers::Workers,
+    invalidations: Arc<notify::Invalidations>,
+    /// The kernel still takes backing files; once it refused, it is not asked again.
+    passthrough: AtomicBool,
+    /// The next handle number, and whatever else needs a number of its own.
+    next: AtomicU64,
+    /// The daemon is root: it gives files to whoever creates them.
+    root: bool,
+}
+
+impl Core {
+    fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
+        let table = Table::new(&archive.store().tree())?;
+        Ok(Self {
+            archive,
+            table: Mutex::new(table),
+            handles: Mutex::default(),
+            directories: Mutex::default(),
+            workers: workers::Workers::default(),
+            invalidations: Arc::default(),
+            passthrough: AtomicBool::new(passthrough),
+            next: AtomicU64::new(1),
+            root: sys::effective_uid() == 0,
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn handles(&self) -> MutexGuard<'_, HashMap<u64, Arc<Handle>>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn directories(&self) -> MutexGuard<'_, HashMap<u64, Arc<dir::Directory>>> {
+        self.directories
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The protocol's operations.
+struct Face {
+    core: Arc<Core>,
+    stack_depth: u32,
+}
+
+fn entry(reply: ReplyEntry, result: Result<Attributes>) {
+    match result {
+        Ok((ttl, shown)) => reply.entry_with_ttls(&ttl, &TTL, &shown, GENERATION),
+        Err(fault) => reply.error(fault.into()),
+    }
+}
+
+fn done(reply: ReplyEmpty, result: Result<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(fault) => reply.error(fault.into()),
+    }
+}
+
+impl Filesystem for Face {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // O_TRUNC with the open: a released file that is emptied need not be recalled first.
+        let wanted = [
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+        ];
+        for flag in wanted {
+            // What the kernel does not have we do without.
+            let _ = config.add_capabilities(flag);
+        }
+        if self.core.passthrough.load(Ordering::Relaxed) {
+            let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
+            if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
+                log::warn!(
+                    "this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon"
+                );
+                self.core.passthrough.store(false, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        entry(reply, self.core.lookup(parent.0, name));
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
+        self.core.table().forget(ino.0, times);
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.core.getattr(ino.0) {
+            Ok((ttl, shown)) => reply.attr(&ttl, &shown),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        self.core.setattr(
+            ino.0,
+            Change {
+                mode,
+                uid,
+                gid,
+                size,
+                atime,
+                mtime,
+                fh,
+            },
+            reply,
+        );
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.core.readlink(ino.0) {
+            Ok(target) => reply.data(std::os::unix::ffi::OsStrExt::as_bytes(target.as_os_str())),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn mknod(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        entry(
+            reply,
+            self.core
+                .mknod(parent.0, name, Creator::new(req, mode), rdev),
+        );
+    }
+
+    fn mkdir(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        reply: ReplyEntry,
+    ) {
+        entry(
+            reply,
+            self.core.mkdir(parent.0, name, Creator::new(req, mode)),
+        );
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        done(reply, self.core.unlink(parent.0, name));
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        done(reply, self.core.rmdir(parent.0, name));
+    }
+
+    fn symlink(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        entry(
+            reply,
+            self.core
+                .symlink(parent.0, name, Creator::new(req, 0o777), target),
+        );
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        done(
+            reply,
+            self.core
+                .rename((parent.0, name), (newparent.0, newname), flags),
+        );
+    }
+
+    fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        entry(reply, self.core.link(ino.0, parent.0, name));
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.core.open(ino.0, flags.0, None, reply);
+    }
+
+    fn create(
+        &self,
+        req: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
+        match self
+            .core
+            .create(parent.0, name, Creator::new(req, mode), flags, &register)
+        {
+            Ok((
+                (_, shown),
+                open::Answer {
+                    fh,
+                    flags,
+                    backing: Some(id),
+                },
+            )) => {
+                reply.created_passthrough(&TTL, &shown, GENERATION, fh, flags, &id);
+            }
+            Ok((
+                (_, shown),
+                open::Answer {
+                    fh,
+                    flags,
+                    backing: None,
+                },
+            )) => {
+                reply.created(&TTL, &shown, GENERATION, fh, flags);
+            }
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.core.read(fh, offset, size, reply);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.core.write(fh, offset, data, flags.0, reply);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.core.flush(fh, reply);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.core.release(ino.0, fh);
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.core.fsync(fh, datasync, reply);
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.core.opendir(ino.0, reply);
+    }
+
+    fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.core.readdir(fh, offset, reply);
+    }
+
+    fn readdirplus(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.core.readdirplus(fh, offset, reply);
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.core.releasedir(fh);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.core.fsyncdir(fh, datasync, reply);
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        match sys::statvfs(&self.core.archive.store().tree()) {
+            Ok(found) => reply.statfs(
+                found.f_blocks,
+                found.f_bfree,
+                found.f_bavail,
+                found.f_files,
+                found.f_ffree,
+                found.f_bsize as u32,
+                found.f_namemax as u32,
+                found.f_frsize as u32,
+            ),
+            Err(error) => reply.error(errno::Fault::from(error).into()),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        done(reply, self.core.setxattr(ino.0, name, value, flags));
+    }
+
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.core.answer_getxattr(ino.0, name, size, reply);
+    }
+
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.core.answer_listxattr(ino.0, size, reply);
+    }
+
+    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        done(reply, self.core.removexattr(ino.0, name));
+    }
+
+    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
+        // Mounted with default_permissions: the kernel has checked already.
+        reply.ok();
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.core.fallocate(fh, offset, length, mode, reply);
+    }
+
+    fn lseek(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        self.core.lseek(fh, offset, whence, reply);
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.core
+            .copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
+    }
+}

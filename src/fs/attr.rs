@@ -1,0 +1,302 @@
+//! Attributes: what stat shows, and what chmod, chown, utimens and truncate change.
+
+use std::ffi::OsStr;
+use std::fs::{Metadata, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyAttr, TimeOrNow};
+
+use super::Core;
+use super::errno::Result;
+use super::inodes::{Table, kind};
+use super::node::Place;
+use super::sys::{self, Time};
+use super::transition::{Step, Wanted};
+
+/// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
+/// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
+pub(super) const TTL: Duration = Duration::from_secs(1);
+
+/// Unit of `st_blocks`.
+const BLOCK: u64 = 512;
+
+fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let base = if seconds >= 0 {
+        UNIX_EPOCH.checked_add(whole)
+    } else {
+        UNIX_EPOCH.checked_sub(whole)
+    };
+    let part = Duration::from_nanos(nanoseconds.unsigned_abs());
+    base.and_then(|base| base.checked_add(part))
+        .unwrap_or(UNIX_EPOCH)
+}
+
+/// What `fuser` made of a time, as the kernel sent it.
+///
+/// Before 1970 it turns (-seconds, nanoseconds) into 1970 - seconds - nanoseconds: the nanoseconds have the wrong sign.
+fn requested(time: TimeOrNow) -> Time {
+    match time {
+        TimeOrNow::Now => Time::Now,
+        TimeOrNow::SpecificTime(time) => match time.duration_since(UNIX_EPOCH) {
+            Ok(after) => Time::At(
+                i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+                after.subsec_nanos(),
+            ),
+            Err(before) => {
+                let before = before.duration();
+                Time::At(
+                    0i64.checked_sub_unsigned(before.as_secs())
+                        .unwrap_or(i64::MIN),
+                    before.subsec_nanos(),
+                )
+            }
+        },
+    }
+}
+
+/// Attributes of an inode; `stored_bytes` are those of a released file's object.
+pub(super) fn attributes(ino: u64, metadata: &Metadata, stored_bytes: u64) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(ino),
+        size: metadata.len(),
+        blocks: metadata.blocks() + stored_bytes.div_ceil(BLOCK),
+        atime: time(metadata.atime(), metadata.atime_nsec()),
+        mtime: time(metadata.mtime(), metadata.mtime_nsec()),
+        ctime: time(metadata.ctime(), metadata.ctime_nsec()),
+        crtime: UNIX_EPOCH,
+        kind: kind(metadata.file_type()),
+        perm: (metadata.mode() & 0o7777) as u16,
+        nlink: u32::try_from(metadata.nlink()).unwrap_or(u32::MAX),
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        rdev: device(metadata.rdev()),
+        blksize: u32::try_from(metadata.blksize()).unwrap_or(4096),
+        flags: 0,
+    }
+}
+
+/// A device number as the protocol has it: minor in bits 0-7 and 20-31, major in bits 8-19.
+fn device(rdev: u64) -> u32 {
+    let (major, minor) = (libc::major(rdev), libc::minor(rdev));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+/// The inverse of [`device`], for mknod.
+pub(super) fn device_number(rdev: u32) -> u64 {
+    libc::makedev(
+        (rdev & 0xfff00) >> 8,
+        (rdev & 0xff) | ((rdev >> 12) & 0xfff00),
+    )
+}
+
+/// What a SETATTR asks for.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Change {
+    pub(super) mode: Option<u32>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+    pub(super) size: Option<u64>,
+    pub(super) atime: Option<TimeOrNow>,
+    pub(super) mtime: Option<TimeOrNow>,
+    pub(super) fh: Option<FileHandle>,
+}
+
+/// Attributes, and for how long the kernel may believe them.
+pub(super) type Attributes = (Duration, FileAttr);
+
+impl Core {
+    /// Attributes of a node whose file's metadata are at hand.
+    pub(super) fn shown(&self, table: &Table, ino: u64, metadata: &Metadata) -> Attributes {
+        let Ok(node) = table.node(ino) else {
+            return (Duration::ZERO, attributes(ino, metadata, 0));
+        };
+        let stored = node
+            .stub
+            .as_ref()
+            .map_or(0, |stub| self.archive.stored_bytes(stub));
+        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes.
+        let ttl = if node.written() { Duration::ZERO } else { TTL };
+        (ttl, attributes(ino, metadata, stored))
+    }
+
+    pub(super) fn getattr(&self, ino: u64) -> Result<Attributes> {
+        let table = self.table();
+        let metadata = table.place(ino)?.metadata()?;
+        Ok(self.shown(&table, ino, &metadata))
+    }
+
+    /// Answers a SETATTR, at once or from a worker.
+    pub(super) fn setattr(self: &Arc<Self>, ino: u64, change: Change, reply: ReplyAttr) {
+        let resized = match change.size {
+            Some(size) => self.truncate(ino, size, change.fh),
+            None => Ok(Step::Done(())),
+        };
+        let result = match resized {
+            Ok(Step::Done(())) => self.change(ino, &change),
+            Ok(Step::First(wanted)) => {
+                let core = Arc::clone(self);
+                self.make(ino, wanted, move |made| match made {
+                    Ok(_) => core.setattr(ino, change, reply),
+                    Err(fault) => reply.error(fault.into()),
+                });
+                return;
+            }
+            Err(fault) => Err(fault),
+        };
+        match result {
+            Ok((ttl, attributes)) => reply.attr(&ttl, &attributes),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    /// Everything but the size.
+    fn change(&self, ino: u64, change: &Change) -> Result<Attributes> {
+        let table = self.table();
+        let place = table.place(ino)?;
+        if change.uid.is_some() || change.gid.is_some() {
+            // Before the mode, which a change of owner may take bits from.
+            if place.follow() {
+                std::os::unix::fs::chown(&place.path, change.uid, change.gid)?;
+            } else {
+                std::os::unix::fs::lchown(&place.path, change.uid, change.gid)?;
+            }
+        }
+        if let Some(mode) = change.mode {
+            if table.node(ino)?.kind == FileType::Symlink {
+                // chmod would follow it, out of the tree.
+                return Err(libc::EOPNOTSUPP.into());
+            }
+            std::fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            let time = |wanted: Option<TimeOrNow>| wanted.map_or(Time::Keep, requested);
+            sys::utimens(
+                &place.path,
+                place.follow(),
+                time(change.atime),
+                time(change.mtime),
+            )?;
+        }
+        let metadata = place.metadata()?;
+        Ok(self.shown(&table, ino, &metadata))
+    }
+
+    /// Sets the length of a resident file.
+    fn truncate(&self, ino: u64, size: u64, fh: Option<FileHandle>) -> Result<Step<()>> {
+        let mut table = self.table();
+        let node = table.node(ino)?;
+        if node.kind != FileType::RegularFile {
+            return Err(if node.kind == FileType::Directory {
+                libc::EISDIR
+            } else {
+                libc::EINVAL
+            }
+            .into());
+        }
+        if node.stub.is_some() || node.waiting.is_some() {
+            return Ok(Step::First(if size == 0 {
+                Wanted::Empty
+            } else {
+                Wanted::Bytes
+            }));
+        }
+        let path = table.path(ino);
+        let place = table.place(ino)?;
+        let file = fh
+            .and_then(|fh| self.handle(fh).ok())
+            .and_then(|handle| handle.file());
+        let file = match file {
+            Some(file) => file,
+            None => Arc::new(place.open(false, true)?),
+        };
+        if let Some(path) = &path {
+            self.archive.opened_for_writing(path);
+        }
+        let node = table.node_mut(ino)?;
+        node.version += 1;
+        if let Some(opened) = &mut node.opened {
+            opened.wrote = true;
+            // The open handles keep the file as it is represented, so the lock is not needed while blocks are freed.
+            drop(table);
+            file.set_len(size)?;
+            return Ok(Step::Done(()));
+        }
+        let done = file.set_len(size);
+        if let Some(path) = &path {
+            self.archive.sealed(path);
+        }
+        done?;
+        Ok(Step::Done(()))
+    }
+}
+
+/// Gives `to` mode, owner and extended attributes of `from`, for a file that takes its place.
+pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
+    let metadata = from.metadata()?;
+    let names = match sys::listxattr(&from.path, from.follow()) {
+        Ok(names) => names,
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    for name in names
+        .split(|&byte| byte == 0)
+        .filter(|name| !name.is_empty())
+    {
+        let name = OsStr::from_bytes(name);
+        let value = sys::getxattr(&from.path, from.follow(), name)?;
+        match sys::setxattr(to, false, name, &value, 0) {
+            Ok(()) => {}
+            // Labels that the system gives and an unprivileged daemon may not copy.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let made = to.symlink_metadata()?;
+    if (made.uid(), made.gid()) != (metadata.uid(), metadata.gid()) {
+        std::os::unix::fs::lchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
+    }
+    std::fs::set_permissions(to, Permissions::from_mode(metadata.mode() & 0o7777))
+}
+
+/// Puts times back to what `metadata` says.
+pub(super) fn restore_times(path: &Path, metadata: &Metadata) -> io::Result<()> {
+    let at = |seconds, nanoseconds: i64| Time::At(seconds, u32::try_from(nanoseconds).unwrap_or(0));
+    let atime = at(metadata.atime(), metadata.atime_nsec());
+    let mtime = at(metadata.mtime(), metadata.mtime_nsec());
+    sys::utimens(path, false, atime, mtime)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_survive() {
+        for (major, minor) in [(0, 0), (8, 1), (259, 7), (0xfff, 0xfffff)] {
+            let rdev = libc::makedev(major, minor);
+            assert_eq!(device_number(device(rdev)), rdev);
+        }
+    }
+
+    #[test]
+    fn times_before_1970_survive_fuser() {
+        // As fuser makes it of -3 s + 0.25 s.
+        let wrong = UNIX_EPOCH - Duration::new(3, 250_000_000);
+        assert_eq!(
+            requested(TimeOrNow::SpecificTime(wrong)),
+            Time::At(-3, 250_000_000)
+        );
+        assert_eq!(
+            time(-3, 250_000_000),
+            UNIX_EPOCH - Duration::new(2, 750_000_000)
+        );
+        // No panic at the ends.
+        let _ = (time(i64::MIN, 0), time(i64::MAX, 999_999_999));
+    }
+}

@@ -1,0 +1,85 @@
+//! The one place where a failure becomes an errno.
+
+use std::io;
+
+use fuser::Errno;
+
+use crate::archive::ReadError;
+
+/// Why an operation failed, before it is an errno.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// What the store's file system reported.
+    Os(io::Error),
+    /// What POSIX asks for, decided here.
+    Code(i32),
+    /// A released file could not be decoded. Whoever found out has logged the object and the tensor.
+    Unreadable(ReadError),
+}
+
+/// Result of an operation of the file system.
+pub(super) type Result<T> = std::result::Result<T, Fault>;
+
+impl From<io::Error> for Fault {
+    fn from(error: io::Error) -> Self {
+        Self::Os(error)
+    }
+}
+
+impl From<ReadError> for Fault {
+    fn from(error: ReadError) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
+impl From<i32> for Fault {
+    fn from(code: i32) -> Self {
+        Self::Code(code)
+    }
+}
+
+impl From<Fault> for Errno {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            // Passed through: the program may handle ENOSPC, EDQUOT or EROFS better than we could.
+            Fault::Os(error) => match error.raw_os_error() {
+                Some(code) => Errno::from_i32(code),
+                None => of_kind(error.kind()),
+            },
+            Fault::Code(code) => Errno::from_i32(code),
+            // Never wrong bytes, never a short read: the file's bytes exist but cannot be had.
+            Fault::Unreadable(_) => Errno::EIO,
+        }
+    }
+}
+
+/// Errors that std makes itself carry no number.
+fn of_kind(kind: io::ErrorKind) -> Errno {
+    match kind {
+        io::ErrorKind::NotFound => Errno::ENOENT,
+        io::ErrorKind::PermissionDenied => Errno::EACCES,
+        io::ErrorKind::AlreadyExists => Errno::EEXIST,
+        // A path with a NUL in it.
+        io::ErrorKind::InvalidInput => Errno::EINVAL,
+        io::ErrorKind::Unsupported => Errno::EOPNOTSUPP,
+        io::ErrorKind::StorageFull => Errno::ENOSPC,
+        _ => Errno::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_the_system_pass_through() {
+        let full = Fault::Os(io::Error::from_raw_os_error(libc::ENOSPC));
+        assert_eq!(Errno::from(full).code(), libc::ENOSPC);
+        let no_number = Fault::Os(io::Error::new(io::ErrorKind::InvalidInput, "NUL in a path"));
+        assert_eq!(Errno::from(no_number).code(), libc::EINVAL);
+        assert_eq!(
+            Errno::from(Fault::Os(io::Error::other("?"))).code(),
+            libc::EIO
+        );
+    }
+}

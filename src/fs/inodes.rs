@@ -1,0 +1,294 @@
+//! The inode table: which nodes the kernel knows, and by which names.
+//!
+//! It lives under one lock, `Core::table`. Taken by: every operation on names and attributes, for its duration (their
+//! system calls are short); opens and releases; the archive, through `Namespace::exclusively`, while it renames one
+//! file over another; workers, at the beginning and end of a recall, never during it. Nothing that waits for a disk
+//! to sync, for a decoder or for the kernel's answer to an invalidation may run under it. As stepfs is the only
+//! writer of its tree, what was checked under the lock stays true until it is released.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fuser::FileType;
+
+use super::errno::{Fault, Result};
+use super::node::{Node, Place, file_id};
+use super::numbers::{Numbers, ROOT};
+use super::sys;
+use crate::archive::{Archive, FileId};
+
+/// Longest name of a file, as in every file system of Linux.
+const NAME_MAX: usize = 255;
+
+/// Files below this size are never released, so there is no stub to look for.
+const SMALLEST_RELEASED: u64 = 64 * 1024;
+
+/// What the kernel calls this kind of file.
+pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
+    if file_type.is_dir() {
+        FileType::Directory
+    } else if file_type.is_symlink() {
+        FileType::Symlink
+    } else if file_type.is_fifo() {
+        FileType::NamedPipe
+    } else if file_type.is_socket() {
+        FileType::Socket
+    } else if file_type.is_char_device() {
+        FileType::CharDevice
+    } else if file_type.is_block_device() {
+        FileType::BlockDevice
+    } else {
+        FileType::RegularFile
+    }
+}
+
+/// The inode table. See the module for its lock.
+pub(super) struct Table {
+    root: PathBuf,
+    nodes: HashMap<u64, Node>,
+    numbers: Numbers,
+}
+
+impl Table {
+    /// A table that knows the root of `tree` (absolute).
+    pub(super) fn new(tree: &Path) -> io::Result<Self> {
+        let file = file_id(&tree.metadata()?);
+        let mut root = Node::new(FileType::Directory, file, None);
+        root.lookups = 1;
+        Ok(Self {
+            root: tree.to_path_buf(),
+            nodes: HashMap::from([(ROOT, root)]),
+            numbers: Numbers::new(file),
+        })
+    }
+
+    /// A node that the kernel asks for.
+    pub(super) fn node(&self, ino: u64) -> Result<&Node> {
+        self.nodes.get(&ino).ok_or(Fault::Code(libc::ESTALE))
+    }
+
+    /// A node that the kernel asks for.
+    pub(super) fn node_mut(&mut self, ino: u64) -> Result<&mut Node> {
+        self.nodes.get_mut(&ino).ok_or(Fault::Code(libc::ESTALE))
+    }
+
+    /// A node, if the kernel knows it.
+    pub(super) fn get_mut(&mut self, ino: u64) -> Option<&mut Node> {
+        self.nodes.get_mut(&ino)
+    }
+
+    /// The number that a file shows.
+    pub(super) fn number(&mut self, file: FileId) -> u64 {
+        self.numbers.of(file)
+    }
+
+    /// Path relative to the tree; none for a node without a name.
+    pub(super) fn path(&self, ino: u64) -> Option<PathBuf> {
+        let mut names = Vec::new();
+        let mut at = ino;
+        while at != ROOT {
+            let (parent, name) = self.nodes.get(&at)?.names.first()?;
+            names.push(name);
+            at = *parent;
+        }
+        Some(names.into_iter().rev().collect())
+    }
+
+    /// Absolute path of something in the tree.
+    pub(super) fn absolute(&self, path: &Path) -> PathBuf {
+        // `join("")` would end in a slash.
+        if path.as_os_str().is_empty() {
+            self.root.clone()
+        } else {
+            self.root.join(path)
+        }
+    }
+
+    /// How to reach a node's file.
+    pub(super) fn place(&self, ino: u64) -> Result<Place> {
+        if let Some(path) = self.path(ino) {
+            return Ok(Place::named(self.absolute(&path)));
+        }
+        let held = self
+            .node(ino)?
+            .held
+            .as_ref()
+            .ok_or(Fault::Code(libc::ESTALE))?;
+        Ok(Place::held(Arc::clone(held)))
+    }
+
+    /// Path, relative to the tree, of a name in a directory. Refuses what is not a name.
+    pub(super) fn child(&self, parent: u64, name: &OsStr) -> Result<PathBuf> {
+        if self.node(parent)?.kind != FileType::Directory {
+            return Err(libc::ENOTDIR.into());
+        }
+        let bytes = name.as_bytes();
+        if bytes.len() > NAME_MAX {
+            return Err(libc::ENAMETOOLONG.into());
+        }
+        if matches!(bytes, b"" | b"." | b"..") || bytes.contains(&b'/') || bytes.contains(&0) {
+            return Err(libc::EINVAL.into());
+        }
+        // A removed directory has no entries and gets none.
+        Ok(self
+            .path(parent)
+            .ok_or(Fault::Code(libc::ENOENT))?
+            .join(name))
+    }
+
+    /// The node of what `parent`/`name` is now (`metadata` says), with that name. The caller counts the lookup.
+    pub(super) fn admit(
+        &mut self,
+        archive: &Archive,
+        parent: u64,
+        name: &OsStr,
+        metadata: &Metadata,
+    ) -> Result<u64> {
+        let file = file_id(metadata);
+        let ino = self.numbers.of(file);
+        if self
+            .nodes
+            .get(&parent)
+            .and_then(|dir| dir.children.get(name))
+            == Some(&ino)
+        {
+            return Ok(ino);
+        }
+        if !self.nodes.contains_key(&ino) {
+            let kind = kind(metadata.file_type());
+            let stub = if kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED {
+                let path = self.child(parent, name)?;
+                match Place::named(self.absolute(&path)).open(true, false) {
+                    Ok(opened) => archive.stub(&opened)?,
+                    // Without the right to read there is no telling; opening it will fail the same way.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+                    Err(error) => return Err(error.into()),
+                }
+            } else {
+                None
+            };
+            self.nodes.insert(ino, Node::new(kind, file, stub));
+        }
+        self.bind(parent, name, ino);
+        Ok(ino)
+    }
+
+    /// Gives a node a name. Whatever node had it loses it.
+    pub(super) fn bind(&mut self, parent: u64, name: &OsStr, ino: u64) {
+        self.unbind(parent, name);
+        if let Some(dir) = self.nodes.get_mut(&parent) {
+            dir.children.insert(name.to_owned(), ino);
+        }
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            if node.kind == FileType::Directory {
+                node.names.clear();
+            }
+            node.names.push((parent, name.to_owned()));
+            node.held = None;
+        }
+    }
+
+    /// Takes a name away; answers which node had it. The node stays until [`Table::reap`].
+    pub(super) fn unbind(&mut self, parent: u64, name: &OsStr) -> Option<u64> {
+        let ino = self.nodes.get_mut(&parent)?.children.remove(name)?;
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.names
+                .retain(|(dir, called)| (*dir, called.as_os_str()) != (parent, name));
+        }
+        Some(ino)
+    }
+
+    /// Before the name of a file goes: what is to be held of it so that those who know it can still reach it.
+    pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
+        let ino = self.numbers.of(file_id(metadata));
+        let known = self.nodes.contains_key(&ino);
+        let held = if known {
+            sys::open_path(&self.absolute(path)).ok().map(Arc::new)
+        } else {
+            None
+        };
+        Removal {
+            ino,
+            file: file_id(metadata),
+            last: metadata.is_dir() || metadata.nlink() <= 1,
+            held,
+        }
+    }
+
+    /// After the name went: keeps the table in step.
+    pub(super) fn removed(&mut self, parent: u64, name: &OsStr, removal: Removal) {
+        self.unbind(parent, name);
+        match self.nodes.get_mut(&removal.ino) {
+            Some(node) if node.names.is_empty() => {
+                node.held = removal.held;
+                self.reap(removal.ino);
+            }
+            Some(_) => {}
+            None if removal.last => self.numbers.gone(removal.file),
+            None => {}
+        }
+    }
+
+    /// A node's file was replaced by another with the same name and number.
+    pub(super) fn replaced(&mut self, old: FileId, new: FileId) {
+        self.numbers.replaced(old, new);
+    }
+
+    /// The kernel knows a node once more.
+    pub(super) fn count(&mut self, ino: u64) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.lookups += 1;
+        }
+    }
+
+    /// The kernel forgot a node `times` times.
+    pub(super) fn forget(&mut self, ino: u64, times: u64) {
+        if ino == ROOT {
+            return;
+        }
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            node.lookups = node.lookups.saturating_sub(times);
+            self.reap(ino);
+        }
+    }
+
+    /// Drops a node that nobody refers to, and then its parents if they are only there for it.
+    pub(super) fn reap(&mut self, ino: u64) {
+        let mut unused = vec![ino];
+        while let Some(ino) = unused.pop() {
+            if ino == ROOT || !self.nodes.get(&ino).is_some_and(Node::unused) {
+                continue;
+            }
+            let Some(node) = self.nodes.remove(&ino) else {
+                continue;
+            };
+            if node.names.is_empty() {
+                // No name that we know of; if another exists, its next lookup finds the file's own number again.
+                self.numbers.gone(node.file);
+            }
+            for (parent, name) in node.names {
+                if let Some(dir) = self.nodes.get_mut(&parent) {
+                    dir.children.remove(&name);
+                    unused.push(parent);
+                }
+            }
+        }
+    }
+}
+
+/// What [`Table::before_removal`] found out.
+pub(super) struct Removal {
+    ino: u64,
+    file: FileId,
+    last: bool,
+    held: Option<Arc<std::fs::File>>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+use super::*;
+use crate::fs::numbers::ROOT;
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    archive: Archive,
+    table: Table,
+}
+
+fn fixture() -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("tree")).unwrap();
+    let archive = Archive::sketch(dir.path());
+    let table = Table::new(&archive.store().tree()).unwrap();
+    Fixture {
+        dir,
+        archive,
+        table,
+    }
+}
+
+impl Fixture {
+    fn enter(&mut self, parent: u64, name: &str) -> u64 {
+        let name = OsStr::new(name);
+        let path = self.table.child(parent, name).unwrap();
+        let metadata = self.table.absolute(&path).symlink_metadata().unwrap();
+        let ino = self
+            .table
+            .admit(&self.archive, parent, name, &metadata)
+            .unwrap();
+        self.table.count(ino);
+        ino
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.dir.path().join("tree")
+    }
+}
+
+#[test]
+fn only_names_are_names() {
+    let f = fixture();
+    for bad in ["", ".", "..", "a/b", "/", "a\0b"] {
+        assert!(
+            matches!(
+                f.table.child(ROOT, OsStr::new(bad)),
+                Err(Fault::Code(libc::EINVAL))
+            ),
+            "{bad:?}"
+        );
+    }
+    let long = "x".repeat(256);
+    assert!(matches!(
+        f.table.child(ROOT, OsStr::new(&long)),
+        Err(Fault::Code(libc::ENAMETOOLONG))
+    ));
+    assert_eq!(
+        f.table.child(ROOT, OsStr::new(&long[1..])).unwrap(),
+        Path::new(&long[1..])
+    );
+}
+
+#[test]
+fn hard_links_share_a_node_and_paths_follow_renamed_directories() {
+    let mut f = fixture();
+    std::fs::create_dir(f.tree().join("d")).unwrap();
+    std::fs::write(f.tree().join("d/a"), "x").unwrap();
+    std::fs::hard_link(f.tree().join("d/a"), f.tree().join("b")).unwrap();
+    let d = f.enter(ROOT, "d");
+    let a = f.enter(d, "a");
+    assert_eq!(f.enter(ROOT, "b"), a);
+    assert_eq!(f.table.path(a).unwrap(), Path::new("d/a"));
+    f.table.unbind(ROOT, OsStr::new("d"));
+    f.table.bind(ROOT, OsStr::new("e"), d);
+    assert_eq!(f.table.path(a).unwrap(), Path::new("e/a"));
+    f.table.unbind(d, OsStr::new("a"));
+    assert_eq!(f.table.path(a).unwrap(), Path::new("b"));
+    assert_eq!(f.table.path(ROOT).unwrap(), Path::new(""));
+}
+
+#[test]
+fn what_the_kernel_forgets_is_dropped_with_its_parents() {
+    let mut f = fixture();
+    std::fs::create_dir(f.tree().join("d")).unwrap();
+    std::fs::write(f.tree().join("d/a"), "x").unwrap();
+    let d = f.enter(ROOT, "d");
+    let a = f.enter(d, "a");
+    f.enter(d, "a");
+    f.table.forget(d, 1);
+    assert!(f.table.node(d).is_ok(), "its child is still known");
+    f.table.forget(a, 1);
+    assert!(f.table.node(a).is_ok(), "looked up twice");
+    f.table.forget(a, 1);
+    assert!(f.table.node(a).is_err());
+    assert!(f.table.node(d).is_err());
+    f.table.forget(ROOT, u64::MAX);
+    assert!(f.table.node(ROOT).is_ok());
+    assert!(f.table.node(ROOT).unwrap().children.is_empty());
+}
+
+#[test]
+fn a_removed_file_can_be_reached_until_it_is_forgotten() {
+    let mut f = fixture();
+    let name = OsStr::new("a");
+    std::fs::write(f.tree().join("a"), "xyz").unwrap();
+    let a = f.enter(ROOT, "a");
+    let metadata = f.tree().join("a").metadata().unwrap();
+    let removal = f.table.before_removal(Path::new("a"), &metadata);
+    std::fs::remove_file(f.tree().join("a")).unwrap();
+    f.table.removed(ROOT, name, removal);
+    assert_eq!(f.table.path(a), None);
+    assert_eq!(f.table.place(a).unwrap().metadata().unwrap().len(), 3);
+    f.table.forget(a, 1);
+    assert!(matches!(f.table.place(a), Err(Fault::Code(libc::ESTALE))));
+}

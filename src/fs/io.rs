@@ -1,0 +1,251 @@
+//! Bytes of open files, where the kernel does not serve them itself, and making them durable.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
+
+use super::Core;
+use super::errno::{Fault, Result};
+use super::node::{Handle, Source};
+use super::sys;
+
+/// Most bytes that one copy moves: the reply has 32 bits, and a worker should be back in a second or so.
+const COPY_MOST: u64 = 1 << 30;
+
+thread_local! {
+    /// A buffer per thread that answers reads; grows to the largest read, at most 1 MiB with default limits.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads until `buf` is full or the file ends.
+fn read_full(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < buf.len() {
+        match file.read_at(&mut buf[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all, or as much as there is room for.
+fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while done < data.len() {
+        match file.write_at(&data[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(len) => done += len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+fn done(reply: ReplyEmpty, result: Result<()>) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(fault) => reply.error(fault.into()),
+    }
+}
+
+impl Core {
+    /// The open file that the kernel means.
+    pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
+        self.handles()
+            .get(&fh.0)
+            .cloned()
+            .ok_or(Fault::Code(libc::EBADF))
+    }
+
+    /// The plain file behind a handle; a released file that is only read has none.
+    fn plain(&self, fh: FileHandle) -> Result<Arc<File>> {
+        self.handle(fh)?.file().ok_or(Fault::Code(libc::EBADF))
+    }
+
+    pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
+        match self.handle(fh).map(|handle| handle.source()) {
+            Ok(Source::File(file)) => BUFFER.with_borrow_mut(|buffer| {
+                if buffer.len() < size as usize {
+                    buffer.resize(size as usize, 0);
+                }
+                match read_full(&file, &mut buffer[..size as usize], offset) {
+                    Ok(len) => reply.data(&buffer[..len]),
+                    Err(error) => reply.error(Fault::from(error).into()),
+                }
+            }),
+            Ok(Source::Reader(reader)) => self.workers.submit(Box::new(move || {
+                let left = reader.len().saturating_sub(offset).min(u64::from(size));
+                let mut buffer = vec![0; left as usize];
+                match reader.read_at(offset, &mut buffer) {
+                    Ok(len) => reply.data(&buffer[..len]),
+                    Err(error) => reply.error(Fault::from(error).into()),
+                }
+            })),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    pub(super) fn write(
+        self: &Arc<Self>,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        flags: i32,
+        reply: ReplyWrite,
+    ) {
+        let written = self.handle(fh).and_then(|handle| {
+            let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
+            let len = write_full(&file, data, offset)?;
+            Ok((len as u32, file, handle.direct))
+        });
+        match written {
+            // Through the page cache the kernel sends an FSYNC after each write of such a handle, directly it does not.
+            Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
+                self.workers
+                    .submit(Box::new(move || match file.sync_data() {
+                        Ok(()) => reply.written(len),
+                        Err(error) => reply.error(Fault::from(error).into()),
+                    }))
+            }
+            Ok((len, ..)) => reply.written(len),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    /// One of the file's descriptors is closed: what network file systems report then.
+    pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
+        match self.handle(fh).map(|handle| handle.file()) {
+            Ok(Some(file)) => {
+                self.workers.submit(Box::new(move || {
+                    done(reply, sys::flush(&file).map_err(Fault::from))
+                }));
+            }
+            Ok(None) => reply.ok(),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    pub(super) fn fsync(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        let core = Arc::clone(self);
+        self.workers
+            .submit(Box::new(move || done(reply, core.sync(fh, datasync))));
+    }
+
+    /// After this the bytes survive a crash, and so does the name of a file that was created through the mount.
+    fn sync(&self, fh: FileHandle, datasync: bool) -> Result<()> {
+        let handle = self.handle(fh)?;
+        let Some(file) = handle.file() else {
+            return Ok(());
+        };
+        if datasync {
+            file.sync_data()
+        } else {
+            file.sync_all()
+        }?;
+        let directory = {
+            let mut table = self.table();
+            let parent = match table.path(handle.node) {
+                Some(path) => path.parent().map(|parent| table.absolute(parent)),
+                None => None,
+            };
+            let node = table.node_mut(handle.node)?;
+            if std::mem::take(&mut node.name_not_durable) {
+                parent
+            } else {
+                None
+            }
+        };
+        if let Some(directory) = directory
+            && let Err(error) = File::open(&directory).and_then(|directory| directory.sync_all())
+        {
+            if let Some(node) = self.table().get_mut(handle.node) {
+                node.name_not_durable = true;
+            }
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn fallocate(
+        self: &Arc<Self>,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let file = match self.plain(fh) {
+            Ok(file) => file,
+            Err(fault) => return reply.error(fault.into()),
+        };
+        let (Ok(offset), Ok(length)) = (i64::try_from(offset), i64::try_from(length)) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let work = move || {
+            done(
+                reply,
+                sys::fallocate(&file, mode, offset, length).map_err(Fault::from),
+            )
+        };
+        self.workers.submit(Box::new(work));
+    }
+
+    pub(super) fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let found = self.handle(fh).and_then(|handle| match handle.source() {
+            Source::File(file) => Ok(sys::lseek(&file, offset, whence)?),
+            // A released file is data from end to end, then the hole that every file ends with.
+            Source::Reader(reader) => {
+                let len = i64::try_from(reader.len()).unwrap_or(i64::MAX);
+                match whence {
+                    _ if offset < 0 || offset >= len => Err(libc::ENXIO.into()),
+                    libc::SEEK_DATA => Ok(offset),
+                    libc::SEEK_HOLE => Ok(len),
+                    _ => Err(libc::EINVAL.into()),
+                }
+            }
+        });
+        match found {
+            Ok(offset) => reply.offset(offset),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    /// Between plain files the kernel copies (and shares blocks, if it can); otherwise it is told to read and write.
+    pub(super) fn copy(
+        self: &Arc<Self>,
+        from: (FileHandle, u64),
+        to: (FileHandle, u64),
+        len: u64,
+        reply: ReplyWrite,
+    ) {
+        let both = self
+            .handle(from.0)
+            .and_then(|handle| Ok((handle, self.plain(to.0)?)));
+        let (source, file) = match both {
+            Ok((handle, file)) => (handle.file(), file),
+            Err(fault) => return reply.error(fault.into()),
+        };
+        let Some(source) = source else {
+            return reply.error(Errno::EOPNOTSUPP);
+        };
+        let (Ok(at), Ok(to_at)) = (i64::try_from(from.1), i64::try_from(to.1)) else {
+            return reply.error(Errno::EINVAL);
+        };
+        let len = len.min(COPY_MOST) as usize;
+        self.workers.submit(Box::new(move || {
+            match sys::copy_file_range(&source, at, &file, to_at, len) {
+                Ok(copied) => reply.written(copied as u32),
+                Err(error) => reply.error(Fault::from(error).into()),
+            }
+        }));
+    }
+}

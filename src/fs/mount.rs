@@ -1,0 +1,238 @@
+//! Mounting, serving until unmounted, and ending well.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use fuser::{Config, MountOption, Session, SessionACL};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle as SignalHandle, Signals};
+
+use super::mounts::{self, Detach, absolute, clear_dead_mount};
+use super::{Core, Face, sys};
+use crate::archive::{Archive, Namespace};
+
+/// Threads that answer the kernel. With passthrough they only see opens and metadata; more were slower on two cores.
+const THREADS: usize = 2;
+
+/// Default read-ahead: the kernel's 128 KiB would ask the decoder for a tile eight times (measured: 1 MiB reads a
+/// released file more than twice as fast; more brings nothing).
+const READ_AHEAD_KIB: u32 = 1024;
+
+/// Stacked file systems: passing through to a file on one takes a deeper stack, which in turn keeps the mount from
+/// being a layer of another overlayfs. So only where it is needed.
+const STACKED: [i64; 3] = [
+    libc::OVERLAYFS_SUPER_MAGIC as i64,
+    libc::FUSE_SUPER_MAGIC as i64,
+    libc::ECRYPTFS_SUPER_MAGIC as i64,
+];
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Let other users in, subject to the files' permissions. Without root it takes `user_allow_other` in
+    /// `/etc/fuse.conf`.
+    pub allow_other: bool,
+    /// Serve all reads and writes from the daemon, as happens by itself where the kernel refuses passthrough.
+    pub no_passthrough: bool,
+    /// Read-ahead of files that the daemon serves, in KiB; set where permitted (root).
+    pub read_ahead_kib: u32,
+    /// Unmount on SIGTERM, SIGINT and SIGHUP. Off for tests that mount in their own process.
+    pub signals: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            allow_other: false,
+            no_passthrough: false,
+            read_ahead_kib: READ_AHEAD_KIB,
+            signals: true,
+        }
+    }
+}
+
+/// Why a store could not be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// The mount point is not a directory that can be used.
+    #[error("cannot use {0} as mount point: {1}")]
+    Directory(PathBuf, #[source] io::Error),
+    /// The mount point lies in the store, or the store in the mount point.
+    #[error("{point} and the store {store} lie in one another; mount it somewhere else")]
+    Overlap {
+        /// The mount point.
+        point: PathBuf,
+        /// The store.
+        store: PathBuf,
+    },
+    /// Something of stepfs is mounted there already.
+    #[error("a stepfs is mounted at {0} already; unmount it first (stepfs umount {0})")]
+    Mounted(PathBuf),
+    /// There is no stepfs at that directory.
+    #[error("no stepfs is mounted at {0}")]
+    NotMounted(PathBuf),
+    /// Programs use the mount.
+    #[error("{0} is in use by: {1}; end them or make them leave it, and try again")]
+    Busy(PathBuf, String),
+    /// The store's tree cannot be read.
+    #[error("cannot read the store's tree: {0}")]
+    Tree(#[source] io::Error),
+    /// The system refused.
+    #[error(
+        "the system refused to mount or unmount: {0} (is fuse3 installed, and may you use /dev/fuse?)"
+    )]
+    Mount(#[source] io::Error),
+    /// Serving ended with an error of the FUSE device.
+    #[error("the connection to the kernel broke: {0}")]
+    Connection(#[source] io::Error),
+}
+
+fn config(options: &MountOptions) -> Config {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName("stepfs".into()),
+        // fuser hands `Subtype` to fusermount3 only; as a plain option the kernel understands it too.
+        MountOption::CUSTOM("subtype=stepfs".into()),
+        MountOption::DefaultPermissions,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+    ];
+    config.acl = if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(THREADS);
+    config
+}
+
+/// Mounts the archive's store at `mountpoint`, calls `ready`, and serves until it is unmounted; then stops the archive.
+///
+/// On SIGTERM, SIGINT or SIGHUP it unmounts. When programs still use the mount, they are named in the log and it is
+/// detached: nobody new can enter, those inside go on, and this returns when the last of them has left. A second
+/// signal does not wait for them: whatever they still ask for fails (ENOTCONN); what they have written is kept.
+///
+/// # Errors
+/// When it cannot be mounted, or the kernel's connection breaks.
+pub fn serve(
+    archive: Arc<Archive>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    ready: impl FnOnce(),
+) -> Result<(), MountError> {
+    clear_dead_mount(mountpoint)?;
+    let directory = |error| MountError::Directory(mountpoint.to_path_buf(), error);
+    let point = absolute(mountpoint).map_err(directory)?;
+    if !point.metadata().map_err(directory)?.is_dir() {
+        return Err(directory(io::Error::from_raw_os_error(libc::ENOTDIR)));
+    }
+    let store = archive
+        .store()
+        .root()
+        .canonicalize()
+        .map_err(MountError::Tree)?;
+    if mounts::overlap(&point, &store) {
+        return Err(MountError::Overlap { point, store });
+    }
+    if mounts::find(&point).map_err(MountError::Mount)?.is_some() {
+        return Err(MountError::Mounted(point));
+    }
+    // One per open file, and each directory listing.
+    if let Err(error) = sys::raise_open_files() {
+        log::debug!("cannot raise the limit of open files: {error}");
+    }
+
+    let core = Arc::new(
+        Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?,
+    );
+    let stacked =
+        sys::file_system_magic(&archive.store().tree()).is_ok_and(|magic| STACKED.contains(&magic));
+    let face = Face {
+        core: Arc::clone(&core),
+        stack_depth: if stacked { 2 } else { 1 },
+    };
+    let session = Session::new(face, &point, &config(options)).map_err(MountError::Mount)?;
+    let notify = core
+        .invalidations
+        .start(session.notifier())
+        .map_err(MountError::Mount)?;
+    archive.start(Arc::clone(&core) as Arc<dyn Namespace>);
+    let session = session.spawn().map_err(MountError::Mount)?;
+    if let Ok(Some(mounted)) = mounts::find(&point) {
+        set_read_ahead(&mounted.device, options.read_ahead_kib);
+    }
+    let signals = if options.signals {
+        Some(watch_signals(point.clone()).map_err(MountError::Mount)?)
+    } else {
+        None
+    };
+    ready();
+
+    let served = session.join();
+    if let Some((handle, thread)) = signals {
+        handle.close();
+        let _ = thread.join();
+    }
+    // Replies that workers still owe have nobody to go to, but what they do (an fsync, a recall) is finished.
+    core.workers.stop();
+    core.invalidations.stop();
+    let _ = notify.join();
+    archive.stop();
+    served.map_err(MountError::Connection)
+}
+
+fn set_read_ahead(device: &str, kib: u32) {
+    let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&path, kib.to_string()) {
+        log::debug!("cannot set {path}: {error}");
+    }
+}
+
+/// Unmounts when a signal says so.
+fn watch_signals(point: PathBuf) -> io::Result<(SignalHandle, JoinHandle<()>)> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let handle = signals.handle();
+    let thread = std::thread::Builder::new().name("stepfs-signals".into()).spawn(move || {
+        let device = mounts::find(&point).ok().flatten().map(|mounted| mounted.device);
+        let mut detached = false;
+        for _ in &mut signals {
+            if detached {
+                abort(device.as_deref());
+                continue;
+            }
+            match mounts::take_down(&point, Detach::IfIdle) {
+                Ok(()) => detached = true,
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                    let holders = device.as_deref().map(mounts::holders).unwrap_or_default().join(", ");
+                    log::warn!(
+                        "{} is in use by: {holders}. It is detached now and ends when they have left it; \
+                         signal again to end at once",
+                        point.display()
+                    );
+                    match mounts::take_down(&point, Detach::Lazily) {
+                        Ok(()) => detached = true,
+                        Err(error) => log::error!("cannot detach {}: {error}", point.display()),
+                    }
+                }
+                Err(error) => log::error!("cannot unmount {}: {error}", point.display()),
+            }
+        }
+    })?;
+    Ok((handle, thread))
+}
+
+/// Breaks the connection to the kernel, for a mount that programs will not leave.
+fn abort(device: Option<&str>) {
+    let Some(minor) = device
+        .and_then(|device| device.split_once(':'))
+        .map(|(_, minor)| minor)
+    else {
+        return;
+    };
+    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
+    if let Err(error) = std::fs::write(&path, "1") {
+        log::error!("cannot end the connection ({path}): {error}");
+    }
+}

@@ -1,0 +1,371 @@
+//! Operations on names: lookup, create, remove, rename, link.
+//!
+//! Each runs under the table's lock from its first check to its last change, so there are no races to win. What the
+//! archive must know is noted before the lock is released.
+
+use std::ffi::OsStr;
+use std::fs::{File, Metadata, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::{Generation, RenameFlags, Request};
+
+use super::Core;
+use super::attr::{Attributes, device_number};
+use super::errno::{Fault, Result};
+use super::inodes::Table;
+use super::node::Source;
+use super::open::{Access, Answer, Register};
+use super::sys;
+
+/// Node ids are not used again while the kernel knows them, so one generation does.
+pub(super) const GENERATION: Generation = Generation(0);
+
+/// Who asks for something new, and with which permissions.
+#[derive(Clone, Copy)]
+pub(super) struct Creator {
+    uid: u32,
+    gid: u32,
+    /// Type and permission bits; the kernel has applied the umask.
+    mode: u32,
+}
+
+impl Creator {
+    pub(super) fn new(request: &Request, mode: u32) -> Self {
+        Self {
+            uid: request.uid(),
+            gid: request.gid(),
+            mode,
+        }
+    }
+
+    fn permissions(self) -> u32 {
+        self.mode & 0o7777
+    }
+}
+
+/// Whether the error says that the store's file system has no such call or flag.
+fn unsupported(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)
+    )
+}
+
+impl Core {
+    pub(super) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Attributes> {
+        let mut table = self.table();
+        let path = table.child(parent, name)?;
+        let metadata = table.absolute(&path).symlink_metadata()?;
+        self.entry(&mut table, parent, name, &metadata)
+    }
+
+    /// Answers with a node and counts that the kernel knows it once more.
+    pub(super) fn entry(
+        &self,
+        table: &mut Table,
+        parent: u64,
+        name: &OsStr,
+        metadata: &Metadata,
+    ) -> Result<Attributes> {
+        let ino = table.admit(&self.archive, parent, name, metadata)?;
+        table.count(ino);
+        Ok(self.shown(table, ino, metadata))
+    }
+
+    /// Gives something new to its creator. Only a daemon that is root can, and only it has to.
+    fn hand_over(
+        &self,
+        path: &Path,
+        parent: &Metadata,
+        creator: Creator,
+        mode: Option<u32>,
+    ) -> io::Result<()> {
+        if self.root {
+            // In a setgid directory the group is the directory's.
+            let gid = if parent.mode() & libc::S_ISGID != 0 {
+                None
+            } else {
+                Some(creator.gid)
+            };
+            std::os::unix::fs::lchown(path, Some(creator.uid), gid)?;
+        }
+        if let Some(mode) = mode {
+            // After the change of owner, which takes bits away; and whatever our own umask is.
+            std::fs::set_permissions(path, Permissions::from_mode(mode))?;
+        }
+        Ok(())
+    }
+
+    /// Makes something with `make`, hands it over and enters it; what cannot be handed over is removed again.
+    fn make_entry(
+        &self,
+        table: &mut Table,
+        parent: u64,
+        name: &OsStr,
+        creator: Creator,
+        make: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> Result<Attributes> {
+        let path = table.absolute(&table.child(parent, name)?);
+        let directory = table.place(parent)?.metadata()?;
+        make(&path)?;
+        let is_dir = creator.mode & libc::S_IFMT == libc::S_IFDIR;
+        let mode = match creator.mode & libc::S_IFMT {
+            libc::S_IFLNK => None,
+            // A directory in a setgid directory is setgid itself.
+            libc::S_IFDIR => Some(creator.permissions() | (directory.mode() & libc::S_ISGID)),
+            _ => Some(creator.permissions()),
+        };
+        let done = self
+            .hand_over(&path, &directory, creator, mode)
+            .and_then(|()| path.symlink_metadata());
+        match done {
+            Ok(metadata) => self.entry(table, parent, name, &metadata),
+            Err(error) => {
+                let _ = if is_dir {
+                    std::fs::remove_dir(&path)
+                } else {
+                    std::fs::remove_file(&path)
+                };
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Creates and opens a file. ESTALE when it exists after all: the kernel then looks it up and opens it.
+    pub(super) fn create(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        creator: Creator,
+        flags: i32,
+        register: Register<'_>,
+    ) -> Result<(Attributes, Answer)> {
+        let mut table = self.table();
+        let mut made = None;
+        let creator = Creator {
+            mode: creator.permissions() | libc::S_IFREG,
+            ..creator
+        };
+        let entry = self.make_entry(&mut table, parent, name, creator, &mut |path| {
+            made = Some(
+                File::options()
+                    .read(true)
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .open(path)?,
+            );
+            Ok(())
+        });
+        let entry = match entry {
+            Err(Fault::Os(error))
+                if error.kind() == io::ErrorKind::AlreadyExists && flags & libc::O_EXCL == 0 =>
+            {
+                return Err(libc::ESTALE.into());
+            }
+            other => other?,
+        };
+        let ino = entry.1.ino.0;
+        let file = made.ok_or(Fault::Code(libc::EIO))?;
+        table.node_mut(ino)?.name_not_durable = true;
+        let access = Access {
+            truncate: false,
+            ..Access::of(flags)
+        };
+        let source = Some((Source::File(Arc::new(file)), true, true));
+        match self.install(&mut table, ino, access, source, register) {
+            Ok((answer, _)) => Ok((entry, answer)),
+            Err(fault) => {
+                table.forget(ino, 1);
+                Err(fault)
+            }
+        }
+    }
+
+    pub(super) fn mknod(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        creator: Creator,
+        rdev: u32,
+    ) -> Result<Attributes> {
+        let mut table = self.table();
+        let kind = match creator.mode & libc::S_IFMT {
+            0 | libc::S_IFREG => libc::S_IFREG,
+            kind @ (libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK) => kind,
+            _ => return Err(libc::EINVAL.into()),
+        };
+        self.make_entry(&mut table, parent, name, creator, &mut |path| {
+            sys::mknod(path, kind | 0o600, device_number(rdev))
+        })
+    }
+
+    pub(super) fn mkdir(&self, parent: u64, name: &OsStr, creator: Creator) -> Result<Attributes> {
+        let mut table = self.table();
+        let creator = Creator {
+            mode: creator.permissions() | libc::S_IFDIR,
+            ..creator
+        };
+        self.make_entry(&mut table, parent, name, creator, &mut |path| {
+            std::fs::DirBuilder::new().mode(0o700).create(path)
+        })
+    }
+
+    pub(super) fn symlink(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        creator: Creator,
+        target: &Path,
+    ) -> Result<Attributes> {
+        let mut table = self.table();
+        let creator = Creator {
+            mode: libc::S_IFLNK | 0o777,
+            ..creator
+        };
+        self.make_entry(&mut table, parent, name, creator, &mut |path| {
+            std::os::unix::fs::symlink(target, path)
+        })
+    }
+
+    pub(super) fn readlink(&self, ino: u64) -> Result<PathBuf> {
+        let table = self.table();
+        Ok(std::fs::read_link(table.place(ino)?.path)?)
+    }
+
+    pub(super) fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Result<Attributes> {
+        let mut table = self.table();
+        let from = table.path(ino).ok_or(Fault::Code(libc::ENOENT))?;
+        let to = table.child(parent, name)?;
+        std::fs::hard_link(table.absolute(&from), table.absolute(&to))?;
+        let metadata = table.absolute(&to).symlink_metadata()?;
+        self.archive.linked(&from, &to);
+        self.entry(&mut table, parent, name, &metadata)
+    }
+
+    pub(super) fn unlink(&self, parent: u64, name: &OsStr) -> Result<()> {
+        let mut table = self.table();
+        let path = table.child(parent, name)?;
+        let absolute = table.absolute(&path);
+        let metadata = absolute.symlink_metadata()?;
+        if metadata.is_dir() {
+            return Err(libc::EISDIR.into());
+        }
+        let removal = table.before_removal(&path, &metadata);
+        std::fs::remove_file(&absolute)?;
+        table.removed(parent, name, removal);
+        if metadata.is_file() {
+            self.archive.removed(&path);
+        }
+        Ok(())
+    }
+
+    pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
+        let mut table = self.table();
+        let path = table.child(parent, name)?;
+        let absolute = table.absolute(&path);
+        let metadata = absolute.symlink_metadata()?;
+        let removal = table.before_removal(&path, &metadata);
+        std::fs::remove_dir(&absolute)?;
+        table.removed(parent, name, removal);
+        Ok(())
+    }
+
+    pub(super) fn rename(
+        &self,
+        from: (u64, &OsStr),
+        to: (u64, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let mut table = self.table();
+        let (source, target) = (table.child(from.0, from.1)?, table.child(to.0, to.1)?);
+        let (old, new) = (table.absolute(&source), table.absolute(&target));
+        let moved = old.symlink_metadata()?;
+        let there = match new.symlink_metadata() {
+            Ok(metadata) => Some(metadata),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error.into()),
+        };
+        if flags == RenameFlags::RENAME_EXCHANGE {
+            let there = there.ok_or(Fault::Code(libc::ENOENT))?;
+            return self.exchange(&mut table, (from, &source, &moved), (to, &target, &there));
+        }
+        if !(flags - RenameFlags::RENAME_NOREPLACE).is_empty() {
+            return Err(libc::EINVAL.into());
+        }
+        // Checked here rather than by the store's file system, which may not know how.
+        if there.is_some() && !flags.is_empty() {
+            return Err(libc::EEXIST.into());
+        }
+        if there
+            .as_ref()
+            .is_some_and(|there| (there.dev(), there.ino()) == (moved.dev(), moved.ino()))
+        {
+            // Two links of one file: POSIX wants nothing to happen.
+            return Ok(());
+        }
+        let ino = table.admit(&self.archive, from.0, from.1, &moved)?;
+        let removal = there
+            .as_ref()
+            .map(|there| table.before_removal(&target, there));
+        std::fs::rename(&old, &new)?;
+        if let Some(removal) = removal {
+            table.removed(to.0, to.1, removal);
+        }
+        table.unbind(from.0, from.1);
+        table.bind(to.0, to.1, ino);
+        table.reap(ino);
+        self.archive.renamed(&source, &target);
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        table: &mut Table,
+        a: ((u64, &OsStr), &Path, &Metadata),
+        b: ((u64, &OsStr), &Path, &Metadata),
+    ) -> Result<()> {
+        let first = table.admit(&self.archive, a.0.0, a.0.1, a.2)?;
+        let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
+        let (old, new) = (table.absolute(a.1), table.absolute(b.1));
+        match sys::renameat2(&old, &new, libc::RENAME_EXCHANGE) {
+            // EINVAL is also the answer when one would become its own parent; three renames say so too.
+            Err(error) if unsupported(&error) => self.exchange_by_hand(&old, &new)?,
+            other => other?,
+        }
+        table.unbind(a.0.0, a.0.1);
+        table.unbind(b.0.0, b.0.1);
+        table.bind(a.0.0, a.0.1, second);
+        table.bind(b.0.0, b.0.1, first);
+        table.reap(first);
+        table.reap(second);
+        self.archive.exchanged(a.1, b.1);
+        Ok(())
+    }
+
+    /// Exchanges in three renames, for store file systems that cannot in one. Nobody looks meanwhile, as the lock is
+    /// held. A crash in between leaves one of the two under a name of its own beside the other: not in `tmp/`, which
+    /// is emptied at mount.
+    fn exchange_by_hand(&self, old: &Path, new: &Path) -> io::Result<()> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let aside = new.with_file_name(format!(".stepfs-exchange-{}-{number}", std::process::id()));
+        std::fs::rename(new, &aside)?;
+        let back = |error| match std::fs::rename(&aside, new) {
+            Ok(()) => error,
+            Err(second) => {
+                log::error!(
+                    "cannot rename {} back to {}: {second}",
+                    aside.display(),
+                    new.display()
+                );
+                error
+            }
+        };
+        std::fs::rename(old, new).map_err(back)?;
+        std::fs::rename(&aside, old)
+    }
+}

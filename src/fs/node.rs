@@ -1,0 +1,207 @@
+//! One file, directory or other inode that the kernel knows.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fuser::{BackingId, FileType};
+
+use super::workers::Job;
+use crate::archive::FileId;
+use crate::recall::Reader;
+use crate::store::Stub;
+
+/// Which file of the store a stat speaks of.
+pub(super) fn file_id(metadata: &Metadata) -> FileId {
+    FileId {
+        dev: metadata.dev(),
+        ino: metadata.ino(),
+    }
+}
+
+/// What the daemon knows of an inode that the kernel refers to.
+pub(super) struct Node {
+    /// What it is; never changes.
+    pub(super) kind: FileType,
+    /// The file in the store's tree. Changes at release and recall.
+    pub(super) file: FileId,
+    /// Parent and name, as far as looked up. A directory has one, an unlinked file none.
+    pub(super) names: Vec<(u64, OsString)>,
+    /// Entries of a directory, as far as looked up.
+    pub(super) children: HashMap<OsString, u64>,
+    /// How often the kernel was told of it, less what it forgot.
+    pub(super) lookups: u64,
+    /// The stub, if the file is released.
+    pub(super) stub: Option<Stub>,
+    /// Handles, while there are any.
+    pub(super) opened: Option<Opened>,
+    /// Set while a worker changes the representation: who waits for that.
+    pub(super) waiting: Option<Vec<Job>>,
+    /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
+    pub(super) held: Option<Arc<File>>,
+    /// Counts the changes to its bytes that the kernel's page cache does not see.
+    pub(super) version: u64,
+    /// The version that the kernel's page cache holds.
+    pub(super) cached: Option<u64>,
+    /// Its name in the directory may not be durable yet: an fsync has to see to that too.
+    pub(super) name_not_durable: bool,
+}
+
+impl Node {
+    pub(super) fn new(kind: FileType, file: FileId, stub: Option<Stub>) -> Self {
+        Self {
+            kind,
+            file,
+            names: Vec::new(),
+            children: HashMap::new(),
+            lookups: 0,
+            stub,
+            opened: None,
+            waiting: None,
+            held: None,
+            version: 0,
+            cached: None,
+            name_not_durable: false,
+        }
+    }
+
+    /// Nobody refers to it any more.
+    pub(super) fn unused(&self) -> bool {
+        self.lookups == 0
+            && self.opened.is_none()
+            && self.waiting.is_none()
+            && self.children.is_empty()
+    }
+
+    /// Its representation must stay as it is.
+    pub(super) fn busy(&self) -> bool {
+        self.opened.is_some() || self.waiting.is_some()
+    }
+
+    /// Whether a handle can write to it now or could since it was last at rest.
+    pub(super) fn written(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.wrote)
+    }
+}
+
+/// The handles of one node. The first decides the mode until the last is released: the kernel refuses others with EIO.
+pub(super) struct Opened {
+    pub(super) mode: Mode,
+    /// What the first handle opened; others share it if it allows what they need.
+    pub(super) source: Source,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    pub(super) handles: HashMap<u64, Arc<Handle>>,
+    /// A handle since the node was last at rest could write.
+    pub(super) wrote: bool,
+}
+
+/// Who serves reads and writes of an open node.
+#[derive(Clone)]
+pub(super) enum Mode {
+    /// The kernel, from this file of the store.
+    Passthrough(Arc<BackingId>),
+    /// The daemon.
+    Daemon,
+}
+
+/// One open of a file.
+pub(super) struct Handle {
+    pub(super) node: u64,
+    /// It bypasses the kernel's page cache.
+    pub(super) direct: bool,
+    source: Mutex<Source>,
+}
+
+/// Where the bytes of an open file are.
+#[derive(Clone)]
+pub(super) enum Source {
+    /// In a plain file.
+    File(Arc<File>),
+    /// In an object, to be decoded.
+    Reader(Arc<Reader>),
+}
+
+impl Handle {
+    pub(super) fn new(node: u64, direct: bool, source: Source) -> Self {
+        Self {
+            node,
+            direct,
+            source: Mutex::new(source),
+        }
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Source> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where to read and write now.
+    pub(super) fn source(&self) -> Source {
+        self.slot().clone()
+    }
+
+    /// The plain file, if that is what is open.
+    pub(super) fn file(&self) -> Option<Arc<File>> {
+        match &*self.slot() {
+            Source::File(file) => Some(Arc::clone(file)),
+            Source::Reader(_) => None,
+        }
+    }
+
+    /// The file was recalled: go on with the same bytes there.
+    pub(super) fn switch(&self, file: &Arc<File>) {
+        *self.slot() = Source::File(Arc::clone(file));
+    }
+}
+
+/// How to reach a node's file: by its path, or, when it has none any more, by what is held of it.
+pub(super) struct Place {
+    /// Absolute; for a held file a name in `/proc/self/fd`.
+    pub(super) path: PathBuf,
+    held: Option<Arc<File>>,
+}
+
+impl Place {
+    pub(super) fn named(path: PathBuf) -> Self {
+        Self { path, held: None }
+    }
+
+    pub(super) fn held(file: Arc<File>) -> Self {
+        Self {
+            path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
+            held: Some(file),
+        }
+    }
+
+    /// Whether the last component of `path` is a link of `/proc` that must be followed; others never are.
+    pub(super) fn follow(&self) -> bool {
+        self.held.is_some()
+    }
+
+    pub(super) fn metadata(&self) -> io::Result<Metadata> {
+        match &self.held {
+            Some(file) => file.metadata(),
+            None => self.path.symlink_metadata(),
+        }
+    }
+
+    /// Opens a regular file.
+    pub(super) fn open(&self, read: bool, write: bool) -> io::Result<File> {
+        use std::os::unix::fs::OpenOptionsExt;
+        // Not to hang on a fifo that somebody put there behind our back.
+        let mut flags = libc::O_NONBLOCK;
+        if !self.follow() {
+            flags |= libc::O_NOFOLLOW;
+        }
+        File::options()
+            .read(read)
+            .write(write)
+            .custom_flags(flags)
+            .open(&self.path)
+    }
+}

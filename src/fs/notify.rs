@@ -1,0 +1,76 @@
+//! Tells the kernel to forget what it cached of a file.
+//!
+//! The kernel may wait for a page that a read is filling before it accepts an invalidation, and that read may wait
+//! for a lock of ours. So invalidations go out from a thread of their own, which holds no lock while it sends.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use fuser::{INodeNo, Notifier};
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<u64>,
+    stopping: bool,
+}
+
+/// Queue of files whose cached data and attributes are out of date.
+#[derive(Default)]
+pub(super) struct Invalidations {
+    /// Taken for moments only, also under the inode table's lock; never held while sending.
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+impl Invalidations {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for data and attributes of a file to be dropped, soon.
+    pub(super) fn inode(&self, ino: u64) {
+        let mut state = self.state();
+        if !state.stopping && !state.queue.contains(&ino) {
+            state.queue.push_back(ino);
+            self.work.notify_one();
+        }
+    }
+
+    /// Starts to send.
+    pub(super) fn start(self: &Arc<Self>, notifier: Notifier) -> std::io::Result<JoinHandle<()>> {
+        let queue = Arc::clone(self);
+        std::thread::Builder::new()
+            .name("stepfs-notify".into())
+            .spawn(move || queue.send(&notifier))
+    }
+
+    /// Ends the thread after what it is sending.
+    pub(super) fn stop(&self) {
+        self.state().stopping = true;
+        self.work.notify_all();
+    }
+
+    fn send(&self, notifier: &Notifier) {
+        loop {
+            let mut state = self.state();
+            while state.queue.is_empty() && !state.stopping {
+                state = self
+                    .work
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.stopping {
+                return;
+            }
+            let Some(ino) = state.queue.pop_front() else {
+                continue;
+            };
+            drop(state);
+            // Offset 0 and length 0: everything.
+            if let Err(error) = notifier.inval_inode(INodeNo(ino), 0, 0) {
+                log::debug!("the kernel did not take an invalidation of inode {ino}: {error}");
+            }
+        }
+    }
+}

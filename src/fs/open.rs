@@ -1,0 +1,312 @@
+//! Open and release: who serves the bytes of a file while it is open.
+//!
+//! The first open of a node decides; the kernel refuses to mix (measured; it answers EIO): passthrough cannot be
+//! joined by an open that the daemon serves, nor the reverse, and passthrough needs the same backing file each time.
+//! So each node has one mode from its first open to its last release, and every open gets an answer that fits it:
+//!
+//! | node                    | passthrough allowed                 | otherwise                                        |
+//! |-------------------------|-------------------------------------|--------------------------------------------------|
+//! | resident                | the file itself                     | write-only: direct; else the kernel's page cache |
+//! | released, decoded whole | the decoded file                    | page cache                                       |
+//! | released                | page cache                          | page cache                                       |
+
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
+
+use super::Core;
+use super::errno::{Fault, Result};
+use super::inodes::Table;
+use super::node::{Handle, Mode, Opened, Source};
+use super::transition::{Made, Step, Wanted};
+
+/// What an open asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Access {
+    pub(super) read: bool,
+    pub(super) write: bool,
+    pub(super) truncate: bool,
+}
+
+impl Access {
+    /// From open(2) flags.
+    pub(super) fn of(flags: i32) -> Self {
+        let mode = flags & libc::O_ACCMODE;
+        Self {
+            read: mode != libc::O_WRONLY,
+            write: mode != libc::O_RDONLY,
+            // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
+            truncate: flags & libc::O_TRUNC != 0,
+        }
+    }
+}
+
+/// What to tell the kernel about an open.
+pub(super) struct Answer {
+    pub(super) fh: FileHandle,
+    pub(super) flags: FopenFlags,
+    pub(super) backing: Option<Arc<BackingId>>,
+}
+
+/// Registers a file for passthrough.
+pub(super) type Register<'a> = &'a dyn Fn(BorrowedFd<'_>) -> io::Result<BackingId>;
+
+/// Opens a node's file, read-write if that may be, so that later opens can share it.
+fn open_file(place: &super::node::Place, access: Access) -> io::Result<(File, bool, bool)> {
+    match place.open(true, true) {
+        Ok(file) => Ok((file, true, true)),
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)
+            ) =>
+        {
+            Ok((
+                place.open(access.read, access.write)?,
+                access.read,
+                access.write,
+            ))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl Core {
+    /// Answers an OPEN, at once or from a worker.
+    pub(super) fn open(self: &Arc<Self>, ino: u64, flags: i32, reader: Made, reply: ReplyOpen) {
+        let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
+        match self.try_open(ino, Access::of(flags), reader, &register) {
+            Ok(Step::Done(answer)) => match &answer.backing {
+                Some(backing) => reply.opened_passthrough(answer.fh, answer.flags, backing),
+                None => reply.opened(answer.fh, answer.flags),
+            },
+            Ok(Step::First(wanted)) => {
+                let core = Arc::clone(self);
+                self.make(ino, wanted, move |made| match made {
+                    Ok(made) => core.open(ino, flags, made, reply),
+                    Err(fault) => reply.error(fault.into()),
+                });
+            }
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn try_open(
+        &self,
+        ino: u64,
+        access: Access,
+        reader: Made,
+        register: Register<'_>,
+    ) -> Result<Step<Answer>> {
+        let mut table = self.table();
+        let node = table.node(ino)?;
+        if node.kind != FileType::RegularFile {
+            return Err(if node.kind == FileType::Directory {
+                libc::EISDIR
+            } else {
+                libc::ENXIO
+            }
+            .into());
+        }
+        let wanted = match (access.write, access.truncate) {
+            (_, true) => Wanted::Empty,
+            (true, false) => Wanted::Bytes,
+            (false, false) => Wanted::Reader,
+        };
+        if node.waiting.is_some() {
+            return Ok(Step::First(wanted));
+        }
+        let source = match (&node.stub, &node.opened) {
+            (Some(_), _) if wanted != Wanted::Reader => return Ok(Step::First(wanted)),
+            (Some(_), Some(_)) => None,
+            (Some(stub), None) => match reader {
+                Some((read, reader)) if read == *stub => {
+                    Some((Source::Reader(reader), true, false))
+                }
+                _ => return Ok(Step::First(Wanted::Reader)),
+            },
+            (None, Some(opened))
+                if (opened.readable || !access.read) && (opened.writable || !access.write) =>
+            {
+                None
+            }
+            (None, _) => {
+                let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
+                Some((Source::File(Arc::new(file)), readable, writable))
+            }
+        };
+        let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
+        if access.truncate {
+            table.node_mut(ino)?.version += 1;
+            drop(table);
+            // The handle keeps the file as it is represented, so the lock is not needed while blocks are freed.
+            let truncated = handle.file().map_or(Ok(()), |file| file.set_len(0));
+            if let Err(error) = truncated {
+                self.release(ino, answer.fh);
+                return Err(error.into());
+            }
+        }
+        Ok(Step::Done(answer))
+    }
+
+    /// Enters a handle. `source` is what was opened for it, if the node's own does not do.
+    pub(super) fn install(
+        &self,
+        table: &mut Table,
+        ino: u64,
+        access: Access,
+        source: Option<(Source, bool, bool)>,
+        register: Register<'_>,
+    ) -> Result<(Answer, Arc<Handle>)> {
+        let changes = access.write || access.truncate;
+        let path = if changes { table.path(ino) } else { None };
+        let node = table.node_mut(ino)?;
+        let own = source.as_ref().map(|(source, ..)| source.clone());
+        if node.opened.is_none() {
+            let (source, readable, writable) = source.ok_or(Fault::Code(libc::EIO))?;
+            let mode = self.first_mode(&source, register);
+            node.opened = Some(Opened {
+                mode,
+                source,
+                readable,
+                writable,
+                handles: Default::default(),
+                wrote: false,
+            });
+        }
+        let Some(opened) = &mut node.opened else {
+            return Err(libc::EIO.into());
+        };
+        let fh = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut flags = FopenFlags::empty();
+        let direct = match opened.mode {
+            Mode::Passthrough(_) => false,
+            // Half of what going through the page cache costs (measured). Such a handle cannot be mapped anyway.
+            Mode::Daemon => access.write && !access.read,
+        };
+        if changes {
+            opened.wrote = true;
+        } else {
+            // There is nothing that close could report.
+            flags |= FopenFlags::FOPEN_NOFLUSH;
+        }
+        let handle = Arc::new(Handle::new(
+            ino,
+            direct,
+            own.unwrap_or_else(|| opened.source.clone()),
+        ));
+        opened.handles.insert(fh, Arc::clone(&handle));
+        let backing = match &opened.mode {
+            Mode::Passthrough(id) => Some(Arc::clone(id)),
+            Mode::Daemon => None,
+        };
+        if direct {
+            flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        }
+        if direct || (changes && backing.is_some()) {
+            node.version += 1;
+        } else if backing.is_none() {
+            if node.cached == Some(node.version) {
+                flags |= FopenFlags::FOPEN_KEEP_CACHE;
+            }
+            node.cached = Some(node.version);
+        }
+        self.handles().insert(fh, Arc::clone(&handle));
+        if let Some(path) = path {
+            self.archive.opened_for_writing(&path);
+        }
+        Ok((
+            Answer {
+                fh: FileHandle(fh),
+                flags,
+                backing,
+            },
+            handle,
+        ))
+    }
+
+    /// Passthrough if there is a whole file to pass through to and the kernel takes it.
+    fn first_mode(&self, source: &Source, register: Register<'_>) -> Mode {
+        if !self.passthrough.load(Ordering::Relaxed) {
+            return Mode::Daemon;
+        }
+        let file = match source {
+            Source::File(file) => Some(Arc::clone(file)),
+            Source::Reader(reader) => reader.cached_file(),
+        };
+        let Some(file) = file else {
+            return Mode::Daemon;
+        };
+        match register(std::os::fd::AsFd::as_fd(&*file)) {
+            Ok(id) => Mode::Passthrough(Arc::new(id)),
+            Err(error) => {
+                let code = error.raw_os_error().unwrap_or(0);
+                // Out of something for the moment; all other refusals are for ever.
+                if !matches!(
+                    code,
+                    libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::EINTR
+                ) && self.passthrough.swap(false, Ordering::Relaxed)
+                {
+                    log::warn!("{}", refusal(code, &error));
+                }
+                Mode::Daemon
+            }
+        }
+    }
+
+    /// A handle and all mappings made through it are gone.
+    pub(super) fn release(&self, ino: u64, fh: FileHandle) {
+        let handle = self.handles().remove(&fh.0);
+        let mut table = self.table();
+        let path = table.path(ino);
+        let Some(node) = table.get_mut(ino) else {
+            return;
+        };
+        let Some(opened) = &mut node.opened else {
+            return;
+        };
+        opened.handles.remove(&fh.0);
+        if handle.as_ref().is_some_and(|handle| handle.direct) {
+            node.version += 1;
+        }
+        if !opened.handles.is_empty() {
+            return;
+        }
+        let last = node.opened.take();
+        self.note_rest(
+            path.as_deref(),
+            last.as_ref().is_some_and(|opened| opened.wrote),
+        );
+        table.reap(ino);
+        // Closing what was open may free a file's blocks.
+        drop(table);
+        drop((last, handle));
+    }
+
+    fn note_rest(&self, path: Option<&Path>, wrote: bool) {
+        // A file without a name is nobody's checkpoint.
+        match path {
+            Some(path) if wrote => self.archive.sealed(path),
+            Some(path) => self.archive.closed(path),
+            None => {}
+        }
+    }
+}
+
+/// Why reads and writes go through the daemon from now on, for the log.
+fn refusal(code: i32, error: &io::Error) -> String {
+    let why = match code {
+        libc::EPERM => "it needs CAP_SYS_ADMIN".to_string(),
+        libc::ELOOP => "the store lies on a stacked file system (such as overlayfs)".to_string(),
+        libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP => {
+            "the kernel or the store's file system has none".to_string()
+        }
+        _ => error.to_string(),
+    };
+    format!("files are served without kernel passthrough, which is slower but just as safe: {why}")
+}

@@ -1,0 +1,270 @@
+//! How a released file is opened, and how it becomes resident again.
+//!
+//! Both take long, so a worker does them, without the table's lock. Meanwhile the node is in transition: the archive
+//! finds it busy, and whoever else wants to open or truncate it is put on its list and tries again afterwards.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Core;
+use super::attr::{copy_attributes, restore_times};
+use super::errno::{Fault, Result};
+use super::inodes::Table;
+use super::node::{Mode, Source, file_id};
+use super::sys;
+use crate::archive::FileId;
+use crate::recall::Reader;
+use crate::store::Stub;
+
+/// What must be done with a released file first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// Open its object for reading.
+    Reader,
+    /// Make it resident with its bytes: it is going to be changed.
+    Bytes,
+    /// Make it resident and empty: its bytes are not wanted any more.
+    Empty,
+}
+
+/// An operation on a file that may have to wait for [`Core::make`].
+pub(super) enum Step<T> {
+    /// It is done.
+    Done(T),
+    /// This is needed first; then try again.
+    First(Wanted),
+}
+
+/// A reader and the stub that it reads.
+pub(super) type Made = Option<(Stub, Arc<Reader>)>;
+
+/// Ends a transition however it ended.
+struct Transition {
+    core: Arc<Core>,
+    ino: u64,
+}
+
+impl Drop for Transition {
+    fn drop(&mut self) {
+        let mut table = self.core.table();
+        let waiting = table.get_mut(self.ino).and_then(|node| node.waiting.take());
+        table.reap(self.ino);
+        drop(table);
+        for job in waiting.into_iter().flatten() {
+            self.core.workers.submit(job);
+        }
+    }
+}
+
+/// A file that goes unless it was put somewhere.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            log::warn!("cannot remove {}: {error}", self.0.display());
+        }
+    }
+}
+
+impl Core {
+    /// Does what is wanted with a released file, then calls `again` from a worker; at once when there is nothing to do.
+    pub(super) fn make(
+        self: &Arc<Self>,
+        ino: u64,
+        wanted: Wanted,
+        again: impl FnOnce(Result<Made>) + Send + 'static,
+    ) {
+        let mut table = self.table();
+        let node = match table.node_mut(ino) {
+            Ok(node) => node,
+            Err(fault) => {
+                drop(table);
+                return again(Err(fault));
+            }
+        };
+        if let Some(waiting) = &mut node.waiting {
+            waiting.push(Box::new(move || again(Ok(None))));
+            return;
+        }
+        let Some(stub) = node.stub.clone() else {
+            drop(table);
+            return again(Ok(None));
+        };
+        node.waiting = Some(Vec::new());
+        drop(table);
+        let core = Arc::clone(self);
+        let transition = Transition {
+            core: Arc::clone(self),
+            ino,
+        };
+        self.workers.submit(Box::new(move || {
+            let made = match wanted {
+                Wanted::Reader => core
+                    .archive
+                    .reader(&stub)
+                    .map(|reader| Some((stub, reader)))
+                    .map_err(Fault::from),
+                Wanted::Bytes | Wanted::Empty => core.bring_back(ino, &stub, wanted).map(|()| None),
+            };
+            drop(transition);
+            again(made);
+        }));
+    }
+
+    /// A new path in the store's `tmp/`.
+    pub(super) fn temporary(&self) -> PathBuf {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.archive
+            .store()
+            .root()
+            .join("tmp")
+            .join(format!("mount-{number}"))
+    }
+
+    /// Puts a plain file in the place of a stub. Fails with ESTALE after having put it there as another inode, when
+    /// readers are served from the decoded file by the kernel: those keep what they have, and the kernel, told that
+    /// its inode is stale, looks the name up again and finds the new one.
+    fn bring_back(&self, ino: u64, stub: &Stub, wanted: Wanted) -> Result<()> {
+        let (place, before) = {
+            let table = self.table();
+            let place = table.place(ino)?;
+            let before = place.metadata()?;
+            (place, before)
+        };
+        let new = Temporary(match wanted {
+            Wanted::Empty => {
+                let path = self.temporary();
+                File::create_new(&path)?;
+                path
+            }
+            Wanted::Bytes | Wanted::Reader => self.archive.recall(stub, &place.path)?,
+        });
+        if wanted == Wanted::Empty {
+            copy_attributes(&place, &new.0)?;
+            File::open(&new.0)?.sync_all()?;
+        }
+
+        let mut table = self.table();
+        let place = table.place(ino)?;
+        let now = place.metadata()?;
+        if wanted == Wanted::Bytes
+            && (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec())
+        {
+            // Somebody changed mode, owner, times or attributes meanwhile.
+            copy_attributes(&place, &new.0)?;
+            restore_times(&new.0, &now)?;
+        }
+        let file = file_id(&now);
+        let stale = table
+            .node(ino)?
+            .opened
+            .as_ref()
+            .is_some_and(|opened| matches!(opened.mode, Mode::Passthrough(_)));
+        let nameless = place.follow();
+        if nameless && stale {
+            // There is no name to find a new inode by.
+            return Err(libc::ETXTBSY.into());
+        }
+        let opened = Arc::new(File::options().read(true).write(true).open(&new.0)?);
+        let replacement = file_id(&opened.metadata()?);
+        let held = if stale {
+            Some(Arc::new(sys::open_path(&place.path)?))
+        } else {
+            None
+        };
+        let directories = if nameless {
+            Vec::new()
+        } else {
+            self.put(&table, ino, &now, &new.0)?
+        };
+        if stale {
+            let names = table.node(ino)?.names.clone();
+            for (parent, name) in names {
+                table.unbind(parent, &name);
+            }
+            table.node_mut(ino)?.held = held;
+        } else {
+            table.replaced(file, replacement);
+            let node = table.node_mut(ino)?;
+            node.file = replacement;
+            node.stub = None;
+            if wanted == Wanted::Empty {
+                node.version += 1;
+            }
+            if nameless {
+                node.held = Some(Arc::clone(&opened));
+            }
+            if let Some(handles) = &mut node.opened {
+                // Readers that the daemon serves go on with the same file as the writer.
+                handles.source = Source::File(Arc::clone(&opened));
+                handles
+                    .handles
+                    .values()
+                    .for_each(|handle| handle.switch(&opened));
+            }
+        }
+        drop(table);
+        self.invalidations.inode(ino);
+        // The archive is told of the change afterwards and may then drop the object: the stub must not come back.
+        for directory in directories {
+            File::open(directory)?.sync_all()?;
+        }
+        if stale {
+            Err(libc::ESTALE.into())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Renames `new` over every name of a stub and puts the times of their directories back; answers the directories.
+    fn put(&self, table: &Table, ino: u64, stub: &Metadata, new: &Path) -> Result<Vec<PathBuf>> {
+        let names = if stub.nlink() > 1 {
+            let mut found = Vec::new();
+            let root = table.absolute(Path::new(""));
+            every_name(&root, file_id(stub), &mut found)?;
+            found
+        } else {
+            vec![table.place(ino)?.path]
+        };
+        let mut directories: Vec<PathBuf> = Vec::new();
+        for (i, name) in names.iter().enumerate() {
+            let Some(parent) = name.parent() else {
+                continue;
+            };
+            let times = parent.symlink_metadata()?;
+            if i + 1 == names.len() {
+                std::fs::rename(new, name)?;
+            } else {
+                let link = Temporary(self.temporary());
+                std::fs::hard_link(new, &link.0)?;
+                std::fs::rename(&link.0, name)?;
+            }
+            restore_times(parent, &times)?;
+            if !directories.iter().any(|known| known == parent) {
+                directories.push(parent.to_path_buf());
+            }
+        }
+        Ok(directories)
+    }
+}
+
+/// All names of a file below `directory`. Only needed for a stub with several links.
+fn every_name(directory: &Path, file: FileId, found: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        if metadata.is_dir() {
+            every_name(&entry.path(), file, found)?;
+        } else if file_id(&metadata) == file {
+            found.push(entry.path());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Threads for what may block: decoding, fsync, waiting for a disk. A thread that answers the kernel never does.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Something to do. It carries the reply with it.
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// Most threads at a time. They mostly wait for a disk or for the decoder's own pool; with 16, a dozen slow recalls
+/// still leave room for the reads of others.
+const MOST: usize = 16;
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    stopping: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// Taken for moments only; no job runs under it.
+    state: Mutex<State>,
+    work: Condvar,
+    ended: Condvar,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A pool that grows on demand up to [`MOST`] threads. The queue holds at most what the kernel has outstanding.
+#[derive(Default)]
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+}
+
+impl Workers {
+    /// Runs `job` on some thread, soon. After [`Workers::stop`] it is dropped: its reply then says EIO.
+    pub(super) fn submit(&self, job: Job) {
+        let mut state = self.shared.state();
+        if state.stopping {
+            drop(state);
+            return;
+        }
+        state.queue.push_back(job);
+        if state.idle < state.queue.len() && state.threads < MOST {
+            let shared = Arc::clone(&self.shared);
+            let spawned = std::thread::Builder::new()
+                .name("stepfs-worker".into())
+                .spawn(move || work(&shared));
+            match spawned {
+                Ok(_) => state.threads += 1,
+                Err(error) if state.threads == 0 => {
+                    log::error!("cannot start a worker thread: {error}")
+                }
+                Err(_) => {}
+            }
+        }
+        drop(state);
+        self.shared.work.notify_one();
+    }
+
+    /// Finishes what is queued and ends the threads.
+    pub(super) fn stop(&self) {
+        let mut state = self.shared.state();
+        state.stopping = true;
+        self.shared.work.notify_all();
+        while state.threads > 0 {
+            state = self
+                .shared
+                .ended
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+fn work(shared: &Shared) {
+    let mut state = shared.state();
+    loop {
+        if let Some(job) = state.queue.pop_front() {
+            drop(state);
+            // A job that panics drops its reply, which answers EIO; the thread lives on.
+            if catch_unwind(AssertUnwindSafe(job)).is_err() {
+                log::error!("an operation failed in a way it should not have; its caller got EIO");
+            }
+            state = shared.state();
+        } else if state.stopping {
+            state.threads -= 1;
+            shared.ended.notify_all();
+            return;
+        } else {
+            state.idle += 1;
+            state = shared
+                .work
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn every_job_runs_even_after_a_panic() {
+        let workers = Workers::default();
+        let done = Arc::new(AtomicUsize::new(0));
+        for i in 0..1000 {
+            let done = Arc::clone(&done);
+            workers.submit(Box::new(move || {
+                done.fetch_add(1, Ordering::Relaxed);
+                assert!(i % 100 != 0, "on purpose");
+            }));
+        }
+        workers.stop();
+        assert_eq!(done.load(Ordering::Relaxed), 1000);
+    }
+}

@@ -1,0 +1,147 @@
+//! Extended attributes. `user.stepfs.*` are the archive's, all others are the file's own.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use fuser::{Errno, ReplyXattr};
+
+use super::Core;
+use super::errno::{Fault, Result};
+use super::sys;
+
+/// Attributes of this name are stepfs's own. They are answered, never stored, and not listed: `cp -a` and `rsync -X`
+/// would otherwise carry them to other files.
+const OWN: &str = "user.stepfs.";
+
+/// Access control lists. The kernel would have to enforce them, and with these mounts it does not; saying that there
+/// are none is safer than storing what nobody enforces.
+const ACL: &str = "system.posix_acl_";
+
+enum Name<'a> {
+    Own(&'a str),
+    Acl,
+    File,
+}
+
+fn classify(name: &OsStr) -> Name<'_> {
+    match name.to_str() {
+        Some(text) => match text.strip_prefix(OWN) {
+            Some(own) => Name::Own(own),
+            None if text.starts_with(ACL) => Name::Acl,
+            None => Name::File,
+        },
+        None => Name::File,
+    }
+}
+
+impl Core {
+    fn named(&self, ino: u64) -> Result<PathBuf> {
+        self.table().path(ino).ok_or(Fault::Code(libc::ENODATA))
+    }
+
+    fn getxattr(&self, ino: u64, name: &OsStr) -> Result<Vec<u8>> {
+        match classify(name) {
+            // Not under the lock: the archive may have to count a lot for its answer.
+            Name::Own(own) => {
+                let path = self.named(ino)?;
+                self.archive
+                    .attribute(&path, own)
+                    .ok_or(Fault::Code(libc::ENODATA))
+            }
+            Name::Acl => Err(libc::EOPNOTSUPP.into()),
+            Name::File => {
+                let table = self.table();
+                let place = table.place(ino)?;
+                Ok(sys::getxattr(&place.path, place.follow(), name)?)
+            }
+        }
+    }
+
+    fn listxattr(&self, ino: u64) -> Result<Vec<u8>> {
+        let table = self.table();
+        let place = table.place(ino)?;
+        let names = sys::listxattr(&place.path, place.follow())?;
+        let mut shown = Vec::with_capacity(names.len());
+        for name in names.split_inclusive(|&byte| byte == 0) {
+            let bare = name.strip_suffix(&[0]).unwrap_or(name);
+            if matches!(classify(OsStr::from_bytes(bare)), Name::File) {
+                shown.extend_from_slice(name);
+            }
+        }
+        Ok(shown)
+    }
+
+    pub(super) fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+        match classify(name) {
+            Name::Own(own) => {
+                let path = self.named(ino)?;
+                Ok(self.archive.set_attribute(&path, own, value)?)
+            }
+            Name::Acl => Err(libc::EOPNOTSUPP.into()),
+            Name::File => {
+                let table = self.table();
+                let place = table.place(ino)?;
+                Ok(sys::setxattr(
+                    &place.path,
+                    place.follow(),
+                    name,
+                    value,
+                    flags,
+                )?)
+            }
+        }
+    }
+
+    pub(super) fn removexattr(&self, ino: u64, name: &OsStr) -> Result<()> {
+        match classify(name) {
+            Name::Own(_) => Err(libc::EPERM.into()),
+            Name::Acl => Err(libc::EOPNOTSUPP.into()),
+            Name::File => {
+                let table = self.table();
+                let place = table.place(ino)?;
+                Ok(sys::removexattr(&place.path, place.follow(), name)?)
+            }
+        }
+    }
+
+    pub(super) fn answer_getxattr(&self, ino: u64, name: &OsStr, size: u32, reply: ReplyXattr) {
+        answer(self.getxattr(ino, name), size, reply);
+    }
+
+    pub(super) fn answer_listxattr(&self, ino: u64, size: u32, reply: ReplyXattr) {
+        answer(self.listxattr(ino), size, reply);
+    }
+}
+
+/// A size of 0 asks for the size.
+fn answer(value: Result<Vec<u8>>, size: u32, reply: ReplyXattr) {
+    match value {
+        Ok(value) if size == 0 => reply.size(u32::try_from(value.len()).unwrap_or(u32::MAX)),
+        Ok(value) if value.len() > size as usize => reply.error(Errno::ERANGE),
+        Ok(value) => reply.data(&value),
+        Err(fault) => reply.error(fault.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart() {
+        assert!(matches!(
+            classify(OsStr::new("user.stepfs.state")),
+            Name::Own("state")
+        ));
+        assert!(matches!(classify(OsStr::new("user.stepfs")), Name::File));
+        assert!(matches!(
+            classify(OsStr::new("system.posix_acl_access")),
+            Name::Acl
+        ));
+        assert!(matches!(
+            classify(OsStr::from_bytes(b"user.\xff")),
+            Name::File
+        ));
+    }
+}
