@@ -11,7 +11,7 @@ use super::path::{self, Part};
 use super::pickle::{Elements, Graph, Item, Node};
 use super::read::{Fail, bad};
 use super::role::{self, Context};
-use super::storages::Storages;
+use super::storages::{Storages, Use};
 use super::view;
 use crate::codec::Dtype;
 
@@ -120,15 +120,28 @@ impl Walk<'_, '_, '_> {
         };
         if let Some(v) = view::view(graph, item) {
             let dtype = v.dtype.unwrap_or(Dtype::U8);
-            let role = role::tensor(context, listed || v.parameter, key, dtype);
-            return self.storages.add(v.storage, v.dtype, v.shape, path, role);
+            return self.storages.add(Use {
+                storage: v.storage,
+                dtype: v.dtype,
+                shape: v.shape,
+                path,
+                role: role::tensor(context, listed || v.parameter, key, dtype),
+                // A pickled optimizer lists the model's parameters among its param_groups.
+                reference: v.parameter && matches!(context, Context::Closed(Role::Optimizer, _)),
+            });
         }
         if let Some(storage) = view::storage(graph, item) {
-            let role = match context {
-                Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
-                _ => (Role::Other, "a storage without a tensor that stepfs knows"),
-            };
-            return self.storages.add(storage, storage.dtype, None, path, role);
+            return self.storages.add(Use {
+                storage,
+                dtype: storage.dtype,
+                shape: None,
+                path,
+                role: match context {
+                    Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
+                    _ => (Role::Other, "a storage without a tensor that stepfs knows"),
+                },
+                reference: false,
+            });
         }
         let context = match parent {
             // A module's children carry names that users gave to layers, which say nothing about their role.
