@@ -31,6 +31,12 @@ pub(super) const BESIDE_SLOT: Context = Context::Closed(
     "beside a tensor named like optimizer state",
 );
 
+/// Below one of two keys that name the moments of Adam.
+pub(super) const MOMENT: Context = Context::Closed(
+    Role::Optimizer,
+    "below one of two keys that name Adam's moments",
+);
+
 /// A mapping with the same keys as a sibling that is named like a model, without being named so itself.
 pub(super) const PAIRED: Context = Context::Closed(
     Role::Other,
@@ -87,8 +93,8 @@ const SLOTS: [&str; 34] = [
     "rms",
 ];
 
-/// Keys of whole mappings, one entry per parameter, in hand-written optimizers.
-const SLOT_MAPPINGS: [&str; 4] = ["m", "v", "nu", "slots"];
+/// Keys of the two moments in hand-written Adams. Each alone may mean anything (`m` for a model), both do not.
+const MOMENTS: [[&str; 2]; 2] = [["m", "v"], ["mu", "nu"]];
 
 /// Words in the name of a container below which nothing is a parameter.
 const NOT_MODELS: [&str; 37] = [
@@ -205,7 +211,7 @@ pub(super) fn below(context: Context, name: &str) -> Context {
         return Context::Closed(Role::Optimizer, "below a key that names an optimizer");
     }
     let slot = |list: &[&str]| list.contains(&lower.as_str());
-    if has_slot_part(&lower) || slot(&SLOTS) || slot(&SLOT_MAPPINGS) {
+    if has_slot_part(&lower) || slot(&SLOTS) {
         return Context::Closed(Role::Optimizer, "below a key that names optimizer state");
     }
     if lower == "_buffers" {
@@ -223,6 +229,11 @@ pub(super) fn below(context: Context, name: &str) -> Context {
 /// Whether the key is that of one parameter's optimizer state, and not the name of a parameter with such a part.
 pub(super) fn is_slot(key: &str) -> bool {
     has_slot_part(key) && !key.contains(['.', '/', ':'])
+}
+
+/// Which of the moments' keys, if the mapping has both.
+pub(super) fn moments(has: impl Fn(&str) -> bool) -> Option<[&'static str; 2]> {
+    MOMENTS.into_iter().find(|pair| pair.iter().all(|k| has(k)))
 }
 
 /// Whether a container's name says that it is a model.
@@ -319,7 +330,7 @@ mod tests {
             (&["lr_scheduler"], "w", Other),
             (&["rng_state"], "w", Other),
             (&["replay_buffer"], "obs", Other),
-            (&["m"], "layer.weight", Optimizer),
+            (&["m"], "layer.weight", Weight),
             (&["exp_avg"], "layer.weight", Optimizer),
             (&[], "exp_avg.layer.weight", Optimizer),
             (&[], "layer.weight.momentum_buffer", Optimizer),

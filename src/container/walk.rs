@@ -43,6 +43,8 @@ struct Mapping {
     /// Hash of the key set of each child mapping that is named like a model, sorted; only if there are several
     /// mappings.
     models: Vec<u64>,
+    /// Keys of Adam's moments, if it has both.
+    moments: Option<[&'static str; 2]>,
 }
 
 /// Finds all tensors below the graph's root.
@@ -146,9 +148,13 @@ impl Walk<'_, '_, '_> {
         let context = match parent {
             // A module's children carry names that users gave to layers, which say nothing about their role.
             Some(p) if !self.is_modules(p) => {
-                let below = role::below(context, key);
+                let shape = &self.frames[p].shape;
+                let below = match shape.moments {
+                    Some(keys) if context == Context::Open && keys.contains(&key) => role::MOMENT,
+                    _ => role::below(context, key),
+                };
                 let paired = below == Context::Open
-                    && !self.frames[p].shape.models.is_empty()
+                    && !shape.models.is_empty()
                     && !role::names_model(key)
                     && {
                         let keys = self.key_set(index);
@@ -199,7 +205,7 @@ impl Walk<'_, '_, '_> {
         if context != Context::Open || pairs.is_empty() {
             return (context, Mapping::default());
         }
-        let has = |name| pairs.iter().any(|&(k, _)| graph.str(k) == Some(name));
+        let has = |name: &str| pairs.iter().any(|&(k, _)| graph.str(k) == Some(name));
         if has("param_groups") && has("state") {
             return (role::OPTIMIZER_STATE, Mapping::default());
         }
@@ -237,7 +243,12 @@ impl Walk<'_, '_, '_> {
             models.sort_unstable();
         }
         let state_dict = strings && tensors > 0 && others * 10 <= tensors + others;
-        (context, Mapping { state_dict, models })
+        let shape = Mapping {
+            state_dict,
+            models,
+            moments: role::moments(has),
+        };
+        (context, shape)
     }
 }
 

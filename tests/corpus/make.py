@@ -196,13 +196,13 @@ def torch_files():
     list_torch("sgd.pt", lambda p, t: "optimizer")
 
     hand = {
-        "params": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "m": {"a": torch.randn(4, 4), "b": torch.randn(4)},
+        "params": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "v": {"a": torch.randn(4, 4)}, "m": {"a": torch.randn(4, 4), "b": torch.randn(4)},
         "theta2": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "history": {"loss_curve": torch.randn(9)},
         "list": [torch.randn(3), torch.nn.Parameter(torch.randn(5))], "mixed": {"n": 1, "x": torch.randn(3)},
         "replay": {"obs": torch.randn(7, 2)}, 3: {0: torch.randn(2, 2)}, "flat": {"param": torch.randn(4), "exp_avg": torch.randn(4)}, "a/b": {"c": torch.randn(2)},
         "a": {"b": {"c": torch.randn(3)}}, ("k", 1): torch.randn(6),
     }
-    roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "m/b": "optimizer", "list/1": "weight",
+    roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "v/a": "optimizer", "m/b": "optimizer", "list/1": "weight",
              "flat/param": "optimizer", "flat/exp_avg": "optimizer",
              "a/b/c": "weight"}
     torch.save(hand, good("handwritten.pt"))
