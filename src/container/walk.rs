@@ -18,8 +18,9 @@ use crate::codec::Dtype;
 /// Longest path in bytes: real ones are below 200. What lies deeper is left out.
 const MAX_PATH: usize = 4 << 10;
 
-/// Key bytes looked at: a few seconds. A key that is shared through the memo is looked at each time.
-const MAX_WRITTEN: usize = 256 << 20;
+/// Key bytes looked at: about a second. A key that is shared through the memo is looked at each time. 250,000 tensors
+/// with names of 100 bytes need a fifth of it.
+const MAX_WRITTEN: usize = 128 << 20;
 
 /// Longest key that is looked at for the name of a model; bounds the time spent on keys.
 const MAX_MODEL_NAME: usize = 64;
