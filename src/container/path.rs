@@ -41,6 +41,10 @@ pub(super) fn push(path: &mut String, graph: &Graph, part: Part) {
 
 /// Text for people and terminals: control characters escaped.
 fn write_text(path: &mut String, text: &str) -> std::fmt::Result {
+    if text.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        path.push_str(text);
+        return Ok(());
+    }
     for c in text.chars() {
         if c.is_control() {
             write!(path, "{}", c.escape_unicode())?;

@@ -5,7 +5,9 @@
 //! name never makes a tensor a weight, and state that is not known to be a parameter must never be called one, since
 //! weights may be quantized. A wrong `Other` costs space, a wrong `Weight` costs correctness.
 
-use super::Role;
+use std::collections::HashSet;
+
+use super::{Role, Tensor};
 use crate::codec::Dtype;
 
 /// What is known from the containers above a tensor.
@@ -23,6 +25,12 @@ pub(super) const OPTIMIZER_STATE: Context =
 
 /// A mapping that has, by its name, one parameter's optimizer state in it.
 pub(super) const BESIDE_SLOT: Context = Context::Closed(Role::Optimizer, "beside a tensor named like optimizer state");
+
+/// Below one of two keys that name the moments of Adam.
+pub(super) const MOMENT: Context = Context::Closed(
+    Role::Optimizer,
+    "below one of two keys that name Adam's moments",
+);
 
 /// A mapping with the same keys as a sibling that is named like a model, without being named so itself.
 pub(super) const PAIRED: Context =
@@ -71,8 +79,8 @@ const SLOTS: [&str; 34] = [
     "rms",
 ];
 
-/// Keys of whole mappings, one entry per parameter, in hand-written optimizers.
-const SLOT_MAPPINGS: [&str; 4] = ["m", "v", "nu", "slots"];
+/// Keys of the two moments in hand-written Adams. Each alone may mean anything (`m` for a model), both do not.
+const MOMENTS: [[&str; 2]; 2] = [["m", "v"], ["mu", "nu"]];
 
 /// Words in the name of a container below which nothing is a parameter.
 const NOT_MODELS: [&str; 37] = [
@@ -187,7 +195,7 @@ pub(super) fn below(context: Context, name: &str) -> Context {
         return Context::Closed(Role::Optimizer, "below a key that names an optimizer");
     }
     let slot = |list: &[&str]| list.contains(&lower.as_str());
-    if has_slot_part(&lower) || slot(&SLOTS) || slot(&SLOT_MAPPINGS) {
+    if has_slot_part(&lower) || slot(&SLOTS) {
         return Context::Closed(Role::Optimizer, "below a key that names optimizer state");
     }
     if lower == "_buffers" {
@@ -202,6 +210,11 @@ pub(super) fn below(context: Context, name: &str) -> Context {
 /// Whether the key is that of one parameter's optimizer state, and not the name of a parameter with such a part.
 pub(super) fn is_slot(key: &str) -> bool {
     has_slot_part(key) && !key.contains(['.', '/', ':'])
+}
+
+/// Which of the moments' keys, if the mapping has both.
+pub(super) fn moments(has: impl Fn(&str) -> bool) -> Option<[&'static str; 2]> {
+    MOMENTS.into_iter().find(|pair| pair.iter().all(|k| has(k)))
 }
 
 /// Whether a container's name says that it is a model.
@@ -235,6 +248,29 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
     (Role::Weight, "floating point, in a state dict")
 }
 
+/// Pairs the weights with the optimizer's state in the same file: every trained parameter has state of its size, so a
+/// weight of a size without any is a buffer (a mask, a table) or frozen. Applied only where the optimizer keeps state of
+/// the parameters' sizes at all: where that explains nine tenths of the weights' bytes.
+pub(super) fn pair<'a>(tensors: impl Iterator<Item = &'a mut Tensor>) {
+    let bytes = |t: &Tensor| t.extent.end - t.extent.start;
+    let elements = |t: &Tensor| bytes(t) / t.dtype.size() as u64;
+    let (mut weights, others): (Vec<_>, Vec<_>) = tensors.partition(|t| t.role == Role::Weight);
+    let state = others.iter().filter(|t| t.role == Role::Optimizer);
+    let sizes: HashSet<u64> = state.map(|t| elements(t)).collect();
+    weights.retain(|t| elements(t) > 1);
+    let all: u64 = weights.iter().map(|t| bytes(t)).sum();
+    weights.retain(|t| !sizes.contains(&elements(t)));
+    let unpaired: u64 = weights.iter().map(|t| bytes(t)).sum();
+    if unpaired <= all / 10 {
+        for t in weights {
+            (t.role, t.why) = (
+                Role::Other,
+                "no optimizer state of its size: a buffer, or frozen",
+            );
+        }
+    }
+}
+
 fn is_float(dtype: Dtype) -> bool {
     use Dtype::*;
     matches!(dtype, F16 | Bf16 | F32 | F64 | F8E4m3 | F8E5m2 | C64 | C128)
@@ -266,7 +302,7 @@ mod tests {
             (&["lr_scheduler"], "w", Other),
             (&["rng_state"], "w", Other),
             (&["replay_buffer"], "obs", Other),
-            (&["m"], "layer.weight", Optimizer),
+            (&["m"], "layer.weight", Weight),
             (&["exp_avg"], "layer.weight", Optimizer),
             (&[], "exp_avg.layer.weight", Optimizer),
             (&[], "layer.weight.momentum_buffer", Optimizer),

@@ -11,15 +11,16 @@ use super::path::{self, Part};
 use super::pickle::{Elements, Graph, Item, Node};
 use super::read::{Fail, bad};
 use super::role::{self, Context};
-use super::storages::Storages;
+use super::storages::{Storages, Use};
 use super::view;
 use crate::codec::Dtype;
 
 /// Longest path in bytes: real ones are below 200. What lies deeper is left out.
 const MAX_PATH: usize = 4 << 10;
 
-/// Key bytes looked at: a few seconds. A key that is shared through the memo is looked at each time.
-const MAX_WRITTEN: usize = 256 << 20;
+/// Key bytes looked at: about a second. A key that is shared through the memo is looked at each time. 250,000 tensors
+/// with names of 100 bytes need a fifth of it.
+const MAX_WRITTEN: usize = 128 << 20;
 
 /// Longest key that is looked at for the name of a model; bounds the time spent on keys.
 const MAX_MODEL_NAME: usize = 64;
@@ -43,6 +44,8 @@ struct Mapping {
     /// Hash of the key set of each child mapping that is named like a model, sorted; only if there are several
     /// mappings.
     models: Vec<u64>,
+    /// Keys of Adam's moments, if it has both.
+    moments: Option<[&'static str; 2]>,
 }
 
 /// Finds all tensors below the graph's root.
@@ -120,22 +123,47 @@ impl Walk<'_, '_, '_> {
         };
         if let Some(v) = view::view(graph, item) {
             let dtype = v.dtype.unwrap_or(Dtype::U8);
-            let role = role::tensor(context, listed || v.parameter, key, dtype);
-            return self.storages.add(v.storage, v.dtype, v.shape, path, role);
+            return self.storages.add(Use {
+                storage: v.storage,
+                dtype: v.dtype,
+                shape: v.shape,
+                path,
+                role: role::tensor(context, listed || v.parameter, key, dtype),
+                // A pickled optimizer lists the model's parameters among its param_groups.
+                reference: v.parameter && matches!(context, Context::Closed(Role::Optimizer, _)),
+            });
         }
         if let Some(storage) = view::storage(graph, item) {
-            let role = match context {
-                Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
-                _ => (Role::Other, "a storage without a tensor that stepfs knows"),
-            };
-            return self.storages.add(storage, storage.dtype, None, path, role);
+            return self.storages.add(Use {
+                storage,
+                dtype: storage.dtype,
+                shape: None,
+                path,
+                role: match context {
+                    Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
+                    _ => (Role::Other, "a storage without a tensor that stepfs knows"),
+                },
+                reference: false,
+            });
         }
         let context = match parent {
             // A module's children carry names that users gave to layers, which say nothing about their role.
             Some(p) if !self.is_modules(p) => {
+<<<<<<< HEAD
                 let below = role::below(context, key);
                 let paired =
                     below == Context::Open && !self.frames[p].shape.models.is_empty() && !role::names_model(key) && {
+=======
+                let shape = &self.frames[p].shape;
+                let below = match shape.moments {
+                    Some(keys) if context == Context::Open && keys.contains(&key) => role::MOMENT,
+                    _ => role::below(context, key),
+                };
+                let paired = below == Context::Open
+                    && !shape.models.is_empty()
+                    && !role::names_model(key)
+                    && {
+>>>>>>> container
                         let keys = self.key_set(index);
                         self.frames[p].shape.models.binary_search(&keys).is_ok()
                     };
@@ -177,7 +205,7 @@ impl Walk<'_, '_, '_> {
         if context != Context::Open || pairs.is_empty() {
             return (context, Mapping::default());
         }
-        let has = |name| pairs.iter().any(|&(k, _)| graph.str(k) == Some(name));
+        let has = |name: &str| pairs.iter().any(|&(k, _)| graph.str(k) == Some(name));
         if has("param_groups") && has("state") {
             return (role::OPTIMIZER_STATE, Mapping::default());
         }
@@ -215,7 +243,12 @@ impl Walk<'_, '_, '_> {
             models.sort_unstable();
         }
         let state_dict = strings && tensors > 0 && others * 10 <= tensors + others;
-        (context, Mapping { state_dict, models })
+        let shape = Mapping {
+            state_dict,
+            models,
+            moments: role::moments(has),
+        };
+        (context, shape)
     }
 }
 

@@ -169,6 +169,16 @@ def torch_files():
     torch.save(whole, good("module.pth"))
     list_torch("module.pth", lambda p, t: "weight" if "_parameters/" in p else "other")
 
+    net = torch.nn.Linear(3, 3)
+    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.save({"trainer": trainer, "net": net}, good("objects.pt"))
+    list_torch("objects.pt", lambda p, t: "weight")
+
+    mask = {"w.weight": torch.randn(30, 30), "w.mask": torch.ones(7, 7)}
+    slots = {0: {"step": torch.tensor(1.0), "exp_avg": torch.randn(30, 30), "exp_avg_sq": torch.randn(30, 30)}}
+    torch.save({"model": mask, "optimizer": {"state": slots, "param_groups": [{"params": [0]}]}}, good("mask.pt"))
+    list_torch("mask.pt", lambda p, t: "other" if p == "model/w.mask" else checkpoint_role(p, t))
+
     lightning = {
         "epoch": 0, "global_step": 8, "pytorch-lightning_version": "2.6.6", "state_dict": model.state_dict(),
         "loops": {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}},
@@ -186,13 +196,13 @@ def torch_files():
     list_torch("sgd.pt", lambda p, t: "optimizer")
 
     hand = {
-        "params": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "m": {"a": torch.randn(4, 4), "b": torch.randn(4)},
+        "params": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "v": {"a": torch.randn(4, 4)}, "m": {"a": torch.randn(4, 4), "b": torch.randn(4)},
         "theta2": {"a": torch.randn(4, 4), "b": torch.randn(4)}, "history": {"loss_curve": torch.randn(9)},
         "list": [torch.randn(3), torch.nn.Parameter(torch.randn(5))], "mixed": {"n": 1, "x": torch.randn(3)},
         "replay": {"obs": torch.randn(7, 2)}, 3: {0: torch.randn(2, 2)}, "flat": {"param": torch.randn(4), "exp_avg": torch.randn(4)}, "a/b": {"c": torch.randn(2)},
         "a": {"b": {"c": torch.randn(3)}}, ("k", 1): torch.randn(6),
     }
-    roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "m/b": "optimizer", "list/1": "weight",
+    roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "v/a": "optimizer", "m/b": "optimizer", "list/1": "weight",
              "flat/param": "optimizer", "flat/exp_avg": "optimizer",
              "a/b/c": "weight"}
     torch.save(hand, good("handwritten.pt"))

@@ -8,6 +8,7 @@
 //! long strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
 
 mod input;
+mod memo;
 mod text;
 mod vm;
 

@@ -1,10 +1,9 @@
 //! The pickle machine, on symbols.
 
-use std::collections::HashMap;
-
 use super::super::ReadAt;
 use super::super::read::{Fail, bad};
 use super::input::Input;
+use super::memo::Memo;
 use super::{Elements, Graph, Item, MAX_CELLS, MAX_TEXT, Node, Object, Text};
 
 /// Values on the stack at a time (64 MiB). Picklers put at most 1,000 per open container there, except for tuples.
@@ -25,7 +24,7 @@ pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<G
         },
         stack: Vec::new(),
         marks: Vec::new(),
-        memo: HashMap::new(),
+        memo: Memo::default(),
         cells: 0,
         line: Vec::new(),
     };
@@ -49,7 +48,7 @@ pub(super) struct Vm<'a> {
     stack: Vec<Item>,
     /// Stack heights at each open MARK.
     marks: Vec<u32>,
-    memo: HashMap<u64, Item>,
+    memo: Memo,
     cells: usize,
     /// The last line read.
     pub(super) line: Vec<u8>,
@@ -253,8 +252,8 @@ impl Vm<'_> {
 
             b'g' | b'h' | b'j' => {
                 let key = self.memo_key(op)?;
-                match self.memo.get(&key) {
-                    Some(&item) => self.push(item)?,
+                match self.memo.get(key) {
+                    Some(item) => self.push(item)?,
                     None => return bad("pickle: a memo entry that was never made"),
                 }
             }
@@ -262,7 +261,7 @@ impl Vm<'_> {
                 let key = self.memo_key(op)?;
                 self.memoize(key)?;
             }
-            0x94 => self.memoize(self.memo.len() as u64)?,
+            0x94 => self.memoize(self.memo.len())?,
             _ => return bad(format!("pickle: unknown opcode 0x{op:02x}")),
         }
         Ok(())
@@ -402,10 +401,10 @@ impl Vm<'_> {
 
     fn memoize(&mut self, key: u64) -> Result<(), Fail> {
         let item = self.top()?;
-        if self.memo.insert(key, item).is_none() {
-            self.charge(3)?;
+        match self.memo.insert(key, item) {
+            true => self.charge(3),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// An integer of `n` bytes, two's complement.
