@@ -81,7 +81,11 @@ impl<'z> Storages<'z> {
             ),
             (self.too_deep, "values are nested too deeply to name"),
         ];
-        let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        let odd: Vec<String> = odd
+            .into_iter()
+            .filter(|(n, _)| *n > 0)
+            .map(|(n, what)| format!("{n} {what}"))
+            .collect();
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
         let found = self.found.into_iter();
         let mut tensors: Vec<_> = found.map(|(i, f)| (f.tensor, i as u32)).collect();
@@ -148,13 +152,6 @@ impl<'z> Storages<'z> {
             }
             return Ok(());
         }
-<<<<<<< HEAD
-        let path = self.unique(path);
-        self.found.insert(
-            index,
-            Tensor { path, aliases: Vec::new(), dtype, shape, role, why, extent: record.payload.clone() },
-        );
-=======
         let tensor = Tensor {
             path: self.unique(used.path),
             aliases: Vec::new(),
@@ -166,7 +163,6 @@ impl<'z> Storages<'z> {
         };
         let reference = used.reference;
         self.found.insert(index, Found { tensor, reference });
->>>>>>> container
         Ok(())
     }
 

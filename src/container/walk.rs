@@ -149,11 +149,6 @@ impl Walk<'_, '_, '_> {
         let context = match parent {
             // A module's children carry names that users gave to layers, which say nothing about their role.
             Some(p) if !self.is_modules(p) => {
-<<<<<<< HEAD
-                let below = role::below(context, key);
-                let paired =
-                    below == Context::Open && !self.frames[p].shape.models.is_empty() && !role::names_model(key) && {
-=======
                 let shape = &self.frames[p].shape;
                 let below = match shape.moments {
                     Some(keys) if context == Context::Open && keys.contains(&key) => role::MOMENT,
@@ -163,7 +158,6 @@ impl Walk<'_, '_, '_> {
                     && !shape.models.is_empty()
                     && !role::names_model(key)
                     && {
->>>>>>> container
                         let keys = self.key_set(index);
                         self.frames[p].shape.models.binary_search(&keys).is_ok()
                     };
@@ -178,7 +172,13 @@ impl Walk<'_, '_, '_> {
         }
         *visited |= bit;
         let (context, shape) = self.mapping(item, context);
-        self.frames.push(Frame { node: index, cursor: 0, path_len: self.path.len(), context, shape });
+        self.frames.push(Frame {
+            node: index,
+            cursor: 0,
+            path_len: self.path.len(),
+            context,
+            shape,
+        });
         Ok(())
     }
 
@@ -194,7 +194,8 @@ impl Walk<'_, '_, '_> {
         *self.key_sets.entry(node).or_insert_with(|| {
             let keys = pairs(graph, Item::Node(node)).iter();
             let hash = |k: &str| xxhash_rust::xxh3::xxh3_64(k.as_bytes()) | 1;
-            keys.filter_map(|&(k, _)| graph.str(k)).fold(0, |h, k| h.wrapping_add(hash(k)))
+            keys.filter_map(|&(k, _)| graph.str(k))
+                .fold(0, |h, k| h.wrapping_add(hash(k)))
         })
     }
 
@@ -271,9 +272,13 @@ enum Child {
 
 /// The `cursor`-th child of a node.
 fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
-    let element =
-        |list: &Elements, i: usize| list.nodes.get(i).map(|&(at, n)| Child::Item(Part::Index(at), Item::Node(n)));
-    let pair = |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| Child::Item(Part::Key(k), v));
+    let element = |list: &Elements, i: usize| {
+        list.nodes
+            .get(i)
+            .map(|&(at, n)| Child::Item(Part::Index(at), Item::Node(n)))
+    };
+    let pair =
+        |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| Child::Item(Part::Key(k), v));
     let found = match graph.node(node) {
         Node::Tuple { .. } => graph
             .tuple(Item::Node(node))
@@ -291,7 +296,10 @@ fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
                 2 => Some(Child::Item(Part::Name("kwargs"), o.kwargs)),
                 c if c - 3 < pairs => pair(&o.pairs, c - 3),
                 c if c - 3 - pairs < nodes => element(&o.list, c - 3 - pairs),
-                c => o.states.get(c - 3 - pairs - nodes).map(|&state| Child::Item(Part::Here, state)),
+                c => o
+                    .states
+                    .get(c - 3 - pairs - nodes)
+                    .map(|&state| Child::Item(Part::Here, state)),
             }
         }
     };
