@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# stepfs in three minutes: train a small GPT into a mount, look at what its checkpoints weigh, use them, delete some.
+#   scripts/demo.sh                 in a temporary directory that is removed at the end
+#   scripts/demo.sh STORE MOUNT     on your own directories; STORE stays
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+
+section "setting up"
+scripts/setup.sh
+command -v cargo >/dev/null || source "$HOME/.cargo/env"
+show cargo build --release --locked --quiet
+began=$SECONDS
+
+temporary='' own_mount=''
+if [ $# -eq 2 ]; then
+    store=$(realpath -m "$1") mount=$(realpath -m "$2")
+    [ -d "$mount" ] || own_mount=yes
+elif [ $# -eq 0 ]; then
+    temporary=$(mktemp -d "${TMPDIR:-/tmp}/stepfs-demo.XXXXXX")
+    store=$temporary/ckpts.store mount=$temporary/ckpts
+else
+    die "usage: scripts/demo.sh [STORE MOUNT]"
+fi
+mkdir -p "$mount"
+[ -z "$(ls -A "$mount")" ] || die "$mount is not empty"
+
+mounted=''
+finish() {
+    local code=$?
+    trap - EXIT INT TERM
+    cd "$ROOT"
+    if [ -n "$mounted" ]; then
+        "$STEPFS" umount "$mount" || fusermount3 -u -z "$mount" || umount -l "$mount" || true
+    fi
+    [ -z "$own_mount" ] || rmdir "$mount" 2>/dev/null || true
+    # Never remove recursively through a mount that is still there.
+    if [ -n "$temporary" ] && ! mountpoint -q "$mount"; then rm -rf "$temporary"; fi
+    exit $code
+}
+trap finish EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# One line per checkpoint: what a program sees, what the disk holds. Everything comes from stat and `stepfs ls --json`.
+weigh() {
+    "$STEPFS" ls --json "$mount" | "$PYTHON" -c '
+import json, os, sys
+mount, rows = sys.argv[1], json.load(sys.stdin)
+part = lambda row, role: row.get("roles", {}).get(role) or {"raw_bytes": 0, "stored_bytes": 0}
+percent = lambda part: f"{100 * part["stored_bytes"] / part["raw_bytes"]:.1f} %" if part["raw_bytes"] else ""
+print(f"{"checkpoint":16}{"state":10}{"ls -l":>10}{"du":>10}{"of file":>9}{"weights":>10}{"optimizer":>11}{"max error":>12}")
+logical = disk = 0
+for row in sorted(rows, key=lambda row: row["path"]):
+    stat = os.stat(os.path.join(mount, row["path"].lstrip("/")))
+    size, used = stat.st_size, 512 * stat.st_blocks
+    logical, disk = logical + size, disk + used
+    released = row["state"] in ("archived", "released")
+    print(f"{os.path.basename(row["path"]):16}{row["state"]:10}{size / 1e6:7.2f} MB{used / 1e6:7.2f} MB{100 * used / size:7.1f} %"
+          + (f"{percent(part(row, "weight")):>10}{percent(part(row, "optimizer")):>11}{row["max_abs_error"] or 0:>12.2g}" if released
+             else f"{"exact":>10}{"exact":>11}{0:>12}"))
+if rows:
+    print(f"{len(rows):2} files        {"":10}{logical / 1e6:7.2f} MB{disk / 1e6:7.2f} MB{100 * disk / logical:7.1f} %")
+' "$mount"
+}
+
+section "a store, mounted as the checkpoint directory"
+show "$STEPFS" mount "$store" "$mount" --log "${temporary:-$(dirname "$store")}/stepfs.log"
+mounted=yes
+findmnt -n -o FSTYPE,TARGET,OPTIONS "$mount" 2>/dev/null || grep -F " $mount " /proc/mounts
+
+section "training: an ordinary script, plain torch.save, a checkpoint every 25 iterations"
+show "$PYTHON" scripts/gpt.py --out "$mount" --iters 350 --every 25
+newest=$(ls "$mount" | grep '^step_.*\.pt$' | tail -1)
+oldest=$(ls "$mount" | grep '^step_.*\.pt$' | head -1)
+before=$(sha256sum <"$mount/$newest")
+
+section "what each checkpoint weighs"
+note "All but the newest may now be archived and released; sync waits until that is done."
+show "$STEPFS" sync "$mount"
+weigh
+
+section "the files are whole"
+show ls -l "$mount"
+[ "$before" = "$(sha256sum <"$mount/$newest")" ] || die "$newest changed"
+note "$newest, the newest, still has the bytes that were written (same SHA-256 before and after)."
+show unzip -tqq "$mount/$oldest"
+note "$oldest passes unzip -t."
+
+section "resuming from the newest"
+show "$PYTHON" scripts/gpt.py --out "$mount" --resume "$mount/$newest" --iters 25 --every 25
+
+section "loading old ones: their loss now, beside the loss recorded when they were saved"
+mapfile -t all < <(ls "$mount" | grep '^step_.*\.pt$')
+chosen=("$mount/${all[0]}" "$mount/${all[${#all[@]} / 2]}" "$mount/${all[-2]}" "$mount/${all[-1]}")
+show "$PYTHON" scripts/gpt.py --evaluate "${chosen[@]}"
+
+section "deleting is rm"
+doomed=()
+for i in "${!all[@]}"; do
+    # Every second one, the first included: others were stored as differences to these.
+    if [ $((i % 2)) -eq 0 ] && [ "$i" -lt $((${#all[@]} - 1)) ]; then doomed+=("${all[$i]}"); fi
+done
+note "\$ rm ${doomed[*]}"
+(cd "$mount" && rm "${doomed[@]}")
+show "$STEPFS" sync "$mount"
+weigh
+show "$PYTHON" scripts/gpt.py --evaluate "$mount"/step_*.pt
+note "The rest loads as before: no checkpoint needs another one's name."
+show "$STEPFS" status "$mount"
+
+section "unmounting"
+show "$STEPFS" umount "$mount"
+mounted=''
+resident=("$store"/tree/step_*.pt)
+note "The newest is a plain file in the store; it needs no stepfs to be read:"
+show "$PYTHON" scripts/gpt.py --evaluate "${resident[-1]}"
+note "Done in $((SECONDS - began)) s."
