@@ -223,3 +223,25 @@ def test_order_of_writing_decides_not_the_name(mount, plain):
     shell(f"cmp {mount / names[-1]} {plain / names[-1]}")
     for name in names:
         check_within_bounds(mount, name, torch.load(plain / name), torch.load(mount / name))
+
+
+@pytest.mark.parametrize("how", ["one huge value", "all huge", "not a number", "zeros"])
+def test_a_diverged_successor_does_not_coarsen_what_came_before(mount, plain, how):
+    """When a run blows up, the checkpoint before is the one that is needed: it must be as good as any other."""
+    states = list(walk(5, seed=19))
+    for name, tensor in states[-1]["model"].items():
+        if how == "one huge value":
+            tensor.view(-1)[7] = 1e20
+        else:
+            tensor.mul_({"all huge": 1e9, "not a number": math.nan, "zeros": 0.0}[how])
+    for n, state in enumerate(states):
+        torch.save(state, mount / f"step_{n}.pt")
+    mount.sync()
+    for n, state in enumerate(states[:-1]):
+        read = torch.load(mount / f"step_{n}.pt")
+        for name, tensor in state["model"].items():
+            # Steps between ordinary neighbours; twice their rms is far above any bound a healthy series gets.
+            near = states[n + 1] if n < 3 else states[n - 1]
+            step = (near["model"][name] - tensor).double().square().mean().sqrt().item()
+            assert difference(tensor, read["model"][name]) <= 2 * step, f"step_{n}.pt, {name}"
+    assert all(bits_equal(t, tensors_of(states[-1])[path]) for path, t in tensors_of(torch.load(mount / "step_4.pt")).items())
