@@ -1,7 +1,7 @@
 # Sourced by the other scripts: where things are, and how they speak.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-VENV=${STEPFS_VENV:-$ROOT/.venv}
+VENV=$(realpath -m "${STEPFS_VENV:-$ROOT/.venv}")
 PYTHON=$VENV/bin/python
 STEPFS=$ROOT/target/release/stepfs
 
@@ -18,7 +18,7 @@ show() {
     local text="$*"
     text=${text//"$STEPFS"/stepfs}
     text=${text//"$PYTHON"/python}
-    text=${text//"$ROOT/"/}
+    text=${text//"$ROOT/scripts/"/}
     printf '%s$ %s%s\n' "$BOLD" "$text" "$PLAIN"
     "$@"
 }

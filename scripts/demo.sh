@@ -4,6 +4,7 @@
 #   scripts/demo.sh STORE MOUNT     on your own directories; STORE stays
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+if [ $# -eq 2 ]; then set -- "$(realpath -m "$1")" "$(realpath -m "$2")"; fi
 cd "$ROOT"
 
 section "setting up"
@@ -14,11 +15,13 @@ began=$SECONDS
 
 temporary='' own_mount=''
 if [ $# -eq 2 ]; then
-    store=$(realpath -m "$1") mount=$(realpath -m "$2")
+    store=$1 mount=$2 log=$1.log
     [ -d "$mount" ] || own_mount=yes
 elif [ $# -eq 0 ]; then
+    # Work there, so that the commands below are as short as one would type them.
     temporary=$(mktemp -d "${TMPDIR:-/tmp}/stepfs-demo.XXXXXX")
-    store=$temporary/ckpts.store mount=$temporary/ckpts
+    cd "$temporary"
+    store=ckpts.store mount=ckpts log=stepfs.log
 else
     die "usage: scripts/demo.sh [STORE MOUNT]"
 fi
@@ -29,28 +32,27 @@ mounted=''
 finish() {
     local code=$?
     trap - EXIT INT TERM
-    cd "$ROOT"
     if [ -n "$mounted" ]; then
         "$STEPFS" umount "$mount" || fusermount3 -u -z "$mount" || umount -l "$mount" || true
     fi
     [ -z "$own_mount" ] || rmdir "$mount" 2>/dev/null || true
     # Never remove recursively through a mount that is still there.
-    if [ -n "$temporary" ] && ! mountpoint -q "$mount"; then rm -rf "$temporary"; fi
+    if [ -n "$temporary" ] && ! mountpoint -q "$mount"; then cd "$ROOT" && rm -rf "$temporary"; fi
     exit $code
 }
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-weigh() { "$STEPFS" ls --json "$mount" | "$PYTHON" scripts/weigh.py "$mount"; }
+weigh() { "$STEPFS" ls --json "$mount" | "$PYTHON" "$ROOT/scripts/weigh.py" "$mount"; }
 
 section "a store, mounted as the checkpoint directory"
-show "$STEPFS" mount "$store" "$mount" --log "${temporary:-$(dirname "$store")}/stepfs.log"
+show "$STEPFS" mount "$store" "$mount" --log "$log"
 mounted=yes
-findmnt -n -o FSTYPE,TARGET,OPTIONS "$mount" 2>/dev/null || grep -F " $mount " /proc/mounts
+grep -F " $(realpath "$mount") " /proc/mounts
 
 section "training: an ordinary script, plain torch.save, a checkpoint every 25 iterations"
-show "$PYTHON" scripts/gpt.py --out "$mount" --iters 350 --every 25
+show "$PYTHON" "$ROOT/scripts/gpt.py" --out "$mount" --iters 350 --every 25
 newest=$(ls "$mount" | grep '^step_.*\.pt$' | tail -1)
 oldest=$(ls "$mount" | grep '^step_.*\.pt$' | head -1)
 before=$(sha256sum <"$mount/$newest")
@@ -67,24 +69,23 @@ note "$newest, the newest, still has the bytes that were written (same SHA-256 b
 show unzip -tq "$mount/$oldest"
 
 section "resuming from the newest"
-show "$PYTHON" scripts/gpt.py --out "$mount" --resume "$mount/$newest" --iters 25 --every 25
+show "$PYTHON" "$ROOT/scripts/gpt.py" --out "$mount" --resume "$mount/$newest" --iters 25 --every 25
 
 section "loading old ones: their loss now, beside the loss recorded when they were saved"
 mapfile -t all < <(ls "$mount" | grep '^step_.*\.pt$')
 chosen=("$mount/${all[0]}" "$mount/${all[${#all[@]} / 2]}" "$mount/${all[-2]}" "$mount/${all[-1]}")
-show "$PYTHON" scripts/gpt.py --evaluate "${chosen[@]}"
+show "$PYTHON" "$ROOT/scripts/gpt.py" --evaluate "${chosen[@]}"
 
 section "deleting is rm"
 doomed=()
 for i in "${!all[@]}"; do
     # Every second one, the first included: others were stored as differences to these.
-    if [ $((i % 2)) -eq 0 ] && [ "$i" -lt $((${#all[@]} - 1)) ]; then doomed+=("${all[$i]}"); fi
+    if [ $((i % 2)) -eq 0 ] && [ "$i" -lt $((${#all[@]} - 1)) ]; then doomed+=("$mount/${all[$i]}"); fi
 done
-note "\$ rm ${doomed[*]}"
-(cd "$mount" && rm "${doomed[@]}")
+show rm "${doomed[@]}"
 show "$STEPFS" sync "$mount"
 weigh
-show "$PYTHON" scripts/gpt.py --evaluate "$mount"/step_*.pt
+show "$PYTHON" "$ROOT/scripts/gpt.py" --evaluate "$mount"/step_*.pt
 note "The rest loads as before: no checkpoint needs another one's name."
 show "$STEPFS" status "$mount"
 
@@ -93,5 +94,5 @@ show "$STEPFS" umount "$mount"
 mounted=''
 resident=("$store"/tree/step_*.pt)
 note "The newest is a plain file in the store; it needs no stepfs to be read:"
-show "$PYTHON" scripts/gpt.py --evaluate "${resident[-1]}"
+show "$PYTHON" "$ROOT/scripts/gpt.py" --evaluate "${resident[-1]}"
 note "Done in $((SECONDS - began)) s."

@@ -19,6 +19,9 @@ import sysconfig
 import time
 from dataclasses import asdict, dataclass
 
+# Threads that wait must not spin: with anything else running on the same cores, spinning costs most of the speed.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import numpy as np
 import torch
 import torch.nn.functional as F

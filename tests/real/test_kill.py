@@ -79,7 +79,7 @@ class Job:
     def __init__(self, mount, files, states, rng):
         self.mount, self.files, self.states, self.rng = mount, files, states, rng
         self.problems, self.done = [], []
-        self.thread = threading.Thread(target=self.run)
+        self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
         operations = [self.save] * 6 + [self.recall] * 2 + [self.read] * 3 + [self.overwrite, self.replace, self.unlink, self.sync, self.sync,
@@ -197,7 +197,8 @@ def start(mount):
     def serving():
         assert process.poll() is None, f"mount failed\n{mount.log_tail()}"
         try:
-            return is_mounted(mount.dir) and os.stat(mount.dir) is not None
+            os.statvfs(mount.dir)  # always asks the daemon; stat may be answered by the kernel from a dead mount
+            return is_mounted(mount.dir)
         except OSError:
             return False  # still the dead mount
 
