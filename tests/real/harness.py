@@ -36,13 +36,15 @@ def shell(command, cwd=None, check=True):
     return done
 
 
-def is_mounted(path):
-    """Also true for a dead mount, whose daemon is gone; `os.path.ismount` is not."""
+def mounts_below(path):
+    """Mount points at or below a path, the deepest first. Also dead ones, whose daemon is gone."""
     path = os.path.realpath(path)
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        if line.split()[4].encode().decode("unicode_escape") == path:
-            return True
-    return False
+    points = (line.split()[4].encode().decode("unicode_escape") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return sorted((p for p in points if p == path or p.startswith(path + "/")), reverse=True)
+
+
+def is_mounted(path):
+    return os.path.realpath(path) in mounts_below(path)
 
 
 def is_alive(pid):
