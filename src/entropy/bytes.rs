@@ -162,17 +162,7 @@ fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
             best = (bits, plan);
         }
     };
-    let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
-    let huffman_bits = |counts: &[u32; 256], lengths: &[u8; 256]| {
-        let used = counts.iter().filter(|&&count| count > 0).count();
-        let body: f64 = counts
-            .iter()
-            .zip(lengths)
-            .map(|(&count, &l)| f64::from(count) * f64::from(l))
-            .sum();
-        body + header_bits(used)
-    };
-    let one_by_one = huffman_bits(counts, &lengths);
+    let one_by_one = huffman_bits(counts);
     consider(one_by_one, Plan::Huffman);
 
     // Blocks help where whole bits are too coarse: never above four bits a symbol, where they would not fit either.
@@ -201,40 +191,28 @@ fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
     best.1
 }
 
-/// Estimated bits of blocks of `k` independent digits that occur this often. A word rarer than the longest code allows
-/// gets that code nevertheless, and takes the space from all others.
+/// Bits of blocks of `k` independent digits that occur this often: those of the code that such blocks get.
 fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
-    // Probability and ideal length of each word, built digit by digit.
-    let mut words = vec![(1.0, 0.0)];
-    let digits: Vec<(f64, f64)> = digits
-        .iter()
-        .map(|&count| f64::from(count) / total)
-        .map(|p| (p, -p.log2()))
-        .collect();
+    // Expected count of each word, built digit by digit.
+    let mut words = vec![total / f64::from(k)];
     for _ in 0..k {
         words = digits
             .iter()
-            .flat_map(|d| words.iter().map(move |w| (w.0 * d.0, w.1 + d.1)))
+            .flat_map(|&count| words.iter().map(move |word| word * f64::from(count) / total))
             .collect();
     }
-    let blocks = total / f64::from(k);
-    let longest = f64::from(huffman::MAX_LENGTH);
-    let (mut bits, mut most, mut present) = (0.0, 0f64, 0usize);
-    let (mut rare_mass, mut rare_space) = (0.0, 0.0);
-    for (p, length) in words {
-        most = most.max(p);
-        if p * blocks < 0.5 {
-            continue;
-        }
-        present += 1;
-        bits += p * length.min(longest);
-        if length > longest {
-            rare_mass += p;
-            rare_space += (-longest).exp2();
-        }
-    }
-    bits += (1.0 - rare_mass) * ((1.0 - rare_mass) / (1.0 - rare_space)).log2();
-    blocks * (bits + redundancy(most)) + header_bits(present)
+    let mut counts = [0; 256];
+    counts.iter_mut().zip(words).for_each(|(count, word)| *count = word.round() as u32);
+    huffman_bits(&counts)
+}
+
+/// Bits of the symbols with these counts in a Huffman code.
+fn huffman_bits(counts: &[u32; 256]) -> f64 {
+    let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
+    let used = counts.iter().filter(|&&count| count > 0).count();
+    let body: f64 =
+        counts.iter().zip(lengths).map(|(&count, l)| f64::from(count) * f64::from(l)).sum();
+    body + header_bits(used)
 }
 
 /// Estimated bits of a nested payload with these counts.
