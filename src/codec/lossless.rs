@@ -32,7 +32,7 @@ macro_rules! for_word {
 
 /// Width in bytes and order of the words; single bytes where `data` is not whole elements.
 fn word_of(dtype: Dtype, data: &[u8]) -> (usize, Order) {
-    if data.len() % dtype.size() != 0 {
+    if !data.len().is_multiple_of(dtype.size()) {
         return (1, Order::Integer);
     }
     match dtype {

@@ -21,11 +21,20 @@ pub(super) struct Modes {
 }
 
 impl Modes {
-    const ALL: Modes = Modes { blocks: true, sparse: true };
+    const ALL: Modes = Modes {
+        blocks: true,
+        sparse: true,
+    };
     /// Gaps and literals of zero runs.
-    pub(super) const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false };
+    pub(super) const WITHIN_SPARSE: Modes = Modes {
+        blocks: true,
+        sparse: false,
+    };
     /// Literals of blocks.
-    pub(super) const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false };
+    pub(super) const WITHIN_BLOCKS: Modes = Modes {
+        blocks: false,
+        sparse: false,
+    };
 }
 
 /// Appends the payload of `symbols`.
@@ -41,7 +50,11 @@ pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
 /// Order-0 entropy of these counts, in bits for all symbols together.
 pub fn entropy_bits(counts: &[u32]) -> f64 {
     let total: f64 = counts.iter().map(|&c| f64::from(c)).sum();
-    counts.iter().filter(|&&c| c > 0).map(|&c| f64::from(c) * (total / f64::from(c)).log2()).sum()
+    counts
+        .iter()
+        .filter(|&&c| c > 0)
+        .map(|&c| f64::from(c) * (total / f64::from(c)).log2())
+        .sum()
 }
 
 /// How often each byte occurs, for [`entropy_bits`]; `symbols` shorter than 4 Gi.
@@ -100,7 +113,11 @@ pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
 
 pub(super) fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("symbols where none belong")) };
+        return if payload.is_empty() {
+            Ok(())
+        } else {
+            Err(Corrupt("symbols where none belong"))
+        };
     }
     let (&mode, body) = payload.split_first().ok_or(Corrupt("no symbols"))?;
     match mode {
@@ -131,7 +148,11 @@ enum Plan {
 /// The plan that takes the fewest bits, as far as counts can tell.
 fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
     let total = n as f64;
-    let (common, &most) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
+    let (common, &most) = counts
+        .iter()
+        .enumerate()
+        .max_by_key(|&(_, &count)| count)
+        .unwrap_or((0, &0));
     if most as usize == n {
         return Plan::Constant;
     }
@@ -141,13 +162,7 @@ fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
             best = (bits, plan);
         }
     };
-    let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
-    let huffman_bits = |counts: &[u32; 256], lengths: &[u8; 256]| {
-        let used = counts.iter().filter(|&&count| count > 0).count();
-        let body: f64 = counts.iter().zip(lengths).map(|(&count, &l)| f64::from(count) * f64::from(l)).sum();
-        body + header_bits(used)
-    };
-    let one_by_one = huffman_bits(counts, &lengths);
+    let one_by_one = huffman_bits(counts);
     consider(one_by_one, Plan::Huffman);
 
     // Blocks help where whole bits are too coarse: never above four bits a symbol, where they would not fit either.
@@ -176,34 +191,28 @@ fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
     best.1
 }
 
-/// Estimated bits of blocks of `k` independent digits that occur this often. A word rarer than the longest code allows
-/// gets that code nevertheless, and takes the space from all others.
+/// Bits of blocks of `k` independent digits that occur this often: those of the code that such blocks get.
 fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
-    // Probability and ideal length of each word, built digit by digit.
-    let mut words = vec![(1.0, 0.0)];
-    let digits: Vec<(f64, f64)> =
-        digits.iter().map(|&count| f64::from(count) / total).map(|p| (p, -p.log2())).collect();
+    // Expected count of each word, built digit by digit.
+    let mut words = vec![total / f64::from(k)];
     for _ in 0..k {
-        words = digits.iter().flat_map(|d| words.iter().map(move |w| (w.0 * d.0, w.1 + d.1))).collect();
+        words = digits
+            .iter()
+            .flat_map(|&count| words.iter().map(move |word| word * f64::from(count) / total))
+            .collect();
     }
-    let blocks = total / f64::from(k);
-    let longest = f64::from(huffman::MAX_LENGTH);
-    let (mut bits, mut most, mut present) = (0.0, 0f64, 0usize);
-    let (mut rare_mass, mut rare_space) = (0.0, 0.0);
-    for (p, length) in words {
-        most = most.max(p);
-        if p * blocks < 0.5 {
-            continue;
-        }
-        present += 1;
-        bits += p * length.min(longest);
-        if length > longest {
-            rare_mass += p;
-            rare_space += (-longest).exp2();
-        }
-    }
-    bits += (1.0 - rare_mass) * ((1.0 - rare_mass) / (1.0 - rare_space)).log2();
-    blocks * (bits + redundancy(most)) + header_bits(present)
+    let mut counts = [0; 256];
+    counts.iter_mut().zip(words).for_each(|(count, word)| *count = word.round() as u32);
+    huffman_bits(&counts)
+}
+
+/// Bits of the symbols with these counts in a Huffman code.
+fn huffman_bits(counts: &[u32; 256]) -> f64 {
+    let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
+    let used = counts.iter().filter(|&&count| count > 0).count();
+    let body: f64 =
+        counts.iter().zip(lengths).map(|(&count, l)| f64::from(count) * f64::from(l)).sum();
+    body + header_bits(used)
 }
 
 /// Estimated bits of a nested payload with these counts.
@@ -229,10 +238,18 @@ fn header_bits(words: usize) -> f64 {
 /// Bits a word that Huffman codes lose on top of the entropy, given the probability of the most frequent word.
 /// A frequent word pays a whole bit; the rest, measured on Gaussian and Laplacian symbols, about .03.
 fn redundancy(p: f64) -> f64 {
-    if p > 0.5 { 1.0 - flag_bits(p) + (1.0 - p) * 0.03 } else { 0.03 }
+    if p > 0.5 {
+        1.0 - flag_bits(p) + (1.0 - p) * 0.03
+    } else {
+        0.03
+    }
 }
 
 /// Entropy of a flag that is set with probability `p`.
 fn flag_bits(p: f64) -> f64 {
-    if p <= 0.0 || p >= 1.0 { 0.0 } else { -p * p.log2() - (1.0 - p) * (1.0 - p).log2() }
+    if p <= 0.0 || p >= 1.0 {
+        0.0
+    } else {
+        -p * p.log2() - (1.0 - p) * (1.0 - p).log2()
+    }
 }
