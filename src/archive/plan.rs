@@ -116,7 +116,10 @@ fn lattice_coding(
     let next = next_update(material, tensor, twin)?;
     let (Some((parent, entry)), Some(chain)) = (parent, material.base) else {
         // No base: a new chain of a known lineage, or its very first state.
-        return Ok(next.filter(|_| material.rekey).and_then(|rms| step(tensor, rms)).map(|step| Coding::LatticeKey { step }));
+        return Ok(next
+            .filter(|_| material.rekey)
+            .and_then(|rms| step(tensor, rms))
+            .map(|step| Coding::LatticeKey { step }));
     };
     let last = last_update(material, tensor, chain, parent, entry.coding.step())?;
     let rms = match (last, next) {

@@ -33,17 +33,7 @@ pub(super) struct Shape {
 }
 
 /// Shapes `(k, digits)` worth trying: as many words as fit, and fewer, whose rare words waste less code space.
-pub(super) const SHAPES: [(u8, u8); 9] = [
-    (2, 16),
-    (2, 12),
-    (2, 9),
-    (3, 6),
-    (3, 5),
-    (3, 4),
-    (4, 4),
-    (4, 3),
-    (5, 3),
-];
+pub(super) const SHAPES: [(u8, u8); 9] = [(2, 16), (2, 12), (2, 9), (3, 6), (3, 5), (3, 4), (4, 4), (4, 3), (5, 3)];
 
 impl Shape {
     /// Number of symbols in the window.
@@ -61,12 +51,7 @@ impl Shape {
         let low = counts.iter().position(|&c| c > 0).unwrap_or(0);
         let high = counts.iter().rposition(|&c| c > 0).unwrap_or(0);
         if high - low < digits as usize {
-            return Shape {
-                first: low as u8,
-                digits: (high - low + 1) as u8,
-                escapes: false,
-                k,
-            };
+            return Shape { first: low as u8, digits: (high - low + 1) as u8, escapes: false, k };
         }
         let width = digits as usize - 1;
         let mut inside: u64 = counts[..width].iter().map(|&c| u64::from(c)).sum();
@@ -78,12 +63,7 @@ impl Shape {
                 (best, first) = (inside, low);
             }
         }
-        Shape {
-            first: first as u8,
-            digits,
-            escapes: true,
-            k,
-        }
+        Shape { first: first as u8, digits, escapes: true, k }
     }
 
     /// How often each digit occurs.
@@ -105,32 +85,16 @@ impl Shape {
     }
 
     fn put(self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&[
-            self.first,
-            self.digits | if self.escapes { ESCAPES } else { 0 },
-            self.k,
-        ]);
+        out.extend_from_slice(&[self.first, self.digits | if self.escapes { ESCAPES } else { 0 }, self.k]);
     }
 
     fn take(payload: &mut &[u8]) -> Result<Shape, Corrupt> {
-        let (&[first, digits, k], rest) = payload
-            .split_first_chunk()
-            .ok_or(Corrupt("truncated block shape"))?;
+        let (&[first, digits, k], rest) = payload.split_first_chunk().ok_or(Corrupt("truncated block shape"))?;
         *payload = rest;
-        let shape = Shape {
-            first,
-            digits: digits & !ESCAPES,
-            escapes: digits & ESCAPES != 0,
-            k,
-        };
+        let shape = Shape { first, digits: digits & !ESCAPES, escapes: digits & ESCAPES != 0, k };
         let words = usize::from(shape.digits).checked_pow(k.into());
-        let sound =
-            (2..=8).contains(&k) && shape.digits >= 2 && words.is_some_and(|words| words <= WORDS);
-        if sound {
-            Ok(shape)
-        } else {
-            Err(Corrupt("block shape"))
-        }
+        let sound = (2..=8).contains(&k) && shape.digits >= 2 && words.is_some_and(|words| words <= WORDS);
+        if sound { Ok(shape) } else { Err(Corrupt("block shape")) }
     }
 
     fn expansion(self) -> huffman::Expansion {
@@ -141,18 +105,11 @@ impl Shape {
                 let digit = (digits % self.digits as usize) as u8;
                 digits /= self.digits as usize;
                 let escape = self.escapes && digit == self.digits - 1;
-                let symbol = if escape {
-                    self.escape()
-                } else {
-                    self.first.wrapping_add(digit)
-                };
+                let symbol = if escape { self.escape() } else { self.first.wrapping_add(digit) };
                 *symbols |= u64::from(symbol) << (8 * i);
             }
         }
-        huffman::Expansion {
-            symbols,
-            k: self.k.into(),
-        }
+        huffman::Expansion { symbols, k: self.k.into() }
     }
 }
 
@@ -165,19 +122,14 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
         4 => to_words::<4>(symbols, shape),
         _ => to_words::<5>(symbols, shape),
     };
-    varint::put_bytes(out, |out| {
-        huffman::encode(&words, &huffman::histogram(&words), out)
-    });
+    varint::put_bytes(out, |out| huffman::encode(&words, &huffman::histogram(&words), out));
     if !shape.escapes {
         return;
     }
     let mut literals = Vec::new();
     for chunk in symbols.chunks(CHUNK) {
         let outside = |symbol: u8| symbol.wrapping_sub(shape.first) >= shape.window();
-        if chunk
-            .iter()
-            .fold(false, |any, &symbol| any | outside(symbol))
-        {
+        if chunk.iter().fold(false, |any, &symbol| any | outside(symbol)) {
             literals.extend(chunk.iter().copied().filter(|&symbol| outside(symbol)));
         }
     }
@@ -187,13 +139,7 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
 fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Vec<u8> {
     let mut words = vec![0; symbols.len().div_ceil(K)];
     let (blocks, tail) = symbols.as_chunks::<K>();
-    combine(
-        Level::detect(),
-        &Blocks(blocks),
-        shape.first,
-        shape.digits,
-        &mut words,
-    );
+    combine(Level::detect(), &Blocks(blocks), shape.first, shape.digits, &mut words);
     if let (false, Some(word)) = (tail.is_empty(), words.last_mut()) {
         let mut block = [shape.first; K];
         block[..tail.len()].copy_from_slice(tail);
@@ -220,10 +166,10 @@ impl<const K: usize> ToWords for Blocks<'_, K> {
 
 #[inline(always)]
 fn block_word<const K: usize>(block: &[u8; K], first: u8, digits: u8) -> u8 {
-    block.iter().rev().fold(0u8, |word, &symbol| {
-        word.wrapping_mul(digits)
-            .wrapping_add(symbol.wrapping_sub(first).min(digits - 1))
-    })
+    block
+        .iter()
+        .rev()
+        .fold(0u8, |word, &symbol| word.wrapping_mul(digits).wrapping_add(symbol.wrapping_sub(first).min(digits - 1)))
 }
 
 multiversion! {
@@ -247,11 +193,7 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
     let mut literals = literals.into_iter();
     for chunk in out.chunks_mut(CHUNK) {
         if count_in(chunk, escape) {
-            for (symbol, literal) in chunk
-                .iter_mut()
-                .filter(|symbol| **symbol == escape)
-                .zip(&mut literals)
-            {
+            for (symbol, literal) in chunk.iter_mut().filter(|symbol| **symbol == escape).zip(&mut literals) {
                 *symbol = literal;
             }
         }

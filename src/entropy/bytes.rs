@@ -21,20 +21,11 @@ pub(super) struct Modes {
 }
 
 impl Modes {
-    const ALL: Modes = Modes {
-        blocks: true,
-        sparse: true,
-    };
+    const ALL: Modes = Modes { blocks: true, sparse: true };
     /// Gaps and literals of zero runs.
-    pub(super) const WITHIN_SPARSE: Modes = Modes {
-        blocks: true,
-        sparse: false,
-    };
+    pub(super) const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false };
     /// Literals of blocks.
-    pub(super) const WITHIN_BLOCKS: Modes = Modes {
-        blocks: false,
-        sparse: false,
-    };
+    pub(super) const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false };
 }
 
 /// Appends the payload of `symbols`.
@@ -50,11 +41,7 @@ pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
 /// Order-0 entropy of these counts, in bits for all symbols together.
 pub fn entropy_bits(counts: &[u32]) -> f64 {
     let total: f64 = counts.iter().map(|&c| f64::from(c)).sum();
-    counts
-        .iter()
-        .filter(|&&c| c > 0)
-        .map(|&c| f64::from(c) * (total / f64::from(c)).log2())
-        .sum()
+    counts.iter().filter(|&&c| c > 0).map(|&c| f64::from(c) * (total / f64::from(c)).log2()).sum()
 }
 
 /// How often each byte occurs, for [`entropy_bits`]; `symbols` shorter than 4 Gi.
@@ -113,11 +100,7 @@ pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
 
 pub(super) fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() {
-            Ok(())
-        } else {
-            Err(Corrupt("symbols where none belong"))
-        };
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("symbols where none belong")) };
     }
     let (&mode, body) = payload.split_first().ok_or(Corrupt("no symbols"))?;
     match mode {
@@ -148,11 +131,7 @@ enum Plan {
 /// The plan that takes the fewest bits, as far as counts can tell.
 fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
     let total = n as f64;
-    let (common, &most) = counts
-        .iter()
-        .enumerate()
-        .max_by_key(|&(_, &count)| count)
-        .unwrap_or((0, &0));
+    let (common, &most) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
     if most as usize == n {
         return Plan::Constant;
     }
@@ -196,10 +175,8 @@ fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
     // Expected count of each word, built digit by digit.
     let mut words = vec![total / f64::from(k)];
     for _ in 0..k {
-        words = digits
-            .iter()
-            .flat_map(|&count| words.iter().map(move |word| word * f64::from(count) / total))
-            .collect();
+        words =
+            digits.iter().flat_map(|&count| words.iter().map(move |word| word * f64::from(count) / total)).collect();
     }
     let mut counts = [0; 256];
     counts.iter_mut().zip(words).for_each(|(count, word)| *count = word.round() as u32);
@@ -210,8 +187,7 @@ fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
 fn huffman_bits(counts: &[u32; 256]) -> f64 {
     let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
     let used = counts.iter().filter(|&&count| count > 0).count();
-    let body: f64 =
-        counts.iter().zip(lengths).map(|(&count, l)| f64::from(count) * f64::from(l)).sum();
+    let body: f64 = counts.iter().zip(lengths).map(|(&count, l)| f64::from(count) * f64::from(l)).sum();
     body + header_bits(used)
 }
 
@@ -238,18 +214,10 @@ fn header_bits(words: usize) -> f64 {
 /// Bits a word that Huffman codes lose on top of the entropy, given the probability of the most frequent word.
 /// A frequent word pays a whole bit; the rest, measured on Gaussian and Laplacian symbols, about .03.
 fn redundancy(p: f64) -> f64 {
-    if p > 0.5 {
-        1.0 - flag_bits(p) + (1.0 - p) * 0.03
-    } else {
-        0.03
-    }
+    if p > 0.5 { 1.0 - flag_bits(p) + (1.0 - p) * 0.03 } else { 0.03 }
 }
 
 /// Entropy of a flag that is set with probability `p`.
 fn flag_bits(p: f64) -> f64 {
-    if p <= 0.0 || p >= 1.0 {
-        0.0
-    } else {
-        -p * p.log2() - (1.0 - p) * (1.0 - p).log2()
-    }
+    if p <= 0.0 || p >= 1.0 { 0.0 } else { -p * p.log2() - (1.0 - p) * (1.0 - p).log2() }
 }

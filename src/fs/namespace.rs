@@ -29,10 +29,7 @@ impl Namespace for Core {
             Some(libc::ENOENT | libc::ENOTDIR) => Ok(None),
             _ => Err(error),
         };
-        let found = absolute
-            .symlink_metadata()
-            .map(|metadata| Some(file_id(&metadata)))
-            .or_else(is)?;
+        let found = absolute.symlink_metadata().map(|metadata| Some(file_id(&metadata))).or_else(is)?;
         if found != Some(expect) {
             return Ok(Outcome::Changed);
         }
@@ -47,9 +44,7 @@ impl Namespace for Core {
             table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
-                node.stub = self
-                    .archive
-                    .stub(&Place::named(absolute).open(true, false)?)?;
+                node.stub = self.archive.stub(&Place::named(absolute).open(true, false)?)?;
                 node.version += 1;
                 self.invalidations.inode(ino);
             }
