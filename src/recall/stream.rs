@@ -13,7 +13,7 @@ const BATCH: usize = 32;
 ///
 /// # Errors
 /// [`ReadError`] names object and tensor.
-pub fn decode_unit(chain: &Chain, unit: Unit) -> Result<Vec<u8>, ReadError> {
+pub(super) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Vec<u8>, ReadError> {
     match unit {
         Unit::Tile { tensor, tile } => tile::decode(chain, tensor as usize, tile as usize),
         Unit::Skeleton { chunk } => tile::skeleton(chain.leaf(), chunk as usize),

@@ -64,7 +64,7 @@ pub struct Settings {
 }
 
 /// What a new store's `stepfs.toml` says.
-pub fn template(id: Id) -> String {
+pub(super) fn template(id: Id) -> String {
     format!(
         "# Settings of a stepfs store. Read when it is mounted; edit while it is not.\n\
          format = {FORMAT}\n\

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 
 use stepfs::archive::Archive;
 use stepfs::fs::{MountError, MountOptions, serve, unmount};
+use stepfs::store::Store;
 
 /// Unmounts when dropped.
 pub struct Mounted {
@@ -25,10 +26,10 @@ impl Mounted {
 
     /// Mounts a new store in `dir`, which decides the file system it lies on.
     pub fn on(dir: tempfile::TempDir, passthrough: bool) -> Self {
-        for name in ["store/tree", "store/tmp", "mnt", "plain"] {
+        for name in ["mnt", "plain"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
-        let archive = Arc::new(Archive::sketch(&dir.path().join("store")));
+        let archive = Archive::open(Store::open(&dir.path().join("store")).unwrap()).unwrap();
         let options = MountOptions { no_passthrough: !passthrough, signals: false, ..MountOptions::default() };
         let (ready, is_ready) = mpsc::channel();
         let (served, point) = (Arc::clone(&archive), dir.path().join("mnt"));
