@@ -98,12 +98,7 @@ const SIGNATURE_MIN_ELEMENTS: u64 = 1024;
 impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
-        Description {
-            kind: Kind::Opaque,
-            note: Some(note.into()),
-            tensors: Vec::new(),
-            zip: None,
-        }
+        Description { kind: Kind::Opaque, note: Some(note.into()), tensors: Vec::new(), zip: None }
     }
 
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for

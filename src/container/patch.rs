@@ -45,11 +45,7 @@ const ID_LEN: u64 = 40;
 
 impl Crcs {
     pub(super) fn new(zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) -> Self {
-        Crcs {
-            records: zip.records,
-            of_tensor,
-            serialization_id,
-        }
+        Crcs { records: zip.records, of_tensor, serialization_id }
     }
 
     /// Where the serialization id's digits are.
@@ -61,10 +57,7 @@ impl Crcs {
     /// The digits that torch computes from the CRCs of the records before the id.
     fn fold(records: impl Iterator<Item = u32>) -> String {
         let h = records.fold(0u64, |h, crc| {
-            let mixed = u64::from(crc)
-                .wrapping_add(0x9e37_79b9)
-                .wrapping_add(h << 6)
-                .wrapping_add(h >> 2);
+            let mixed = u64::from(crc).wrapping_add(0x9e37_79b9).wrapping_add(h << 6).wrapping_add(h >> 2);
             h ^ mixed
         });
         format!("{h:020}")
@@ -110,25 +103,16 @@ impl Description {
                     digits[20..].copy_from_slice(after.as_bytes());
                     crcs[id] = crc32fast::hash(&digits);
                 }
-                patches.push(Patch {
-                    offset: payload.start + 20,
-                    bytes: after.into_bytes(),
-                });
+                patches.push(Patch { offset: payload.start + 20, bytes: after.into_bytes() });
             }
         }
         for (record, crc) in zip.records.iter().zip(crcs) {
             if crc == record.crc {
                 continue;
             }
-            let copies = [
-                Some(record.crc_in_directory),
-                record.crc_in_descriptor,
-                record.crc_in_header,
-            ];
-            patches.extend(copies.into_iter().flatten().map(|offset| Patch {
-                offset,
-                bytes: crc.to_le_bytes().to_vec(),
-            }));
+            let copies = [Some(record.crc_in_directory), record.crc_in_descriptor, record.crc_in_header];
+            patches
+                .extend(copies.into_iter().flatten().map(|offset| Patch { offset, bytes: crc.to_le_bytes().to_vec() }));
         }
         patches.sort_by_key(|p| p.offset);
         Ok(patches)
@@ -137,7 +121,5 @@ impl Description {
 
 /// Whether the record can be a serialization id.
 pub(super) fn is_serialization_id(record: &Record, name: &[u8]) -> bool {
-    name == b".data/serialization_id"
-        && record.stored
-        && record.payload.end - record.payload.start == ID_LEN
+    name == b".data/serialization_id" && record.stored && record.payload.end - record.payload.start == ID_LEN
 }

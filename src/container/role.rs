@@ -20,39 +20,22 @@ pub(super) enum Context {
 }
 
 /// A mapping that is an optimizer's `state_dict()`.
-pub(super) const OPTIMIZER_STATE: Context = Context::Closed(
-    Role::Optimizer,
-    "below a mapping with `state` and `param_groups`",
-);
+pub(super) const OPTIMIZER_STATE: Context =
+    Context::Closed(Role::Optimizer, "below a mapping with `state` and `param_groups`");
 
 /// A mapping that has, by its name, one parameter's optimizer state in it.
-pub(super) const BESIDE_SLOT: Context = Context::Closed(
-    Role::Optimizer,
-    "beside a tensor named like optimizer state",
-);
+pub(super) const BESIDE_SLOT: Context = Context::Closed(Role::Optimizer, "beside a tensor named like optimizer state");
 
 /// Below one of two keys that name the moments of Adam.
-pub(super) const MOMENT: Context = Context::Closed(
-    Role::Optimizer,
-    "below one of two keys that name Adam's moments",
-);
+pub(super) const MOMENT: Context = Context::Closed(Role::Optimizer, "below one of two keys that name Adam's moments");
 
 /// A mapping with the same keys as a sibling that is named like a model, without being named so itself.
-pub(super) const PAIRED: Context = Context::Closed(
-    Role::Other,
-    "same keys as the model's mapping beside it: may be state of an optimizer",
-);
+pub(super) const PAIRED: Context =
+    Context::Closed(Role::Other, "same keys as the model's mapping beside it: may be state of an optimizer");
 
 /// Parts of names that only optimizers use for their per-parameter state.
-const SLOT_PARTS: [&str; 7] = [
-    "exp_avg",
-    "momentum_buffer",
-    "square_avg",
-    "grad_avg",
-    "acc_delta",
-    "exp_inf",
-    "second_moment",
-];
+const SLOT_PARTS: [&str; 7] =
+    ["exp_avg", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "exp_inf", "second_moment"];
 
 /// Whole keys that optimizers use for per-parameter state (torch.optim, Adafactor, LBFGS, Shampoo, 8-bit Adam) and
 /// models hardly.
@@ -188,9 +171,7 @@ const BUFFERS: [&str; 27] = [
 
 /// Words of a name, in lower case.
 fn words(name: &str) -> impl Iterator<Item = String> {
-    name.split(|c: char| !c.is_alphanumeric())
-        .filter(|w| !w.is_empty())
-        .map(str::to_lowercase)
+    name.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).map(str::to_lowercase)
 }
 
 fn is_optimizer_word(word: &str) -> bool {
@@ -218,10 +199,7 @@ pub(super) fn below(context: Context, name: &str) -> Context {
         return Context::Closed(Role::Other, "a buffer of a module, not a parameter");
     }
     if words(name).any(|w| w.starts_with("sched") || NOT_MODELS.contains(&w.as_str())) {
-        return Context::Closed(
-            Role::Other,
-            "below a key that names something else than a model",
-        );
+        return Context::Closed(Role::Other, "below a key that names something else than a model");
     }
     Context::Open
 }
@@ -242,12 +220,7 @@ pub(super) fn names_model(name: &str) -> bool {
 }
 
 /// The role of a tensor under `key`. `listed`: its mapping is a state dict, or it is an `nn.Parameter`.
-pub(super) fn tensor(
-    context: Context,
-    listed: bool,
-    key: &str,
-    dtype: Dtype,
-) -> (Role, &'static str) {
+pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) -> (Role, &'static str) {
     if let Context::Closed(role, why) = context {
         return (role, why);
     }
@@ -287,10 +260,7 @@ pub(super) fn pair<'a>(tensors: impl Iterator<Item = &'a mut Tensor>) {
     let unpaired: u64 = weights.iter().map(|t| bytes(t)).sum();
     if unpaired <= all / 10 {
         for t in weights {
-            (t.role, t.why) = (
-                Role::Other,
-                "no optimizer state of its size: a buffer, or frozen",
-            );
+            (t.role, t.why) = (Role::Other, "no optimizer state of its size: a buffer, or frozen");
         }
     }
 }
@@ -315,11 +285,7 @@ mod tests {
         for (containers, key, role) in [
             (&["model"][..], "h.0.attn.c_attn.weight", Weight),
             (&["state_dict"], "model.embed_tokens.weight", Weight),
-            (
-                &["module", "language_model", "encoder"],
-                "layers.0.norm.bias",
-                Weight,
-            ),
+            (&["module", "language_model", "encoder"], "layers.0.norm.bias", Weight),
             (&["ema"], "w", Weight),
             (&["model"], "bn.running_var", Other),
             (&["model"], "rotary.inv_freq", Other),
@@ -337,11 +303,7 @@ mod tests {
             (&[], "optimizer.state.0.x", Optimizer),
             (&[], "mu", Optimizer),
         ] {
-            assert_eq!(
-                role_of(containers, key, Dtype::F32),
-                role,
-                "{containers:?} {key}"
-            );
+            assert_eq!(role_of(containers, key, Dtype::F32), role, "{containers:?} {key}");
         }
         assert_eq!(role_of(&["model"], "ids", Dtype::I64), Other);
         assert_eq!(tensor(Context::Open, false, "w", Dtype::F32).0, Other);

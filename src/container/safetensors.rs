@@ -42,12 +42,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         Err(e) => return bad(format!("safetensors: the header is not valid: {e}")),
     };
     drop(json);
-    Ok(Some(Description {
-        kind: Kind::Safetensors,
-        note: None,
-        tensors: tensors(header, payload, size)?,
-        zip: None,
-    }))
+    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors: tensors(header, payload, size)?, zip: None }))
 }
 
 fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail> {
@@ -87,21 +82,10 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
             (Role::Weight, _) => (Role::Weight, "floating point, in a safetensors file"),
             other => other,
         };
-        tensors.push(Tensor {
-            path,
-            aliases: Vec::new(),
-            dtype,
-            shape: info.shape.0,
-            role,
-            why,
-            extent,
-        });
+        tensors.push(Tensor { path, aliases: Vec::new(), dtype, shape: info.shape.0, role, why, extent });
     }
     tensors.sort_by_key(|t| t.extent.start);
-    if tensors
-        .windows(2)
-        .any(|w| w[1].extent.start < w[0].extent.end)
-    {
+    if tensors.windows(2).any(|w| w[1].extent.start < w[0].extent.end) {
         return bad("safetensors: tensors overlap");
     }
     let mut paths: Vec<&str> = tensors.iter().map(|t| t.path.as_str()).collect();

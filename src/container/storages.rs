@@ -75,17 +75,10 @@ impl<'z> Storages<'z> {
         let odd = [
             (self.missing, "storages have no record"),
             (self.compressed, "storages are compressed"),
-            (
-                self.misfits.len() as u64,
-                "storages do not fit their records",
-            ),
+            (self.misfits.len() as u64, "storages do not fit their records"),
             (self.too_deep, "values are nested too deeply to name"),
         ];
-        let odd: Vec<String> = odd
-            .into_iter()
-            .filter(|(n, _)| *n > 0)
-            .map(|(n, what)| format!("{n} {what}"))
-            .collect();
+        let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
         let found = self.found.into_iter();
         let mut tensors: Vec<_> = found.map(|(i, f)| (f.tensor, i as u32)).collect();

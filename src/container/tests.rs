@@ -8,9 +8,7 @@ use std::path::{Path, PathBuf};
 mod hostile;
 
 fn corpus(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/corpus")
-        .join(folder)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder)
 }
 
 fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
@@ -36,10 +34,7 @@ fn check(bytes: &[u8]) -> Description {
         assert!(t.extent.end > t.extent.start && t.extent.end <= bytes.len() as u64);
         end = t.extent.end;
         let elements: u64 = t.shape.iter().product();
-        assert_eq!(
-            elements * t.dtype.size() as u64,
-            t.extent.end - t.extent.start
-        );
+        assert_eq!(elements * t.dtype.size() as u64, t.extent.end - t.extent.start);
         assert!(t.path.len() < 5000 && t.aliases.len() <= 16);
         assert!(!t.why.is_empty());
     }
@@ -75,10 +70,7 @@ fn real_files_are_described_as_python_sees_them() {
     let expected = fs::read(corpus("good").join("expected.json")).expect("expected.json");
     let expected: BTreeMap<String, Expected> = serde_json::from_slice(&expected).expect("json");
     let files = files("good");
-    assert_eq!(
-        files.keys().collect::<Vec<_>>(),
-        expected.keys().collect::<Vec<_>>()
-    );
+    assert_eq!(files.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (name, bytes) in files {
         let d = check(&bytes);
         let want = &expected[&name];
@@ -134,11 +126,7 @@ fn patched(before: &[u8], after: &[u8]) -> (Vec<u8>, usize) {
         let range = t.extent.start as usize..t.extent.end as usize;
         let (old, new) = (&before[range.clone()], &after[range.clone()]);
         if old != new {
-            changed.push(ChangedTensor {
-                index,
-                crc_before: crc32fast::hash(old),
-                crc_after: crc32fast::hash(new),
-            });
+            changed.push(ChangedTensor { index, crc_before: crc32fast::hash(old), crc_after: crc32fast::hash(new) });
             out[range].copy_from_slice(new);
         }
     }
@@ -179,34 +167,21 @@ fn what_does_not_verify_is_not_patched() {
     let files = files("pairs");
     let (before, after) = (&files["torch.before"], &files["torch.after"]);
     let d = check(before);
-    let wrong = [ChangedTensor {
-        index: 0,
-        crc_before: 1,
-        crc_after: 2,
-    }];
+    let wrong = [ChangedTensor { index: 0, crc_before: 1, crc_after: 2 }];
     assert_eq!(d.patches(before, &wrong).expect("in memory"), []);
     assert_eq!(d.patches(before, &[]).expect("in memory"), []);
-    let beyond = [ChangedTensor {
-        index: d.tensors.len(),
-        ..wrong[0]
-    }];
+    let beyond = [ChangedTensor { index: d.tensors.len(), ..wrong[0] }];
     let error = d.patches(before, &beyond).expect_err("no such tensor");
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
 
     // An id that torch did not compute stays; the CRCs are still right.
     let mut other = before.clone();
-    let at = other
-        .windows(28)
-        .rposition(|w| w == b"archive/.data/serialization_")
-        .expect("id");
+    let at = other.windows(28).rposition(|w| w == b"archive/.data/serialization_").expect("id");
     let id = d.zip.as_ref().and_then(|z| z.id_payload()).expect("id");
     assert!(at as u64 > id.end);
     other[id.end as usize - 1] ^= 1;
     let (out, _) = patched(&other, after);
-    assert_eq!(
-        out[id.start as usize..id.end as usize],
-        other[id.start as usize..id.end as usize]
-    );
+    assert_eq!(out[id.start as usize..id.end as usize], other[id.start as usize..id.end as usize]);
     assert!(out != other);
 
     let st = &self::files("good")["mixed.safetensors"];
@@ -234,24 +209,9 @@ fn signatures_name_lineages() {
         d.signature()
     };
     let (a, b) = (tensor("a", 2048), tensor("b", 4096));
-    assert_eq!(
-        of(vec![a.clone(), b.clone()]),
-        of(vec![b.clone(), a.clone()])
-    );
-    assert_eq!(
-        of(vec![a.clone(), tensor("small", 1023)]),
-        of(vec![a.clone()])
-    );
-    assert_ne!(
-        of(vec![a.clone(), tensor("large", 1024)]),
-        of(vec![a.clone()])
-    );
+    assert_eq!(of(vec![a.clone(), b.clone()]), of(vec![b.clone(), a.clone()]));
+    assert_eq!(of(vec![a.clone(), tensor("small", 1023)]), of(vec![a.clone()]));
+    assert_ne!(of(vec![a.clone(), tensor("large", 1024)]), of(vec![a.clone()]));
     assert_ne!(of(vec![a.clone()]), of(vec![b]));
-    assert_ne!(
-        of(vec![Tensor {
-            dtype: Dtype::I32,
-            ..a.clone()
-        }]),
-        of(vec![a])
-    );
+    assert_ne!(of(vec![Tensor { dtype: Dtype::I32, ..a.clone() }]), of(vec![a]));
 }

@@ -22,10 +22,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
         return bad("torch: data.pkl is compressed");
     }
     let (mut tensors, note): (Vec<(Tensor, u32)>, _) = if is_big_endian(src, &zip, &layout)? {
-        (
-            Vec::new(),
-            Some("torch: tensors are big-endian".to_string()),
-        )
+        (Vec::new(), Some("torch: tensors are big-endian".to_string()))
     } else {
         let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
         let mut storages = Storages::new(&zip, &layout.data);
@@ -36,12 +33,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     let (tensors, of_tensor) = tensors.into_iter().unzip();
     let serialization_id = layout.serialization_id;
     drop(layout);
-    Ok(Description {
-        kind: Kind::TorchZip,
-        note,
-        tensors,
-        zip: Some(Crcs::new(zip, of_tensor, serialization_id)),
-    })
+    Ok(Description { kind: Kind::TorchZip, note, tensors, zip: Some(Crcs::new(zip, of_tensor, serialization_id)) })
 }
 
 /// Where torch's own records are; indices of records.
@@ -70,12 +62,7 @@ impl<'a> Layout<'a> {
         if pickles.next().is_some() {
             return bad("zip: more than one data.pkl");
         }
-        let mut layout = Layout {
-            pickle,
-            byteorder: None,
-            serialization_id: None,
-            data: HashMap::new(),
-        };
+        let mut layout = Layout { pickle, byteorder: None, serialization_id: None, data: HashMap::new() };
         for (i, record) in zip.records.iter().enumerate() {
             match split(zip.name(record)) {
                 Some((p, name)) if p == prefix => {

@@ -71,11 +71,7 @@ fn unwrapped(graph: &Graph, item: Item) -> Option<(&str, &[Item], bool)> {
         let (module, name) = graph.global(func)?;
         let list = graph.tuple(args)?;
         match (module, name, list) {
-            (
-                "torch._utils",
-                "_rebuild_parameter" | "_rebuild_parameter_with_state",
-                [data, ..],
-            ) => {
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state", [data, ..]) => {
                 parameter = true;
                 (func, args) = call(*data)?;
             }
@@ -83,11 +79,9 @@ fn unwrapped(graph: &Graph, item: Item) -> Option<(&str, &[Item], bool)> {
                 parameter |= graph.global(class).is_some_and(|(_, c)| c == "Parameter");
                 (func, args) = (inner, inner_args);
             }
-            (
-                "torch._utils",
-                "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3",
-                list,
-            ) => return Some((name, list, parameter)),
+            ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", list) => {
+                return Some((name, list, parameter));
+            }
             _ => return None,
         }
     }
@@ -120,21 +114,14 @@ pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
             Item::Int(n) => u64::try_from(n).ok(),
             _ => None,
         };
-        (items.len() <= MAX_DIMS)
-            .then(|| items.iter().map(number).collect())
-            .flatten()
+        (items.len() <= MAX_DIMS).then(|| items.iter().map(number).collect()).flatten()
     };
     let (shape, stride) = (numbers(*shape)?, numbers(*stride)?);
     if shape.len() != stride.len() || *offset < 0 {
         return None;
     }
     let contiguous = *offset == 0 && is_contiguous(&shape, &stride);
-    Some(View {
-        storage,
-        dtype,
-        shape: contiguous.then_some(shape),
-        parameter,
-    })
+    Some(View { storage, dtype, shape: contiguous.then_some(shape), parameter })
 }
 
 /// A size is a tuple, or `torch.Size(tuple)`.

@@ -154,13 +154,10 @@ impl Walk<'_, '_, '_> {
                     Some(keys) if context == Context::Open && keys.contains(&key) => role::MOMENT,
                     _ => role::below(context, key),
                 };
-                let paired = below == Context::Open
-                    && !shape.models.is_empty()
-                    && !role::names_model(key)
-                    && {
-                        let keys = self.key_set(index);
-                        self.frames[p].shape.models.binary_search(&keys).is_ok()
-                    };
+                let paired = below == Context::Open && !shape.models.is_empty() && !role::names_model(key) && {
+                    let keys = self.key_set(index);
+                    self.frames[p].shape.models.binary_search(&keys).is_ok()
+                };
                 if paired { role::PAIRED } else { below }
             }
             _ => context,
@@ -172,13 +169,7 @@ impl Walk<'_, '_, '_> {
         }
         *visited |= bit;
         let (context, shape) = self.mapping(item, context);
-        self.frames.push(Frame {
-            node: index,
-            cursor: 0,
-            path_len: self.path.len(),
-            context,
-            shape,
-        });
+        self.frames.push(Frame { node: index, cursor: 0, path_len: self.path.len(), context, shape });
         Ok(())
     }
 
@@ -194,8 +185,7 @@ impl Walk<'_, '_, '_> {
         *self.key_sets.entry(node).or_insert_with(|| {
             let keys = pairs(graph, Item::Node(node)).iter();
             let hash = |k: &str| xxhash_rust::xxh3::xxh3_64(k.as_bytes()) | 1;
-            keys.filter_map(|&(k, _)| graph.str(k))
-                .fold(0, |h, k| h.wrapping_add(hash(k)))
+            keys.filter_map(|&(k, _)| graph.str(k)).fold(0, |h, k| h.wrapping_add(hash(k)))
         })
     }
 
@@ -244,11 +234,7 @@ impl Walk<'_, '_, '_> {
             models.sort_unstable();
         }
         let state_dict = strings && tensors > 0 && others * 10 <= tensors + others;
-        let shape = Mapping {
-            state_dict,
-            models,
-            moments: role::moments(has),
-        };
+        let shape = Mapping { state_dict, models, moments: role::moments(has) };
         (context, shape)
     }
 }
@@ -272,13 +258,9 @@ enum Child {
 
 /// The `cursor`-th child of a node.
 fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
-    let element = |list: &Elements, i: usize| {
-        list.nodes
-            .get(i)
-            .map(|&(at, n)| Child::Item(Part::Index(at), Item::Node(n)))
-    };
-    let pair =
-        |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| Child::Item(Part::Key(k), v));
+    let element =
+        |list: &Elements, i: usize| list.nodes.get(i).map(|&(at, n)| Child::Item(Part::Index(at), Item::Node(n)));
+    let pair = |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| Child::Item(Part::Key(k), v));
     let found = match graph.node(node) {
         Node::Tuple { .. } => graph
             .tuple(Item::Node(node))
@@ -296,10 +278,7 @@ fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
                 2 => Some(Child::Item(Part::Name("kwargs"), o.kwargs)),
                 c if c - 3 < pairs => pair(&o.pairs, c - 3),
                 c if c - 3 - pairs < nodes => element(&o.list, c - 3 - pairs),
-                c => o
-                    .states
-                    .get(c - 3 - pairs - nodes)
-                    .map(|&state| Child::Item(Part::Here, state)),
+                c => o.states.get(c - 3 - pairs - nodes).map(|&state| Child::Item(Part::Here, state)),
             }
         }
     };

@@ -115,9 +115,9 @@ impl End {
         let tail_at = size - tail_len;
         let mut tail = vec![0; tail_len as usize];
         src.read_exact_at(&mut tail, tail_at)?;
-        let found = (0..(tail.len() + 1).saturating_sub(22)).rev().find(|&p| {
-            u32_at(&tail, p) == END && p + 22 + usize::from(u16_at(&tail, p + 20)) == tail.len()
-        });
+        let found = (0..(tail.len() + 1).saturating_sub(22))
+            .rev()
+            .find(|&p| u32_at(&tail, p) == END && p + 22 + usize::from(u16_at(&tail, p + 20)) == tail.len());
         let Some(p) = found else {
             return bad("zip: no end record; the file is cut short, or goes on after it");
         };
@@ -136,11 +136,7 @@ impl End {
             if u32_at(&z, 0) != END64 {
                 return bad("zip: the Zip64 locator points at something else");
             }
-            let full = End {
-                entries: u64_at(&z, 32),
-                directory_len: u64_at(&z, 40),
-                directory_at: u64_at(&z, 48),
-            };
+            let full = End { entries: u64_at(&z, 32), directory_len: u64_at(&z, 40), directory_at: u64_at(&z, 48) };
             let differs = |short: u64, max: u64, long: u64| short != max && short != long;
             if differs(end.entries, 0xffff, full.entries)
                 || differs(end.directory_len, 0xffff_ffff, full.directory_len)

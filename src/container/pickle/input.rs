@@ -22,13 +22,7 @@ pub(super) struct Input<'a> {
 impl<'a> Input<'a> {
     /// `start..end` must lie in the source.
     pub(super) fn new(src: &'a dyn ReadAt, start: u64, end: u64) -> Self {
-        Input {
-            src,
-            window: Vec::new(),
-            window_at: start,
-            pos: start,
-            end,
-        }
+        Input { src, window: Vec::new(), window_at: start, pos: start, end }
     }
 
     /// The next byte.
@@ -41,8 +35,7 @@ impl<'a> Input<'a> {
         if self.pos >= self.end {
             return bad("pickle: ends in the middle");
         }
-        self.window
-            .resize((self.end - self.pos).min(WINDOW) as usize, 0);
+        self.window.resize((self.end - self.pos).min(WINDOW) as usize, 0);
         self.src.read_exact_at(&mut self.window, self.pos)?;
         self.window_at = self.pos;
         self.pos += 1;

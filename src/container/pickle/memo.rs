@@ -49,9 +49,7 @@ mod tests {
     fn the_memo_is_a_map_whatever_the_order() {
         let mut memo = Memo::default();
         let keys = [2, 0, 1, 3, u64::MAX, 2, 4, 0];
-        let new: Vec<bool> = (0..8)
-            .map(|i| memo.insert(keys[i], Item::Int(i as i64)))
-            .collect();
+        let new: Vec<bool> = (0..8).map(|i| memo.insert(keys[i], Item::Int(i as i64))).collect();
         assert_eq!(new, [true, true, true, true, true, false, true, false]);
         assert_eq!(memo.len(), 6);
         let got = [0, 1, 2, 3, 4, 5, u64::MAX].map(|k| memo.get(k));

@@ -12,10 +12,7 @@ impl Vm<'_> {
             (b'I', "00") => Item::Bool(false),
             (b'I', "01") => Item::Bool(true),
             (b'F', t) => t.parse().map_or(Item::Scalar, Item::Float),
-            (_, t) => t
-                .trim_end_matches('L')
-                .parse()
-                .map_or(Item::Scalar, Item::Int),
+            (_, t) => t.trim_end_matches('L').parse().map_or(Item::Scalar, Item::Int),
         };
         self.push(item)
     }
@@ -71,9 +68,7 @@ fn unescape(line: &[u8]) -> Vec<u8> {
             b'U' => 8,
             _ => 0,
         };
-        let hex = after
-            .get(..digits)
-            .and_then(|h| std::str::from_utf8(h).ok());
+        let hex = after.get(..digits).and_then(|h| std::str::from_utf8(h).ok());
         let value = hex.and_then(|h| u32::from_str_radix(h, 16).ok());
         match (code, value.and_then(char::from_u32)) {
             (b'x' | b'u' | b'U', Some(c)) => {

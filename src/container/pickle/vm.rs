@@ -379,14 +379,8 @@ impl Vm<'_> {
     }
 
     fn object(&mut self, func: Item, args: Item, kwargs: Item) -> Result<(), Fail> {
-        let object = Box::new(Object {
-            func,
-            args,
-            kwargs,
-            pairs: Vec::new(),
-            list: Elements::default(),
-            states: Vec::new(),
-        });
+        let object =
+            Box::new(Object { func, args, kwargs, pairs: Vec::new(), list: Elements::default(), states: Vec::new() });
         self.push_node(Node::Object(object), 12)
     }
 

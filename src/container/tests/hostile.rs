@@ -8,15 +8,7 @@ use super::*;
 
 /// Hostile files that are still containers, with the paths that must be found in them.
 const SANE: [(&str, &[&str]); 20] = [
-    (
-        "comment-end-record.pt",
-        &[
-            "model/emb.weight",
-            "model/base.weight",
-            "model/row.weight",
-            "model/turned.weight",
-        ],
-    ),
+    ("comment-end-record.pt", &["model/emb.weight", "model/base.weight", "model/row.weight", "model/turned.weight"]),
     ("big-endian.pt", &[]),
     ("pickle-system.pt", &[]),
     ("pickle-system-kept.pt", &["model/w"]),
@@ -41,12 +33,7 @@ const SANE: [(&str, &[&str]); 20] = [
 #[test]
 fn hostile_files_end_as_opaque_or_sane() {
     let sane: BTreeMap<&str, &[&str]> = SANE.into_iter().collect();
-    let others = [
-        "pickle-odd-keys.pt",
-        "pickle-ext.pt",
-        "pickle-billion-laughs.pt",
-        "pickle-frame-lies.pt",
-    ];
+    let others = ["pickle-odd-keys.pt", "pickle-ext.pt", "pickle-billion-laughs.pt", "pickle-frame-lies.pt"];
     for (name, bytes) in files("bad") {
         let start = Instant::now();
         let d = check(&bytes);
@@ -67,15 +54,7 @@ fn odd_keys_are_safe_to_show() {
     let d = check(&files("bad")["pickle-odd-keys.pt"]);
     let found: Vec<_> = d.tensors.iter().map(|t| t.path.as_str()).collect();
     let smile = "\u{1f600}".repeat(100);
-    assert_eq!(
-        found,
-        [
-            "\\u{1b}[2J\\u{a}\\u{0}",
-            "<str of 2000 bytes>",
-            smile.as_str(),
-            "."
-        ]
-    );
+    assert_eq!(found, ["\\u{1b}[2J\\u{a}\\u{0}", "<str of 2000 bytes>", smile.as_str(), "."]);
 }
 
 #[test]
@@ -83,11 +62,7 @@ fn tensors_of_two_types_and_unknown_types_are_bytes() {
     let files = files("bad");
     for name in ["pickle-two-types.pt", "pickle-unknown-storage.pt"] {
         let d = check(&files[name]);
-        assert_eq!(
-            (d.tensors[0].dtype, d.tensors[0].role),
-            (Dtype::U8, Role::Other),
-            "{name}"
-        );
+        assert_eq!((d.tensors[0].dtype, d.tensors[0].role), (Dtype::U8, Role::Other), "{name}");
     }
 }
 
@@ -132,8 +107,7 @@ fn zip_with(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
 /// Opcodes that push a tensor of four floats in storage `key`.
 fn tensor_ops(key: usize) -> Vec<u8> {
     let key = key.to_string();
-    let mut ops =
-        b"ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\nU".to_vec();
+    let mut ops = b"ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\nU".to_vec();
     ops.push(key.len() as u8);
     ops.extend_from_slice(key.as_bytes());
     ops.extend_from_slice(b"U\x03cpuK\x04tQK\x00K\x04\x85K\x01\x85\x89NtR");
@@ -151,12 +125,7 @@ fn describe_within(seconds: u64, pickle: &[u8], storages: &[&[u8]]) -> Descripti
 #[test]
 fn deep_nesting_needs_no_stack() {
     const DEPTH: usize = 100_000;
-    for (open, close) in [
-        (&b"]"[..], &b"a"[..]),
-        (b"(", b"t"),
-        (b"}K\x01", b"s"),
-        (b"", b"\x85"),
-    ] {
+    for (open, close) in [(&b"]"[..], &b"a"[..]), (b"(", b"t"), (b"}K\x01", b"s"), (b"", b"\x85")] {
         let mut pickle = open.repeat(DEPTH);
         pickle.extend(tensor_ops(0));
         pickle.extend(close.repeat(DEPTH));
@@ -173,13 +142,7 @@ fn deep_nesting_needs_no_stack() {
 
 #[test]
 fn a_hundred_levels_are_named() {
-    let pickle = [
-        &b"]".repeat(100)[..],
-        &tensor_ops(0),
-        &b"a".repeat(100),
-        b".",
-    ]
-    .concat();
+    let pickle = [&b"]".repeat(100)[..], &tensor_ops(0), &b"a".repeat(100), b"."].concat();
     let d = describe_within(5, &pickle, &[&[0; 16]]);
     assert_eq!(d.tensors[0].path, vec!["0"; 100].join("/"));
 }
@@ -195,13 +158,7 @@ fn sharing_is_walked_once_and_aliases_are_few() {
     let d = describe_within(5, &pickle, &[&[0; 16]]);
     assert_eq!((d.tensors.len(), d.tensors[0].aliases.len()), (1, 0));
 
-    let ops = [
-        &tensor_ops(0),
-        &b"q\x000](".to_vec()[..],
-        &b"h\x00".repeat(1000),
-        b"e.",
-    ]
-    .concat();
+    let ops = [&tensor_ops(0), &b"q\x000](".to_vec()[..], &b"h\x00".repeat(1000), b"e."].concat();
     let d = describe_within(5, &ops, &[&[0; 16]]);
     assert_eq!((d.tensors.len(), d.tensors[0].aliases.len()), (1, 16));
 }
@@ -293,12 +250,8 @@ fn every_truncation_is_opaque_or_sane() {
 fn mutated() -> impl Strategy<Value = Vec<u8>> {
     let all: Vec<Vec<u8>> = files("good").into_values().collect();
     let edit = (any::<prop::sample::Index>(), any::<u8>(), 0..5u8);
-    (
-        prop::sample::select(all),
-        prop::collection::vec(edit, 1..8),
-        any::<bool>(),
-    )
-        .prop_map(|(mut file, edits, in_tail)| {
+    (prop::sample::select(all), prop::collection::vec(edit, 1..8), any::<bool>()).prop_map(
+        |(mut file, edits, in_tail)| {
             for (index, value, how) in edits {
                 if file.is_empty() {
                     break;
@@ -317,7 +270,8 @@ fn mutated() -> impl Strategy<Value = Vec<u8>> {
                 }
             }
             file
-        })
+        },
+    )
 }
 
 proptest! {
