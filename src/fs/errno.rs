@@ -13,8 +13,8 @@ pub(super) enum Fault {
     Os(io::Error),
     /// What POSIX asks for, decided here.
     Code(i32),
-    /// A released file could not be decoded. Whoever found out has logged the object and the tensor.
-    Unreadable(ReadError),
+    /// A released file could not be decoded; the log names the object and the tensor.
+    Unreadable,
 }
 
 /// Result of an operation of the file system.
@@ -28,7 +28,8 @@ impl From<io::Error> for Fault {
 
 impl From<ReadError> for Fault {
     fn from(error: ReadError) -> Self {
-        Self::Unreadable(error)
+        log::error!("{error}");
+        Self::Unreadable
     }
 }
 
@@ -48,7 +49,7 @@ impl From<Fault> for Errno {
             },
             Fault::Code(code) => Errno::from_i32(code),
             // Never wrong bytes, never a short read: the file's bytes exist but cannot be had.
-            Fault::Unreadable(_) => Errno::EIO,
+            Fault::Unreadable => Errno::EIO,
         }
     }
 }
