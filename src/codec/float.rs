@@ -60,32 +60,17 @@ macro_rules! float {
     };
 }
 
-float!(
-    F16,
-    u16,
-    |bits| f16_to_f32(bits).into(),
-    |value| f32_to_f16(round_to_odd(value))
-);
-float!(
-    Bf16,
-    u16,
-    |bits| f32::from_bits(u32::from(bits) << 16).into(),
-    |value| f32_to_bf16(round_to_odd(value))
-);
-float!(F32, u32, |bits| f32::from_bits(bits).into(), |value| (value
-    as f32)
-    .to_bits());
-float!(F64, u64, |bits| f64::from_bits(bits), |value| value
-    .to_bits());
+float!(F16, u16, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
+float!(Bf16, u16, |bits| f32::from_bits(u32::from(bits) << 16).into(), |value| f32_to_bf16(round_to_odd(value)));
+float!(F32, u32, |bits| f32::from_bits(bits).into(), |value| (value as f32).to_bits());
+float!(F64, u64, |bits| f64::from_bits(bits), |value| value.to_bits());
 
 /// The f32 at or next to `value` towards zero, its last bit set if that was not exact.
 #[inline(always)]
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
     let back = f64::from(nearest);
-    let towards_zero = nearest
-        .to_bits()
-        .wrapping_sub(u32::from(back.abs() > value.abs()));
+    let towards_zero = nearest.to_bits().wrapping_sub(u32::from(back.abs() > value.abs()));
     f32::from_bits(towards_zero | u32::from(back != value))
 }
 
@@ -94,11 +79,7 @@ fn f32_to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     // Rounding must not turn a NaN into an infinity or a zero.
-    (if value.is_nan() {
-        bits >> 16 | 0x40
-    } else {
-        rounded
-    }) as u16
+    (if value.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
 #[inline(always)]
@@ -107,9 +88,8 @@ fn f16_to_f32(half: u16) -> f32 {
     let sign = u32::from(half & 0x8000) << 16;
     // The exponent's bias is 15 there and 127 here; subnormals become normal by a subtraction that is exact.
     let normal = (magnitude << 13) + ((127 - 15) << 23);
-    let subnormal = (f32::from_bits((magnitude << 13) + ((128 - 15) << 23))
-        - f32::from_bits((128 - 15) << 23))
-    .to_bits();
+    let subnormal =
+        (f32::from_bits((magnitude << 13) + ((128 - 15) << 23)) - f32::from_bits((128 - 15) << 23)).to_bits();
     let special = (magnitude << 13) | 0x7f80_0000;
     let bits = if magnitude < 0x400 {
         subnormal
@@ -130,9 +110,7 @@ fn f32_to_f16(value: f32) -> u16 {
     let normal = rebiased.wrapping_add(0xfff + (rebiased >> 13 & 1)) >> 13;
     // Subnormal results: an addition whose last place is that of the subnormals rounds to nearest even by itself.
     let magic = 0.5f32;
-    let subnormal = (f32::from_bits(magnitude) + magic)
-        .to_bits()
-        .wrapping_sub(magic.to_bits());
+    let subnormal = (f32::from_bits(magnitude) + magic).to_bits().wrapping_sub(magic.to_bits());
     let bits = if magnitude > 0x7f80_0000 {
         0x7e00
     } else if magnitude >= 0x477f_f000 {
@@ -176,10 +154,7 @@ mod tests {
     fn rounding_is_to_nearest_even_between_all_neighbours() {
         fn check<F: Float<Bytes = [u8; 2]>>(infinity: u16) {
             for low in 0..infinity - 1 {
-                let (a, b) = (
-                    F::widen(low.to_le_bytes()),
-                    F::widen((low + 1).to_le_bytes()),
-                );
+                let (a, b) = (F::widen(low.to_le_bytes()), F::widen((low + 1).to_le_bytes()));
                 let middle = a + (b - a) / 2.0;
                 let even = low + (low & 1);
                 for (value, want) in [
@@ -189,24 +164,13 @@ mod tests {
                     (a.next_up(), low),
                     (b.next_down(), low + 1),
                 ] {
-                    assert_eq!(
-                        u16::from_le_bytes(F::round(value)),
-                        want,
-                        "{value:e} above {low:04x}"
-                    );
-                    assert_eq!(
-                        u16::from_le_bytes(F::round(-value)),
-                        want | 0x8000,
-                        "{value:e} above -{low:04x}"
-                    );
+                    assert_eq!(u16::from_le_bytes(F::round(value)), want, "{value:e} above {low:04x}");
+                    assert_eq!(u16::from_le_bytes(F::round(-value)), want | 0x8000, "{value:e} above -{low:04x}");
                 }
             }
             let largest = F::widen((infinity - 1).to_le_bytes());
             let step = largest - F::widen((infinity - 2).to_le_bytes());
-            assert_eq!(
-                u16::from_le_bytes(F::round((largest + step / 2.0).next_down())),
-                infinity - 1
-            );
+            assert_eq!(u16::from_le_bytes(F::round((largest + step / 2.0).next_down())), infinity - 1);
             for value in [largest + step / 2.0, largest * 2.0, f64::MAX, f64::INFINITY] {
                 assert_eq!(u16::from_le_bytes(F::round(value)), infinity);
             }

@@ -134,10 +134,7 @@ fn quantize_tile<F: Float>(
                     error = error.max(missed);
                 } else {
                     *r = w;
-                    exceptions.push(Exception {
-                        index: (start + i) as u32,
-                        raw: F::to_raw(w),
-                    });
+                    exceptions.push(Exception { index: (start + i) as u32, raw: F::to_raw(w) });
                 }
             }
         }
@@ -194,13 +191,7 @@ multiversion! {
 
 /// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`; if they are not, or the type
 /// is not the lattice's, it is an error.
-pub fn reconstruct(
-    dtype: Dtype,
-    k: Option<&[u8]>,
-    g: f64,
-    a: &[i32],
-    out: &mut [u8],
-) -> Result<(), Corrupt> {
+pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
     let bytes = a.len() * dtype.size();
     if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
         return Err(Corrupt("lengths of the tile and its keyframe differ"));
@@ -233,18 +224,11 @@ multiversion! {
 }
 
 /// Puts the exact bits of the exceptions into a reconstructed tile.
-pub fn apply_exceptions(
-    dtype: Dtype,
-    exceptions: &[Exception],
-    out: &mut [u8],
-) -> Result<(), Corrupt> {
+pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) -> Result<(), Corrupt> {
     fn apply<F: Float>(exceptions: &[Exception], out: &mut [F::Bytes]) -> Result<(), Corrupt> {
         for exception in exceptions {
-            let element = out
-                .get_mut(exception.index as usize)
-                .ok_or(Corrupt("exception beyond the tile"))?;
-            *element =
-                F::from_raw(exception.raw).ok_or(Corrupt("exception wider than its element"))?;
+            let element = out.get_mut(exception.index as usize).ok_or(Corrupt("exception beyond the tile"))?;
+            *element = F::from_raw(exception.raw).ok_or(Corrupt("exception wider than its element"))?;
         }
         Ok(())
     }
@@ -350,16 +334,10 @@ fn put_exceptions(exceptions: &[Exception], out: &mut Vec<u8>) {
     }
 }
 
-fn take_exceptions(
-    mut payload: &[u8],
-    elements: usize,
-    out: &mut Vec<Exception>,
-) -> Result<(), Corrupt> {
+fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec<Exception>) -> Result<(), Corrupt> {
     let count = varint::take(&mut payload)?;
     if count > 0 {
-        let (&width, rest) = payload
-            .split_first()
-            .ok_or(Corrupt("truncated exceptions"))?;
+        let (&width, rest) = payload.split_first().ok_or(Corrupt("truncated exceptions"))?;
         if !matches!(width, 2 | 4 | 8) {
             return Err(Corrupt("width of exceptions"));
         }
@@ -367,38 +345,23 @@ fn take_exceptions(
         let mut next = 0u64;
         // Each takes bytes of the payload, so a count that lies ends with it.
         for _ in 0..count {
-            let index = next
-                .checked_add(varint::take(&mut payload)?)
-                .filter(|&index| index < elements as u64);
+            let index = next.checked_add(varint::take(&mut payload)?).filter(|&index| index < elements as u64);
             let index = index.ok_or(Corrupt("exception beyond the tile"))?;
-            let (bits, rest) = payload
-                .split_at_checked(width.into())
-                .ok_or(Corrupt("truncated exceptions"))?;
+            let (bits, rest) = payload.split_at_checked(width.into()).ok_or(Corrupt("truncated exceptions"))?;
             payload = rest;
             let mut raw = [0; 8];
             raw[..bits.len()].copy_from_slice(bits);
-            out.push(Exception {
-                index: index as u32,
-                raw: u64::from_le_bytes(raw),
-            });
+            out.push(Exception { index: index as u32, raw: u64::from_le_bytes(raw) });
             next = index + 1;
         }
     }
-    if payload.is_empty() {
-        Ok(())
-    } else {
-        Err(Corrupt("bytes behind the exceptions"))
-    }
+    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes behind the exceptions")) }
 }
 
 /// The updates W_new - W_old of two tiles (or samples) of the same type, for [`choose_g`].
 pub fn updates(dtype: Dtype, new: &[u8], old: &[u8]) -> Vec<f64> {
     fn all<F: Float>(new: &[u8], old: &[u8]) -> Vec<f64> {
-        F::elements(new)
-            .iter()
-            .zip(F::elements(old))
-            .map(|(&new, &old)| F::widen(new) - F::widen(old))
-            .collect()
+        F::elements(new).iter().zip(F::elements(old)).map(|(&new, &old)| F::widen(new) - F::widen(old)).collect()
     }
     for_float!(dtype, F => all::<F>(new, old), else Vec::new())
 }
@@ -410,19 +373,12 @@ pub fn updates(dtype: Dtype, new: &[u8], old: &[u8]) -> Vec<f64> {
 /// A short g keeps K + g*A on the element type's own grid, where rounding moves nothing and exceptions are rare; for the
 /// 16-bit types, whose grid is about as coarse as g itself, that takes a power of two.
 pub fn choose_g(dtype: Dtype, updates: &[f64], c: f64) -> Option<f64> {
-    let largest = updates.iter().fold(
-        0f64,
-        |largest, &u| if u.abs() <= largest { largest } else { u.abs() },
-    );
+    let largest = updates.iter().fold(0f64, |largest, &u| if u.abs() <= largest { largest } else { u.abs() });
     if !(largest > 0.0 && largest.is_finite()) {
         return None;
     }
     // Scaled, because squares leave the range of f64 long before their root does.
-    let mean = updates
-        .iter()
-        .map(|&u| (u / largest) * (u / largest))
-        .sum::<f64>()
-        / updates.len() as f64;
+    let mean = updates.iter().map(|&u| (u / largest) * (u / largest)).sum::<f64>() / updates.len() as f64;
     let g = c * largest * mean.sqrt();
     let bits = match dtype {
         Dtype::F16 | Dtype::Bf16 => 1,

@@ -52,8 +52,7 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
     if data.is_empty() {
         return;
     }
-    let parent =
-        parent.filter(|parent| parent.len() == data.len() && parent_helps(dtype, data, parent));
+    let parent = parent.filter(|parent| parent.len() == data.len() && parent_helps(dtype, data, parent));
     out.push(u8::from(parent.is_some()));
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     for plane in planes.chunks(data.len() / word_of(dtype, data).0) {
@@ -62,18 +61,9 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
 }
 
 /// Fills `out` from a payload. `parent` must be what the encoder had, as far as it was used.
-pub fn decode(
-    dtype: Dtype,
-    mut payload: &[u8],
-    parent: Option<&[u8]>,
-    out: &mut [u8],
-) -> Result<(), Corrupt> {
+pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() {
-            Ok(())
-        } else {
-            Err(Corrupt("data where none belongs"))
-        };
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("data where none belongs")) };
     }
     let (&delta, rest) = payload.split_first().ok_or(Corrupt("no data"))?;
     payload = rest;
@@ -91,10 +81,7 @@ pub fn estimate(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let parent = parent.filter(|parent| parent.len() == data.len());
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     let plane = (data.len() / word_of(dtype, data).0).max(1);
-    planes
-        .chunks(plane)
-        .map(|plane| bytes::entropy_bits(&bytes::histogram(plane)))
-        .sum()
+    planes.chunks(plane).map(|plane| bytes::entropy_bits(&bytes::histogram(plane))).sum()
 }
 
 /// Whether differences to the parent look cheaper, from samples spread over the tile.
@@ -105,11 +92,7 @@ fn parent_helps(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
     }
     let sample = |of: &[u8]| -> Vec<u8> {
         let stride = of.len() / SAMPLES / dtype.size() * dtype.size();
-        of.chunks(stride)
-            .take(SAMPLES)
-            .flat_map(|chunk| &chunk[..piece])
-            .copied()
-            .collect()
+        of.chunks(stride).take(SAMPLES).flat_map(|chunk| &chunk[..piece]).copied().collect()
     };
     let (data, parent) = (sample(data), sample(parent));
     estimate(dtype, &data, Some(&parent)) < estimate(dtype, &data, None)
@@ -117,22 +100,11 @@ fn parent_helps(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
 
 fn split<T: Word>(data: &[u8], parent: Option<&[u8]>, order: Order) -> Vec<u8> {
     let mut planes = vec![0; data.len()];
-    planes::split::<T>(
-        Level::detect(),
-        T::elements(data),
-        parent.map(T::elements),
-        order,
-        &mut planes,
-    );
+    planes::split::<T>(Level::detect(), T::elements(data), parent.map(T::elements), order, &mut planes);
     planes
 }
 
-fn join<T: Word>(
-    mut payload: &[u8],
-    parent: Option<&[u8]>,
-    order: Order,
-    out: &mut [u8],
-) -> Result<(), Corrupt> {
+fn join<T: Word>(mut payload: &[u8], parent: Option<&[u8]>, order: Order, out: &mut [u8]) -> Result<(), Corrupt> {
     let out = T::elements_mut(out);
     let mut buffers: [Vec<u8>; 8] = Default::default();
     let mut planes = [[].as_slice(); 8];
@@ -142,13 +114,7 @@ fn join<T: Word>(
     if !payload.is_empty() {
         return Err(Corrupt("bytes behind the planes"));
     }
-    planes::join::<T>(
-        Level::detect(),
-        &planes[..T::BYTES],
-        parent.map(T::elements),
-        order,
-        out,
-    );
+    planes::join::<T>(Level::detect(), &planes[..T::BYTES], parent.map(T::elements), order, out);
     Ok(())
 }
 

@@ -86,8 +86,7 @@ macro_rules! word {
             }
             #[inline(always)]
             fn difference(self, parent: Self, order: Order) -> Self {
-                let d = ordered!(self, order, $u, $i).wrapping_sub(ordered!(parent, order, $u, $i))
-                    as $i;
+                let d = ordered!(self, order, $u, $i).wrapping_sub(ordered!(parent, order, $u, $i)) as $i;
                 ((d << 1) ^ (d >> (<$i>::BITS - 1))) as $u
             }
             #[inline(always)]

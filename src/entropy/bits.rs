@@ -11,11 +11,7 @@ pub(super) struct BitWriter<'a> {
 
 impl<'a> BitWriter<'a> {
     pub(super) fn new(out: &'a mut Vec<u8>) -> Self {
-        BitWriter {
-            out,
-            acc: 0,
-            held: 0,
-        }
+        BitWriter { out, acc: 0, held: 0 }
     }
 
     /// Appends the low `width` bits of `value`; `width` at most 32, the bits above it zero.
@@ -47,12 +43,7 @@ pub(super) struct BitReader<'a> {
 
 impl<'a> BitReader<'a> {
     pub(super) fn new(payload: &'a [u8]) -> Self {
-        BitReader {
-            whole: payload,
-            payload,
-            acc: 0,
-            held: 0,
-        }
+        BitReader { whole: payload, payload, acc: 0, held: 0 }
     }
 
     #[inline]

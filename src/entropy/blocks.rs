@@ -14,7 +14,7 @@ use super::{Corrupt, bytes, huffman, varint};
 /// Most words a block code may have: a word is a byte.
 const WORDS: usize = 256;
 
-/// Symbols looked at together when searching for escapes.
+/// Symbols looked at together when searching for escapes: one bit each in a `u64`.
 const CHUNK: usize = 64;
 
 const ESCAPES: u8 = 0x80;
@@ -33,17 +33,7 @@ pub(super) struct Shape {
 }
 
 /// Shapes `(k, digits)` worth trying: as many words as fit, and fewer, whose rare words waste less code space.
-pub(super) const SHAPES: [(u8, u8); 9] = [
-    (2, 16),
-    (2, 12),
-    (2, 9),
-    (3, 6),
-    (3, 5),
-    (3, 4),
-    (4, 4),
-    (4, 3),
-    (5, 3),
-];
+pub(super) const SHAPES: [(u8, u8); 9] = [(2, 16), (2, 12), (2, 9), (3, 6), (3, 5), (3, 4), (4, 4), (4, 3), (5, 3)];
 
 impl Shape {
     /// Number of symbols in the window.
@@ -56,17 +46,10 @@ impl Shape {
         self.first.wrapping_sub(1)
     }
 
-    /// The shape of `digits` digits whose window holds the most of `counts`.
-    pub(super) fn fit(counts: &[u32; 256], k: u8, digits: u8) -> Shape {
-        let low = counts.iter().position(|&c| c > 0).unwrap_or(0);
-        let high = counts.iter().rposition(|&c| c > 0).unwrap_or(0);
-        if high - low < digits as usize {
-            return Shape {
-                first: low as u8,
-                digits: (high - low + 1) as u8,
-                escapes: false,
-                k,
-            };
+    /// The shape of `digits` digits whose window holds the most of `counts`; symbols range from `low` to `high`.
+    pub(super) fn fit(counts: &[u32; 256], (low, high): (u8, u8), k: u8, digits: u8) -> Shape {
+        if high - low < digits {
+            return Shape { first: low, digits: high - low + 1, escapes: false, k };
         }
         let width = digits as usize - 1;
         let mut inside: u64 = counts[..width].iter().map(|&c| u64::from(c)).sum();
@@ -78,12 +61,7 @@ impl Shape {
                 (best, first) = (inside, low);
             }
         }
-        Shape {
-            first: first as u8,
-            digits,
-            escapes: true,
-            k,
-        }
+        Shape { first: first as u8, digits, escapes: true, k }
     }
 
     /// How often each digit occurs.
@@ -105,32 +83,16 @@ impl Shape {
     }
 
     fn put(self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&[
-            self.first,
-            self.digits | if self.escapes { ESCAPES } else { 0 },
-            self.k,
-        ]);
+        out.extend_from_slice(&[self.first, self.digits | if self.escapes { ESCAPES } else { 0 }, self.k]);
     }
 
     fn take(payload: &mut &[u8]) -> Result<Shape, Corrupt> {
-        let (&[first, digits, k], rest) = payload
-            .split_first_chunk()
-            .ok_or(Corrupt("truncated block shape"))?;
+        let (&[first, digits, k], rest) = payload.split_first_chunk().ok_or(Corrupt("truncated block shape"))?;
         *payload = rest;
-        let shape = Shape {
-            first,
-            digits: digits & !ESCAPES,
-            escapes: digits & ESCAPES != 0,
-            k,
-        };
+        let shape = Shape { first, digits: digits & !ESCAPES, escapes: digits & ESCAPES != 0, k };
         let words = usize::from(shape.digits).checked_pow(k.into());
-        let sound =
-            (2..=8).contains(&k) && shape.digits >= 2 && words.is_some_and(|words| words <= WORDS);
-        if sound {
-            Ok(shape)
-        } else {
-            Err(Corrupt("block shape"))
-        }
+        let sound = (2..=8).contains(&k) && shape.digits >= 2 && words.is_some_and(|words| words <= WORDS);
+        if sound { Ok(shape) } else { Err(Corrupt("block shape")) }
     }
 
     fn expansion(self) -> huffman::Expansion {
@@ -141,18 +103,11 @@ impl Shape {
                 let digit = (digits % self.digits as usize) as u8;
                 digits /= self.digits as usize;
                 let escape = self.escapes && digit == self.digits - 1;
-                let symbol = if escape {
-                    self.escape()
-                } else {
-                    self.first.wrapping_add(digit)
-                };
+                let symbol = if escape { self.escape() } else { self.first.wrapping_add(digit) };
                 *symbols |= u64::from(symbol) << (8 * i);
             }
         }
-        huffman::Expansion {
-            symbols,
-            k: self.k.into(),
-        }
+        huffman::Expansion { symbols, k: self.k.into() }
     }
 }
 
@@ -165,35 +120,19 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
         4 => to_words::<4>(symbols, shape),
         _ => to_words::<5>(symbols, shape),
     };
-    varint::put_bytes(out, |out| {
-        huffman::encode(&words, &huffman::histogram(&words), out)
-    });
+    varint::put_bytes(out, |out| huffman::encode(&words, &huffman::histogram(&words), out));
     if !shape.escapes {
         return;
     }
-    let mut literals = Vec::new();
-    for chunk in symbols.chunks(CHUNK) {
-        let outside = |symbol: u8| symbol.wrapping_sub(shape.first) >= shape.window();
-        if chunk
-            .iter()
-            .fold(false, |any, &symbol| any | outside(symbol))
-        {
-            literals.extend(chunk.iter().copied().filter(|&symbol| outside(symbol)));
-        }
-    }
+    let places = outside(Level::detect(), symbols, shape.first, shape.window());
+    let literals: Vec<u8> = places.into_iter().map(|place| symbols[place as usize]).collect();
     bytes::encode_within(&literals, bytes::Modes::WITHIN_BLOCKS, out);
 }
 
 fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Vec<u8> {
     let mut words = vec![0; symbols.len().div_ceil(K)];
     let (blocks, tail) = symbols.as_chunks::<K>();
-    combine(
-        Level::detect(),
-        &Blocks(blocks),
-        shape.first,
-        shape.digits,
-        &mut words,
-    );
+    combine(Level::detect(), &Blocks(blocks), shape.first, shape.digits, &mut words);
     if let (false, Some(word)) = (tail.is_empty(), words.last_mut()) {
         let mut block = [shape.first; K];
         block[..tail.len()].copy_from_slice(tail);
@@ -220,10 +159,10 @@ impl<const K: usize> ToWords for Blocks<'_, K> {
 
 #[inline(always)]
 fn block_word<const K: usize>(block: &[u8; K], first: u8, digits: u8) -> u8 {
-    block.iter().rev().fold(0u8, |word, &symbol| {
-        word.wrapping_mul(digits)
-            .wrapping_add(symbol.wrapping_sub(first).min(digits - 1))
-    })
+    block
+        .iter()
+        .rev()
+        .fold(0u8, |word, &symbol| word.wrapping_mul(digits).wrapping_add(symbol.wrapping_sub(first).min(digits - 1)))
 }
 
 multiversion! {
@@ -240,29 +179,40 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
     if !shape.escapes {
         return Ok(());
     }
-    let escape = shape.escape();
-    let count = out.chunks(CHUNK).map(|chunk| count(chunk, escape)).sum();
-    let mut literals = vec![0; count];
+    let places = outside(Level::detect(), out, shape.first, shape.window());
+    let mut literals = vec![0; places.len()];
     bytes::decode_within(payload, bytes::Modes::WITHIN_BLOCKS, &mut literals)?;
-    let mut literals = literals.into_iter();
-    for chunk in out.chunks_mut(CHUNK) {
-        if count_in(chunk, escape) {
-            for (symbol, literal) in chunk
-                .iter_mut()
-                .filter(|symbol| **symbol == escape)
-                .zip(&mut literals)
-            {
-                *symbol = literal;
-            }
-        }
+    for (place, literal) in places.into_iter().zip(literals) {
+        out[place as usize] = literal;
     }
     Ok(())
 }
 
-fn count(chunk: &[u8], symbol: u8) -> usize {
-    chunk.iter().filter(|&&s| s == symbol).count()
+multiversion! {
+    /// Where the symbols outside the window are. Fewer than 4 Gi symbols.
+    fn outside(symbols: &[u8], first: u8, window: u8) -> Vec<u32> {
+        let mut places = Vec::new();
+        let (chunks, tail) = symbols.as_chunks::<CHUNK>();
+        for (number, chunk) in chunks.iter().enumerate() {
+            let most = chunk.iter().fold(0, |most, &s| s.wrapping_sub(first).max(most));
+            if most >= window {
+                push_outside(chunk, number * CHUNK, first, window, &mut places);
+            }
+        }
+        push_outside(tail, chunks.len() * CHUNK, first, window, &mut places);
+        places
+    }
 }
 
-fn count_in(chunk: &[u8], symbol: u8) -> bool {
-    chunk.iter().fold(false, |any, &s| any | (s == symbol))
+/// The places in one chunk that begins at `start`.
+#[inline(always)]
+fn push_outside(chunk: &[u8], start: usize, first: u8, window: u8, places: &mut Vec<u32>) {
+    let mut mask = 0u64;
+    for (i, &s) in chunk.iter().enumerate() {
+        mask |= u64::from(s.wrapping_sub(first) >= window) << i;
+    }
+    while mask != 0 {
+        places.push(start as u32 + mask.trailing_zeros());
+        mask &= mask - 1;
+    }
 }

@@ -30,8 +30,7 @@ fn classify(value: i32) -> (u8, u32, u32) {
     let exponent = magnitude.ilog2();
     let width = exponent - 2;
     let fraction = magnitude >> width & 3;
-    let class =
-        u32::from(LARGE) + 8 * (exponent - LARGE_EXPONENT) + 2 * fraction + u32::from(value < 0);
+    let class = u32::from(LARGE) + 8 * (exponent - LARGE_EXPONENT) + 2 * fraction + u32::from(value < 0);
     (class as u8, magnitude & ((1 << width) - 1), width)
 }
 
@@ -39,8 +38,7 @@ fn classify(value: i32) -> (u8, u32, u32) {
 #[inline]
 fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
     let index = u32::from(class - LARGE);
-    let (exponent, fraction, negative) =
-        (index / 8 + LARGE_EXPONENT, index / 2 % 4, index % 2 == 1);
+    let (exponent, fraction, negative) = (index / 8 + LARGE_EXPONENT, index / 2 % 4, index % 2 == 1);
     let width = exponent - 2;
     let magnitude = i64::from(4 + fraction) << width | i64::from(extra.take(width)?);
     let value = if negative { -magnitude } else { magnitude };
@@ -92,33 +90,26 @@ pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
     let mut done = 0;
     let level = Level::detect();
     loop {
-        let added = add_small(level, &classes[done..], &mut acc[done..])
-            .ok_or(Corrupt("sum beyond 32 bits"))?;
+        let added = add_small(level, &classes[done..], &mut acc[done..]).ok_or(Corrupt("sum beyond 32 bits"))?;
         done += added;
         let end = classes.len().min(done + CHUNK);
         if done == end {
             return Ok(());
         }
         for (sum, &class) in acc[done..end].iter_mut().zip(&classes[done..end]) {
-            let value = if class < LARGE {
-                i32::from(class) - SMALL
-            } else {
-                large(class, &mut extra)?
-            };
-            *sum = sum
-                .checked_add(value)
-                .ok_or(Corrupt("sum beyond 32 bits"))?;
+            let value = if class < LARGE { i32::from(class) - SMALL } else { large(class, &mut extra)? };
+            *sum = sum.checked_add(value).ok_or(Corrupt("sum beyond 32 bits"))?;
         }
         done = end;
     }
 }
 
 multiversion! {
-    /// Adds small classes, chunk by chunk, up to the first chunk with a large one; returns how many were added, or
+    /// Adds small classes, whole chunk by whole chunk, up to the first one with a large class; returns how many were added, or
     /// nothing if a sum went beyond 32 bits.
     fn add_small(classes: &[u8], acc: &mut [i32]) -> Option<usize> {
         let mut done = 0;
-        for (classes, acc) in classes.chunks(CHUNK).zip(acc.chunks_mut(CHUNK)) {
+        for (classes, acc) in classes.as_chunks::<CHUNK>().0.iter().zip(acc.as_chunks_mut::<CHUNK>().0) {
             if classes.iter().fold(0, |most, &class| class.max(most)) >= LARGE {
                 break;
             }

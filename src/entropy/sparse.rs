@@ -16,10 +16,7 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>) {
     let mut literals = Vec::new();
     let mut gap = 0;
     for chunk in symbols.chunks(64) {
-        if chunk
-            .iter()
-            .fold(true, |all, &symbol| all & (symbol == common))
-        {
+        if chunk.iter().fold(true, |all, &symbol| all & (symbol == common)) {
             gap += chunk.len();
             continue;
         }
@@ -40,17 +37,13 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>) {
     }
     out.push(common);
     varint::put(gaps.len() as u64, out);
-    varint::put_bytes(out, |out| {
-        bytes::encode_within(&gaps, bytes::Modes::WITHIN_SPARSE, out)
-    });
+    varint::put_bytes(out, |out| bytes::encode_within(&gaps, bytes::Modes::WITHIN_SPARSE, out));
     bytes::encode_within(&literals, bytes::Modes::WITHIN_SPARSE, out);
 }
 
 /// Fills `out` from a payload of [`encode`].
 pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
-    let (&common, rest) = payload
-        .split_first()
-        .ok_or(Corrupt("truncated zero runs"))?;
+    let (&common, rest) = payload.split_first().ok_or(Corrupt("truncated zero runs"))?;
     payload = rest;
     // Each gap byte covers at least one symbol.
     let gaps = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);

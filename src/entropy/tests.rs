@@ -38,12 +38,7 @@ fn encode_bytes(symbols: &[u8]) -> Vec<u8> {
     bytes::encode(symbols, &mut payload);
     let mut out = vec![0xee; symbols.len()];
     bytes::decode(&payload, &mut out).unwrap();
-    assert!(
-        out == symbols,
-        "{} symbols, mode {}",
-        symbols.len(),
-        payload[0]
-    );
+    assert!(out == symbols, "{} symbols, mode {}", symbols.len(), payload[0]);
     payload
 }
 
@@ -65,7 +60,7 @@ fn costs_stay_near_the_entropy() {
         (0.5, 2.0),
         (0.6, 2.0),
         (0.7, 2.0),
-        (1.0, 3.0),
+        (1.0, 2.5),
         (1.4, 2.0),
         (2.0, 2.0),
         (4.0, 1.5),
@@ -76,11 +71,7 @@ fn costs_stay_near_the_entropy() {
         let cost = encode_ints(&values).len() as f64 * 8.0;
         let over = (cost / ideal - 1.0) * 100.0;
         println!("sigma {sigma}: {:.4} bits, {over:+.2}%", cost / TILE as f64);
-        assert!(
-            over < percent,
-            "sigma {sigma}: {:.4} bits, {over:.2}% over",
-            cost / TILE as f64
-        );
+        assert!(over < percent, "sigma {sigma}: {:.4} bits, {over:.2}% over", cost / TILE as f64);
     }
 }
 
@@ -88,26 +79,12 @@ fn costs_stay_near_the_entropy() {
 fn sparse_symbols_cost_next_to_nothing() {
     for density in [0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4] {
         let mut random = Random(7);
-        let values: Vec<i32> = (0..TILE)
-            .map(|_| {
-                if random.unit() < density {
-                    1 - 2 * (random.next() & 1) as i32
-                } else {
-                    0
-                }
-            })
-            .collect();
+        let values: Vec<i32> =
+            (0..TILE).map(|_| if random.unit() < density { 1 - 2 * (random.next() & 1) as i32 } else { 0 }).collect();
         let ideal = ints::estimate_bits(&values);
         let cost = encode_ints(&values).len() as f64 * 8.0;
-        println!(
-            "density {density}: {:.5} bits, ideal {:.5}",
-            cost / TILE as f64,
-            ideal / TILE as f64
-        );
-        assert!(
-            cost < ideal * 1.04 + 600.0,
-            "density {density}: {cost} against {ideal}"
-        );
+        println!("density {density}: {:.5} bits, ideal {:.5}", cost / TILE as f64, ideal / TILE as f64);
+        assert!(cost < ideal * 1.04 + 600.0, "density {density}: {cost} against {ideal}");
     }
     assert!(encode_ints(&vec![0; TILE]).len() <= 4);
     assert!(encode_ints(&vec![-70_000; TILE]).len() <= 4 + TILE * 14 / 8 + 2);
@@ -115,17 +92,13 @@ fn sparse_symbols_cost_next_to_nothing() {
 
 #[test]
 fn an_independent_coder_agrees_on_what_is_possible() {
-    use constriction::stream::{
-        model::DefaultContiguousCategoricalEntropyModel, stack::DefaultAnsCoder,
-    };
+    use constriction::stream::{model::DefaultContiguousCategoricalEntropyModel, stack::DefaultAnsCoder};
     let values = gaussian(0.55);
     let symbols: Vec<usize> = values.iter().map(|v| (v + 15) as usize).collect();
     let mut counts = vec![0f64; 31];
     symbols.iter().for_each(|&s| counts[s] += 1.0);
-    let model = DefaultContiguousCategoricalEntropyModel::from_floating_point_probabilities_fast(
-        &counts, None,
-    )
-    .unwrap();
+    let model =
+        DefaultContiguousCategoricalEntropyModel::from_floating_point_probabilities_fast(&counts, None).unwrap();
     let mut coder = DefaultAnsCoder::new();
     coder.encode_iid_symbols_reverse(&symbols, &model).unwrap();
     let ans = coder.num_bits() as f64;
@@ -136,20 +109,15 @@ fn an_independent_coder_agrees_on_what_is_possible() {
 #[test]
 fn every_mode_and_length_comes_back() {
     let mut random = Random(3);
-    for length in (0..70).chain([
-        255, 256, 2047, 2048, 2049, 4095, 4096, 4097, 6143, 6144, 6145, 8191, 8192, 8193, 10_241,
-        65_537,
-    ]) {
+    for length in (0..70)
+        .chain([255, 256, 2047, 2048, 2049, 4095, 4096, 4097, 6143, 6144, 6145, 8191, 8192, 8193, 10_241, 65_537])
+    {
         for spread in [1, 2, 3, 5, 9, 17, 100, 256] {
             for frequent in [0.0, 0.5, 0.8, 0.95, 0.999] {
                 let base = random.next() as u8;
                 let symbols: Vec<u8> = (0..length)
                     .map(|_| {
-                        if random.unit() < frequent {
-                            base
-                        } else {
-                            base.wrapping_add((random.next() % spread) as u8)
-                        }
+                        if random.unit() < frequent { base } else { base.wrapping_add((random.next() % spread) as u8) }
                     })
                     .collect();
                 let payload = encode_bytes(&symbols);
@@ -163,10 +131,7 @@ fn every_mode_and_length_comes_back() {
 fn all_modes_are_reached() {
     let mut modes = [false; 5];
     for sigma in [0.05, 0.5, 1.0, 6.0] {
-        let classes: Vec<u8> = gaussian(sigma)
-            .iter()
-            .map(|&v| v.clamp(-100, 100) as u8)
-            .collect();
+        let classes: Vec<u8> = gaussian(sigma).iter().map(|&v| v.clamp(-100, 100) as u8).collect();
         modes[encode_bytes(&classes)[0] as usize] = true;
     }
     modes[encode_bytes(&[5; 100])[0] as usize] = true;
@@ -181,15 +146,12 @@ fn block_shapes_all_come_back() {
         for spread in [2, 3, 4, 6, 16, 256] {
             let base = random.next() as u8;
             let symbols: Vec<u8> = (0..length)
-                .map(|_| {
-                    base.wrapping_add(
-                        ((random.next() % spread) * (random.next() % spread) % 256) as u8,
-                    )
-                })
+                .map(|_| base.wrapping_add(((random.next() % spread) * (random.next() % spread) % 256) as u8))
                 .collect();
             let counts = bytes::histogram(&symbols);
+            let range = (*symbols.iter().min().unwrap(), *symbols.iter().max().unwrap());
             for (k, digits) in blocks::SHAPES {
-                let shape = blocks::Shape::fit(&counts, k, digits);
+                let shape = blocks::Shape::fit(&counts, range, k, digits);
                 if shape.digits < 2 {
                     continue;
                 }
@@ -227,16 +189,12 @@ fn code_lengths_are_complete_and_limited() {
         for skew in [0, 1, 3, 20] {
             let mut counts = [0u32; 256];
             for (i, count) in counts.iter_mut().take(used).enumerate() {
-                *count = 1
-                    + (random.next() % 100) as u32
-                    + i.checked_div(skew).map_or(0, |i| u32::MAX >> 9 >> i.min(22));
+                *count =
+                    1 + (random.next() % 100) as u32 + i.checked_div(skew).map_or(0, |i| u32::MAX >> 9 >> i.min(22));
             }
             let lengths = huffman::code_lengths(&counts, huffman::MAX_LENGTH);
-            let space: u32 = lengths
-                .iter()
-                .filter(|&&l| l > 0)
-                .map(|&l| 1 << (huffman::MAX_LENGTH - u32::from(l)))
-                .sum();
+            let space: u32 =
+                lengths.iter().filter(|&&l| l > 0).map(|&l| 1 << (huffman::MAX_LENGTH - u32::from(l))).sum();
             assert_eq!(space, 1 << huffman::MAX_LENGTH);
             assert!((0..used).all(|word| lengths[word] > 0));
         }

@@ -33,9 +33,7 @@ pub(crate) fn take(payload: &mut &[u8]) -> Result<u64, Corrupt> {
 pub(crate) fn take_bytes<'a>(payload: &mut &'a [u8]) -> Result<&'a [u8], Corrupt> {
     let length = take(payload)?;
     let length = usize::try_from(length).map_err(|_| Corrupt("length beyond the payload"))?;
-    let (part, rest) = payload
-        .split_at_checked(length)
-        .ok_or(Corrupt("length beyond the payload"))?;
+    let (part, rest) = payload.split_at_checked(length).ok_or(Corrupt("length beyond the payload"))?;
     *payload = rest;
     Ok(part)
 }

@@ -20,12 +20,8 @@ struct Quantized {
 }
 
 fn run(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64) -> Result<Quantized, Unfit> {
-    let mut q = Quantized {
-        a: vec![7; w.len() / dtype.size()],
-        r: vec![7; w.len()],
-        exceptions: Vec::new(),
-        largest: 0.0,
-    };
+    let mut q =
+        Quantized { a: vec![7; w.len() / dtype.size()], r: vec![7; w.len()], exceptions: Vec::new(), largest: 0.0 };
     q.largest = quantize(dtype, w, k, g, &mut q.a, &mut q.r, &mut q.exceptions)?;
     Ok(q)
 }
@@ -191,10 +187,7 @@ proptest! {
 fn values_that_are_not_finite_are_unfit() {
     for dtype in FLOATS {
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let (good, bad) = (
-                tile(dtype, &[1.0; 9]),
-                tile(dtype, &[1.0, 1.0, bad, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-            );
+            let (good, bad) = (tile(dtype, &[1.0; 9]), tile(dtype, &[1.0, 1.0, bad, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]));
             assert!(run(dtype, &bad, None, 0.5).is_err());
             assert!(run(dtype, &bad, Some(&good), 0.5).is_err());
             assert!(run(dtype, &good, Some(&bad), 0.5).is_err());
@@ -230,24 +223,10 @@ fn sums_beyond_32_bits_are_errors() {
 fn ties_in_bf16_hold_the_bound() {
     // Steps of half a unit in the last place: K + g*A falls on ties of the type again and again.
     let w: Vec<f64> = (0..512).map(|i| 1.0 + f64::from(i) / 128.0).collect();
-    let k: Vec<f64> = (0..512)
-        .map(|i| 1.0 + f64::from(i * 7 % 512) / 128.0)
-        .collect();
+    let k: Vec<f64> = (0..512).map(|i| 1.0 + f64::from(i * 7 % 512) / 128.0).collect();
     let (w, k) = (tile(Dtype::Bf16, &w), tile(Dtype::Bf16, &k));
-    for g in [
-        1.0 / 64.0,
-        1.0 / 128.0,
-        1.0 / 256.0,
-        1.0 / 512.0,
-        3.0 / 512.0,
-    ] {
-        check(
-            Dtype::Bf16,
-            &w,
-            Some(&k),
-            g,
-            &run(Dtype::Bf16, &w, Some(&k), g).unwrap(),
-        );
+    for g in [1.0 / 64.0, 1.0 / 128.0, 1.0 / 256.0, 1.0 / 512.0, 3.0 / 512.0] {
+        check(Dtype::Bf16, &w, Some(&k), g, &run(Dtype::Bf16, &w, Some(&k), g).unwrap());
     }
 }
 
@@ -259,21 +238,12 @@ fn chosen_steps() {
     assert_eq!(choose_g(Dtype::F32, &[f64::INFINITY], 1.0), None);
     assert_eq!(choose_g(Dtype::F32, &[0.5, -0.5], 1.0), Some(0.5));
     assert_eq!(choose_g(Dtype::Bf16, &[0.4, -0.4], 1.0), Some(0.5));
-    assert_eq!(
-        choose_g(Dtype::F64, &[1e-200, 1e-200], 1.0).map(|g| (g / 1e-200 - 1.0).abs() < 0.07),
-        Some(true)
-    );
+    assert_eq!(choose_g(Dtype::F64, &[1e-200, 1e-200], 1.0).map(|g| (g / 1e-200 - 1.0).abs() < 0.07), Some(true));
     for u in [1e-30, 3.3e-5, 0.7, 123.456] {
         let g = choose_g(Dtype::F32, &[u], 2.0).unwrap();
         assert!(is_step(g) && (g / (2.0 * u) - 1.0).abs() < 0.07);
     }
-    assert!(
-        !is_step(0.0)
-            && !is_step(-1.0)
-            && !is_step(f64::NAN)
-            && !is_step(f64::INFINITY)
-            && !is_step(0.1)
-    );
+    assert!(!is_step(0.0) && !is_step(-1.0) && !is_step(f64::NAN) && !is_step(f64::INFINITY) && !is_step(0.1));
     assert!(is_step(f64::from(0.1f32)) && !is_step(f64::MIN_POSITIVE / 2.0) && !is_step(f64::MAX));
 }
 

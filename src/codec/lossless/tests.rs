@@ -12,30 +12,10 @@ fn round_trip(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> Vec<u8> {
 
 /// Bits a float type has for the values that break careless code, and their neighbours.
 fn awkward() -> Vec<u8> {
-    let f32s = [
-        0.0f32,
-        -0.0,
-        1.0,
-        -1.0,
-        f32::MIN_POSITIVE,
-        1e-45,
-        f32::MAX,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-    ];
+    let f32s = [0.0f32, -0.0, 1.0, -1.0, f32::MIN_POSITIVE, 1e-45, f32::MAX, f32::INFINITY, f32::NEG_INFINITY];
     let mut bits: Vec<u32> = f32s.iter().map(|f| f.to_bits()).collect();
-    bits.extend([
-        0x7fc0_0000,
-        0xffc0_0000,
-        0x7f80_0001,
-        0xff80_dead,
-        0x7fff_ffff,
-        0xffff_ffff,
-    ]);
-    bits.iter()
-        .flat_map(|b| [b.wrapping_sub(1), *b, b.wrapping_add(1)])
-        .flat_map(u32::to_le_bytes)
-        .collect()
+    bits.extend([0x7fc0_0000, 0xffc0_0000, 0x7f80_0001, 0xff80_dead, 0x7fff_ffff, 0xffff_ffff]);
+    bits.iter().flat_map(|b| [b.wrapping_sub(1), *b, b.wrapping_add(1)]).flat_map(u32::to_le_bytes).collect()
 }
 
 #[test]
@@ -58,20 +38,11 @@ fn small_updates_cost_little_and_useless_parents_nothing() {
     let n = 20_000;
     let value = |i: usize| ((i * 7919 % 10_007) as f32 / 5000.0 - 1.0) * 0.1;
     let old: Vec<u8> = (0..n).flat_map(|i| value(i).to_le_bytes()).collect();
-    let new: Vec<u8> = (0..n)
-        .flat_map(|i| (value(i) * (1.0 + (i % 13) as f32 * 1e-6)).to_le_bytes())
-        .collect();
+    let new: Vec<u8> = (0..n).flat_map(|i| (value(i) * (1.0 + (i % 13) as f32 * 1e-6)).to_le_bytes()).collect();
     let alone = round_trip(Dtype::F32, &new, None);
     let delta = round_trip(Dtype::F32, &new, Some(&old));
-    assert!(
-        delta.len() * 2 < alone.len(),
-        "{} {}",
-        delta.len(),
-        alone.len()
-    );
-    let noise: Vec<u8> = (0..4 * n as u32)
-        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
-        .collect();
+    assert!(delta.len() * 2 < alone.len(), "{} {}", delta.len(), alone.len());
+    let noise: Vec<u8> = (0..4 * n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     assert!(round_trip(Dtype::F32, &new, Some(&noise)).len() <= alone.len());
     assert!(round_trip(Dtype::F32, &new, Some(&new)).len() < 20);
 }

@@ -37,10 +37,7 @@ impl Table {
             }
         }
         for width in 1..=MAX_LENGTH as usize {
-            for &(word, length) in words[..n]
-                .iter()
-                .take_while(|&&(_, length)| length as usize <= width)
-            {
+            for &(word, length) in words[..n].iter().take_while(|&&(_, length)| length as usize <= width) {
                 let first = expansion.symbols[word as usize];
                 let code = codes[word as usize] as usize;
                 let left = width - length as usize;
@@ -53,19 +50,12 @@ impl Table {
                         from = (1 << bits) + (rest & ((1 << bits) - 1));
                     }
                     let at = (1 << width) + (rest << length) + code;
-                    symbols[at] = if k == 8 {
-                        first
-                    } else {
-                        first | symbols[from] << (8 * k)
-                    };
+                    symbols[at] = if k == 8 { first } else { first | symbols[from] << (8 * k) };
                     used[at] = used[from] + (k << 8) + u16::from(length);
                 }
             }
         }
-        let mut table = Box::new(Table {
-            symbols: [0; TABLE],
-            used: [0; TABLE],
-        });
+        let mut table = Box::new(Table { symbols: [0; TABLE], used: [0; TABLE] });
         table.symbols.copy_from_slice(&symbols[TABLE..]);
         table.used.copy_from_slice(&used[TABLE..]);
         table
@@ -73,40 +63,27 @@ impl Table {
 }
 
 /// Fills `out` (not empty) from a body; its last word may stand for fewer symbols than the others.
-pub(in super::super) fn decode(
-    mut payload: &[u8],
-    expansion: &Expansion,
-    out: &mut [u8],
-) -> Result<(), Corrupt> {
+pub(in super::super) fn decode(mut payload: &[u8], expansion: &Expansion, out: &mut [u8]) -> Result<(), Corrupt> {
     let lengths = take_lengths(&mut payload)?;
     let table = Table::new(&lengths, expansion);
     let words = out.len().div_ceil(expansion.k);
     if words < STREAMS_FROM {
         return Stream::new(payload, out).finish(&table);
     }
-    let (sizes, mut payload) = payload
-        .split_first_chunk::<{ 4 * (STREAMS - 1) }>()
-        .ok_or(Corrupt("truncated stream lengths"))?;
+    let (sizes, mut payload) =
+        payload.split_first_chunk::<{ 4 * (STREAMS - 1) }>().ok_or(Corrupt("truncated stream lengths"))?;
     let segment = words.div_ceil(STREAMS) * expansion.k;
     let mut sizes = sizes.as_chunks::<4>().0.iter();
     let mut streams = Vec::with_capacity(STREAMS);
     for segment in out.chunks_mut(segment) {
-        let size = sizes
-            .next()
-            .map_or(payload.len(), |size| u32::from_le_bytes(*size) as usize);
-        let (bytes, rest) = payload
-            .split_at_checked(size)
-            .ok_or(Corrupt("stream beyond the payload"))?;
+        let size = sizes.next().map_or(payload.len(), |size| u32::from_le_bytes(*size) as usize);
+        let (bytes, rest) = payload.split_at_checked(size).ok_or(Corrupt("stream beyond the payload"))?;
         payload = rest;
         streams.push(Stream::new(bytes, segment));
     }
-    let mut streams: [Stream<'_>; STREAMS] = streams
-        .try_into()
-        .map_err(|_| Corrupt("number of streams"))?;
+    let mut streams: [Stream<'_>; STREAMS] = streams.try_into().map_err(|_| Corrupt("number of streams"))?;
     decode_together(Level::detect(), &mut streams, &table);
-    streams
-        .into_iter()
-        .try_for_each(|stream| stream.finish(&table))
+    streams.into_iter().try_for_each(|stream| stream.finish(&table))
 }
 
 /// One bit stream and the output it fills.
@@ -123,14 +100,7 @@ struct Stream<'a> {
 
 impl<'a> Stream<'a> {
     fn new(bytes: &'a [u8], out: &'a mut [u8]) -> Self {
-        Stream {
-            bytes,
-            read: 0,
-            acc: 0,
-            held: 0,
-            out,
-            written: 0,
-        }
+        Stream { bytes, read: 0, acc: 0, held: 0, out, written: 0 }
     }
 
     /// Whether a round can go without looking at any bound.
@@ -154,13 +124,7 @@ impl<'a> Stream<'a> {
             let used = table.used[index];
             // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on; each look-up writes 8 bytes and
             // advances by at most 8.
-            unsafe {
-                self.out
-                    .as_mut_ptr()
-                    .add(self.written)
-                    .cast::<[u8; 8]>()
-                    .write(symbols)
-            };
+            unsafe { self.out.as_mut_ptr().add(self.written).cast::<[u8; 8]>().write(symbols) };
             self.written += usize::from(used >> 8);
             self.acc >>= used & 63;
             self.held -= u32::from(used & 63);

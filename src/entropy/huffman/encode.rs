@@ -27,8 +27,7 @@ pub(in super::super) fn encode(words: &[u8], counts: &[u32; 256], out: &mut Vec<
     put_lengths(&lengths, out);
     let codes = codes(&lengths);
     // Code in the low half, its length in the high half.
-    let table: [u32; 256] =
-        std::array::from_fn(|word| u32::from(codes[word]) | u32::from(lengths[word]) << 16);
+    let table: [u32; 256] = std::array::from_fn(|word| u32::from(codes[word]) | u32::from(lengths[word]) << 16);
     if words.len() < STREAMS_FROM {
         put_stream(words, &table, out);
         return;

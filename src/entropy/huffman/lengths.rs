@@ -67,9 +67,7 @@ pub(in super::super) fn code_lengths(counts: &[u32; 256], max: u32) -> [u8; 256]
     let limit = max as usize;
     let lifted: u32 = of_depth[limit + 1..].iter().sum();
     of_depth[limit] += lifted;
-    let mut space: u64 = (1..=limit)
-        .map(|d| u64::from(of_depth[d]) << (limit - d))
-        .sum();
+    let mut space: u64 = (1..=limit).map(|d| u64::from(of_depth[d]) << (limit - d)).sum();
     while space > 1 << limit {
         let from = (1..limit).rev().find(|&d| of_depth[d] > 0).unwrap_or(1);
         of_depth[limit] -= 1;
@@ -95,24 +93,15 @@ pub(super) fn put_lengths(lengths: &[u8; 256], out: &mut Vec<u8>) {
     let lengths = &lengths[first..=last];
     let mut bits = BitWriter::new(out);
     if lengths.len() <= NIBBLES_UP_TO {
-        lengths
-            .iter()
-            .for_each(|&length| bits.put(length.into(), 4));
+        lengths.iter().for_each(|&length| bits.put(length.into(), 4));
     } else {
         let mut counts = [0u32; 256];
-        lengths
-            .iter()
-            .for_each(|&length| counts[length as usize] += 1);
+        lengths.iter().for_each(|&length| counts[length as usize] += 1);
         let meta = code_lengths(&counts, META_MAX);
         let meta_codes = codes(&meta);
-        meta[..META_SYMBOLS]
-            .iter()
-            .for_each(|&length| bits.put(length.into(), 3));
+        meta[..META_SYMBOLS].iter().for_each(|&length| bits.put(length.into(), 3));
         for &length in lengths {
-            bits.put(
-                meta_codes[length as usize].into(),
-                meta[length as usize].into(),
-            );
+            bits.put(meta_codes[length as usize].into(), meta[length as usize].into());
         }
     }
     bits.finish();
@@ -120,9 +109,7 @@ pub(super) fn put_lengths(lengths: &[u8; 256], out: &mut Vec<u8>) {
 
 /// Takes the lengths off the front of `payload`; they are a complete code or it is an error.
 pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
-    let (&[first, last], rest) = payload
-        .split_first_chunk()
-        .ok_or(Corrupt("truncated code lengths"))?;
+    let (&[first, last], rest) = payload.split_first_chunk().ok_or(Corrupt("truncated code lengths"))?;
     if first >= last {
         return Err(Corrupt("empty range of words"));
     }
@@ -169,9 +156,5 @@ fn check_complete(lengths: &[u8; 256]) -> Result<(), Corrupt> {
         }
         space += 1 << (super::MAX_LENGTH - u32::from(length));
     }
-    if space == 1 << super::MAX_LENGTH {
-        Ok(())
-    } else {
-        Err(Corrupt("incomplete code"))
-    }
+    if space == 1 << super::MAX_LENGTH { Ok(()) } else { Err(Corrupt("incomplete code")) }
 }

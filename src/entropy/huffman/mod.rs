@@ -33,10 +33,7 @@ pub(super) struct Expansion {
 impl Expansion {
     /// Every word is the symbol itself.
     pub(super) fn identity() -> Self {
-        Expansion {
-            symbols: std::array::from_fn(|word| word as u64),
-            k: 1,
-        }
+        Expansion { symbols: std::array::from_fn(|word| word as u64), k: 1 }
     }
 }
 
