@@ -1,7 +1,7 @@
 //! Speed of the codecs, one core, in decoded bytes a second.
 //!
-//! `cargo bench --bench codec` runs divan; `cargo bench --bench codec -- --json` prints one JSON object per line,
-//! best of several rounds, with the ratio to a memcpy of the same tile measured in the same rounds. It counts the
+//! `cargo bench --bench codec` runs divan; `cargo bench --bench codec -- --json [WORD...]` prints one JSON object per
+//! line for each measurement (whose name has all these words), best of several rounds, with the ratio to a memcpy of the same tile measured in the same rounds. It counts the
 //! thread's processor time, so that other load on the machine costs cache but not turns.
 
 use std::hint::black_box;
@@ -164,7 +164,7 @@ impl Work {
 }
 
 /// Steps in units of the update's root mean square: about 2 and .9 bits an element.
-const STEPS: [(&str, f64); 2] = [("2 bits", 1.0), (".9 bits", 2.6)];
+const STEPS: [(&str, f64); 2] = [("2 bits", 1.0), (".9 bits", 3.6)];
 
 type Job = (&'static str, fn(&mut Work, &Tile));
 
@@ -216,6 +216,10 @@ fn speed(work: &mut Work, tiles: &[Tile], job: fn(&mut Work, &Tile)) -> f64 {
 
 fn print_json() {
     let print = |codec: &str, job: &str, tiles: &[Tile], run: fn(&mut Work, &Tile), stored: &dyn Fn(&Tile) -> usize| {
+        let name = format!("{codec}, {job}");
+        if !std::env::args().skip_while(|arg| arg != "--json").skip(1).all(|word| name.contains(&word)) {
+            return;
+        }
         let mut work = Work::default();
         let (mut best, mut memcpy) = (0f64, 0f64);
         for _ in 0..ROUNDS {

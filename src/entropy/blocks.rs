@@ -14,7 +14,7 @@ use super::{Corrupt, bytes, huffman, varint};
 /// Most words a block code may have: a word is a byte.
 const WORDS: usize = 256;
 
-/// Symbols looked at together when searching for escapes.
+/// Symbols looked at together when searching for escapes: one bit each in a `u64`.
 const CHUNK: usize = 64;
 
 const ESCAPES: u8 = 0x80;
@@ -46,12 +46,10 @@ impl Shape {
         self.first.wrapping_sub(1)
     }
 
-    /// The shape of `digits` digits whose window holds the most of `counts`.
-    pub(super) fn fit(counts: &[u32; 256], k: u8, digits: u8) -> Shape {
-        let low = counts.iter().position(|&c| c > 0).unwrap_or(0);
-        let high = counts.iter().rposition(|&c| c > 0).unwrap_or(0);
-        if high - low < digits as usize {
-            return Shape { first: low as u8, digits: (high - low + 1) as u8, escapes: false, k };
+    /// The shape of `digits` digits whose window holds the most of `counts`; symbols range from `low` to `high`.
+    pub(super) fn fit(counts: &[u32; 256], (low, high): (u8, u8), k: u8, digits: u8) -> Shape {
+        if high - low < digits {
+            return Shape { first: low, digits: high - low + 1, escapes: false, k };
         }
         let width = digits as usize - 1;
         let mut inside: u64 = counts[..width].iter().map(|&c| u64::from(c)).sum();
@@ -126,13 +124,8 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     if !shape.escapes {
         return;
     }
-    let mut literals = Vec::new();
-    for chunk in symbols.chunks(CHUNK) {
-        let outside = |symbol: u8| symbol.wrapping_sub(shape.first) >= shape.window();
-        if chunk.iter().fold(false, |any, &symbol| any | outside(symbol)) {
-            literals.extend(chunk.iter().copied().filter(|&symbol| outside(symbol)));
-        }
-    }
+    let places = outside(Level::detect(), symbols, shape.first, shape.window());
+    let literals: Vec<u8> = places.into_iter().map(|place| symbols[place as usize]).collect();
     bytes::encode_within(&literals, bytes::Modes::WITHIN_BLOCKS, out);
 }
 
@@ -186,25 +179,40 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
     if !shape.escapes {
         return Ok(());
     }
-    let escape = shape.escape();
-    let count = out.chunks(CHUNK).map(|chunk| count(chunk, escape)).sum();
-    let mut literals = vec![0; count];
+    let places = outside(Level::detect(), out, shape.first, shape.window());
+    let mut literals = vec![0; places.len()];
     bytes::decode_within(payload, bytes::Modes::WITHIN_BLOCKS, &mut literals)?;
-    let mut literals = literals.into_iter();
-    for chunk in out.chunks_mut(CHUNK) {
-        if count_in(chunk, escape) {
-            for (symbol, literal) in chunk.iter_mut().filter(|symbol| **symbol == escape).zip(&mut literals) {
-                *symbol = literal;
-            }
-        }
+    for (place, literal) in places.into_iter().zip(literals) {
+        out[place as usize] = literal;
     }
     Ok(())
 }
 
-fn count(chunk: &[u8], symbol: u8) -> usize {
-    chunk.iter().filter(|&&s| s == symbol).count()
+multiversion! {
+    /// Where the symbols outside the window are. Fewer than 4 Gi symbols.
+    fn outside(symbols: &[u8], first: u8, window: u8) -> Vec<u32> {
+        let mut places = Vec::new();
+        let (chunks, tail) = symbols.as_chunks::<CHUNK>();
+        for (number, chunk) in chunks.iter().enumerate() {
+            let most = chunk.iter().fold(0, |most, &s| s.wrapping_sub(first).max(most));
+            if most >= window {
+                push_outside(chunk, number * CHUNK, first, window, &mut places);
+            }
+        }
+        push_outside(tail, chunks.len() * CHUNK, first, window, &mut places);
+        places
+    }
 }
 
-fn count_in(chunk: &[u8], symbol: u8) -> bool {
-    chunk.iter().fold(false, |any, &s| any | (s == symbol))
+/// The places in one chunk that begins at `start`.
+#[inline(always)]
+fn push_outside(chunk: &[u8], start: usize, first: u8, window: u8, places: &mut Vec<u32>) {
+    let mut mask = 0u64;
+    for (i, &s) in chunk.iter().enumerate() {
+        mask |= u64::from(s.wrapping_sub(first) >= window) << i;
+    }
+    while mask != 0 {
+        places.push(start as u32 + mask.trailing_zeros());
+        mask &= mask - 1;
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! Payload: nothing for no symbols; else a mode byte and what that mode writes. `docs/FORMAT.md` has every byte.
 
+use super::level::{Level, multiversion};
 use super::{Corrupt, blocks, huffman, sparse};
 
 const RAW: u8 = 0;
@@ -74,13 +75,14 @@ pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
         return put_raw(symbols, out);
     }
     let start = out.len();
-    let counts = huffman::histogram(symbols);
-    match cheapest(symbols.len(), &counts, modes) {
+    let range = range(Level::detect(), symbols);
+    let sampled = sample(symbols);
+    match cheapest(symbols.len(), &sampled, range, modes) {
         Plan::Raw => put_raw(symbols, out),
         Plan::Constant => out.extend_from_slice(&[CONSTANT, first]),
         Plan::Huffman => {
             out.push(HUFFMAN);
-            huffman::encode(symbols, &counts, out);
+            huffman::encode(symbols, &huffman::histogram(symbols), out);
         }
         Plan::Blocks(shape) => {
             out.push(BLOCKS);
@@ -128,13 +130,35 @@ enum Plan {
     Sparse(u8),
 }
 
-/// The plan that takes the fewest bits, as far as counts can tell.
-fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
-    let total = n as f64;
-    let (common, &most) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
-    if most as usize == n {
+multiversion! {
+    /// Lowest and highest symbol.
+    fn range(symbols: &[u8]) -> (u8, u8) {
+        symbols.iter().fold((u8::MAX, 0), |(low, high), &symbol| (low.min(symbol), high.max(symbol)))
+    }
+}
+
+/// Symbols that a decision rests on, and how many stand together. 16 Ki leave the cost of a tile within .5%.
+const SAMPLE: usize = 16 * 1024;
+const SAMPLE_RUN: usize = 128;
+
+/// Counts of all symbols if they are few, else as a sample spread over them would have it.
+fn sample(symbols: &[u8]) -> [u32; 256] {
+    let stride = symbols.len() / (SAMPLE / SAMPLE_RUN);
+    if stride < 2 * SAMPLE_RUN {
+        return huffman::histogram(symbols);
+    }
+    let runs: Vec<u8> = symbols.chunks_exact(stride).flat_map(|chunk| &chunk[..SAMPLE_RUN]).copied().collect();
+    let (n, sampled) = (symbols.len() as u64, runs.len() as u64);
+    huffman::histogram(&runs).map(|count| (u64::from(count) * n / sampled) as u32)
+}
+
+/// The plan that takes the fewest bits for `n` symbols of this range, as far as counts of a sample can tell.
+fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Plan {
+    if range.0 == range.1 {
         return Plan::Constant;
     }
+    let (common, &most) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
+    let total = n as f64;
     let mut best = (total * 8.0 * WORTH_CODING, Plan::Raw);
     let mut consider = |bits: f64, plan: Plan| {
         if bits < best.0 {
@@ -143,11 +167,15 @@ fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
     };
     let one_by_one = huffman_bits(counts);
     consider(one_by_one, Plan::Huffman);
+    let entropy = entropy_bits(counts) / total;
 
-    // Blocks help where whole bits are too coarse: never above four bits a symbol, where they would not fit either.
-    if modes.blocks && one_by_one < 4.0 * total {
+    // Blocks help where whole bits are too coarse.
+    if modes.blocks {
         for (k, digits) in blocks::SHAPES {
-            let shape = blocks::Shape::fit(counts, k, digits);
+            if !BLOCK_BITS.contains(&(f64::from(k) * entropy)) {
+                continue;
+            }
+            let shape = blocks::Shape::fit(counts, range, k, digits);
             let mut bits = block_bits(&shape.digit_counts(counts), k.into(), total) + 48.0;
             if shape.escapes {
                 bits += literal_bits(&shape.literal_counts(counts));
@@ -169,6 +197,10 @@ fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
     }
     best.1
 }
+
+/// Entropy of a block for which its shape is worth a look: below, the floor of one bit a word hurts as it does without
+/// blocks; above, most words are rarer than the longest code.
+const BLOCK_BITS: std::ops::Range<f64> = 2.0..5.8;
 
 /// Bits of blocks of `k` independent digits that occur this often: those of the code that such blocks get.
 fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {

@@ -105,11 +105,11 @@ pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
 }
 
 multiversion! {
-    /// Adds small classes, chunk by chunk, up to the first chunk with a large one; returns how many were added, or
+    /// Adds small classes, whole chunk by whole chunk, up to the first one with a large class; returns how many were added, or
     /// nothing if a sum went beyond 32 bits.
     fn add_small(classes: &[u8], acc: &mut [i32]) -> Option<usize> {
         let mut done = 0;
-        for (classes, acc) in classes.chunks(CHUNK).zip(acc.chunks_mut(CHUNK)) {
+        for (classes, acc) in classes.as_chunks::<CHUNK>().0.iter().zip(acc.as_chunks_mut::<CHUNK>().0) {
             if classes.iter().fold(0, |most, &class| class.max(most)) >= LARGE {
                 break;
             }

@@ -60,7 +60,7 @@ fn costs_stay_near_the_entropy() {
         (0.5, 2.0),
         (0.6, 2.0),
         (0.7, 2.0),
-        (1.0, 3.0),
+        (1.0, 2.5),
         (1.4, 2.0),
         (2.0, 2.0),
         (4.0, 1.5),
@@ -149,8 +149,9 @@ fn block_shapes_all_come_back() {
                 .map(|_| base.wrapping_add(((random.next() % spread) * (random.next() % spread) % 256) as u8))
                 .collect();
             let counts = bytes::histogram(&symbols);
+            let range = (*symbols.iter().min().unwrap(), *symbols.iter().max().unwrap());
             for (k, digits) in blocks::SHAPES {
-                let shape = blocks::Shape::fit(&counts, k, digits);
+                let shape = blocks::Shape::fit(&counts, range, k, digits);
                 if shape.digits < 2 {
                     continue;
                 }
