@@ -2,6 +2,7 @@
 //!
 //! The layers, from the top; each may use those below it and none above:
 //!
+//! - [`cli`]: one file per command; words for people, `--json` for programs.
 //! - [`fs`]: the kernel's face: operations, handles, errno. The only place that names `fuser`.
 //! - [`archive`]: after the last close: find the tensors, choose the base, encode, verify, commit, release.
 //! - [`recall`]: which objects and tiles a read needs; tiles to bytes; the cache of decoded files.
@@ -14,6 +15,7 @@
 //! that uses the mount may rely on.
 
 pub mod archive;
+pub mod cli;
 pub mod codec;
 pub mod container;
 pub mod entropy;

@@ -1,1 +1,7 @@
-fn main() {}
+//! The `stepfs` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    stepfs::cli::main()
+}

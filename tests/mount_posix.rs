@@ -28,31 +28,17 @@ fn c(path: &Path) -> CString {
 }
 
 fn sys(result: libc::c_int) -> std::io::Result<()> {
-    if result < 0 {
-        Err(std::io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn rename2(from: &Path, to: &Path, flags: libc::c_uint) -> std::io::Result<()> {
     let (from, to) = (c(from), c(to));
     // SAFETY: both paths end with NUL and outlive the call.
-    sys(unsafe {
-        libc::renameat2(
-            libc::AT_FDCWD,
-            from.as_ptr(),
-            libc::AT_FDCWD,
-            to.as_ptr(),
-            flags,
-        )
-    })
+    sys(unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags) })
 }
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
-    (0..len)
-        .map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed)
-        .collect()
+    (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
 }
 
 /// Maps `len` bytes of a file, shared and writable, hands them to `work`, and unmaps them.
@@ -60,14 +46,7 @@ fn mapped(file: &File, len: usize, work: impl FnOnce(&mut [u8])) {
     // SAFETY: a fresh mapping of an open file; checked below.
     let at = unsafe {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(
-            std::ptr::null_mut(),
-            len,
-            protection,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
+        libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
     // SAFETY: the mapping is `len` bytes, the file is at least as long, and nobody else uses it meanwhile.

@@ -1,12 +1,36 @@
 //! After the last close: find the tensors, choose the base, encode, verify, commit, release.
+//!
+//! One thread takes one step of one file's life after the other ([`Archive::seal`], [`Archive::encode`],
+//! [`Archive::release`]); tiles are encoded on a pool of low priority. Everything it needs to know after a crash is in
+//! the store: what was not finished is begun again at the next mount.
 
-use std::fs::File;
+mod catalog;
+mod encode;
+mod lineage;
+mod notes;
+mod plan;
+mod settle;
+mod status;
+mod verify;
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use crate::recall::Reader;
-use crate::store::{Store, Stub};
+use crate::recall::{Cache, Chain, Recall};
+use crate::store::object::{Header, Id, ObjectWriter};
+use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Store, Stub, durable};
+
+use catalog::{Catalog, Failed, Sealed, State, Task};
+
+pub use crate::recall::{ReadError, Reader};
+pub use status::Status;
 
 /// Which file of the store's tree is meant: a path may be given to another file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,21 +41,34 @@ pub struct FileId {
     pub ino: u64,
 }
 
+impl FileId {
+    /// The file that `metadata` describe.
+    pub fn of(metadata: &fs::Metadata) -> FileId {
+        FileId { dev: metadata.dev(), ino: metadata.ino() }
+    }
+}
+
 /// How an attempt to replace a file ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The file was replaced.
+    /// The file was replaced (or may be, for [`Namespace::idle`]).
     Done,
-    /// A handle or mapping is open; `Archive::closed` or `Archive::sealed` tells when it is worth another try.
+    /// A handle or mapping is open; [`Archive::closed`] or [`Archive::sealed`] tells when it is worth another try.
     Busy,
     /// That path is no longer that file.
     Changed,
 }
 
-/// Whoever serves the tree while the archive works on it: the mount, or nobody (`import` into a store at rest).
+/// Whoever serves the tree while the archive works on it: the mount, or nobody ([`AtRest`]).
 pub trait Namespace: Send + Sync {
+    /// Whether no handle is open on the file.
+    fn idle(&self, path: &Path, expect: FileId) -> Outcome;
+
     /// Runs `commit` with the file's absolute path while no handle is open on it and none can be opened, and no
     /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename).
+    ///
+    /// # Errors
+    /// What `commit` returns; nothing has changed then.
     fn exclusively(
         &self,
         path: &Path,
@@ -40,78 +77,450 @@ pub trait Namespace: Send + Sync {
     ) -> io::Result<Outcome>;
 }
 
+/// The namespace of a store that is not mounted: its lock keeps everybody else away.
+#[derive(Debug)]
+pub struct AtRest {
+    /// Absolute path of the tree.
+    pub tree: PathBuf,
+}
+
+impl Namespace for AtRest {
+    fn idle(&self, _: &Path, _: FileId) -> Outcome {
+        Outcome::Done
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        _: FileId,
+        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> io::Result<Outcome> {
+        commit(&self.tree.join(path)).map(|()| Outcome::Done)
+    }
+}
+
+/// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause: room that a user makes is used within this time.
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
 /// The archive of one store: its catalog, queue and workers. Paths are relative to the tree.
 pub struct Archive {
     store: Store,
+    objects: Arc<Objects>,
+    recall: Arc<Recall>,
+    /// Taken by notes from the file system, under its lock, and by the archive's thread for single look-ups and
+    /// changes; no I/O under it, and no other lock but that of `objects`.
+    catalog: Mutex<Catalog>,
+    /// With `catalog`: there may be something to do.
+    wake: Condvar,
+    namespace: OnceLock<Arc<dyn Namespace>>,
+    pool: rayon::ThreadPool,
+    stopping: AtomicBool,
+    /// An object may have lost its last name.
+    garbage: AtomicBool,
+    /// Files that wait until they have one name only.
+    several_names: Mutex<Vec<PathBuf>>,
+    worker: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Why a read failed.
-#[derive(Debug)]
-pub struct ReadError;
-
-/// What `stepfs status` shows.
-#[derive(Clone, Debug, Default)]
-pub struct Status;
-
-#[allow(unused_variables, missing_docs)]
 impl Archive {
-    /// Starts the workers. `namespace` is asked before any file is replaced.
-    pub fn start(self: &Arc<Self>, namespace: Arc<dyn Namespace>) {}
-    /// Ends the workers after the step under way; everything else is picked up by the next mount.
-    pub fn stop(&self) {}
-    pub fn store(&self) -> &Store {
-        &self.store
+    /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`].
+    ///
+    /// # Errors
+    /// [`Error::Io`] when directories cannot be read.
+    pub fn open(store: Store) -> Result<Arc<Archive>, Error> {
+        let objects = Objects::load(&store.objects(), |id, error| {
+            log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
+        });
+        let objects = Arc::new(objects.map_err(Error::io(store.objects()))?);
+        let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
+        let threads = std::thread::available_parallelism().map_or(2, usize::from);
+        let recall = Recall::new(Arc::clone(&objects), cache, threads).map_err(Error::io(store.root()))?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|n| format!("archive-{n}"))
+            .start_handler(|_| yield_to_others())
+            .build()
+            .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
+        let mut catalog = Catalog::default();
+        settle::scan(&store, &objects, &mut catalog).map_err(Error::io(store.tree()))?;
+        Ok(Arc::new(Archive {
+            objects,
+            recall,
+            catalog: Mutex::new(catalog),
+            wake: Condvar::new(),
+            namespace: OnceLock::new(),
+            pool,
+            stopping: AtomicBool::new(false),
+            garbage: AtomicBool::new(true),
+            several_names: Mutex::new(Vec::new()),
+            worker: Mutex::new(None),
+            store,
+        }))
     }
-    #[doc(hidden)]
-    pub fn sketch(root: &Path) -> Self {
-        Self {
-            store: Store::sketch(root),
+
+    /// Starts the worker. `namespace` is asked before any file is replaced.
+    pub fn start(self: &Arc<Self>, namespace: Arc<dyn Namespace>) {
+        let _ = self.namespace.set(namespace);
+        let me = Arc::clone(self);
+        let worker = std::thread::Builder::new().name("archive".into()).spawn(move || me.run());
+        match worker {
+            Ok(worker) => *self.worker.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker),
+            Err(error) => {
+                log::error!("the archive cannot run: {error}; files stay as they are written")
+            }
         }
     }
 
-    // Notes from the file system, made while it holds its own lock: each only touches the catalog and the queue.
+    /// Ends the worker after the step under way; everything else is picked up by the next mount.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        self.notify();
+        let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if worker.is_some_and(|worker| worker.join().is_err()) {
+            log::error!("the archive's worker had panicked");
+        }
+    }
 
-    /// A handle that can write was opened (or the file was truncated): what was queued for the file is void.
-    pub fn opened_for_writing(&self, path: &Path) {}
-    /// The last handle of a file that was written is gone.
-    pub fn sealed(&self, path: &Path) {}
-    /// The last handle of a file that was only read is gone: a release that found it busy may go on.
-    pub fn closed(&self, path: &Path) {}
-    /// A file or directory has a new name; whatever had that name is gone.
-    pub fn renamed(&self, from: &Path, to: &Path) {}
-    /// Two names were exchanged (files or directories).
-    pub fn exchanged(&self, a: &Path, b: &Path) {}
-    /// A name of a file is gone (rmdir needs no note).
-    pub fn removed(&self, path: &Path) {}
-    /// A file got a second name.
-    pub fn linked(&self, from: &Path, to: &Path) {}
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
 
-    /// The stub in `file`, if it is one. Reads one block.
-    pub fn stub(&self, file: &File) -> io::Result<Option<Stub>> {
-        Ok(None)
+    fn catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Bytes that a stub's object occupies, for st_blocks.
-    pub fn stored_bytes(&self, stub: &Stub) -> u64 {
-        0
+
+    /// Wakes the worker.
+    fn notify(&self) {
+        // With the lock, so that a worker about to wait does not miss it.
+        let _catalog = self.catalog();
+        self.wake.notify_all();
     }
-    /// Opens a released file for reading. Blocks on disk: never on a thread that answers the kernel.
-    pub fn reader(&self, stub: &Stub) -> Result<Arc<Reader>, ReadError> {
-        Err(ReadError)
+
+    fn run(&self) {
+        let mut pause = FIRST_PAUSE;
+        while !self.stopping.load(Ordering::Relaxed) {
+            self.collect();
+            let task = {
+                let catalog = self.catalog();
+                let (task, retry) = catalog.next_task(Instant::now());
+                if task.is_none() && !self.stopping.load(Ordering::Relaxed) {
+                    // Every note wakes the worker; garbage that could not be collected yet is looked at again.
+                    let idle =
+                        if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
+                    let wait = retry.map_or(idle, |at| at.saturating_duration_since(Instant::now()).min(idle));
+                    drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
+                }
+                task
+            };
+            let Some(task) = task else { continue };
+            match self.step(&task) {
+                Ok(()) => pause = FIRST_PAUSE,
+                Err(error) => self.failed(&task, &error, &mut pause),
+            }
+        }
     }
-    /// Brings a released file back for writing: decodes it into a new file in `tmp/` with the attributes of the file
-    /// at `path` (absolute), made durable; the caller renames it over. Blocks for as long as that takes.
-    pub fn recall(&self, stub: &Stub, path: &Path) -> Result<std::path::PathBuf, ReadError> {
-        Err(ReadError)
+
+    /// One step of one file's life:
+    ///
+    /// *closed* → sealed (durable) → a newer one of its lineage is sealed → archived (its object is durable and was
+    /// read back) → all handles are closed → released (a stub in its place).
+    fn step(&self, task: &Task) -> io::Result<()> {
+        match task {
+            Task::Seal { path, version } => self.seal(path, *version),
+            Task::Archive { path, version, sealed, newer } => self.encode(path, *version, sealed, newer),
+            Task::Release { path, version, sealed, object } => self.release(path, *version, sealed, *object),
+        }
     }
-    /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
-    /// On every path: `store`, `status` (JSON). On files: `state`, `profile`, `logical_bytes`, `stored_bytes`, ....
-    pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
-        None
+
+    /// Makes a closed file durable, and finds its tensors and its lineage.
+    fn seal(&self, path: &Path, version: u64) -> io::Result<()> {
+        let state = match self.open_file(path) {
+            Ok(file) => {
+                durable::sync_file(&file)?;
+                durable::sync_dir(durable::parent(&self.store.tree().join(path)))?;
+                settle::examine(&file, path)?
+            }
+            // Removed meanwhile, or renamed: then there is a note, and another entry.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if let State::Sealed(sealed) = &state {
+            log::info!("{}: sealed, {}", path.display(), settle::words(sealed));
+        }
+        self.catalog().advance(path, version, state);
+        Ok(())
     }
-    /// A user sets a `user.stepfs.*` attribute (`sync` on the root asks for everything to be archived that can be).
-    /// # Errors
-    /// An errno.
-    pub fn set_attribute(&self, path: &Path, name: &str, value: &[u8]) -> Result<(), i32> {
-        Err(libc::EPERM)
+
+    /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
+    fn encode(
+        &self,
+        path: &Path,
+        version: u64,
+        sealed: &Arc<Sealed>,
+        newer: &(PathBuf, Arc<Sealed>),
+    ) -> io::Result<()> {
+        let source = self.open_file(path)?;
+        let metadata = source.metadata()?;
+        if FileId::of(&metadata) != sealed.file || metadata.len() != sealed.len {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if metadata.nlink() > 1 {
+            self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
+            self.catalog().set_busy(path, version);
+            return Ok(());
+        }
+        if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
+            self.catalog().set_busy(path, version);
+            return Ok(());
+        }
+        let started = Instant::now();
+        let stale =
+            || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
+        let object = match self.twin(sealed, &source)? {
+            Some(object) => object,
+            None => match self.write_object(path, sealed, &source, newer, &stale)? {
+                Some(object) => object,
+                None => {
+                    let why = "would not become smaller";
+                    self.catalog().advance(path, version, State::Resident(why));
+                    return Ok(());
+                }
+            },
+        };
+        self.objects.name(object);
+        if !self.catalog().advance(path, version, State::Archived(Arc::clone(sealed), object)) {
+            self.objects.unname(object);
+            self.garbage.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        if let Some((header, stored)) = self.objects.get(object) {
+            let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
+            log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
+        }
+        Ok(())
     }
+
+    /// Encodes, reads back and commits. `None`: not worth it.
+    fn write_object(
+        &self,
+        path: &Path,
+        sealed: &Sealed,
+        source: &File,
+        newer: &(PathBuf, Arc<Sealed>),
+        stale: &(dyn Fn() -> bool + Sync),
+    ) -> io::Result<Option<Id>> {
+        let after = self.open_file(&newer.0)?;
+        if FileId::of(&after.metadata()?) != newer.1.file {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let profile = self.store.settings().profile(path);
+        let (base, rekey) = self.base(sealed);
+        let material = plan::Material {
+            source,
+            description: &sealed.description,
+            newer: (&after, &newer.1.description),
+            base: base.as_ref(),
+            rekey,
+            profile,
+        };
+        self.pool.install(|| {
+            let plans = plan::plan(&material)?;
+            let base = base.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
+            let mut writer = ObjectWriter::create(&self.store.tmp())?;
+            let job = encode::Job {
+                source,
+                len: sealed.len,
+                origin: path,
+                profile: profile.name(),
+                description: &sealed.description,
+                base,
+                plans: &plans,
+                cancelled: stale,
+            };
+            let encoded = encode::encode(&job, &mut writer)?;
+            if writer.position() > sealed.len / 20 * 19 {
+                return Ok(None);
+            }
+            writer.close(&encoded.index)?;
+            let mut header = Header {
+                id: writer.id(),
+                parent: base.map(|chain| chain.leaf().header().id),
+                depth: base.map_or(0, |chain| chain.leaf().header().depth + 1),
+                logical_len: sealed.len,
+                decoded_hash: 0,
+                source_hash: 0,
+                source_sample: sealed.sample,
+                modified_ns: sealed.modified_ns,
+                lineage: sealed.lineage,
+                signature: sealed.signature,
+            };
+            let chain = Chain::with_child(writer.reopen(header.clone())?, base);
+            let hashes = verify::verify(&chain, source, &encoded.patches, stale)?;
+            (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
+            let id = header.id;
+            self.objects.add(writer, header, chain.leaf().stored())?;
+            Ok(Some(id))
+        })
+    }
+
+    /// An object that was made from the same bytes: a copy of a file is stored once.
+    fn twin(&self, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
+        let same =
+            |h: &Header| h.logical_len == sealed.len && h.source_sample == sealed.sample && h.lineage == sealed.lineage;
+        let candidates = self.objects.find(same);
+        if candidates.is_empty() {
+            return Ok(None);
+        }
+        let hash = settle::hash(source, sealed.len)?;
+        Ok(candidates.into_iter().find(|header| header.source_hash == hash).map(|header| header.id))
+    }
+
+    /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after
+    /// it, else one with the same tensors. The flag says that there is one but its chain is full.
+    fn base(&self, sealed: &Sealed) -> (Option<Chain>, bool) {
+        if sealed.description.tensors.is_empty() {
+            return (None, false);
+        }
+        let mut states = self.objects.find(|header| header.lineage == sealed.lineage);
+        if states.is_empty() {
+            states = self.objects.find(|header| header.signature == sealed.signature);
+        }
+        let distance = |header: &Header| {
+            let after = header.modified_ns > sealed.modified_ns;
+            (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
+        };
+        let Some(nearest) = states.into_iter().min_by_key(distance) else {
+            return (None, false);
+        };
+        if nearest.depth + 1 >= MAX_CHAIN {
+            return (None, true);
+        }
+        match Chain::open(&self.objects, nearest.id) {
+            Ok(chain) => (Some(chain), false),
+            Err(error) => {
+                log::error!("{error}; the next state of this lineage is archived without it");
+                (None, false)
+            }
+        }
+    }
+
+    /// Puts a stub in the place of an archived file.
+    fn release(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
+        let Some(namespace) = self.namespace() else {
+            return Ok(());
+        };
+        let absolute = self.store.tree().join(path);
+        let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
+        if fs::symlink_metadata(&absolute)?.nlink() > 1 {
+            self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
+            self.catalog().set_busy(path, version);
+            return Ok(());
+        }
+        let prepared = Prepared::new(&self.store, path, &fs::symlink_metadata(&absolute)?, &stub)?;
+        let mut committed = false;
+        let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
+            // Under the file system's lock: the path is this file's, and the note of a rename comes after this.
+            if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            committed = prepared.commit(absolute)?;
+            if !committed {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            self.catalog().advance(path, version, State::Released(object));
+            Ok(())
+        })?;
+        match outcome {
+            Outcome::Done => {
+                // The times of the directory before the note of them goes.
+                durable::sync_dir(durable::parent(&absolute))?;
+                log::info!("{}: released", path.display());
+                Ok(())
+            }
+            Outcome::Busy => {
+                self.catalog().set_busy(path, version);
+                Ok(())
+            }
+            Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
+        }
+    }
+
+    /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
+    /// difference to it, even when its own file is gone.
+    fn collect(&self) {
+        if !self.garbage.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut newest: HashMap<u64, Option<(i64, Id)>> = HashMap::new();
+        {
+            let catalog = self.catalog();
+            if catalog.entries().any(|(_, entry)| matches!(entry.state, State::Closed)) {
+                return;
+            }
+            self.garbage.store(false, Ordering::Relaxed);
+            for (_, entry) in catalog.entries() {
+                if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
+                    newest.insert(sealed.lineage, None);
+                }
+            }
+        }
+        for header in self.objects.find(|header| newest.contains_key(&header.lineage)) {
+            let tip = newest.entry(header.lineage).or_default();
+            *tip = (*tip).max(Some((header.modified_ns, header.id)));
+        }
+        let keep =
+            |header: &Header| newest.get(&header.lineage).is_some_and(|tip| tip.is_some_and(|t| t.1 == header.id));
+        match self.objects.collect(keep) {
+            Ok(removed) => removed.into_iter().for_each(|id| self.recall.forget(id)),
+            Err(error) => log::error!("an object that nothing needs cannot be removed: {error}"),
+        }
+    }
+
+    fn failed(&self, task: &Task, error: &io::Error, pause: &mut Duration) {
+        let (Task::Seal { path, version } | Task::Archive { path, version, .. } | Task::Release { path, version, .. }) =
+            task;
+        let retry = match error.kind() {
+            // The file was changed, or the store is being closed: what is to be done is looked up anew.
+            io::ErrorKind::Interrupted => Some(Duration::from_millis(50)),
+            // The state after this one went away between look-up and opening.
+            io::ErrorKind::NotFound => Some(Duration::from_millis(50)),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                log::warn!(
+                    "{}: no room to archive it ({error}); it stays as it is, next try in {pause:.0?}",
+                    path.display()
+                );
+                let wait = *pause;
+                *pause = (*pause * 2).min(LONGEST_PAUSE);
+                Some(wait)
+            }
+            _ => {
+                log::error!("{}: {error}; it stays as it was written", path.display());
+                None
+            }
+        };
+        let failed = Failed { why: format!("{}: {error}", path.display()), retry: retry.map(|r| Instant::now() + r) };
+        self.catalog().set_failed(path, *version, failed);
+    }
+
+    fn namespace(&self) -> Option<&Arc<dyn Namespace>> {
+        self.namespace.get()
+    }
+
+    /// Opens a regular file of the tree to read it.
+    fn open_file(&self, path: &Path) -> io::Result<File> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOATIME;
+        let path = self.store.tree().join(path);
+        let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(&path);
+        // Only the owner may leave the access time alone.
+        open(flags).or_else(|_| open(flags & !libc::O_NOATIME))
+    }
+}
+
+/// Training comes first: the archive's threads run when nobody else wants to.
+fn yield_to_others() {
+    // SAFETY: no memory is passed; 0 means the calling thread on Linux.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 10) };
 }

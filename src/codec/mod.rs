@@ -1,5 +1,30 @@
 //! Tensors to symbols and back; pure functions over one tile at a time.
+//!
+//! - [`lattice`]: R = fl(K + g*A), the native codec of floating-point tensors. Start here.
+//! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
+//! - [`Dtype`]: element types by the names safetensors gives them.
+//! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
+//! - `ordered`: floats as integers in the order of their values, and differences of those.
+//! - `planes`: elements split into one stream per byte.
+//!
+//! Symbols become bits in [`crate::entropy`].
 
 mod dtype;
+mod float;
+pub mod lattice;
+pub mod lossless;
+mod ordered;
+mod planes;
 
+pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;
+
+/// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a
+/// core's second-level cache (1 MiB and more today) while it is decoded, a tensor has enough of them for all cores,
+/// and a read of one element costs at most this much. Part of the format.
+pub const TILE_BYTES: usize = 512 * 1024;
+
+/// Elements of one full tile.
+pub const fn tile_elements(dtype: Dtype) -> usize {
+    TILE_BYTES / dtype.size()
+}

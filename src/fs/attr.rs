@@ -27,14 +27,9 @@ const BLOCK: u64 = 512;
 
 fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
     let whole = Duration::from_secs(seconds.unsigned_abs());
-    let base = if seconds >= 0 {
-        UNIX_EPOCH.checked_add(whole)
-    } else {
-        UNIX_EPOCH.checked_sub(whole)
-    };
+    let base = if seconds >= 0 { UNIX_EPOCH.checked_add(whole) } else { UNIX_EPOCH.checked_sub(whole) };
     let part = Duration::from_nanos(nanoseconds.unsigned_abs());
-    base.and_then(|base| base.checked_add(part))
-        .unwrap_or(UNIX_EPOCH)
+    base.and_then(|base| base.checked_add(part)).unwrap_or(UNIX_EPOCH)
 }
 
 /// What `fuser` made of a time, as the kernel sent it.
@@ -44,17 +39,10 @@ fn requested(time: TimeOrNow) -> Time {
     match time {
         TimeOrNow::Now => Time::Now,
         TimeOrNow::SpecificTime(time) => match time.duration_since(UNIX_EPOCH) {
-            Ok(after) => Time::At(
-                i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
-                after.subsec_nanos(),
-            ),
+            Ok(after) => Time::At(i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
             Err(before) => {
                 let before = before.duration();
-                Time::At(
-                    0i64.checked_sub_unsigned(before.as_secs())
-                        .unwrap_or(i64::MIN),
-                    before.subsec_nanos(),
-                )
+                Time::At(0i64.checked_sub_unsigned(before.as_secs()).unwrap_or(i64::MIN), before.subsec_nanos())
             }
         },
     }
@@ -89,10 +77,7 @@ fn device(rdev: u64) -> u32 {
 
 /// The inverse of [`device`], for mknod.
 pub(super) fn device_number(rdev: u32) -> u64 {
-    libc::makedev(
-        (rdev & 0xfff00) >> 8,
-        (rdev & 0xff) | ((rdev >> 12) & 0xfff00),
-    )
+    libc::makedev((rdev & 0xfff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
 }
 
 /// What a SETATTR asks for.
@@ -116,10 +101,7 @@ impl Core {
         let Ok(node) = table.node(ino) else {
             return (Duration::ZERO, attributes(ino, metadata, 0));
         };
-        let stored = node
-            .stub
-            .as_ref()
-            .map_or(0, |stub| self.archive.stored_bytes(stub));
+        let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
         // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes.
         let ttl = if node.written() { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored))
@@ -176,12 +158,7 @@ impl Core {
         }
         if change.atime.is_some() || change.mtime.is_some() {
             let time = |wanted: Option<TimeOrNow>| wanted.map_or(Time::Keep, requested);
-            sys::utimens(
-                &place.path,
-                place.follow(),
-                time(change.atime),
-                time(change.mtime),
-            )?;
+            sys::utimens(&place.path, place.follow(), time(change.atime), time(change.mtime))?;
         }
         let metadata = place.metadata()?;
         Ok(self.shown(&table, ino, &metadata))
@@ -192,25 +169,14 @@ impl Core {
         let mut table = self.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
-            return Err(if node.kind == FileType::Directory {
-                libc::EISDIR
-            } else {
-                libc::EINVAL
-            }
-            .into());
+            return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::EINVAL }.into());
         }
         if node.stub.is_some() || node.waiting.is_some() {
-            return Ok(Step::First(if size == 0 {
-                Wanted::Empty
-            } else {
-                Wanted::Bytes
-            }));
+            return Ok(Step::First(if size == 0 { Wanted::Empty } else { Wanted::Bytes }));
         }
         let path = table.path(ino);
         let place = table.place(ino)?;
-        let file = fh
-            .and_then(|fh| self.handle(fh).ok())
-            .and_then(|handle| handle.file());
+        let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
         let file = match file {
             Some(file) => file,
             None => Arc::new(place.open(false, true)?),
@@ -244,10 +210,7 @@ pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
         Err(error) => return Err(error),
     };
-    for name in names
-        .split(|&byte| byte == 0)
-        .filter(|name| !name.is_empty())
-    {
+    for name in names.split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
         let name = OsStr::from_bytes(name);
         let value = sys::getxattr(&from.path, from.follow(), name)?;
         match sys::setxattr(to, false, name, &value, 0) {
@@ -288,14 +251,8 @@ mod tests {
     fn times_before_1970_survive_fuser() {
         // As fuser makes it of -3 s + 0.25 s.
         let wrong = UNIX_EPOCH - Duration::new(3, 250_000_000);
-        assert_eq!(
-            requested(TimeOrNow::SpecificTime(wrong)),
-            Time::At(-3, 250_000_000)
-        );
-        assert_eq!(
-            time(-3, 250_000_000),
-            UNIX_EPOCH - Duration::new(2, 750_000_000)
-        );
+        assert_eq!(requested(TimeOrNow::SpecificTime(wrong)), Time::At(-3, 250_000_000));
+        assert_eq!(time(-3, 250_000_000), UNIX_EPOCH - Duration::new(2, 750_000_000));
         // No panic at the ends.
         let _ = (time(i64::MIN, 0), time(i64::MAX, 999_999_999));
     }

@@ -7,10 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirEntryExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fuser::{
-    FileHandle, FileType, FopenFlags, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyOpen,
-};
+use fuser::{FileHandle, FileType, FopenFlags, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyOpen};
 
 use super::Core;
 use super::attr::attributes;
@@ -48,10 +45,7 @@ impl Directory {
                 continue;
             };
             listed.push(Listed {
-                file: FileId {
-                    dev,
-                    ino: entry.ino(),
-                },
+                file: FileId { dev, ino: entry.ino() },
                 kind: kind(file_type),
                 name: entry.file_name(),
             });
@@ -66,9 +60,7 @@ impl Directory {
         if offset == 0 {
             return self.list();
         }
-        Ok(Arc::clone(
-            &self.listed.lock().unwrap_or_else(PoisonError::into_inner),
-        ))
+        Ok(Arc::clone(&self.listed.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
@@ -77,10 +69,7 @@ const DOTS: [&str; 2] = [".", ".."];
 
 impl Core {
     fn directory(&self, fh: FileHandle) -> Result<Arc<Directory>> {
-        self.directories()
-            .get(&fh.0)
-            .cloned()
-            .ok_or(Fault::Code(libc::EBADF))
+        self.directories().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
     }
 
     pub(super) fn opendir(&self, ino: u64, reply: ReplyOpen) {
@@ -94,14 +83,7 @@ impl Core {
             drop(table);
             let fh = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let listed = Mutex::new(Arc::default());
-            self.directories().insert(
-                fh,
-                Arc::new(Directory {
-                    node: ino,
-                    file,
-                    listed,
-                }),
-            );
+            self.directories().insert(fh, Arc::new(Directory { node: ino, file, listed }));
             Ok(fh)
         };
         match opened() {
@@ -121,11 +103,7 @@ impl Core {
         };
         self.workers.submit(Box::new(move || {
             let file = &directory.file;
-            match if datasync {
-                file.sync_data()
-            } else {
-                file.sync_all()
-            } {
+            match if datasync { file.sync_data() } else { file.sync_all() } {
                 Ok(()) => reply.ok(),
                 Err(error) => reply.error(Fault::from(error).into()),
             }
@@ -135,18 +113,12 @@ impl Core {
     /// Numbers of the directory and its parent.
     fn dots(&self, ino: u64) -> [u64; 2] {
         let table = self.table();
-        let parent = table
-            .node(ino)
-            .ok()
-            .and_then(|node| node.names.first())
-            .map_or(ROOT, |(parent, _)| *parent);
+        let parent = table.node(ino).ok().and_then(|node| node.names.first()).map_or(ROOT, |(parent, _)| *parent);
         [ino, parent]
     }
 
     pub(super) fn readdir(&self, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let found = self
-            .directory(fh)
-            .and_then(|directory| Ok((directory.at(offset)?, directory)));
+        let found = self.directory(fh).and_then(|directory| Ok((directory.at(offset)?, directory)));
         let (listed, directory) = match found {
             Ok(found) => found,
             Err(fault) => return reply.error(fault.into()),
@@ -154,12 +126,7 @@ impl Core {
         let dots = self.dots(directory.node);
         let mut next = offset as usize;
         while next < DOTS.len() {
-            if reply.add(
-                INodeNo(dots[next]),
-                next as u64 + 1,
-                FileType::Directory,
-                DOTS[next],
-            ) {
+            if reply.add(INodeNo(dots[next]), next as u64 + 1, FileType::Directory, DOTS[next]) {
                 return reply.ok();
             }
             next += 1;
@@ -178,9 +145,8 @@ impl Core {
 
     /// As readdir, and each entry counts as looked up, except the dots.
     pub(super) fn readdirplus(&self, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let found = self.directory(fh).and_then(|directory| {
-            Ok((directory.at(offset)?, directory.file.metadata()?, directory))
-        });
+        let found =
+            self.directory(fh).and_then(|directory| Ok((directory.at(offset)?, directory.file.metadata()?, directory)));
         let (listed, metadata, directory) = match found {
             Ok(found) => found,
             Err(fault) => return reply.error(fault.into()),
@@ -190,14 +156,7 @@ impl Core {
         let mut next = offset as usize;
         while next < DOTS.len() {
             let shown = attributes(dots[next], &metadata, 0);
-            if reply.add(
-                INodeNo(dots[next]),
-                next as u64 + 1,
-                DOTS[next],
-                &ttl,
-                &shown,
-                GENERATION,
-            ) {
+            if reply.add(INodeNo(dots[next]), next as u64 + 1, DOTS[next], &ttl, &shown, GENERATION) {
                 return reply.ok();
             }
             next += 1;

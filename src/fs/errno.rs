@@ -77,9 +77,6 @@ mod tests {
         assert_eq!(Errno::from(full).code(), libc::ENOSPC);
         let no_number = Fault::Os(io::Error::new(io::ErrorKind::InvalidInput, "NUL in a path"));
         assert_eq!(Errno::from(no_number).code(), libc::EINVAL);
-        assert_eq!(
-            Errno::from(Fault::Os(io::Error::other("?"))).code(),
-            libc::EIO
-        );
+        assert_eq!(Errno::from(Fault::Os(io::Error::other("?"))).code(), libc::EIO);
     }
 }

@@ -61,11 +61,7 @@ impl Table {
         let file = file_id(&tree.metadata()?);
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
-        Ok(Self {
-            root: tree.to_path_buf(),
-            nodes: HashMap::from([(ROOT, root)]),
-            numbers: Numbers::new(file),
-        })
+        Ok(Self { root: tree.to_path_buf(), nodes: HashMap::from([(ROOT, root)]), numbers: Numbers::new(file) })
     }
 
     /// A node that the kernel asks for.
@@ -103,11 +99,7 @@ impl Table {
     /// Absolute path of something in the tree.
     pub(super) fn absolute(&self, path: &Path) -> PathBuf {
         // `join("")` would end in a slash.
-        if path.as_os_str().is_empty() {
-            self.root.clone()
-        } else {
-            self.root.join(path)
-        }
+        if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
     }
 
     /// How to reach a node's file.
@@ -115,11 +107,7 @@ impl Table {
         if let Some(path) = self.path(ino) {
             return Ok(Place::named(self.absolute(&path)));
         }
-        let held = self
-            .node(ino)?
-            .held
-            .as_ref()
-            .ok_or(Fault::Code(libc::ESTALE))?;
+        let held = self.node(ino)?.held.as_ref().ok_or(Fault::Code(libc::ESTALE))?;
         Ok(Place::held(Arc::clone(held)))
     }
 
@@ -136,28 +124,14 @@ impl Table {
             return Err(libc::EINVAL.into());
         }
         // A removed directory has no entries and gets none.
-        Ok(self
-            .path(parent)
-            .ok_or(Fault::Code(libc::ENOENT))?
-            .join(name))
+        Ok(self.path(parent).ok_or(Fault::Code(libc::ENOENT))?.join(name))
     }
 
     /// The node of what `parent`/`name` is now (`metadata` says), with that name. The caller counts the lookup.
-    pub(super) fn admit(
-        &mut self,
-        archive: &Archive,
-        parent: u64,
-        name: &OsStr,
-        metadata: &Metadata,
-    ) -> Result<u64> {
+    pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, metadata: &Metadata) -> Result<u64> {
         let file = file_id(metadata);
         let ino = self.numbers.of(file);
-        if self
-            .nodes
-            .get(&parent)
-            .and_then(|dir| dir.children.get(name))
-            == Some(&ino)
-        {
+        if self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino) {
             return Ok(ino);
         }
         if !self.nodes.contains_key(&ino) {
@@ -198,8 +172,7 @@ impl Table {
     pub(super) fn unbind(&mut self, parent: u64, name: &OsStr) -> Option<u64> {
         let ino = self.nodes.get_mut(&parent)?.children.remove(name)?;
         if let Some(node) = self.nodes.get_mut(&ino) {
-            node.names
-                .retain(|(dir, called)| (*dir, called.as_os_str()) != (parent, name));
+            node.names.retain(|(dir, called)| (*dir, called.as_os_str()) != (parent, name));
         }
         Some(ino)
     }
@@ -208,17 +181,8 @@ impl Table {
     pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
         let ino = self.numbers.of(file_id(metadata));
         let known = self.nodes.contains_key(&ino);
-        let held = if known {
-            sys::open_path(&self.absolute(path)).ok().map(Arc::new)
-        } else {
-            None
-        };
-        Removal {
-            ino,
-            file: file_id(metadata),
-            last: metadata.is_dir() || metadata.nlink() <= 1,
-            held,
-        }
+        let held = if known { sys::open_path(&self.absolute(path)).ok().map(Arc::new) } else { None };
+        Removal { ino, file: file_id(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 
     /// After the name went: keeps the table in step.

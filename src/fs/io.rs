@@ -60,10 +60,7 @@ fn done(reply: ReplyEmpty, result: Result<()>) {
 impl Core {
     /// The open file that the kernel means.
     pub(super) fn handle(&self, fh: FileHandle) -> Result<Arc<Handle>> {
-        self.handles()
-            .get(&fh.0)
-            .cloned()
-            .ok_or(Fault::Code(libc::EBADF))
+        self.handles().get(&fh.0).cloned().ok_or(Fault::Code(libc::EBADF))
     }
 
     /// The plain file behind a handle; a released file that is only read has none.
@@ -94,14 +91,7 @@ impl Core {
         }
     }
 
-    pub(super) fn write(
-        self: &Arc<Self>,
-        fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        flags: i32,
-        reply: ReplyWrite,
-    ) {
+    pub(super) fn write(self: &Arc<Self>, fh: FileHandle, offset: u64, data: &[u8], flags: i32, reply: ReplyWrite) {
         let written = self.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
             let len = write_full(&file, data, offset)?;
@@ -110,11 +100,10 @@ impl Core {
         match written {
             // Through the page cache the kernel sends an FSYNC after each write of such a handle, directly it does not.
             Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
-                self.workers
-                    .submit(Box::new(move || match file.sync_data() {
-                        Ok(()) => reply.written(len),
-                        Err(error) => reply.error(Fault::from(error).into()),
-                    }))
+                self.workers.submit(Box::new(move || match file.sync_data() {
+                    Ok(()) => reply.written(len),
+                    Err(error) => reply.error(Fault::from(error).into()),
+                }))
             }
             Ok((len, ..)) => reply.written(len),
             Err(fault) => reply.error(fault.into()),
@@ -125,9 +114,7 @@ impl Core {
     pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
         match self.handle(fh).map(|handle| handle.file()) {
             Ok(Some(file)) => {
-                self.workers.submit(Box::new(move || {
-                    done(reply, sys::flush(&file).map_err(Fault::from))
-                }));
+                self.workers.submit(Box::new(move || done(reply, sys::flush(&file).map_err(Fault::from))));
             }
             Ok(None) => reply.ok(),
             Err(fault) => reply.error(fault.into()),
@@ -136,8 +123,7 @@ impl Core {
 
     pub(super) fn fsync(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let core = Arc::clone(self);
-        self.workers
-            .submit(Box::new(move || done(reply, core.sync(fh, datasync))));
+        self.workers.submit(Box::new(move || done(reply, core.sync(fh, datasync))));
     }
 
     /// After this the bytes survive a crash, and so does the name of a file that was created through the mount.
@@ -146,11 +132,7 @@ impl Core {
         let Some(file) = handle.file() else {
             return Ok(());
         };
-        if datasync {
-            file.sync_data()
-        } else {
-            file.sync_all()
-        }?;
+        if datasync { file.sync_data() } else { file.sync_all() }?;
         let directory = {
             let mut table = self.table();
             let parent = match table.path(handle.node) {
@@ -158,11 +140,7 @@ impl Core {
                 None => None,
             };
             let node = table.node_mut(handle.node)?;
-            if std::mem::take(&mut node.name_not_durable) {
-                parent
-            } else {
-                None
-            }
+            if std::mem::take(&mut node.name_not_durable) { parent } else { None }
         };
         if let Some(directory) = directory
             && let Err(error) = File::open(&directory).and_then(|directory| directory.sync_all())
@@ -175,14 +153,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn fallocate(
-        self: &Arc<Self>,
-        fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
+    pub(super) fn fallocate(self: &Arc<Self>, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
         let file = match self.plain(fh) {
             Ok(file) => file,
             Err(fault) => return reply.error(fault.into()),
@@ -190,12 +161,7 @@ impl Core {
         let (Ok(offset), Ok(length)) = (i64::try_from(offset), i64::try_from(length)) else {
             return reply.error(Errno::EINVAL);
         };
-        let work = move || {
-            done(
-                reply,
-                sys::fallocate(&file, mode, offset, length).map_err(Fault::from),
-            )
-        };
+        let work = move || done(reply, sys::fallocate(&file, mode, offset, length).map_err(Fault::from));
         self.workers.submit(Box::new(work));
     }
 
@@ -220,16 +186,8 @@ impl Core {
     }
 
     /// Between plain files the kernel copies (and shares blocks, if it can); otherwise it is told to read and write.
-    pub(super) fn copy(
-        self: &Arc<Self>,
-        from: (FileHandle, u64),
-        to: (FileHandle, u64),
-        len: u64,
-        reply: ReplyWrite,
-    ) {
-        let both = self
-            .handle(from.0)
-            .and_then(|handle| Ok((handle, self.plain(to.0)?)));
+    pub(super) fn copy(self: &Arc<Self>, from: (FileHandle, u64), to: (FileHandle, u64), len: u64, reply: ReplyWrite) {
+        let both = self.handle(from.0).and_then(|handle| Ok((handle, self.plain(to.0)?)));
         let (source, file) = match both {
             Ok((handle, file)) => (handle.file(), file),
             Err(fault) => return reply.error(fault.into()),
@@ -241,11 +199,9 @@ impl Core {
             return reply.error(Errno::EINVAL);
         };
         let len = len.min(COPY_MOST) as usize;
-        self.workers.submit(Box::new(move || {
-            match sys::copy_file_range(&source, at, &file, to_at, len) {
-                Ok(copied) => reply.written(copied as u32),
-                Err(error) => reply.error(Fault::from(error).into()),
-            }
+        self.workers.submit(Box::new(move || match sys::copy_file_range(&source, at, &file, to_at, len) {
+            Ok(copied) => reply.written(copied as u32),
+            Err(error) => reply.error(Fault::from(error).into()),
         }));
     }
 }

@@ -40,10 +40,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo,
-    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 
 use crate::archive::Archive;
@@ -99,9 +99,7 @@ impl Core {
     }
 
     fn directories(&self) -> MutexGuard<'_, HashMap<u64, Arc<dir::Directory>>> {
-        self.directories
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.directories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -144,9 +142,7 @@ impl Filesystem for Face {
         if self.core.passthrough.load(Ordering::Relaxed) {
             let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
             if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
-                log::warn!(
-                    "this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon"
-                );
+                log::warn!("this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon");
                 self.core.passthrough.store(false, Ordering::Relaxed);
             }
         }
@@ -186,19 +182,7 @@ impl Filesystem for Face {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.core.setattr(
-            ino.0,
-            Change {
-                mode,
-                uid,
-                gid,
-                size,
-                atime,
-                mtime,
-                fh,
-            },
-            reply,
-        );
+        self.core.setattr(ino.0, Change { mode, uid, gid, size, atime, mtime, fh }, reply);
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -208,36 +192,12 @@ impl Filesystem for Face {
         }
     }
 
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        entry(
-            reply,
-            self.core
-                .mknod(parent.0, name, Creator::new(req, mode), rdev),
-        );
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+        entry(reply, self.core.mknod(parent.0, name, Creator::new(req, mode), rdev));
     }
 
-    fn mkdir(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _: u32,
-        reply: ReplyEntry,
-    ) {
-        entry(
-            reply,
-            self.core.mkdir(parent.0, name, Creator::new(req, mode)),
-        );
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        entry(reply, self.core.mkdir(parent.0, name, Creator::new(req, mode)));
     }
 
     fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -248,19 +208,8 @@ impl Filesystem for Face {
         done(reply, self.core.rmdir(parent.0, name));
     }
 
-    fn symlink(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
-        entry(
-            reply,
-            self.core
-                .symlink(parent.0, name, Creator::new(req, 0o777), target),
-        );
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        entry(reply, self.core.symlink(parent.0, name, Creator::new(req, 0o777), target));
     }
 
     fn rename(
@@ -273,11 +222,7 @@ impl Filesystem for Face {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        done(
-            reply,
-            self.core
-                .rename((parent.0, name), (newparent.0, newname), flags),
-        );
+        done(reply, self.core.rename((parent.0, name), (newparent.0, newname), flags));
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -288,39 +233,13 @@ impl Filesystem for Face {
         self.core.open(ino.0, flags.0, None, reply);
     }
 
-    fn create(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
+    fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
-        match self
-            .core
-            .create(parent.0, name, Creator::new(req, mode), flags, &register)
-        {
-            Ok((
-                (_, shown),
-                open::Answer {
-                    fh,
-                    flags,
-                    backing: Some(id),
-                },
-            )) => {
+        match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
+            Ok(((_, shown), open::Answer { fh, flags, backing: Some(id) })) => {
                 reply.created_passthrough(&TTL, &shown, GENERATION, fh, flags, &id);
             }
-            Ok((
-                (_, shown),
-                open::Answer {
-                    fh,
-                    flags,
-                    backing: None,
-                },
-            )) => {
+            Ok(((_, shown), open::Answer { fh, flags, backing: None })) => {
                 reply.created(&TTL, &shown, GENERATION, fh, flags);
             }
             Err(fault) => reply.error(fault.into()),
@@ -386,14 +305,7 @@ impl Filesystem for Face {
         self.core.readdir(fh, offset, reply);
     }
 
-    fn readdirplus(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        reply: ReplyDirectoryPlus,
-    ) {
+    fn readdirplus(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
         self.core.readdirplus(fh, offset, reply);
     }
 
@@ -422,16 +334,7 @@ impl Filesystem for Face {
         }
     }
 
-    fn setxattr(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _: u32,
-        reply: ReplyEmpty,
-    ) {
+    fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
         done(reply, self.core.setxattr(ino.0, name, value, flags));
     }
 
@@ -479,15 +382,7 @@ impl Filesystem for Face {
         self.core.fallocate(fh, offset, length, mode, reply);
     }
 
-    fn lseek(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        fh: FileHandle,
-        offset: i64,
-        whence: i32,
-        reply: ReplyLseek,
-    ) {
+    fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         self.core.lseek(fh, offset, whence, reply);
     }
 
@@ -504,7 +399,6 @@ impl Filesystem for Face {
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.core
-            .copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
+        self.core.copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
     }
 }

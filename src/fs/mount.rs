@@ -22,11 +22,8 @@ const READ_AHEAD_KIB: u32 = 1024;
 
 /// Stacked file systems: passing through to a file on one takes a deeper stack, which in turn keeps the mount from
 /// being a layer of another overlayfs. So only where it is needed.
-const STACKED: [i64; 3] = [
-    libc::OVERLAYFS_SUPER_MAGIC as i64,
-    libc::FUSE_SUPER_MAGIC as i64,
-    libc::ECRYPTFS_SUPER_MAGIC as i64,
-];
+const STACKED: [i64; 3] =
+    [libc::OVERLAYFS_SUPER_MAGIC as i64, libc::FUSE_SUPER_MAGIC as i64, libc::ECRYPTFS_SUPER_MAGIC as i64];
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -44,12 +41,7 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self {
-            allow_other: false,
-            no_passthrough: false,
-            read_ahead_kib: READ_AHEAD_KIB,
-            signals: true,
-        }
+        Self { allow_other: false, no_passthrough: false, read_ahead_kib: READ_AHEAD_KIB, signals: true }
     }
 }
 
@@ -80,9 +72,7 @@ pub enum MountError {
     #[error("cannot read the store's tree: {0}")]
     Tree(#[source] io::Error),
     /// The system refused.
-    #[error(
-        "the system refused to mount or unmount: {0} (is fuse3 installed, and may you use /dev/fuse?)"
-    )]
+    #[error("the system refused to mount or unmount: {0} (is fuse3 installed, and may you use /dev/fuse?)")]
     Mount(#[source] io::Error),
     /// Serving ended with an error of the FUSE device.
     #[error("the connection to the kernel broke: {0}")]
@@ -99,11 +89,7 @@ fn config(options: &MountOptions) -> Config {
         MountOption::NoDev,
         MountOption::NoSuid,
     ];
-    config.acl = if options.allow_other {
-        SessionACL::All
-    } else {
-        SessionACL::Owner
-    };
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(THREADS);
     config
 }
@@ -128,11 +114,7 @@ pub fn serve(
     if !point.metadata().map_err(directory)?.is_dir() {
         return Err(directory(io::Error::from_raw_os_error(libc::ENOTDIR)));
     }
-    let store = archive
-        .store()
-        .root()
-        .canonicalize()
-        .map_err(MountError::Tree)?;
+    let store = archive.store().root().canonicalize().map_err(MountError::Tree)?;
     if mounts::overlap(&point, &store) {
         return Err(MountError::Overlap { point, store });
     }
@@ -144,30 +126,17 @@ pub fn serve(
         log::debug!("cannot raise the limit of open files: {error}");
     }
 
-    let core = Arc::new(
-        Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?,
-    );
-    let stacked =
-        sys::file_system_magic(&archive.store().tree()).is_ok_and(|magic| STACKED.contains(&magic));
-    let face = Face {
-        core: Arc::clone(&core),
-        stack_depth: if stacked { 2 } else { 1 },
-    };
+    let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
+    let stacked = sys::file_system_magic(&archive.store().tree()).is_ok_and(|magic| STACKED.contains(&magic));
+    let face = Face { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options)).map_err(MountError::Mount)?;
-    let notify = core
-        .invalidations
-        .start(session.notifier())
-        .map_err(MountError::Mount)?;
+    let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     archive.start(Arc::clone(&core) as Arc<dyn Namespace>);
     let session = session.spawn().map_err(MountError::Mount)?;
     if let Ok(Some(mounted)) = mounts::find(&point) {
         set_read_ahead(&mounted.device, options.read_ahead_kib);
     }
-    let signals = if options.signals {
-        Some(watch_signals(point.clone()).map_err(MountError::Mount)?)
-    } else {
-        None
-    };
+    let signals = if options.signals { Some(watch_signals(point.clone()).map_err(MountError::Mount)?) } else { None };
     ready();
 
     let served = session.join();
@@ -225,10 +194,7 @@ fn watch_signals(point: PathBuf) -> io::Result<(SignalHandle, JoinHandle<()>)> {
 
 /// Breaks the connection to the kernel, for a mount that programs will not leave.
 fn abort(device: Option<&str>) {
-    let Some(minor) = device
-        .and_then(|device| device.split_once(':'))
-        .map(|(_, minor)| minor)
-    else {
+    let Some(minor) = device.and_then(|device| device.split_once(':')).map(|(_, minor)| minor) else {
         return;
     };
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");

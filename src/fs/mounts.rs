@@ -29,14 +29,10 @@ fn unescape(field: &[u8]) -> OsString {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let Some((&byte, tail)) = rest.split_first() {
-        let octal = tail
-            .get(..3)
-            .filter(|digits| byte == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        let octal = tail.get(..3).filter(|digits| byte == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
         match octal {
             Some(digits) => {
-                let value = digits
-                    .iter()
-                    .fold(0u32, |value, digit| value * 8 + u32::from(digit - b'0'));
+                let value = digits.iter().fold(0u32, |value, digit| value * 8 + u32::from(digit - b'0'));
                 bytes.push(value as u8);
                 rest = &tail[3..];
             }
@@ -54,21 +50,13 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
     let point = PathBuf::from(unescape(fields.nth(1)?));
     let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-    Some(Mounted {
-        device,
-        point,
-        kind: String::from_utf8(kind.to_vec()).ok()?,
-    })
+    Some(Mounted { device, point, kind: String::from_utf8(kind.to_vec()).ok()? })
 }
 
 /// The topmost mount at `point` (absolute), of whatever kind.
 fn top(point: &Path) -> io::Result<Option<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
-    Ok(table
-        .split(|&byte| byte == b'\n')
-        .filter_map(parse)
-        .filter(|mounted| mounted.point == point)
-        .next_back())
+    Ok(table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| mounted.point == point).next_back())
 }
 
 /// The stepfs mount at `point` (absolute), if that is what is there.
@@ -92,10 +80,7 @@ pub(super) fn absolute(dir: &Path) -> io::Result<PathBuf> {
 
 /// Whether this is what a mount answers whose daemon is gone.
 fn dead(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOTCONN | libc::ECONNABORTED)
-    )
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// How hard to try.
@@ -109,26 +94,12 @@ pub(super) enum Detach {
 
 /// Takes down the mount at `point`, with `fusermount3` if we may not ourselves.
 pub(super) fn take_down(point: &Path, how: Detach) -> io::Result<()> {
-    let flags = if how == Detach::Lazily {
-        libc::MNT_DETACH
-    } else {
-        0
-    };
-    let path = CString::new(point.as_os_str().as_bytes())
-        .map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let flags = if how == Detach::Lazily { libc::MNT_DETACH } else { 0 };
+    let path = CString::new(point.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     match sys::umount(&path, flags) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-            let lazily = if how == Detach::Lazily {
-                Some("-z")
-            } else {
-                None
-            };
-            let output = Command::new("fusermount3")
-                .arg("-u")
-                .args(lazily)
-                .arg("--")
-                .arg(point)
-                .output()?;
+            let lazily = if how == Detach::Lazily { Some("-z") } else { None };
+            let output = Command::new("fusermount3").arg("-u").args(lazily).arg("--").arg(point).output()?;
             if output.status.success() {
                 return Ok(());
             }
@@ -153,9 +124,7 @@ pub fn unmount(dir: &Path) -> Result<(), MountError> {
         return Err(MountError::NotMounted(dir.to_path_buf()));
     };
     take_down(&point, Detach::IfIdle).map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => {
-            MountError::Busy(dir.to_path_buf(), holders(&mounted.device).join(", "))
-        }
+        Some(libc::EBUSY) => MountError::Busy(dir.to_path_buf(), holders(&mounted.device).join(", ")),
         _ => MountError::Mount(error),
     })
 }
@@ -175,10 +144,7 @@ pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
         return Ok(false);
     }
     take_down(&point, Detach::Lazily).map_err(MountError::Mount)?;
-    log::info!(
-        "cleared what a killed daemon had left mounted at {}",
-        dir.display()
-    );
+    log::info!("cleared what a killed daemon had left mounted at {}", dir.display());
     Ok(true)
 }
 
@@ -190,10 +156,7 @@ pub(super) fn holders(device: &str) -> Vec<String> {
     };
     for process in processes.flatten() {
         let name = process.file_name();
-        let Some(pid) = name
-            .to_str()
-            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))
-        else {
+        let Some(pid) = name.to_str().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) else {
             continue;
         };
         if pid != std::process::id().to_string() && holds(&process.path(), device) {
@@ -232,26 +195,20 @@ fn holds(process: &Path, device: &str) -> bool {
     }
     let open = |entry: std::fs::DirEntry| {
         let info = std::fs::read_to_string(entry.path()).unwrap_or_default();
-        let id = info
-            .lines()
-            .find_map(|line| line.strip_prefix("mnt_id:"))
-            .map(str::trim);
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:")).map(str::trim);
         id.is_some_and(|id| ids.iter().any(|known| known == id))
     };
     if std::fs::read_dir(process.join("fdinfo")).is_ok_and(|entries| entries.flatten().any(open)) {
         return true;
     }
     // Mappings name the device, in hexadecimal.
-    let Some((major, minor)) = device
-        .split_once(':')
-        .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)))
+    let Some((major, minor)) = device.split_once(':').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)))
     else {
         return false;
     };
     let (major, minor): (u32, u32) = (major, minor);
     let wanted = format!(" {major:02x}:{minor:02x} ");
-    std::fs::read(process.join("maps"))
-        .is_ok_and(|maps| String::from_utf8_lossy(&maps).contains(&wanted))
+    std::fs::read(process.join("maps")).is_ok_and(|maps| String::from_utf8_lossy(&maps).contains(&wanted))
 }
 
 /// Whether a daemon that mounts `point` from the store at `root` would stand in its own way.
@@ -281,9 +238,6 @@ mod tests {
     fn a_plain_directory_is_neither_dead_nor_mounted() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!clear_dead_mount(dir.path()).unwrap());
-        assert!(matches!(
-            unmount(dir.path()),
-            Err(MountError::NotMounted(_))
-        ));
+        assert!(matches!(unmount(dir.path()), Err(MountError::NotMounted(_))));
     }
 }

@@ -35,11 +35,7 @@ pub(super) struct Creator {
 
 impl Creator {
     pub(super) fn new(request: &Request, mode: u32) -> Self {
-        Self {
-            uid: request.uid(),
-            gid: request.gid(),
-            mode,
-        }
+        Self { uid: request.uid(), gid: request.gid(), mode }
     }
 
     fn permissions(self) -> u32 {
@@ -49,10 +45,7 @@ impl Creator {
 
 /// Whether the error says that the store's file system has no such call or flag.
 fn unsupported(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP)
-    )
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS | libc::EOPNOTSUPP))
 }
 
 impl Core {
@@ -77,20 +70,10 @@ impl Core {
     }
 
     /// Gives something new to its creator. Only a daemon that is root can, and only it has to.
-    fn hand_over(
-        &self,
-        path: &Path,
-        parent: &Metadata,
-        creator: Creator,
-        mode: Option<u32>,
-    ) -> io::Result<()> {
+    fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<()> {
         if self.root {
             // In a setgid directory the group is the directory's.
-            let gid = if parent.mode() & libc::S_ISGID != 0 {
-                None
-            } else {
-                Some(creator.gid)
-            };
+            let gid = if parent.mode() & libc::S_ISGID != 0 { None } else { Some(creator.gid) };
             std::os::unix::fs::lchown(path, Some(creator.uid), gid)?;
         }
         if let Some(mode) = mode {
@@ -119,17 +102,11 @@ impl Core {
             libc::S_IFDIR => Some(creator.permissions() | (directory.mode() & libc::S_ISGID)),
             _ => Some(creator.permissions()),
         };
-        let done = self
-            .hand_over(&path, &directory, creator, mode)
-            .and_then(|()| path.symlink_metadata());
+        let done = self.hand_over(&path, &directory, creator, mode).and_then(|()| path.symlink_metadata());
         match done {
             Ok(metadata) => self.entry(table, parent, name, &metadata),
             Err(error) => {
-                let _ = if is_dir {
-                    std::fs::remove_dir(&path)
-                } else {
-                    std::fs::remove_file(&path)
-                };
+                let _ = if is_dir { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
                 Err(error.into())
             }
         }
@@ -146,25 +123,13 @@ impl Core {
     ) -> Result<(Attributes, Answer)> {
         let mut table = self.table();
         let mut made = None;
-        let creator = Creator {
-            mode: creator.permissions() | libc::S_IFREG,
-            ..creator
-        };
+        let creator = Creator { mode: creator.permissions() | libc::S_IFREG, ..creator };
         let entry = self.make_entry(&mut table, parent, name, creator, &mut |path| {
-            made = Some(
-                File::options()
-                    .read(true)
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o600)
-                    .open(path)?,
-            );
+            made = Some(File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?);
             Ok(())
         });
         let entry = match entry {
-            Err(Fault::Os(error))
-                if error.kind() == io::ErrorKind::AlreadyExists && flags & libc::O_EXCL == 0 =>
-            {
+            Err(Fault::Os(error)) if error.kind() == io::ErrorKind::AlreadyExists && flags & libc::O_EXCL == 0 => {
                 return Err(libc::ESTALE.into());
             }
             other => other?,
@@ -172,10 +137,7 @@ impl Core {
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
         table.node_mut(ino)?.name_not_durable = true;
-        let access = Access {
-            truncate: false,
-            ..Access::of(flags)
-        };
+        let access = Access { truncate: false, ..Access::of(flags) };
         let source = Some((Source::File(Arc::new(file)), true, true));
         match self.install(&mut table, ino, access, source, register) {
             Ok((answer, _)) => Ok((entry, answer)),
@@ -186,13 +148,7 @@ impl Core {
         }
     }
 
-    pub(super) fn mknod(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        creator: Creator,
-        rdev: u32,
-    ) -> Result<Attributes> {
+    pub(super) fn mknod(&self, parent: u64, name: &OsStr, creator: Creator, rdev: u32) -> Result<Attributes> {
         let mut table = self.table();
         let kind = match creator.mode & libc::S_IFMT {
             0 | libc::S_IFREG => libc::S_IFREG,
@@ -206,30 +162,16 @@ impl Core {
 
     pub(super) fn mkdir(&self, parent: u64, name: &OsStr, creator: Creator) -> Result<Attributes> {
         let mut table = self.table();
-        let creator = Creator {
-            mode: creator.permissions() | libc::S_IFDIR,
-            ..creator
-        };
+        let creator = Creator { mode: creator.permissions() | libc::S_IFDIR, ..creator };
         self.make_entry(&mut table, parent, name, creator, &mut |path| {
             std::fs::DirBuilder::new().mode(0o700).create(path)
         })
     }
 
-    pub(super) fn symlink(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        creator: Creator,
-        target: &Path,
-    ) -> Result<Attributes> {
+    pub(super) fn symlink(&self, parent: u64, name: &OsStr, creator: Creator, target: &Path) -> Result<Attributes> {
         let mut table = self.table();
-        let creator = Creator {
-            mode: libc::S_IFLNK | 0o777,
-            ..creator
-        };
-        self.make_entry(&mut table, parent, name, creator, &mut |path| {
-            std::os::unix::fs::symlink(target, path)
-        })
+        let creator = Creator { mode: libc::S_IFLNK | 0o777, ..creator };
+        self.make_entry(&mut table, parent, name, creator, &mut |path| std::os::unix::fs::symlink(target, path))
     }
 
     pub(super) fn readlink(&self, ino: u64) -> Result<PathBuf> {
@@ -275,12 +217,7 @@ impl Core {
         Ok(())
     }
 
-    pub(super) fn rename(
-        &self,
-        from: (u64, &OsStr),
-        to: (u64, &OsStr),
-        flags: RenameFlags,
-    ) -> Result<()> {
+    pub(super) fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr), flags: RenameFlags) -> Result<()> {
         let mut table = self.table();
         let (source, target) = (table.child(from.0, from.1)?, table.child(to.0, to.1)?);
         let (old, new) = (table.absolute(&source), table.absolute(&target));
@@ -301,17 +238,12 @@ impl Core {
         if there.is_some() && !flags.is_empty() {
             return Err(libc::EEXIST.into());
         }
-        if there
-            .as_ref()
-            .is_some_and(|there| (there.dev(), there.ino()) == (moved.dev(), moved.ino()))
-        {
+        if there.as_ref().is_some_and(|there| (there.dev(), there.ino()) == (moved.dev(), moved.ino())) {
             // Two links of one file: POSIX wants nothing to happen.
             return Ok(());
         }
         let ino = table.admit(&self.archive, from.0, from.1, &moved)?;
-        let removal = there
-            .as_ref()
-            .map(|there| table.before_removal(&target, there));
+        let removal = there.as_ref().map(|there| table.before_removal(&target, there));
         std::fs::rename(&old, &new)?;
         if let Some(removal) = removal {
             table.removed(to.0, to.1, removal);
@@ -357,11 +289,7 @@ impl Core {
         let back = |error| match std::fs::rename(&aside, new) {
             Ok(()) => error,
             Err(second) => {
-                log::error!(
-                    "cannot rename {} back to {}: {second}",
-                    aside.display(),
-                    new.display()
-                );
+                log::error!("cannot rename {} back to {}: {second}", aside.display(), new.display());
                 error
             }
         };

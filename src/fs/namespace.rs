@@ -8,6 +8,15 @@ use super::node::{Place, file_id};
 use crate::archive::{FileId, Namespace, Outcome};
 
 impl Namespace for Core {
+    fn idle(&self, _: &Path, expect: FileId) -> Outcome {
+        let mut table = self.table();
+        let ino = table.number(expect);
+        match table.get_mut(ino).is_some_and(|node| node.busy()) {
+            true => Outcome::Busy,
+            false => Outcome::Done,
+        }
+    }
+
     fn exclusively(
         &self,
         path: &Path,
@@ -20,10 +29,7 @@ impl Namespace for Core {
             Some(libc::ENOENT | libc::ENOTDIR) => Ok(None),
             _ => Err(error),
         };
-        let found = absolute
-            .symlink_metadata()
-            .map(|metadata| Some(file_id(&metadata)))
-            .or_else(is)?;
+        let found = absolute.symlink_metadata().map(|metadata| Some(file_id(&metadata))).or_else(is)?;
         if found != Some(expect) {
             return Ok(Outcome::Changed);
         }
@@ -38,9 +44,7 @@ impl Namespace for Core {
             table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
-                node.stub = self
-                    .archive
-                    .stub(&Place::named(absolute).open(true, false)?)?;
+                node.stub = self.archive.stub(&Place::named(absolute).open(true, false)?)?;
                 node.version += 1;
                 self.invalidations.inode(ino);
             }

@@ -18,10 +18,7 @@ use crate::store::Stub;
 
 /// Which file of the store a stat speaks of.
 pub(super) fn file_id(metadata: &Metadata) -> FileId {
-    FileId {
-        dev: metadata.dev(),
-        ino: metadata.ino(),
-    }
+    FileId { dev: metadata.dev(), ino: metadata.ino() }
 }
 
 /// What the daemon knows of an inode that the kernel refers to.
@@ -72,10 +69,7 @@ impl Node {
 
     /// Nobody refers to it any more.
     pub(super) fn unused(&self) -> bool {
-        self.lookups == 0
-            && self.opened.is_none()
-            && self.waiting.is_none()
-            && self.children.is_empty()
+        self.lookups == 0 && self.opened.is_none() && self.waiting.is_none() && self.children.is_empty()
     }
 
     /// Its representation must stay as it is.
@@ -129,11 +123,7 @@ pub(super) enum Source {
 
 impl Handle {
     pub(super) fn new(node: u64, direct: bool, source: Source) -> Self {
-        Self {
-            node,
-            direct,
-            source: Mutex::new(source),
-        }
+        Self { node, direct, source: Mutex::new(source) }
     }
 
     fn slot(&self) -> MutexGuard<'_, Source> {
@@ -172,10 +162,7 @@ impl Place {
     }
 
     pub(super) fn held(file: Arc<File>) -> Self {
-        Self {
-            path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
-            held: Some(file),
-        }
+        Self { path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), held: Some(file) }
     }
 
     /// Whether the last component of `path` is a link of `/proc` that must be followed; others never are.
@@ -198,10 +185,6 @@ impl Place {
         if !self.follow() {
             flags |= libc::O_NOFOLLOW;
         }
-        File::options()
-            .read(read)
-            .write(write)
-            .custom_flags(flags)
-            .open(&self.path)
+        File::options().read(read).write(write).custom_flags(flags).open(&self.path)
     }
 }

@@ -40,9 +40,7 @@ impl Invalidations {
     /// Starts to send.
     pub(super) fn start(self: &Arc<Self>, notifier: Notifier) -> std::io::Result<JoinHandle<()>> {
         let queue = Arc::clone(self);
-        std::thread::Builder::new()
-            .name("stepfs-notify".into())
-            .spawn(move || queue.send(&notifier))
+        std::thread::Builder::new().name("stepfs-notify".into()).spawn(move || queue.send(&notifier))
     }
 
     /// Ends the thread after what it is sending.
@@ -55,10 +53,7 @@ impl Invalidations {
         loop {
             let mut state = self.state();
             while state.queue.is_empty() && !state.stopping {
-                state = self
-                    .work
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
             if state.stopping {
                 return;

@@ -27,12 +27,7 @@ pub(super) struct Numbers {
 impl Numbers {
     /// For a tree whose root directory is `root`.
     pub(super) fn new(root: FileId) -> Self {
-        let mut numbers = Self {
-            dev: root.dev,
-            shown: HashMap::new(),
-            taken: HashSet::new(),
-            next: FRESH,
-        };
+        let mut numbers = Self { dev: root.dev, shown: HashMap::new(), taken: HashSet::new(), next: FRESH };
         numbers.show(root, ROOT);
         numbers
     }
@@ -105,13 +100,7 @@ mod tests {
     #[test]
     fn odd_numbers_are_replaced() {
         let mut numbers = Numbers::new(file(100));
-        for odd in [
-            file(0),
-            file(1),
-            file(FRESH),
-            file(u64::MAX),
-            FileId { dev: 8, ino: 50 },
-        ] {
+        for odd in [file(0), file(1), file(FRESH), file(u64::MAX), FileId { dev: 8, ino: 50 }] {
             assert!(numbers.of(odd) >= FRESH);
         }
     }

@@ -61,16 +61,9 @@ fn open_file(place: &super::node::Place, access: Access) -> io::Result<(File, bo
     match place.open(true, true) {
         Ok(file) => Ok((file, true, true)),
         Err(error)
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)
-            ) =>
+            if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) =>
         {
-            Ok((
-                place.open(access.read, access.write)?,
-                access.read,
-                access.write,
-            ))
+            Ok((place.open(access.read, access.write)?, access.read, access.write))
         }
         Err(error) => Err(error),
     }
@@ -96,22 +89,11 @@ impl Core {
         }
     }
 
-    fn try_open(
-        &self,
-        ino: u64,
-        access: Access,
-        reader: Made,
-        register: Register<'_>,
-    ) -> Result<Step<Answer>> {
+    fn try_open(&self, ino: u64, access: Access, reader: Made, register: Register<'_>) -> Result<Step<Answer>> {
         let mut table = self.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
-            return Err(if node.kind == FileType::Directory {
-                libc::EISDIR
-            } else {
-                libc::ENXIO
-            }
-            .into());
+            return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::ENXIO }.into());
         }
         let wanted = match (access.write, access.truncate) {
             (_, true) => Wanted::Empty,
@@ -125,16 +107,10 @@ impl Core {
             (Some(_), _) if wanted != Wanted::Reader => return Ok(Step::First(wanted)),
             (Some(_), Some(_)) => None,
             (Some(stub), None) => match reader {
-                Some((read, reader)) if read == *stub => {
-                    Some((Source::Reader(reader), true, false))
-                }
+                Some((read, reader)) if read == *stub => Some((Source::Reader(reader), true, false)),
                 _ => return Ok(Step::First(Wanted::Reader)),
             },
-            (None, Some(opened))
-                if (opened.readable || !access.read) && (opened.writable || !access.write) =>
-            {
-                None
-            }
+            (None, Some(opened)) if (opened.readable || !access.read) && (opened.writable || !access.write) => None,
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
                 Some((Source::File(Arc::new(file)), readable, writable))
@@ -170,14 +146,7 @@ impl Core {
         if node.opened.is_none() {
             let (source, readable, writable) = source.ok_or(Fault::Code(libc::EIO))?;
             let mode = self.first_mode(&source, register);
-            node.opened = Some(Opened {
-                mode,
-                source,
-                readable,
-                writable,
-                handles: Default::default(),
-                wrote: false,
-            });
+            node.opened = Some(Opened { mode, source, readable, writable, handles: Default::default(), wrote: false });
         }
         let Some(opened) = &mut node.opened else {
             return Err(libc::EIO.into());
@@ -195,11 +164,7 @@ impl Core {
             // There is nothing that close could report.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
-        let handle = Arc::new(Handle::new(
-            ino,
-            direct,
-            own.unwrap_or_else(|| opened.source.clone()),
-        ));
+        let handle = Arc::new(Handle::new(ino, direct, own.unwrap_or_else(|| opened.source.clone())));
         opened.handles.insert(fh, Arc::clone(&handle));
         let backing = match &opened.mode {
             Mode::Passthrough(id) => Some(Arc::clone(id)),
@@ -220,14 +185,7 @@ impl Core {
         if let Some(path) = path {
             self.archive.opened_for_writing(&path);
         }
-        Ok((
-            Answer {
-                fh: FileHandle(fh),
-                flags,
-                backing,
-            },
-            handle,
-        ))
+        Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
     }
 
     /// Passthrough if there is a whole file to pass through to and the kernel takes it.
@@ -247,10 +205,8 @@ impl Core {
             Err(error) => {
                 let code = error.raw_os_error().unwrap_or(0);
                 // Out of something for the moment; all other refusals are for ever.
-                if !matches!(
-                    code,
-                    libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::EINTR
-                ) && self.passthrough.swap(false, Ordering::Relaxed)
+                if !matches!(code, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::EAGAIN | libc::EINTR)
+                    && self.passthrough.swap(false, Ordering::Relaxed)
                 {
                     log::warn!("{}", refusal(code, &error));
                 }
@@ -278,10 +234,7 @@ impl Core {
             return;
         }
         let last = node.opened.take();
-        self.note_rest(
-            path.as_deref(),
-            last.as_ref().is_some_and(|opened| opened.wrote),
-        );
+        self.note_rest(path.as_deref(), last.as_ref().is_some_and(|opened| opened.wrote));
         table.reap(ino);
         // Closing what was open may free a file's blocks.
         drop(table);
@@ -303,9 +256,7 @@ fn refusal(code: i32, error: &io::Error) -> String {
     let why = match code {
         libc::EPERM => "it needs CAP_SYS_ADMIN".to_string(),
         libc::ELOOP => "the store lies on a stacked file system (such as overlayfs)".to_string(),
-        libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP => {
-            "the kernel or the store's file system has none".to_string()
-        }
+        libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP => "the kernel or the store's file system has none".to_string(),
         _ => error.to_string(),
     };
     format!("files are served without kernel passthrough, which is slower but just as safe: {why}")

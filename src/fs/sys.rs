@@ -20,11 +20,7 @@ fn c_str(text: &OsStr) -> io::Result<CString> {
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn check_len(result: libc::ssize_t) -> io::Result<usize> {
@@ -73,15 +69,7 @@ pub(super) fn mknod(path: &Path, mode: u32, rdev: u64) -> io::Result<()> {
 pub(super) fn renameat2(from: &Path, to: &Path, flags: libc::c_uint) -> io::Result<()> {
     let (from, to) = (c(from)?, c(to)?);
     // SAFETY: both paths end with NUL and outlive the call.
-    check(unsafe {
-        libc::renameat2(
-            libc::AT_FDCWD,
-            from.as_ptr(),
-            libc::AT_FDCWD,
-            to.as_ptr(),
-            flags,
-        )
-    })
+    check(unsafe { libc::renameat2(libc::AT_FDCWD, from.as_ptr(), libc::AT_FDCWD, to.as_ptr(), flags) })
 }
 
 /// Allocates or deallocates a range.
@@ -94,33 +82,14 @@ pub(super) fn fallocate(file: &File, mode: i32, offset: i64, length: i64) -> io:
 pub(super) fn lseek(file: &File, offset: i64, whence: i32) -> io::Result<i64> {
     // SAFETY: the descriptor is open for as long as `file` is borrowed.
     let found = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
-    if found < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(found)
-    }
+    if found < 0 { Err(io::Error::last_os_error()) } else { Ok(found) }
 }
 
 /// Copies within the kernel; may copy less than asked for.
-pub(super) fn copy_file_range(
-    from: &File,
-    at: i64,
-    to: &File,
-    to_at: i64,
-    len: usize,
-) -> io::Result<usize> {
+pub(super) fn copy_file_range(from: &File, at: i64, to: &File, to_at: i64, len: usize) -> io::Result<usize> {
     let (mut at, mut to_at) = (at, to_at);
     // SAFETY: both descriptors are open while borrowed, both offsets are locals that outlive the call.
-    check_len(unsafe {
-        libc::copy_file_range(
-            from.as_raw_fd(),
-            &raw mut at,
-            to.as_raw_fd(),
-            &raw mut to_at,
-            len,
-            0,
-        )
-    })
+    check_len(unsafe { libc::copy_file_range(from.as_raw_fd(), &raw mut at, to.as_raw_fd(), &raw mut to_at, len, 0) })
 }
 
 /// Space and limits of the file system at `path`.
@@ -219,13 +188,7 @@ fn read_growing(call: impl Fn(*mut u8, usize) -> libc::ssize_t) -> io::Result<Ve
 }
 
 /// Writes an extended attribute; `flags` are `XATTR_CREATE` and `XATTR_REPLACE`.
-pub(super) fn setxattr(
-    path: &Path,
-    follow: bool,
-    name: &OsStr,
-    value: &[u8],
-    flags: i32,
-) -> io::Result<()> {
+pub(super) fn setxattr(path: &Path, follow: bool, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
     let (path, name) = (c(path)?, c_str(name)?);
     let (data, len) = (value.as_ptr().cast(), value.len());
     // SAFETY: both strings end with NUL and `data` has `len` bytes; all outlive the call.
@@ -265,10 +228,7 @@ pub(super) fn effective_uid() -> u32 {
 
 /// Raises the limit of open files as far as it goes without privilege.
 pub(super) fn raise_open_files() -> io::Result<u64> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a writable rlimit.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
     limit.rlim_cur = limit.rlim_max;

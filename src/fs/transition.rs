@@ -75,12 +75,7 @@ impl Drop for Temporary {
 
 impl Core {
     /// Does what is wanted with a released file, then calls `again` from a worker; at once when there is nothing to do.
-    pub(super) fn make(
-        self: &Arc<Self>,
-        ino: u64,
-        wanted: Wanted,
-        again: impl FnOnce(Result<Made>) + Send + 'static,
-    ) {
+    pub(super) fn make(self: &Arc<Self>, ino: u64, wanted: Wanted, again: impl FnOnce(Result<Made>) + Send + 'static) {
         let mut table = self.table();
         let node = match table.node_mut(ino) {
             Ok(node) => node,
@@ -100,17 +95,10 @@ impl Core {
         node.waiting = Some(Vec::new());
         drop(table);
         let core = Arc::clone(self);
-        let transition = Transition {
-            core: Arc::clone(self),
-            ino,
-        };
+        let transition = Transition { core: Arc::clone(self), ino };
         self.workers.submit(Box::new(move || {
             let made = match wanted {
-                Wanted::Reader => core
-                    .archive
-                    .reader(&stub)
-                    .map(|reader| Some((stub, reader)))
-                    .map_err(Fault::from),
+                Wanted::Reader => core.archive.reader(&stub).map(|reader| Some((stub, reader))).map_err(Fault::from),
                 Wanted::Bytes | Wanted::Empty => core.bring_back(ino, &stub, wanted).map(|()| None),
             };
             drop(transition);
@@ -121,11 +109,7 @@ impl Core {
     /// A new path in the store's `tmp/`.
     pub(super) fn temporary(&self) -> PathBuf {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.archive
-            .store()
-            .root()
-            .join("tmp")
-            .join(format!("mount-{number}"))
+        self.archive.store().root().join("tmp").join(format!("mount-{number}"))
     }
 
     /// Puts a plain file in the place of a stub. Fails with ESTALE after having put it there as another inode, when
@@ -154,19 +138,13 @@ impl Core {
         let mut table = self.table();
         let place = table.place(ino)?;
         let now = place.metadata()?;
-        if wanted == Wanted::Bytes
-            && (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec())
-        {
+        if wanted == Wanted::Bytes && (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec()) {
             // Somebody changed mode, owner, times or attributes meanwhile.
             copy_attributes(&place, &new.0)?;
             restore_times(&new.0, &now)?;
         }
         let file = file_id(&now);
-        let stale = table
-            .node(ino)?
-            .opened
-            .as_ref()
-            .is_some_and(|opened| matches!(opened.mode, Mode::Passthrough(_)));
+        let stale = table.node(ino)?.opened.as_ref().is_some_and(|opened| matches!(opened.mode, Mode::Passthrough(_)));
         let nameless = place.follow();
         if nameless && stale {
             // There is no name to find a new inode by.
@@ -174,16 +152,8 @@ impl Core {
         }
         let opened = Arc::new(File::options().read(true).write(true).open(&new.0)?);
         let replacement = file_id(&opened.metadata()?);
-        let held = if stale {
-            Some(Arc::new(sys::open_path(&place.path)?))
-        } else {
-            None
-        };
-        let directories = if nameless {
-            Vec::new()
-        } else {
-            self.put(&table, ino, &now, &new.0)?
-        };
+        let held = if stale { Some(Arc::new(sys::open_path(&place.path)?)) } else { None };
+        let directories = if nameless { Vec::new() } else { self.put(&table, ino, &now, &new.0)? };
         if stale {
             let names = table.node(ino)?.names.clone();
             for (parent, name) in names {
@@ -204,10 +174,7 @@ impl Core {
             if let Some(handles) = &mut node.opened {
                 // Readers that the daemon serves go on with the same file as the writer.
                 handles.source = Source::File(Arc::clone(&opened));
-                handles
-                    .handles
-                    .values()
-                    .for_each(|handle| handle.switch(&opened));
+                handles.handles.values().for_each(|handle| handle.switch(&opened));
             }
         }
         drop(table);
@@ -216,11 +183,7 @@ impl Core {
         for directory in directories {
             File::open(directory)?.sync_all()?;
         }
-        if stale {
-            Err(libc::ESTALE.into())
-        } else {
-            Ok(())
-        }
+        if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
     }
 
     /// Renames `new` over every name of a stub and puts the times of their directories back; answers the directories.

@@ -50,9 +50,7 @@ impl Workers {
         state.queue.push_back(job);
         if state.idle < state.queue.len() && state.threads < MOST {
             let shared = Arc::clone(&self.shared);
-            let spawned = std::thread::Builder::new()
-                .name("stepfs-worker".into())
-                .spawn(move || work(&shared));
+            let spawned = std::thread::Builder::new().name("stepfs-worker".into()).spawn(move || work(&shared));
             match spawned {
                 Ok(_) => state.threads += 1,
                 Err(error) if state.threads == 0 => {
@@ -71,11 +69,7 @@ impl Workers {
         state.stopping = true;
         self.shared.work.notify_all();
         while state.threads > 0 {
-            state = self
-                .shared
-                .ended
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -96,10 +90,7 @@ fn work(shared: &Shared) {
             return;
         } else {
             state.idle += 1;
-            state = shared
-                .work
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.idle -= 1;
         }
     }

@@ -45,9 +45,7 @@ impl Core {
             // Not under the lock: the archive may have to count a lot for its answer.
             Name::Own(own) => {
                 let path = self.named(ino)?;
-                self.archive
-                    .attribute(&path, own)
-                    .ok_or(Fault::Code(libc::ENODATA))
+                self.archive.attribute(&path, own).ok_or(Fault::Code(libc::ENODATA))
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {
@@ -82,13 +80,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::setxattr(
-                    &place.path,
-                    place.follow(),
-                    name,
-                    value,
-                    flags,
-                )?)
+                Ok(sys::setxattr(&place.path, place.follow(), name, value, flags)?)
             }
         }
     }
@@ -130,18 +122,9 @@ mod tests {
 
     #[test]
     fn names_are_told_apart() {
-        assert!(matches!(
-            classify(OsStr::new("user.stepfs.state")),
-            Name::Own("state")
-        ));
+        assert!(matches!(classify(OsStr::new("user.stepfs.state")), Name::Own("state")));
         assert!(matches!(classify(OsStr::new("user.stepfs")), Name::File));
-        assert!(matches!(
-            classify(OsStr::new("system.posix_acl_access")),
-            Name::Acl
-        ));
-        assert!(matches!(
-            classify(OsStr::from_bytes(b"user.\xff")),
-            Name::File
-        ));
+        assert!(matches!(classify(OsStr::new("system.posix_acl_access")), Name::Acl));
+        assert!(matches!(classify(OsStr::from_bytes(b"user.\xff")), Name::File));
     }
 }

@@ -1,32 +1,22 @@
 //! The store: tree, objects, stubs, recovery, lock; all durable I/O.
+//!
+//! Each commit is one rename. Published files are never modified in place: new content, new name. A crash at any
+//! instant leaves a store that [`Store::open`] puts right: what was half done lies in `tmp/` and is finished or undone.
 
-use std::path::{Path, PathBuf};
+mod bytes;
+pub mod durable;
+mod error;
+mod layout;
+pub mod object;
+mod objects;
+mod release;
+mod settings;
+mod stub;
 
-/// One store, locked for this process.
-pub struct Store {
-    root: PathBuf,
-}
-
-impl Store {
-    #[doc(hidden)]
-    pub(crate) fn sketch(root: &Path) -> Self {
-        Self {
-            root: root.to_path_buf(),
-        }
-    }
-    /// Absolute path of the directory that the mount shows.
-    pub fn tree(&self) -> PathBuf {
-        self.root.join("tree")
-    }
-    /// Absolute path of the store.
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-}
-
-/// Stands in the tree for a released file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stub {
-    /// Length of the file that readers see.
-    pub logical_len: u64,
-}
+pub use error::{Damage, Error};
+pub use layout::Store;
+pub use object::Id;
+pub use objects::{MAX_CHAIN, Objects};
+pub use release::{Prepared, StubNote, copy_attributes};
+pub use settings::{FORMAT, Profile, Settings};
+pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};

@@ -29,23 +29,14 @@ impl Mounted {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let archive = Arc::new(Archive::sketch(&dir.path().join("store")));
-        let options = MountOptions {
-            no_passthrough: !passthrough,
-            signals: false,
-            ..MountOptions::default()
-        };
+        let options = MountOptions { no_passthrough: !passthrough, signals: false, ..MountOptions::default() };
         let (ready, is_ready) = mpsc::channel();
         let (served, point) = (Arc::clone(&archive), dir.path().join("mnt"));
-        let served =
-            std::thread::spawn(move || serve(served, &point, &options, || ready.send(()).unwrap()));
+        let served = std::thread::spawn(move || serve(served, &point, &options, || ready.send(()).unwrap()));
         if is_ready.recv().is_err() {
             panic!("cannot mount: {}", served.join().unwrap().unwrap_err());
         }
-        Self {
-            dir,
-            archive,
-            served: Some(served),
-        }
+        Self { dir, archive, served: Some(served) }
     }
 
     pub fn mnt(&self) -> PathBuf {
@@ -63,10 +54,7 @@ impl Mounted {
     /// Runs the same on the mount and on a plain directory; both must say the same.
     pub fn same<T: PartialEq + std::fmt::Debug>(&self, run: impl Fn(&Path) -> T) -> T {
         let (mounted, plain) = (run(&self.mnt()), run(&self.plain()));
-        assert_eq!(
-            mounted, plain,
-            "on the mount (left) and on a plain directory (right)"
-        );
+        assert_eq!(mounted, plain, "on the mount (left) and on a plain directory (right)");
         mounted
     }
 
@@ -82,9 +70,7 @@ impl Mounted {
         for attempt in 0.. {
             match unmount(&self.mnt()) {
                 Ok(()) => break,
-                Err(MountError::Busy(..)) if attempt < 100 => {
-                    std::thread::sleep(std::time::Duration::from_millis(20))
-                }
+                Err(MountError::Busy(..)) if attempt < 100 => std::thread::sleep(std::time::Duration::from_millis(20)),
                 Err(error) if std::thread::panicking() => {
                     eprintln!("{error}");
                     return;
@@ -104,7 +90,5 @@ impl Drop for Mounted {
 
 /// The errno of a failure, 0 of a success.
 pub fn errno<T>(result: std::io::Result<T>) -> i32 {
-    result
-        .err()
-        .map_or(0, |error| error.raw_os_error().unwrap_or(-1))
+    result.err().map_or(0, |error| error.raw_os_error().unwrap_or(-1))
 }

@@ -12,11 +12,7 @@ fn fixture() -> Fixture {
     std::fs::create_dir(dir.path().join("tree")).unwrap();
     let archive = Archive::sketch(dir.path());
     let table = Table::new(&archive.store().tree()).unwrap();
-    Fixture {
-        dir,
-        archive,
-        table,
-    }
+    Fixture { dir, archive, table }
 }
 
 impl Fixture {
@@ -24,10 +20,7 @@ impl Fixture {
         let name = OsStr::new(name);
         let path = self.table.child(parent, name).unwrap();
         let metadata = self.table.absolute(&path).symlink_metadata().unwrap();
-        let ino = self
-            .table
-            .admit(&self.archive, parent, name, &metadata)
-            .unwrap();
+        let ino = self.table.admit(&self.archive, parent, name, &metadata).unwrap();
         self.table.count(ino);
         ino
     }
@@ -41,23 +34,11 @@ impl Fixture {
 fn only_names_are_names() {
     let f = fixture();
     for bad in ["", ".", "..", "a/b", "/", "a\0b"] {
-        assert!(
-            matches!(
-                f.table.child(ROOT, OsStr::new(bad)),
-                Err(Fault::Code(libc::EINVAL))
-            ),
-            "{bad:?}"
-        );
+        assert!(matches!(f.table.child(ROOT, OsStr::new(bad)), Err(Fault::Code(libc::EINVAL))), "{bad:?}");
     }
     let long = "x".repeat(256);
-    assert!(matches!(
-        f.table.child(ROOT, OsStr::new(&long)),
-        Err(Fault::Code(libc::ENAMETOOLONG))
-    ));
-    assert_eq!(
-        f.table.child(ROOT, OsStr::new(&long[1..])).unwrap(),
-        Path::new(&long[1..])
-    );
+    assert!(matches!(f.table.child(ROOT, OsStr::new(&long)), Err(Fault::Code(libc::ENAMETOOLONG))));
+    assert_eq!(f.table.child(ROOT, OsStr::new(&long[1..])).unwrap(), Path::new(&long[1..]));
 }
 
 #[test]

@@ -1,0 +1,328 @@
+#!/usr/bin/env python3
+"""Measure stepfs side by side with a plain directory on the same disk.
+
+Each pair is interleaved (plain, mount, mount, plain, ...) and compared by the best of its runs, so that a noisy
+machine disturbs both alike. All files are removed at the end.
+
+    save    torch.save of a state dict into the mount, and into a plain directory
+    load    torch.load of the newest (resident) file, and of the same file in a plain directory
+    cold    one 1 MB tensor out of a released checkpoint with nothing cached, and reading that file whole
+    memory  the daemon's peak resident memory while it archives, reads and recalls that checkpoint
+    codec   encode and decode speed, from `cargo bench --bench codec`
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+MB = 1 << 20
+PARTS = ("save", "load", "cold", "memory", "codec")
+
+
+class Daemon:
+    """A mounted store, and the most memory its daemon ever held."""
+
+    def __init__(self, stepfs, base):
+        self.stepfs, self.base = stepfs, base
+        self.store, self.dir, self.log = base / "store", base / "mnt", base / "stepfs.log"
+        self.dir.mkdir()
+        self.pid, self.peak, self.peak_anonymous = None, {}, {}
+
+    def run(self, *arguments):
+        done = subprocess.run([self.stepfs, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"stepfs {' '.join(map(str, arguments))}: exit code {done.returncode}\n{done.stderr}")
+        return done.stdout
+
+    def mount(self):
+        self.run("mount", self.store, self.dir, "--log", self.log)
+        needle = os.fsencode(self.store)
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and needle in (entry / "cmdline").read_bytes().split(b"\0"):
+                    self.pid = int(entry.name)
+            except OSError:
+                pass
+        threading.Thread(target=self.watch, args=(self.pid,), daemon=True).start()
+
+    def memory(self, pid, field):
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
+        return int(found[1]) / 1024 if found else 0.0
+
+    def watch(self, pid):
+        """Anonymous memory has no high-water mark in /proc; sample it."""
+        try:
+            while self.pid == pid:
+                self.peak_anonymous["sampled"] = max(self.peak_anonymous.get("sampled", 0), self.memory(pid, "RssAnon"))
+                time.sleep(0.02)
+        except OSError:
+            pass
+
+    def note_peak(self, during):
+        self.peak[during] = max(self.peak.get(during, 0), self.memory(self.pid, "VmHWM"))
+
+    def umount(self):
+        self.run("umount", self.dir)
+        pid, self.pid = self.pid, None
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.02)
+
+    def sync(self):
+        self.run("sync", self.dir)
+
+    def cold(self):
+        """A fresh daemon, no decoded files, nothing of the store in the page cache."""
+        self.umount()
+        for path in (self.store / "cache").glob("*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        drop_caches(self.store)
+        self.mount()
+
+    def close(self):
+        subprocess.run([self.stepfs, "umount", self.dir], capture_output=True)
+        if os.path.ismount(self.dir):
+            subprocess.run(["fusermount3", "-u", "-z", self.dir], capture_output=True)
+        if os.path.ismount(self.dir):
+            sys.exit(f"bench.py: could not unmount {self.dir}; files left in {self.base}")
+
+
+def drop_caches(folder):
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("1\n")
+        return
+    except OSError:
+        pass  # not root: file by file
+    for path in Path(folder).rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            fd = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def timed(action):
+    gc.collect()
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def side_by_side(first, second, runs, between=lambda: None):
+    """Best time of each, interleaved, the order turned each time."""
+    times = {0: [], 1: []}
+    for n in range(runs):
+        for which in (0, 1) if n % 2 == 0 else (1, 0):
+            between()
+            times[which].append(timed((first, second)[which]))
+    return times[0], times[1]
+
+
+def state_dict(megabytes, seed, probe=False):
+    """fp32 tensors of 16 MB each, and on request one of 1 MB in their middle."""
+    generator = torch.Generator().manual_seed(seed)
+    count = max(1, megabytes // 16)
+    state = {}
+    for n in range(count):
+        if probe and n == count // 2:
+            state["probe.weight"] = torch.randn(512, 512, generator=generator) * 0.02
+        state[f"layer.{n}.weight"] = torch.randn(2048, 2048, generator=generator) * 0.02
+    return state
+
+
+def step(state, seed):
+    """One training step's worth of change, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in state.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=1e-4)
+
+
+def bench_save(daemon, plain, arguments):
+    state = state_dict(arguments.size, 1)
+
+    def save(folder):
+        torch.save(state, folder / "model.pt")
+
+    def between():
+        # Neither pays for the other's dirty pages, and the daemon has no work of its own.
+        for folder in (plain, daemon.dir):
+            (folder / "model.pt").unlink(missing_ok=True)
+        daemon.sync()
+        os.sync()
+
+    plain_times, mount_times = side_by_side(lambda: save(plain), lambda: save(daemon.dir), arguments.runs, between)
+    between()
+    return ratio("save", plain_times, mount_times, arguments.size, 0.8)
+
+
+def bench_load(daemon, plain, arguments):
+    state = state_dict(arguments.size, 2)
+    for folder in (plain, daemon.dir):
+        torch.save(state, folder / "model.pt")
+    del state
+    daemon.sync()
+    os.sync()
+    load = lambda folder: torch.load(folder / "model.pt")
+    load(plain), load(daemon.dir)  # both warm
+    plain_times, mount_times = side_by_side(lambda: load(plain), lambda: load(daemon.dir), arguments.runs)
+    for folder in (plain, daemon.dir):
+        (folder / "model.pt").unlink()
+    daemon.sync()
+    return ratio("load", plain_times, mount_times, arguments.size, 0.9)
+
+
+def ratio(name, plain_times, mount_times, megabytes, goal):
+    best = min(plain_times) / min(mount_times)
+    return {"name": name, "plain_s": plain_times, "mount_s": mount_times, "megabytes": megabytes,
+            "ratio": best, "goal": goal, "met": best >= goal}
+
+
+def bench_cold(daemon, plain, arguments):
+    """Two released checkpoints, the second a difference to the first; the second is read."""
+    state = state_dict(arguments.big, 3, probe=True)
+    saving = []
+    for n in range(1, 4):
+        if n > 1:
+            step(state, 100 + n)
+        saving.append(timed(lambda: torch.save(state, daemon.dir / f"step_{n}.pt")))
+    del state
+    gc.collect()
+    archiving = timed(daemon.sync)
+    daemon.note_peak("archiving")
+    rows = {row["path"].strip("/"): row for row in json.loads(daemon.run("ls", "--json", daemon.dir))}
+    target = daemon.dir / "step_2.pt"
+    if rows["step_2.pt"]["state"] != "released":
+        sys.exit(f"bench.py: step_2.pt is {rows['step_2.pt']['state']}, not released")
+
+    def one_tensor():
+        return torch.load(target, mmap=True)["probe.weight"].clone()
+
+    def whole():
+        buffer = bytearray(8 * MB)
+        with open(target, "rb", buffering=0) as f:
+            while f.readinto(buffer):
+                pass
+
+    def between():
+        daemon.note_peak("reading")
+        daemon.cold()
+
+    daemon.cold()  # what the archiving daemon held is noted already
+    tensor_times, whole_times = side_by_side(one_tensor, whole, arguments.runs, between)
+    between()
+    with open(target, "r+b") as f:  # recall
+        f.seek(1000)
+        f.write(b"x")
+    daemon.note_peak("recalling")
+    share = min(tensor_times) / min(whole_times)
+    size = rows["step_2.pt"]["logical_bytes"]
+    cold = {"name": "cold", "tensor_s": tensor_times, "whole_s": whole_times, "megabytes": size / MB, "share": share, "goal": 1 / 50,
+            "met": share <= 1 / 50, "archive_s": archiving, "save_s": saving,
+            "stored": {name: row["stored_bytes"] / row["logical_bytes"] for name, row in rows.items()}}
+    peak = max(daemon.peak.values())
+    memory = {"name": "memory", "peak_mb": daemon.peak, "peak_anonymous_mb": daemon.peak_anonymous.get("sampled"), "megabytes": size / MB,
+              "goal": 600, "met": peak < 600}
+    for name in rows:
+        (daemon.dir / name).unlink()
+    daemon.sync()
+    return [cold, memory]
+
+
+def bench_codec():
+    """The Rust benchmark's own numbers. Lines that are JSON objects are taken as they are; the rest is kept as text."""
+    if not (ROOT / "benches" / "codec.rs").exists():
+        return {"name": "codec", "skipped": "benches/codec.rs is not there"}
+    done = subprocess.run(["cargo", "bench", "--locked", "--bench", "codec"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        return {"name": "codec", "skipped": f"cargo bench failed:\n{done.stderr[-2000:]}"}
+    rows, text = [], []
+    for line in done.stdout.splitlines():
+        try:
+            rows.append(json.loads(line) if line.startswith("{") else text.append(line) or None)
+        except ValueError:
+            text.append(line)
+    return {"name": "codec", "rows": [row for row in rows if row], "text": "\n".join(text).strip()}
+
+
+def table(results):
+    line = "{:38}{:>14}{:>14}{:>10}{:>10}  {}".format
+    yield line("", "plain", "stepfs", "ratio", "goal", "")
+    verdict = lambda r: "ok" if r["met"] else "MISSED"
+    for r in results:
+        if r["name"] in ("save", "load"):
+            what = f"torch.{r['name']}, {r['megabytes']} MB" + (", resident" if r["name"] == "load" else "")
+            yield line(what, f"{min(r['plain_s']):.3f} s", f"{min(r['mount_s']):.3f} s", f"{r['ratio']:.2f}", f">= {r['goal']}", verdict(r))
+        elif r["name"] == "cold":
+            what = f"1 MB of a cold {r['megabytes'] / 1024:.1f} GB file / all of it"
+            yield line(what, f"{min(r['tensor_s']):.4f} s", f"{min(r['whole_s']):.3f} s", f"1/{1 / r['share']:.0f}", "<= 1/50", verdict(r))
+            stored = ", ".join(f"{name} {100 * share:.1f} %" for name, share in sorted(r["stored"].items()))
+            yield f"  stored: {stored}; sync took {r['archive_s']:.1f} s"
+        elif r["name"] == "memory":
+            for during, peak in r["peak_mb"].items():
+                yield line(f"daemon's peak memory, {during}", "", f"{peak:.0f} MB", "", "< 600 MB", "ok" if peak < 600 else "MISSED")
+        elif r["name"] == "codec":
+            yield ""
+            yield r.get("skipped") or "\n".join([*(json.dumps(row) for row in r["rows"]), r["text"]])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stepfs", default=str(ROOT / "target/release/stepfs"), help="the binary to measure")
+    parser.add_argument("--dir", default=None, help="where to work; decides the disk (default: the temporary directory)")
+    parser.add_argument("--size", type=int, default=512, metavar="MB", help="state dict for save and load")
+    parser.add_argument("--big", type=int, default=2048, metavar="MB", help="checkpoint for cold and memory")
+    parser.add_argument("--runs", type=int, default=5, help="best of how many")
+    parser.add_argument("--quick", action="store_true", help="small sizes, best of two: does it run at all")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers here; - for stdout")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.size, arguments.big, arguments.runs = min(arguments.size, 64), min(arguments.big, 256), min(arguments.runs, 2)
+    parts = set(arguments.only or PARTS)
+
+    base = Path(tempfile.mkdtemp(prefix="stepfs-bench-", dir=arguments.dir))
+    needed = 2 * arguments.size + 7 * arguments.big if parts & {"cold", "memory"} else 3 * arguments.size
+    free = shutil.disk_usage(base).free // MB
+    if free < needed:
+        base.rmdir()
+        sys.exit(f"bench.py: needs about {needed} MB in {base.parent}, {free} MB are free. Try --dir, --size, --big or --quick")
+    plain = base / "plain"
+    plain.mkdir()
+    daemon, results = Daemon(arguments.stepfs, base), []
+    try:
+        if parts - {"codec"}:
+            daemon.mount()
+            for name, part in (("save", bench_save), ("load", bench_load), ("cold", bench_cold)):
+                if name in parts or (name == "cold" and "memory" in parts):
+                    print(f"measuring {name} ...", file=sys.stderr, flush=True)
+                    found = part(daemon, plain, arguments)
+                    results += found if isinstance(found, list) else [found]
+        if "codec" in parts:
+            print("measuring codec ...", file=sys.stderr, flush=True)
+            results.append(bench_codec())
+    finally:
+        daemon.close()
+        shutil.rmtree(base)
+    report = {"cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__, "runs": arguments.runs, "results": results}
+    if arguments.json == "-":
+        print(json.dumps(report, indent=2))
+    else:
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+        print("\n".join(table(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+# Sourced by the other scripts: where things are, and how they speak.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$(realpath -m "${STEPFS_VENV:-$ROOT/.venv}")
+PYTHON=$VENV/bin/python
+STEPFS=$ROOT/target/release/stepfs
+
+if [ -t 1 ]; then BOLD=$'\e[1m' DIM=$'\e[2m' RED=$'\e[31m' PLAIN=$'\e[0m'; else BOLD='' DIM='' RED='' PLAIN=''; fi
+
+# A heading, so that a reader of the log sees what was running when something failed.
+section() { printf '\n%s== %s%s\n' "$BOLD" "$*" "$PLAIN"; }
+
+# Explanation between commands.
+note() { printf '%s%s%s\n' "$DIM" "$*" "$PLAIN"; }
+
+# Print a command as one would type it, then run it.
+show() {
+    local text="$*"
+    text=${text//"$STEPFS"/stepfs}
+    text=${text//"$PYTHON"/python}
+    text=${text//"$ROOT/scripts/"/}
+    printf '%s$ %s%s\n' "$BOLD" "$text" "$PLAIN"
+    "$@"
+}
+
+die() {
+    printf '%s%s: %s%s\n' "$RED" "$(basename "$0")" "$*" "$PLAIN" >&2
+    exit 1
+}

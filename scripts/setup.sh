@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Install what stepfs's demo, tests and benchmarks need and this machine lacks. Safe to run again: takes no time then.
+#   STEPFS_VENV=DIR   use this Python environment as it is instead of making .venv/
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+[ "$(uname -s)" = Linux ] || die "stepfs needs Linux (FUSE)"
+
+# --- Rust: not installed for you, because the right way depends on how you keep toolchains.
+command -v cargo >/dev/null || [ ! -r "$HOME/.cargo/env" ] || source "$HOME/.cargo/env"
+command -v cargo >/dev/null || die "cargo not found. Install Rust first: https://rustup.rs (Debian: apt install rustup; rustup default stable)"
+needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml")
+present=$(cargo --version | awk '{print $2}')
+[ "$(printf '%s\n' "$needed" "${present%%-*}" | sort -V | head -1)" = "$needed" ] ||
+    die "cargo is $present, stepfs needs $needed or newer. Try: rustup update stable"
+
+# --- Debian packages, each only when the command it brings is absent.
+missing=()
+need() { command -v "$1" >/dev/null || missing+=("${@:2}"); }
+need fusermount3 fuse3
+need getfattr attr
+need unzip unzip
+need rsync rsync
+need cc gcc libc6-dev
+
+python=''
+for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
+    if command -v "$name" >/dev/null && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+        python=$name
+        break
+    fi
+done
+if [ -z "${STEPFS_VENV:-}" ]; then
+    if [ -z "$python" ]; then
+        missing+=(python3 python3-venv)
+    elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        missing+=(python3-venv)
+    fi
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+    command -v apt-get >/dev/null || die "please install: ${missing[*]} (no apt-get here to do it with)"
+    sudo=()
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || die "please install as root: apt-get install ${missing[*]}"
+        sudo=(sudo)
+    fi
+    note "installing ${missing[*]}"
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    python=${python:-python3}
+fi
+[ -e /dev/fuse ] || die "/dev/fuse is missing. Try: modprobe fuse (in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN)"
+
+# --- Python environment. The stamp holds the list, so that a changed list installs again.
+packages=(torch numpy safetensors transformers accelerate pytest)
+if [ -n "${STEPFS_VENV:-}" ]; then
+    [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
+else
+    stamp=$VENV/.installed
+    if [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]}" ]; then
+        note "installing ${packages[*]} into ${VENV#"$ROOT"/}/ (a few minutes, once)"
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "current torch needs Python 3.10 or newer"
+        "$python" -m venv "$VENV"
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check --upgrade pip
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+        printf '%s' "${packages[*]}" >"$stamp"
+    fi
+fi

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Every test there is: formatting, lints, Rust tests, then real programs on a real mount. Stops at the first failure.
+# Arguments go to pytest, e.g.  scripts/test.sh -k trainer
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+step='' began=$SECONDS
+trap 'code=$?; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
+run() {
+    step=$1
+    shift
+    section "$step"
+    "$@"
+}
+run setup scripts/setup.sh
+command -v cargo >/dev/null || source "$HOME/.cargo/env"
+run formatting cargo fmt --check
+run lints cargo clippy --all-targets --locked --quiet -- -D warnings
+run "Rust tests" cargo test --locked --quiet
+run "release build" cargo build --release --locked --quiet
+run "real programs on a real mount" "$PYTHON" -m pytest tests/real -p no:cacheprovider "$@"
+section "all tests passed in $((SECONDS - began)) s"

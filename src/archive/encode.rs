@@ -1,0 +1,246 @@
+//! Writes the object of a file: tiles of each planned tensor, in parallel, then the skeleton.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::codec::{TILE_BYTES, lattice, lossless};
+use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
+use crate::recall::Chain;
+use crate::recall::tile::{self, State};
+use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
+
+use super::plan::{Plan, read_tile};
+
+/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
+const BATCH: usize = 16;
+/// zstd level of the skeleton: pickles and headers, or whole files that are not understood.
+const SKELETON_LEVEL: i32 = 3;
+
+/// A file to encode.
+pub(super) struct Job<'a> {
+    pub(super) source: &'a File,
+    pub(super) len: u64,
+    pub(super) origin: &'a Path,
+    pub(super) profile: &'static str,
+    pub(super) description: &'a Description,
+    pub(super) base: Option<&'a Chain>,
+    pub(super) plans: &'a [Plan],
+    /// Asked between batches: the file was opened for writing, or the store is being closed.
+    pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// What was written, and which bytes of the skeleton differ from the file's.
+pub(super) struct Encoded {
+    pub(super) index: Index,
+    pub(super) patches: Vec<Patch>,
+}
+
+/// Encodes the file into `writer`. Memory: [`BATCH`] tiles, whatever the size of the file. Runs on the pool it is
+/// called in.
+///
+/// # Errors
+/// `Interrupted` when cancelled; what the device reports.
+pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded> {
+    let mut tensors = Vec::with_capacity(job.plans.len());
+    let mut changed = Vec::new();
+    for plan in job.plans {
+        let tensor = &job.description.tensors[plan.tensor];
+        let start = writer.position();
+        let done = match encode_tensor(job, writer, tensor, plan.coding)? {
+            Some(done) => done,
+            None => {
+                writer.rewind(start);
+                encode_tensor(job, writer, tensor, plan.fallback)?.ok_or(io::ErrorKind::InvalidData)?
+            }
+        };
+        if done.crc_before != done.crc_after {
+            let (crc_before, crc_after) = (done.crc_before, done.crc_after);
+            changed.push(ChangedTensor { index: plan.tensor, crc_before, crc_after });
+        }
+        tensors.push(done.entry);
+    }
+    let mut patches = job.description.patches(job.source, &changed)?;
+    patches.sort_by_key(|patch| patch.offset);
+    let gaps = gaps(tensors.iter().map(|t| t.extent.clone()), job.len);
+    let skeleton = encode_skeleton(job, writer, &gaps, &patches)?;
+    let index = Index {
+        origin: job.origin.to_string_lossy().into_owned(),
+        profile: job.profile.to_string(),
+        container: job.description.kind.name().to_string(),
+        tensors,
+        skeleton,
+    };
+    Ok(Encoded { index, patches })
+}
+
+struct Done {
+    entry: TensorEntry,
+    crc_before: u32,
+    crc_after: u32,
+}
+
+/// `None`: a lattice does not fit this tensor; what was written of it is to be taken back.
+fn encode_tensor(job: &Job, writer: &mut ObjectWriter, tensor: &Tensor, coding: Coding) -> io::Result<Option<Done>> {
+    let count = (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize;
+    let with_crc = job.description.kind == Kind::TorchZip && coding.step().is_some();
+    let (mut before, mut after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+    let mut tiles = Vec::with_capacity(count);
+    let mut max_abs_error = 0f64;
+    for first in (0..count).step_by(BATCH) {
+        if (job.cancelled)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let batch: Vec<io::Result<Option<EncodedTile>>> = (first..count.min(first + BATCH))
+            .into_par_iter()
+            .map(|tile| encode_tile(job, tensor, coding, tile, with_crc))
+            .collect();
+        for tile in batch {
+            let Some(tile) = tile? else { return Ok(None) };
+            tiles.push(writer.put(&tile.payload, tile.decoded_hash)?);
+            before.combine(&tile.crc_before);
+            after.combine(&tile.crc_after);
+            max_abs_error = max_abs_error.max(tile.max_abs_error);
+        }
+    }
+    let entry = TensorEntry {
+        path: tensor.path.clone(),
+        dtype: tensor.dtype,
+        role: tensor.role,
+        shape: tensor.shape.clone(),
+        extent: tensor.extent.clone(),
+        coding,
+        bound: coding.step().map_or(0.0, |step| step / 2.0),
+        max_abs_error,
+        tiles,
+    };
+    Ok(Some(Done { entry, crc_before: before.finalize(), crc_after: after.finalize() }))
+}
+
+struct EncodedTile {
+    payload: Vec<u8>,
+    decoded_hash: u64,
+    crc_before: crc32fast::Hasher,
+    crc_after: crc32fast::Hasher,
+    max_abs_error: f64,
+}
+
+fn encode_tile(
+    job: &Job,
+    tensor: &Tensor,
+    coding: Coding,
+    number: usize,
+    with_crc: bool,
+) -> io::Result<Option<EncodedTile>> {
+    let data = read_tile(job.source, tensor, number)?;
+    let mut payload = Vec::new();
+    let mut max_abs_error = 0.0;
+    let base = |parent: u32| -> io::Result<State> {
+        let chain = job.base.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(tile::state(chain, parent as usize, number)?)
+    };
+    let decoded = match coding {
+        Coding::Lossless => {
+            lossless::encode(tensor.dtype, &data, None, &mut payload);
+            None
+        }
+        Coding::LosslessDelta { parent } => {
+            let chain = job.base.ok_or(io::ErrorKind::InvalidInput)?;
+            let parent = tile::decode(chain, parent as usize, number)?;
+            lossless::encode(tensor.dtype, &data, Some(&parent), &mut payload);
+            None
+        }
+        Coding::Lattice { .. } | Coding::LatticeKey { .. } => {
+            let (keyframe, parent_a, step) = match coding {
+                Coding::Lattice { parent, step } => match base(parent)? {
+                    State::Bytes(bytes) => (Some(bytes), None, step),
+                    State::Lattice { keyframe, mut accumulators, step: from, .. } => {
+                        if lattice::rescale(&mut accumulators, from, step).is_err() {
+                            return Ok(None);
+                        }
+                        (keyframe, Some(accumulators), step)
+                    }
+                },
+                _ => (None, None, coding.step().ok_or(io::ErrorKind::InvalidInput)?),
+            };
+            let mut a = vec![0; data.len() / tensor.dtype.size()];
+            let mut r = vec![0; data.len()];
+            let mut exceptions = Vec::new();
+            let fit =
+                lattice::quantize(tensor.dtype, &data, keyframe.as_deref(), step, &mut a, &mut r, &mut exceptions);
+            let Ok(error) = fit else { return Ok(None) };
+            max_abs_error = error;
+            if lattice::encode_tile(&a, parent_a.as_deref(), &exceptions, &mut payload).is_err() {
+                return Ok(None);
+            }
+            Some(r)
+        }
+    };
+    let decoded = decoded.as_deref().unwrap_or(&data);
+    let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+    if with_crc {
+        crc_before.update(&data);
+        crc_after.update(decoded);
+    }
+    Ok(Some(EncodedTile { decoded_hash: xxh3_64(decoded), payload, crc_before, crc_after, max_abs_error }))
+}
+
+/// The bytes between the tensors, patched, in chunks.
+fn encode_skeleton(
+    job: &Job,
+    writer: &mut ObjectWriter,
+    gaps: &[std::ops::Range<u64>],
+    patches: &[Patch],
+) -> io::Result<Vec<Tile>> {
+    let mut tiles = Vec::new();
+    let mut chunks: Vec<Vec<u8>> = Vec::new();
+    let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> io::Result<()> {
+        if (job.cancelled)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, SKELETON_LEVEL)).collect();
+        for (chunk, payload) in chunks.drain(..).zip(packed) {
+            tiles.push(writer.put(&payload?, xxh3_64(&chunk))?);
+        }
+        Ok(())
+    };
+    for gap in gaps {
+        let mut at = gap.start;
+        while at < gap.end {
+            if chunks.last().is_none_or(|chunk| chunk.len() == TILE_BYTES) {
+                if chunks.len() == BATCH {
+                    flush(&mut chunks, writer)?;
+                }
+                chunks.push(Vec::new());
+            }
+            let Some(chunk) = chunks.last_mut() else {
+                break;
+            };
+            let take = (gap.end - at).min((TILE_BYTES - chunk.len()) as u64) as usize;
+            let from = chunk.len();
+            chunk.resize(from + take, 0);
+            job.source.read_exact_at(&mut chunk[from..], at)?;
+            patch(patches, at, &mut chunk[from..]);
+            at += take as u64;
+        }
+    }
+    flush(&mut chunks, writer)?;
+    Ok(tiles)
+}
+
+/// Carries out the patches (by ascending offset, disjoint) that fall into `bytes`, which lie at `offset` of the file.
+pub(super) fn patch(patches: &[Patch], offset: u64, bytes: &mut [u8]) {
+    let end = offset + bytes.len() as u64;
+    let first = patches.partition_point(|patch| patch.offset + patch.bytes.len() as u64 <= offset);
+    for patch in patches[first..].iter().take_while(|patch| patch.offset < end) {
+        let from = patch.offset.max(offset);
+        let to = (patch.offset + patch.bytes.len() as u64).min(end);
+        if from < to {
+            let new = &patch.bytes[(from - patch.offset) as usize..(to - patch.offset) as usize];
+            bytes[(from - offset) as usize..(to - offset) as usize].copy_from_slice(new);
+        }
+    }
+}

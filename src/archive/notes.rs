@@ -1,0 +1,67 @@
+//! Notes from the file system. Made while it holds its own lock, so that their order is the order of events: each only
+//! changes the catalog and wakes the worker.
+
+use std::path::Path;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use super::Archive;
+use super::catalog::{Catalog, State};
+
+impl Archive {
+    /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
+    pub fn opened_for_writing(&self, path: &Path) {
+        self.note(|catalog| catalog.opened_for_writing(path, &self.objects));
+    }
+
+    /// The last handle of a file that was written is gone.
+    pub fn sealed(&self, path: &Path) {
+        self.note(|catalog| catalog.closed(path, true));
+    }
+
+    /// The last handle of a file that was only read is gone: a release that found it busy may go on.
+    pub fn closed(&self, path: &Path) {
+        self.note(|catalog| catalog.closed(path, false));
+    }
+
+    /// A file or directory has a new name; whatever had that name is gone.
+    pub fn renamed(&self, from: &Path, to: &Path) {
+        self.note(|catalog| catalog.renamed(from, to, &self.objects));
+    }
+
+    /// Two names were exchanged (files or directories).
+    pub fn exchanged(&self, a: &Path, b: &Path) {
+        self.note(|catalog| catalog.exchanged(a, b));
+    }
+
+    /// A name of a file is gone (rmdir needs no note).
+    pub fn removed(&self, path: &Path) {
+        let waiting: Vec<_> = std::mem::take(&mut *self.several_names.lock().unwrap_or_else(PoisonError::into_inner));
+        self.note(|catalog| {
+            catalog.removed(path, &self.objects);
+            waiting.iter().for_each(|path| catalog.closed(path, false));
+        });
+    }
+
+    /// A file got a second name.
+    pub fn linked(&self, from: &Path, to: &Path) {
+        self.note(|catalog| {
+            if let Some(State::Released(id) | State::Archived(_, id)) = catalog.get(from).map(|entry| &entry.state) {
+                self.objects.name(*id);
+            }
+            catalog.linked(from, to);
+        });
+    }
+
+    /// Forgets what failed: a user asks for everything to be done that can be.
+    pub(super) fn retry(&self) {
+        self.note(Catalog::retry);
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Catalog)) {
+        let mut catalog = self.catalog();
+        change(&mut catalog);
+        self.garbage.store(true, Ordering::Relaxed);
+        self.wake.notify_all();
+    }
+}

@@ -1,0 +1,132 @@
+//! What can be said of a file by looking at it: its state after a mount, its tensors and lineage after the last close.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::container::{Kind, ReadAt, describe};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
+
+use super::FileId;
+use super::catalog::{Catalog, Sealed, State};
+use super::lineage::{lineage, signature};
+
+/// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
+/// checksums, and 62 between.
+const SAMPLES: u64 = 64;
+const SAMPLE_BYTES: u64 = 4096;
+/// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
+const COMPRESSIBLE: f64 = 0.9;
+/// Read at once when a whole file is hashed.
+const HASH_BYTES: usize = 1 << 20;
+
+/// Enters every file of the tree into the catalog.
+pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> io::Result<()> {
+    let root = store.tree();
+    let mut directories = vec![PathBuf::new()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(root.join(&directory))? {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                directories.push(path);
+            } else if kind.is_file() {
+                let state = state_of(store, &entry.path())?;
+                if let State::Released(id) = state {
+                    objects.name(id);
+                }
+                catalog.found(path, state);
+            } else {
+                debug_assert!(
+                    kind.is_symlink()
+                        || kind.is_fifo()
+                        || kind.is_socket()
+                        || kind.is_block_device()
+                        || kind.is_char_device()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn state_of(store: &Store, path: &Path) -> io::Result<State> {
+    if fs::symlink_metadata(path)?.len() < MIN_RELEASE_BYTES {
+        return Ok(State::Resident("small"));
+    }
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    Ok(match Stub::read(&file, store.id())? {
+        Some(stub) => State::Released(stub.object),
+        None => State::Closed,
+    })
+}
+
+/// What a durable file is.
+pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
+    let metadata = file.metadata()?;
+    if metadata.len() < MIN_RELEASE_BYTES {
+        return Ok(State::Resident("small"));
+    }
+    let description = describe(file)?;
+    if description.kind == Kind::Opaque && !compressible(file)? {
+        return Ok(State::Resident("would not become smaller"));
+    }
+    let signature = signature(&description);
+    Ok(State::Sealed(Arc::new(Sealed {
+        file: FileId::of(&metadata),
+        len: metadata.len(),
+        modified_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
+        sample: sample(file)?,
+        signature,
+        lineage: lineage(path, signature),
+        description,
+    })))
+}
+
+fn compressible(file: &File) -> io::Result<bool> {
+    let bytes = samples(file)?;
+    Ok((zstd::bulk::compress(&bytes, 1)?.len() as f64) < COMPRESSIBLE * bytes.len() as f64)
+}
+
+fn sample(file: &File) -> io::Result<u64> {
+    Ok(xxhash_rust::xxh3::xxh3_64(&samples(file)?))
+}
+
+fn samples(file: &File) -> io::Result<Vec<u8>> {
+    let len = file.size();
+    let size = SAMPLE_BYTES.min(len);
+    let mut bytes = vec![0; (size * SAMPLES) as usize];
+    for (at, sample) in (0u64..).zip(bytes.chunks_mut(size.max(1) as usize)) {
+        let offset = (len - size) as u128 * u128::from(at) / u128::from(SAMPLES - 1);
+        ReadAt::read_exact_at(file, sample, offset as u64)?;
+    }
+    Ok(bytes)
+}
+
+/// xxh3-128 of a whole file.
+pub(super) fn hash(file: &File, len: u64) -> io::Result<u128> {
+    let mut hash = Xxh3::new();
+    let mut buf = vec![0; HASH_BYTES];
+    let mut at = 0;
+    while at < len {
+        let take = (len - at).min(HASH_BYTES as u64) as usize;
+        ReadAt::read_exact_at(file, &mut buf[..take], at)?;
+        hash.update(&buf[..take]);
+        at += take as u64;
+    }
+    Ok(hash.digest128())
+}
+
+/// A sealed file in a few words, for the log.
+pub(super) fn words(sealed: &Sealed) -> String {
+    let description = &sealed.description;
+    match (description.kind, &description.note) {
+        (Kind::Opaque, Some(note)) => format!("opaque ({note})"),
+        (kind, _) => format!("{} with {} tensors", kind.name(), description.tensors.len()),
+    }
+}

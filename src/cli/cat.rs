@@ -1,0 +1,29 @@
+//! `stepfs cat`
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::store::Store;
+
+use super::files::{objects, read};
+
+/// Write a file of a store to standard output, without a mount.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The store.
+    store: PathBuf,
+    /// Path inside it.
+    path: PathBuf,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("warn");
+    let store = Store::look(&args.store)?;
+    let mut out = std::io::stdout().lock();
+    read(&store, &objects(&store)?, &args.path, &mut |_, bytes| out.write_all(bytes))?;
+    out.flush()?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,45 @@
+//! Decodes files of a store for commands that work on it directly.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::recall::{Chain, Layout, stream};
+use crate::store::{Objects, Store};
+
+use super::survey::stub;
+
+/// Hands the bytes of a file in the store's tree to `sink`, in order, whether it is released or resident.
+pub(super) fn read(
+    store: &Store,
+    objects: &Objects,
+    path: &Path,
+    sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+) -> Result<()> {
+    let name = || format!("{}", path.display());
+    if let Some(stub) = stub(store, path)? {
+        let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
+        let layout = Layout::of(chain.leaf());
+        return stream(&chain, &layout, |offset, _, bytes| sink(offset, bytes)).with_context(name);
+    }
+    let file = File::open(store.tree().join(path)).with_context(name)?;
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        match file.read_at(&mut buf, at).with_context(name)? {
+            0 => return Ok(()),
+            count => {
+                sink(at, &buf[..count]).with_context(name)?;
+                at += count as u64;
+            }
+        }
+    }
+}
+
+/// The objects of a store, read only; damaged ones are named when something needs them.
+pub(super) fn objects(store: &Store) -> Result<Objects> {
+    Objects::load(&store.objects(), |_, _| {}).with_context(|| format!("{}", store.objects().display()))
+}

@@ -1,0 +1,125 @@
+//! `stepfs import`
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::archive::{Archive, AtRest};
+use crate::store::{Store, copy_attributes, durable};
+
+use super::words::progress;
+
+/// Copy files into a store that is not mounted, and archive what can be archived.
+///
+/// For a store that is mounted, `cp` into the mount does the same. Give a series in one go: modification times decide
+/// which is the newest and stays exact.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The store; made when there is none.
+    store: PathBuf,
+    /// Files and directories.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// Directory inside the store to put them into.
+    #[arg(long, default_value = "")]
+    to: PathBuf,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("warn");
+    if args.to.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+        bail!("--to {}: name a directory inside the store, without `..`", args.to.display());
+    }
+    let store = Store::open(&args.store)?;
+    let mut files = Vec::new();
+    for file in &args.files {
+        let name = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
+        let name = name.file_name().with_context(|| format!("{} has no name", file.display()))?.to_os_string();
+        list(file, &args.to.join(name), &mut files)?;
+    }
+    let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
+    let bar = progress(total, true);
+    for (from, to) in &files {
+        bar.set_message(to.display().to_string());
+        copy(&store, from, to, |count| bar.inc(count))
+            .with_context(|| format!("{} to {}", from.display(), to.display()))?;
+    }
+    bar.finish_and_clear();
+    archive(store)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(from: &Path, to: &Path, files: &mut Vec<(PathBuf, PathBuf)>) -> Result<()> {
+    let metadata = fs::metadata(from).with_context(|| format!("{}", from.display()))?;
+    if metadata.is_dir() {
+        for entry in fs::read_dir(from).with_context(|| format!("{}", from.display()))? {
+            let entry = entry?;
+            list(&entry.path(), &to.join(entry.file_name()), files)?;
+        }
+    } else if metadata.is_file() {
+        files.push((from.to_path_buf(), to.to_path_buf()));
+    } else {
+        bail!("{} is neither a file nor a directory", from.display());
+    }
+    Ok(())
+}
+
+fn copy(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Result<()> {
+    let target = store.tree().join(to);
+    if fs::symlink_metadata(&target).is_ok() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is one by this name in the store"));
+    }
+    fs::create_dir_all(durable::parent(&target))?;
+    let source = File::open(from)?;
+    let part = store.tmp().join("import");
+    durable::remove(&part)?;
+    let file = durable::create_new(&part)?;
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let count = source.read_at(&mut buf, at)?;
+        if count == 0 {
+            break;
+        }
+        durable::write_all_at(&file, &buf[..count], at)?;
+        at += count as u64;
+        progress(count as u64);
+    }
+    copy_attributes(from, &source.metadata()?, &file)?;
+    durable::sync_file(&file)?;
+    durable::publish(&part, &target)
+}
+
+fn archive(store: Store) -> Result<()> {
+    let namespace = Arc::new(AtRest { tree: store.tree() });
+    let archive = Archive::open(store)?;
+    archive.start(namespace);
+    let mut total = 0;
+    let mut bar = None;
+    let result = loop {
+        let status = archive.status();
+        if status.queued == 0 {
+            break match status.failed.is_empty() {
+                true => Ok(()),
+                false => Err(anyhow::anyhow!("imported, but kept as they were: {}", status.failed.join("; "))),
+            };
+        }
+        if let Some(why) = status.stalled {
+            break Err(anyhow::anyhow!("imported, but not all archived: {why}"));
+        }
+        total = total.max(status.queued);
+        let bar = bar.get_or_insert_with(|| progress(total, false));
+        bar.set_message("archiving");
+        bar.set_length(total);
+        bar.set_position(total - status.queued);
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    archive.stop();
+    result
+}

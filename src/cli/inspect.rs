@@ -1,0 +1,130 @@
+//! `stepfs inspect`
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::container::describe;
+use crate::store::Store;
+use crate::store::object::Object;
+
+use super::place::{Place, attribute};
+use super::survey::role_name;
+use super::words::{size, table};
+
+/// Show what stepfs finds in a checkpoint: its tensors, their roles, where they lie; and how they are kept.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Any file, in a mount or not.
+    file: PathBuf,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    path: String,
+    container: &'static str,
+    note: Option<String>,
+    bytes: u64,
+    tensors: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    path: String,
+    aliases: Vec<String>,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    role: &'static str,
+    why: &'static str,
+    offset: u64,
+    bytes: u64,
+    /// How the store keeps it; none for a file that is as it was written.
+    codec: Option<&'static str>,
+    step: Option<f64>,
+    bound: f64,
+    max_abs_error: f64,
+    stored_bytes: Option<u64>,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let name = args.file.display().to_string();
+    let file = File::open(&args.file).with_context(|| name.clone())?;
+    let description = describe(&file).with_context(|| name.clone())?;
+    let object = object_of(&args.file);
+    let mut report = Report {
+        path: name,
+        container: description.kind.name(),
+        note: description.note.clone(),
+        bytes: file.metadata()?.len(),
+        tensors: Vec::new(),
+    };
+    for tensor in description.tensors {
+        let kept = object.as_ref().and_then(|o| o.index().tensors.iter().find(|t| t.extent == tensor.extent));
+        report.tensors.push(Row {
+            aliases: tensor.aliases,
+            dtype: tensor.dtype.name(),
+            role: role_name(tensor.role),
+            why: tensor.why,
+            offset: tensor.extent.start,
+            bytes: tensor.extent.end - tensor.extent.start,
+            codec: match (kept, &object) {
+                (Some(kept), _) => Some(kept.coding.name()),
+                (None, Some(_)) => Some("skeleton"),
+                (None, None) => None,
+            },
+            step: kept.and_then(|kept| kept.coding.step()),
+            bound: kept.map_or(0.0, |kept| kept.bound),
+            max_abs_error: kept.map_or(0.0, |kept| kept.max_abs_error),
+            stored_bytes: kept.map(|kept| kept.stored()),
+            path: tensor.path,
+            shape: tensor.shape,
+        });
+    }
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    writeln!(out, "{}: {}, {}, {} tensors", report.path, report.container, size(report.bytes), report.tensors.len())?;
+    if let Some(note) = &report.note {
+        writeln!(out, "note: {note}")?;
+    }
+    if report.tensors.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = ["tensor", "type", "shape", "role", "bytes", "offset", "kept as", "stored", "bound", "why this role"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for row in &report.tensors {
+        rows.push(vec![
+            row.path.clone(),
+            row.dtype.into(),
+            format!("{:?}", row.shape),
+            row.role.into(),
+            size(row.bytes),
+            row.offset.to_string(),
+            row.codec.unwrap_or("as written").into(),
+            row.stored_bytes.map(size).unwrap_or_default(),
+            if row.bound == 0.0 { "exact".into() } else { format!("{:.1e}", row.bound) },
+            row.why.into(),
+        ]);
+    }
+    let right = [false, false, false, false, true, true, false, true, true, false];
+    write!(out, "{}", table(&rows, &right))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The object of a released file in a mount, if that is what it is.
+fn object_of(path: &std::path::Path) -> Option<Object> {
+    let place = Place::of(path).ok()?;
+    let id = String::from_utf8(attribute(&place.mount?.join(&place.path), "object").ok()?).ok()?;
+    let store = Store::look(&place.store).ok()?;
+    Object::open(&store.objects(), id.parse().ok()?).ok()
+}

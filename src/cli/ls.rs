@@ -1,0 +1,61 @@
+//! `stepfs ls`
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::place::Place;
+use super::survey::survey;
+use super::words::{percent, size, table};
+
+/// List files with what they weigh in the store.
+///
+/// States: staged (being written), sealed (closed and durable, exact, as written), archived (its object is durable, a
+/// handle is still open), released (kept as an object, decoded when it is read).
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A store, a mount, or a path in a mount.
+    path: PathBuf,
+    /// Print a JSON array, one object per file.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let entries = survey(&Place::of(&args.path)?)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &entries)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = ["state", "size", "stored", "", "weights", "chain", "max error", "path"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let (mut logical, mut stored) = (0, 0);
+    for entry in &entries {
+        logical += entry.logical_bytes;
+        stored += entry.stored_bytes;
+        let weights = entry.roles.get("weight").map(|weight| percent(weight.stored_bytes, weight.raw_bytes));
+        let error = match &entry.damage {
+            Some(_) => "DAMAGED".into(),
+            None if entry.chain_len == 0 || entry.max_abs_error == 0.0 => "exact".into(),
+            None => format!("{:.1e}", entry.max_abs_error),
+        };
+        rows.push(vec![
+            entry.state.clone(),
+            size(entry.logical_bytes),
+            size(entry.stored_bytes),
+            percent(entry.stored_bytes, entry.logical_bytes),
+            weights.unwrap_or_default(),
+            if entry.chain_len == 0 { String::new() } else { entry.chain_len.to_string() },
+            error,
+            entry.path.clone(),
+        ]);
+    }
+    let total = [&format!("{} files", entries.len()), &size(logical), &size(stored), &percent(stored, logical)];
+    rows.push(total.map(String::clone).to_vec());
+    write!(out, "{}", table(&rows, &[false, true, true, true, true, true, true, false]))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,88 @@
+//! The commands: one file each. Words for people, `--json` for programs; exit codes are an interface:
+//! 0 done, 1 failed, 2 wrong usage, 3 damage found.
+
+mod cat;
+mod export;
+mod files;
+mod import;
+mod inspect;
+mod ls;
+mod mount;
+mod place;
+mod status;
+mod survey;
+mod sync;
+mod umount;
+mod verify;
+mod words;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit code of a command that failed.
+const FAILED: u8 = 1;
+/// Exit code of `verify` when something is damaged.
+const DAMAGED: u8 = 3;
+
+/// A filesystem for training checkpoints.
+///
+/// Mount it as a job's checkpoint directory. Frameworks write ordinary files; the newest checkpoint stays as it was
+/// written, older ones are kept as quantized differences, and every file can be read, copied, moved or removed at any
+/// time.
+#[derive(Parser)]
+#[command(name = "stepfs", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    after_help = "Example:\n  stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
+stepfs ls /ckpts                       what each checkpoint weighs\n  stepfs umount /ckpts\n\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Mount(mount::Args),
+    Umount(umount::Args),
+    Sync(sync::Args),
+    Ls(ls::Args),
+    Status(status::Args),
+    Inspect(inspect::Args),
+    Import(import::Args),
+    Export(export::Args),
+    Cat(cat::Args),
+    Verify(verify::Args),
+}
+
+/// Runs the command that the program's arguments name.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Mount(args) => mount::run(args),
+        Command::Umount(args) => umount::run(args),
+        Command::Sync(args) => sync::run(args),
+        Command::Ls(args) => ls::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Import(args) => import::run(args),
+        Command::Export(args) => export::run(args),
+        Command::Cat(args) => cat::run(args),
+        Command::Verify(args) => verify::run(args),
+    };
+    result.unwrap_or_else(|error| {
+        // Whoever reads the output may have heard enough: `stepfs ls | head`.
+        let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
+        if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(closed)) {
+            return ExitCode::SUCCESS;
+        }
+        eprintln!("stepfs: {error:#}");
+        ExitCode::from(FAILED)
+    })
+}
+
+/// Shows the library's warnings of a command that works on a store by itself.
+fn log_to_stderr(default: &str) {
+    let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
+    let _ = env_logger::Builder::from_env(env).format_target(false).try_init();
+}

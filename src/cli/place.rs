@@ -1,0 +1,91 @@
+//! Where a path given by a user is: in a store, or in a mount of one.
+
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// A store, the mount through which it was named if it was, and the path inside its tree.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// Absolute path of the store.
+    pub(super) store: PathBuf,
+    /// Absolute path of the mount's root.
+    pub(super) mount: Option<PathBuf>,
+    /// Path inside the tree; empty for all of it.
+    pub(super) path: PathBuf,
+}
+
+impl Place {
+    /// Finds out what `path` is: a store, a mount, or something in a mount.
+    pub(super) fn of(path: &Path) -> Result<Place> {
+        let absolute = fs::canonicalize(path).with_context(|| format!("{}", path.display()))?;
+        if absolute.join("stepfs.toml").is_file() {
+            return Ok(Place { store: absolute, mount: None, path: PathBuf::new() });
+        }
+        let Some(mount) = mount_of(&absolute) else {
+            bail!("{} is neither a stepfs store nor in a stepfs mount", path.display());
+        };
+        let store = attribute(&mount, "store").with_context(|| {
+            format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.display())
+        })?;
+        let path = absolute.strip_prefix(&mount).unwrap_or(&absolute).to_path_buf();
+        Ok(Place { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
+    }
+
+    /// The mount that `path` is in.
+    pub(super) fn mounted(path: &Path) -> Result<PathBuf> {
+        match Place::of(path)?.mount {
+            Some(mount) => Ok(mount),
+            None => bail!("{} is a store; name the directory where it is mounted", path.display()),
+        }
+    }
+}
+
+/// The value of a `user.stepfs.*` attribute.
+pub(super) fn attribute(path: &Path, name: &str) -> std::io::Result<Vec<u8>> {
+    xattr::get(path, format!("user.stepfs.{name}"))?.ok_or_else(|| std::io::Error::from_raw_os_error(libc::ENODATA))
+}
+
+/// The stepfs mount that holds an absolute path.
+fn mount_of(path: &Path) -> Option<PathBuf> {
+    let mounts = fs::read("/proc/self/mountinfo").ok()?;
+    let mut best: Option<PathBuf> = None;
+    for line in mounts.split(|b| *b == b'\n') {
+        // Field 5 is the mount point; the type follows the lone hyphen.
+        let Some(point) = line.split(|b| *b == b' ').nth(4) else { continue };
+        if !contains(line, b" - fuse.stepfs ") {
+            continue;
+        }
+        let point = PathBuf::from(std::ffi::OsString::from_vec(unescape(point)));
+        if path.starts_with(&point) && best.as_ref().is_none_or(|b| point.as_os_str().len() > b.as_os_str().len()) {
+            best = Some(point);
+        }
+    }
+    best
+}
+
+fn contains(line: &[u8], wanted: &[u8]) -> bool {
+    line.windows(wanted.len()).any(|window| window == wanted)
+}
+
+/// Mount points have blanks and backslashes as `\040`.
+fn unescape(text: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, tail @ ..] = rest {
+        let octal = tail.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match (first, octal.and_then(|digits| u8::from_str_radix(digits, 8).ok())) {
+            (b'\\', Some(byte)) => {
+                out.push(byte);
+                rest = &tail[3..];
+            }
+            _ => {
+                out.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    out
+}

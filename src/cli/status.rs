@@ -1,0 +1,81 @@
+//! `stepfs status`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+
+use crate::archive::Status;
+use crate::store::{STUB_BYTES, Store};
+
+use super::place::{Place, attribute};
+use super::survey::{files, stub};
+use super::words::{percent, size};
+
+/// Show what a store holds, what it occupies, and what is still to be done.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A store, a mount, or a path in a mount.
+    path: PathBuf,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let place = Place::of(&args.path)?;
+    let status = match &place.mount {
+        Some(mount) => of_mount(mount)?,
+        None => at_rest(&place)?,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("store      {}", place.store.display());
+    match (&place.mount, status.daemon) {
+        (Some(mount), Some(pid)) => println!("mounted    {} by process {pid}", mount.display()),
+        _ => println!("mounted    not looked at through a mount"),
+    }
+    println!("files      {}, {} of them released", status.files, status.released);
+    let share = percent(status.stored_bytes, status.logical_bytes);
+    println!("size       {} stored as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
+    println!("           {} resident, {} in objects", size(status.resident_bytes), size(status.object_bytes));
+    println!("cache      {}", size(status.cache_bytes));
+    println!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
+    if let Some(why) = &status.stalled {
+        println!("stalled    {why}; it is tried again by itself");
+    }
+    for why in &status.failed {
+        println!("not archived  {why}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks the daemon.
+pub(super) fn of_mount(mount: &std::path::Path) -> Result<Status> {
+    let text = attribute(mount, "status").with_context(|| format!("{} does not answer", mount.display()))?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+fn at_rest(place: &Place) -> Result<Status> {
+    use std::os::unix::fs::MetadataExt;
+    let store = Store::look(&place.store)?;
+    let mut status = Status::default();
+    for path in files(&store, &place.path)? {
+        let metadata = std::fs::symlink_metadata(store.tree().join(&path))?;
+        status.files += 1;
+        status.logical_bytes += metadata.len();
+        match stub(&store, &path)? {
+            Some(_) => {
+                status.released += 1;
+                status.stored_bytes += STUB_BYTES as u64;
+            }
+            None => status.resident_bytes += metadata.blocks() * 512,
+        }
+    }
+    let objects = crate::store::Objects::load(&store.objects(), |id, error| eprintln!("stepfs: object {id}: {error}"))?;
+    status.object_bytes = objects.stored();
+    status.stored_bytes += status.resident_bytes + status.object_bytes;
+    Ok(status)
+}

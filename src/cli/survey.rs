@@ -1,0 +1,165 @@
+//! Looks at every file of a store, mounted or not, without changing anything.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::container::Role;
+use crate::store::object::{Id, Object};
+use crate::store::{STUB_BYTES, Store, Stub};
+
+use super::place::{Place, attribute};
+
+/// What there is to say about a file.
+#[derive(Debug, Serialize)]
+pub(super) struct Entry {
+    /// Path inside the mount.
+    pub(super) path: String,
+    /// `staged`, `sealed`, `archived` or `released`.
+    pub(super) state: String,
+    /// Bytes that programs see.
+    pub(super) logical_bytes: u64,
+    /// Bytes that the file occupies in the store; of a file that is archived and still resident, both.
+    pub(super) stored_bytes: u64,
+    /// Profile that it was, or would be, archived with.
+    pub(super) profile: String,
+    /// The object that holds it.
+    pub(super) object: Option<String>,
+    /// Path, when it was archived, of the state that this one is a difference to.
+    pub(super) parent: Option<String>,
+    /// Objects that a read applies; 0 for a resident file.
+    pub(super) chain_len: u32,
+    /// Largest error of any element of any tensor.
+    pub(super) max_abs_error: f64,
+    /// Bytes per role.
+    pub(super) roles: BTreeMap<&'static str, Weight>,
+    /// Why it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) damage: Option<String>,
+}
+
+/// What the tensors of one role weigh.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Weight {
+    /// As the file has them.
+    pub(super) raw_bytes: u64,
+    /// As the object has them.
+    pub(super) stored_bytes: u64,
+}
+
+/// Every regular file at or below a place, by path.
+pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
+    let store = Store::look(&place.store)?;
+    let mut entries = Vec::new();
+    for path in files(&store, &place.path)? {
+        // A file may go while the store is looked at.
+        if let Ok(entry) = entry(&store, place, &path) {
+            entries.push(entry);
+        }
+    }
+    Ok(entries)
+}
+
+/// Paths inside the tree of the regular files at or below `path`.
+pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
+    let root = store.tree();
+    let mut files = Vec::new();
+    let mut rest = vec![path.to_path_buf()];
+    while let Some(path) = rest.pop() {
+        let absolute = root.join(&path);
+        let metadata = fs::symlink_metadata(&absolute).with_context(|| format!("{}", absolute.display()))?;
+        if metadata.is_file() {
+            files.push(path);
+        } else if metadata.is_dir() {
+            for entry in fs::read_dir(&absolute).with_context(|| format!("{}", absolute.display()))? {
+                rest.push(path.join(entry?.file_name()));
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The stub of a file in the tree, if one stands for it.
+pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
+    let absolute = store.tree().join(path);
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(&absolute)
+        .with_context(|| format!("{}", absolute.display()))?;
+    Ok(Stub::read(&file, store.id())?)
+}
+
+fn entry(store: &Store, place: &Place, path: &Path) -> Result<Entry> {
+    let metadata = fs::symlink_metadata(store.tree().join(path))?;
+    let mut entry = Entry {
+        path: path.to_string_lossy().into_owned(),
+        state: "sealed".into(),
+        logical_bytes: metadata.len(),
+        stored_bytes: metadata.blocks() * 512,
+        profile: store.settings().profile(path).name().into(),
+        object: None,
+        parent: None,
+        chain_len: 0,
+        max_abs_error: 0.0,
+        roles: BTreeMap::new(),
+        damage: None,
+    };
+    if let Some(stub) = stub(store, path)? {
+        entry.state = "released".into();
+        entry.stored_bytes = STUB_BYTES as u64;
+        add_object(store, stub.object, &mut entry);
+    } else if let Some(mount) = &place.mount {
+        // Only the daemon knows about open handles.
+        let word = |name| attribute(&mount.join(path), name).ok().and_then(|value| String::from_utf8(value).ok());
+        entry.state = word("state").unwrap_or(entry.state);
+        if let Some(id) = word("object").filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
+            add_object(store, id, &mut entry);
+        }
+    }
+    Ok(entry)
+}
+
+fn add_object(store: &Store, id: Id, entry: &mut Entry) {
+    entry.object = Some(id.to_string());
+    let object = match Object::open(&store.objects(), id) {
+        Ok(object) => object,
+        Err(error) => {
+            entry.damage = Some(format!("object {id}: {error}"));
+            return;
+        }
+    };
+    let header = object.header();
+    entry.stored_bytes += object.stored();
+    entry.profile = object.index().profile.clone();
+    entry.chain_len = header.depth + 1;
+    entry.parent = header.parent.map(|parent| match Object::open(&store.objects(), parent) {
+        Ok(parent) => parent.index().origin.clone(),
+        Err(_) => parent.to_string(),
+    });
+    let mut tensors = 0;
+    for tensor in &object.index().tensors {
+        let weight = entry.roles.entry(role_name(tensor.role)).or_default();
+        weight.raw_bytes += tensor.extent.end - tensor.extent.start;
+        weight.stored_bytes += tensor.stored();
+        tensors += tensor.extent.end - tensor.extent.start;
+        entry.max_abs_error = entry.max_abs_error.max(tensor.max_abs_error);
+    }
+    let skeleton = object.index().skeleton.iter().map(|chunk| u64::from(chunk.stored)).sum();
+    let raw_bytes = header.logical_len - tensors;
+    entry.roles.insert("skeleton", Weight { raw_bytes, stored_bytes: skeleton });
+}
+
+/// The word for a role.
+pub(super) fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Weight => "weight",
+        Role::Optimizer => "optimizer",
+        Role::Other => "other",
+    }
+}

@@ -1,0 +1,42 @@
+//! `stepfs umount`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::fs::unmount;
+use crate::store::{Error, Store};
+
+use super::place::Place;
+use super::status::of_mount;
+
+/// Unmount, and wait until the daemon has ended.
+///
+/// What is not archived yet is picked up by the next mount; `stepfs sync` first waits for it.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Where the store is mounted.
+    dir: PathBuf,
+}
+
+/// How long a daemon may take to finish the step under way before somebody should look after it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    // A dead mount has no store to ask for, but can be unmounted all the same.
+    let place = Place::of(&args.dir).ok();
+    let daemon = place.as_ref().and_then(|place| of_mount(place.mount.as_ref()?).ok()).and_then(|status| status.daemon);
+    unmount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
+    let (Some(place), Some(daemon)) = (place, daemon) else { return Ok(ExitCode::SUCCESS) };
+    let waited = std::time::Instant::now();
+    while waited.elapsed() < PATIENCE {
+        match Store::is_locked(&place.store) {
+            Ok(true) => std::thread::sleep(Duration::from_millis(10)),
+            Ok(false) | Err(Error::Missing(_)) => return Ok(ExitCode::SUCCESS),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bail!("unmounted, but the daemon (process {daemon}) still works on {}", place.store.display())
+}

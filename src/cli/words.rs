@@ -1,0 +1,89 @@
+//! Sizes and progress as people read them.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// A size with a binary unit and three digits: `12.4 MiB`.
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match (unit, value) {
+        (0, _) => format!("{bytes} B"),
+        (_, v) if v < 9.995 => format!("{v:.2} {}", UNITS[unit]),
+        (_, v) if v < 99.95 => format!("{v:.1} {}", UNITS[unit]),
+        (_, v) => format!("{v:.0} {}", UNITS[unit]),
+    }
+}
+
+/// A share in percent with the digits it deserves.
+pub(super) fn percent(part: u64, whole: u64) -> String {
+    match whole {
+        0 => "-".into(),
+        _ => format!("{:.1}%", 100.0 * part as f64 / whole as f64),
+    }
+}
+
+/// A bar that counts bytes, or steps when `bytes` is false. Shown on a terminal only, and only once a second has passed.
+pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
+    let template = match bytes {
+        true => "{msg:20!} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+        false => "{msg:20!} {bar:30} {pos}/{len} {eta}",
+    };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    if std::io::stderr().is_terminal() {
+        let late = bar.downgrade();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(1));
+            if let Some(bar) = late.upgrade() {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
+        });
+    }
+    bar
+}
+
+/// A table: columns as wide as their widest cell; `right` says which are numbers.
+pub(super) fn table(rows: &[Vec<String>], right: &[bool]) -> String {
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..right.len()).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[column].saturating_sub(cell.chars().count()));
+            match right[column] {
+                true => line.extend([pad.as_str(), cell.as_str()]),
+                false => line.extend([cell.as_str(), pad.as_str()]),
+            }
+            line.push_str("  ");
+        }
+        out.push_str(line.trim_end());
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        for (bytes, text) in
+            [(0, "0 B"), (999, "999 B"), (1023, "1.00 KiB"), (12 << 20, "12.0 MiB"), (u64::MAX, "16384 PiB")]
+        {
+            assert_eq!(size(bytes), text);
+        }
+    }
+}

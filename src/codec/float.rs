@@ -1,0 +1,181 @@
+//! The floating-point types of the lattice: exact widening to f64, and the one rounding back.
+//!
+//! Rounding is to nearest, ties to even, straight from the f64. For the 16-bit types it goes through f32 by *rounding
+//! to odd*, which leaves the final rounding as if it were the only one (Boldo and Melquiond, "When double rounding
+//! is odd", 2005: two bits to spare suffice; f32 has 13 and 16). Only IEEE operations and integer ones, no branch
+//! on values: the compiler may vectorize it, the bits stay the same on every machine.
+
+/// A floating-point element in its stored, little-endian form.
+pub(super) trait Float {
+    /// Its bytes.
+    type Bytes: Copy;
+    /// The bytes as whole elements; a remainder is left out.
+    fn elements(data: &[u8]) -> &[Self::Bytes];
+    /// The bytes as whole elements to write.
+    fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes];
+    /// The value, exactly.
+    fn widen(element: Self::Bytes) -> f64;
+    /// The nearest element, ties to even.
+    fn round(value: f64) -> Self::Bytes;
+    /// The bits, for exceptions.
+    fn to_raw(element: Self::Bytes) -> u64;
+    /// The element with these bits, if they are not too many.
+    fn from_raw(raw: u64) -> Option<Self::Bytes>;
+}
+
+pub(super) struct F16;
+pub(super) struct Bf16;
+pub(super) struct F32;
+pub(super) struct F64;
+
+macro_rules! float {
+    ($name:ident, $bits:ty, |$b:ident| $widen:expr, |$value:ident| $round:expr) => {
+        impl Float for $name {
+            type Bytes = [u8; size_of::<$bits>()];
+            #[inline(always)]
+            fn elements(data: &[u8]) -> &[Self::Bytes] {
+                data.as_chunks().0
+            }
+            #[inline(always)]
+            fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes] {
+                data.as_chunks_mut().0
+            }
+            #[inline(always)]
+            fn widen(element: Self::Bytes) -> f64 {
+                let $b = <$bits>::from_le_bytes(element);
+                $widen
+            }
+            #[inline(always)]
+            fn round($value: f64) -> Self::Bytes {
+                let bits: $bits = $round;
+                bits.to_le_bytes()
+            }
+            fn to_raw(element: Self::Bytes) -> u64 {
+                <$bits>::from_le_bytes(element).into()
+            }
+            fn from_raw(raw: u64) -> Option<Self::Bytes> {
+                Some(<$bits>::try_from(raw).ok()?.to_le_bytes())
+            }
+        }
+    };
+}
+
+float!(F16, u16, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
+float!(Bf16, u16, |bits| f32::from_bits(u32::from(bits) << 16).into(), |value| f32_to_bf16(round_to_odd(value)));
+float!(F32, u32, |bits| f32::from_bits(bits).into(), |value| (value as f32).to_bits());
+float!(F64, u64, |bits| f64::from_bits(bits), |value| value.to_bits());
+
+/// The f32 at or next to `value` towards zero, its last bit set if that was not exact.
+#[inline(always)]
+fn round_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let back = f64::from(nearest);
+    let towards_zero = nearest.to_bits().wrapping_sub(u32::from(back.abs() > value.abs()));
+    f32::from_bits(towards_zero | u32::from(back != value))
+}
+
+#[inline(always)]
+fn f32_to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    // Rounding must not turn a NaN into an infinity or a zero.
+    (if value.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
+#[inline(always)]
+fn f16_to_f32(half: u16) -> f32 {
+    let magnitude = u32::from(half & 0x7fff);
+    let sign = u32::from(half & 0x8000) << 16;
+    // The exponent's bias is 15 there and 127 here; subnormals become normal by a subtraction that is exact.
+    let normal = (magnitude << 13) + ((127 - 15) << 23);
+    let subnormal =
+        (f32::from_bits((magnitude << 13) + ((128 - 15) << 23)) - f32::from_bits((128 - 15) << 23)).to_bits();
+    let special = (magnitude << 13) | 0x7f80_0000;
+    let bits = if magnitude < 0x400 {
+        subnormal
+    } else if magnitude >= 0x7c00 {
+        special
+    } else {
+        normal
+    };
+    f32::from_bits(sign | bits)
+}
+
+#[inline(always)]
+fn f32_to_f16(value: f32) -> u16 {
+    let sign = value.to_bits() >> 16 & 0x8000;
+    let magnitude = value.to_bits() & 0x7fff_ffff;
+    // Normal results: rebias, round to nearest even on 13 bits. From 65520 on that carries into infinity.
+    let rebiased = magnitude.wrapping_sub((127 - 15) << 23);
+    let normal = rebiased.wrapping_add(0xfff + (rebiased >> 13 & 1)) >> 13;
+    // Subnormal results: an addition whose last place is that of the subnormals rounds to nearest even by itself.
+    let magic = 0.5f32;
+    let subnormal = (f32::from_bits(magnitude) + magic).to_bits().wrapping_sub(magic.to_bits());
+    let bits = if magnitude > 0x7f80_0000 {
+        0x7e00
+    } else if magnitude >= 0x477f_f000 {
+        0x7c00
+    } else if magnitude < 113 << 23 {
+        subnormal
+    } else {
+        normal
+    };
+    (sign | bits) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_widens_exactly_and_rounds_back() {
+        for bits in 0..=u16::MAX {
+            let wide = F16::widen(bits.to_le_bytes());
+            let oracle = half::f16::from_bits(bits);
+            if oracle.is_nan() {
+                assert!(wide.is_nan());
+            } else {
+                assert_eq!(wide.to_bits(), oracle.to_f64().to_bits(), "{bits:04x}");
+                assert_eq!(F16::round(wide), bits.to_le_bytes());
+            }
+            let wide = Bf16::widen(bits.to_le_bytes());
+            let oracle = half::bf16::from_bits(bits);
+            if oracle.is_nan() {
+                assert!(wide.is_nan() && Bf16::widen(Bf16::round(wide)).is_nan());
+            } else {
+                assert_eq!(wide.to_bits(), oracle.to_f64().to_bits(), "{bits:04x}");
+                assert_eq!(Bf16::round(wide), bits.to_le_bytes());
+            }
+        }
+    }
+
+    /// Between every two neighbours: their midpoint (a tie), and the values just off it and just off the ends.
+    #[test]
+    fn rounding_is_to_nearest_even_between_all_neighbours() {
+        fn check<F: Float<Bytes = [u8; 2]>>(infinity: u16) {
+            for low in 0..infinity - 1 {
+                let (a, b) = (F::widen(low.to_le_bytes()), F::widen((low + 1).to_le_bytes()));
+                let middle = a + (b - a) / 2.0;
+                let even = low + (low & 1);
+                for (value, want) in [
+                    (middle, even),
+                    (middle.next_down(), low),
+                    (middle.next_up(), low + 1),
+                    (a.next_up(), low),
+                    (b.next_down(), low + 1),
+                ] {
+                    assert_eq!(u16::from_le_bytes(F::round(value)), want, "{value:e} above {low:04x}");
+                    assert_eq!(u16::from_le_bytes(F::round(-value)), want | 0x8000, "{value:e} above -{low:04x}");
+                }
+            }
+            let largest = F::widen((infinity - 1).to_le_bytes());
+            let step = largest - F::widen((infinity - 2).to_le_bytes());
+            assert_eq!(u16::from_le_bytes(F::round((largest + step / 2.0).next_down())), infinity - 1);
+            for value in [largest + step / 2.0, largest * 2.0, f64::MAX, f64::INFINITY] {
+                assert_eq!(u16::from_le_bytes(F::round(value)), infinity);
+            }
+        }
+        check::<F16>(0x7c00);
+        check::<Bf16>(0x7f80);
+    }
+}

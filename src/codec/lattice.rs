@@ -1,0 +1,414 @@
+//! The lattice: a tensor as **R = fl(K + g*A)**.
+//!
+//! K is the keyframe tensor (zeros if there is none), g the step, one positive number for the whole tensor, A one `i32`
+//! per element, fl the rounding to the element type. W, the tensor as it was written, comes back as R with
+//! |R - W| <= g/2 in every element: checked when it is quantized, and the few elements that rounding to the type
+//! pushes over the bound are kept exactly, as *exceptions*.
+//!
+//! A state is stored as the difference of its A to its parent's. A is a sum of integers, so **merging any run of deltas
+//! is integer addition**, and R never depends on how the chain to it is stored. When the step changes along a chain, the
+//! parent's A are first restated in the new step ([`rescale`]), which is only a prediction: A itself is exact.
+//!
+//! What must never happen: two machines, or two versions of this code, that compute a different R. The computation is
+//! therefore two IEEE operations in f64 (multiply, then add: never fused), then one rounding, and nothing else.
+//!
+//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain, then
+//! [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
+
+use super::Dtype;
+use super::float::{Bf16, F16, F32, F64, Float};
+use crate::entropy::level::{Level, multiversion};
+use crate::entropy::{Corrupt, ints, varint};
+
+/// Largest |A|: the difference of two such values still fits an `i32`.
+pub const MAX_A: i32 = 1 << 30;
+
+/// Significant bits that g may have: with |A| below 2^29 the product g*A is exact in f64.
+pub const STEP_BITS: u32 = 24;
+
+/// Adding 1.5 * 2^52 leaves the nearest integer, ties to even, in the low bits: the f64 unit itself rounds.
+const ROUNDER: f64 = 6_755_399_441_055_744.0;
+
+/// Elements quantized between two looks at whether something went wrong.
+const CHUNK: usize = 512;
+
+/// An element kept exactly, because no A brings R within the bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exception {
+    /// Index of the element in its tile.
+    pub index: u32,
+    /// Its bits, in the low bits.
+    pub raw: u64,
+}
+
+/// This tile is not for the lattice; the tensor is to be stored losslessly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unfit for the lattice: {0}")]
+pub struct Unfit(pub &'static str);
+
+/// Whether `g` can be a step: positive, at most [`STEP_BITS`] significant bits, and neither it nor its inverse
+/// near the ends of f64.
+pub fn is_step(g: f64) -> bool {
+    let fraction = g.to_bits() & ((1 << 52) - 1);
+    g.is_normal() && g > 0.0 && (1.0 / g).is_normal() && fraction.trailing_zeros() >= 53 - STEP_BITS
+}
+
+/// Calls a generic function for the element type, or returns what it is given if the type is not one of the lattice's.
+macro_rules! for_float {
+    ($dtype:expr, $F:ident => $call:expr, else $else:expr) => {
+        match $dtype {
+            Dtype::F16 => {
+                type $F = F16;
+                $call
+            }
+            Dtype::Bf16 => {
+                type $F = Bf16;
+                $call
+            }
+            Dtype::F32 => {
+                type $F = F32;
+                $call
+            }
+            Dtype::F64 => {
+                type $F = F64;
+                $call
+            }
+            _ => $else,
+        }
+    };
+}
+
+/// R of one element.
+#[inline(always)]
+fn value<F: Float>(k: f64, g: f64, a: f64) -> F::Bytes {
+    F::round(k + g * a)
+}
+
+/// Quantizes the tile `w`: A = round((W - K) * (1/g)), ties to even, and R from it. All slices are of as many elements
+/// (`a_out`) or their bytes. Appends to `exceptions` the elements that would miss the bound; `r_out` has their
+/// exact bits. Returns the largest |R - W|, at most g/2.
+pub fn quantize(
+    dtype: Dtype,
+    w: &[u8],
+    k: Option<&[u8]>,
+    g: f64,
+    a_out: &mut [i32],
+    r_out: &mut [u8],
+    exceptions: &mut Vec<Exception>,
+) -> Result<f64, Unfit> {
+    if !is_step(g) {
+        return Err(Unfit("no step"));
+    }
+    let bytes = a_out.len() * dtype.size();
+    if w.len() != bytes || r_out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
+        return Err(Unfit("lengths differ"));
+    }
+    for_float!(dtype, F => quantize_tile::<F>(w, k, g, a_out, r_out, exceptions), else Err(Unfit("element type")))
+}
+
+fn quantize_tile<F: Float>(
+    w: &[u8],
+    k: Option<&[u8]>,
+    g: f64,
+    a_out: &mut [i32],
+    r_out: &mut [u8],
+    exceptions: &mut Vec<Exception>,
+) -> Result<f64, Unfit> {
+    let level = Level::detect();
+    let mut largest = 0f64;
+    let mut w = F::elements(w).chunks(CHUNK);
+    let mut k = k.map(|k| F::elements(k).chunks(CHUNK));
+    let mut r = F::elements_mut(r_out).chunks_mut(CHUNK);
+    let mut start = 0;
+    for a in a_out.chunks_mut(CHUNK) {
+        let (Some(w), Some(r)) = (w.next(), r.next()) else {
+            break;
+        };
+        let k = k.as_mut().and_then(Iterator::next);
+        let (mut error, in_range) = quantize_chunk::<F>(level, w, k, g, a, r);
+        if !in_range {
+            return Err(Unfit("not finite, or too many steps from the keyframe"));
+        }
+        if !within(error, g) {
+            error = 0.0;
+            for (i, (r, &w)) in r.iter_mut().zip(w).enumerate() {
+                let missed = (F::widen(*r) - F::widen(w)).abs();
+                if within(missed, g) {
+                    error = error.max(missed);
+                } else {
+                    *r = w;
+                    exceptions.push(Exception { index: (start + i) as u32, raw: F::to_raw(w) });
+                }
+            }
+        }
+        largest = largest.max(error);
+        start += a.len();
+    }
+    Ok(largest)
+}
+
+/// The bound; false for NaN.
+fn within(error: f64, g: f64) -> bool {
+    error <= g * 0.5
+}
+
+multiversion! {
+    /// Quantizes up to one chunk; returns the largest |R - W|, and whether all A are in range and all inputs finite.
+    fn quantize_chunk<F: Float>(
+        w: &[F::Bytes],
+        k: Option<&[F::Bytes]>,
+        g: f64,
+        a: &mut [i32],
+        r: &mut [F::Bytes],
+    ) -> (f64, bool) {
+        let inverse = 1.0 / g;
+        // Magnitudes order like their bits, and integers have a vector maximum that ignores nothing.
+        let mut largest = 0i64;
+        let mut in_range = true;
+        let mut one = |w: F::Bytes, k: f64, a: &mut i32, r: &mut F::Bytes| {
+            let exact = F::widen(w);
+            let steps = (exact - k) * inverse;
+            in_range &= steps.abs() <= f64::from(MAX_A);
+            let rounded = steps + ROUNDER;
+            *a = rounded.to_bits() as i32;
+            *r = value::<F>(k, g, rounded - ROUNDER);
+            largest = largest.max((F::widen(*r) - exact).abs().to_bits() as i64);
+        };
+        match k {
+            Some(k) => {
+                for (((&w, &k), a), r) in w.iter().zip(k).zip(a.iter_mut()).zip(r.iter_mut()) {
+                    one(w, F::widen(k), a, r);
+                }
+            }
+            None => {
+                for ((&w, a), r) in w.iter().zip(a.iter_mut()).zip(r.iter_mut()) {
+                    one(w, 0.0, a, r);
+                }
+            }
+        }
+        (f64::from_bits(largest as u64), in_range)
+    }
+}
+
+/// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`; if they are not, or the type
+/// is not the lattice's, it is an error.
+pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    let bytes = a.len() * dtype.size();
+    if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
+        return Err(Corrupt("lengths of the tile and its keyframe differ"));
+    }
+    if !is_step(g) {
+        return Err(Corrupt("step of the lattice"));
+    }
+    let level = Level::detect();
+    for_float!(dtype, F => {
+        reconstruct_elements::<F>(level, k.map(F::elements), g, a, F::elements_mut(out));
+        Ok(())
+    }, else Err(Corrupt("element type of the lattice")))
+}
+
+multiversion! {
+    fn reconstruct_elements<F: Float>(k: Option<&[F::Bytes]>, g: f64, a: &[i32], out: &mut [F::Bytes]) {
+        match k {
+            Some(k) => {
+                for ((r, &a), &k) in out.iter_mut().zip(a).zip(k) {
+                    *r = value::<F>(F::widen(k), g, a.into());
+                }
+            }
+            None => {
+                for (r, &a) in out.iter_mut().zip(a) {
+                    *r = value::<F>(0.0, g, a.into());
+                }
+            }
+        }
+    }
+}
+
+/// Puts the exact bits of the exceptions into a reconstructed tile.
+pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) -> Result<(), Corrupt> {
+    fn apply<F: Float>(exceptions: &[Exception], out: &mut [F::Bytes]) -> Result<(), Corrupt> {
+        for exception in exceptions {
+            let element = out.get_mut(exception.index as usize).ok_or(Corrupt("exception beyond the tile"))?;
+            *element = F::from_raw(exception.raw).ok_or(Corrupt("exception wider than its element"))?;
+        }
+        Ok(())
+    }
+    for_float!(dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice")))
+}
+
+/// Restates accumulators in another step: A becomes round(A * (from / to)), ties to even. What a child with step `to`
+/// is a difference to. One IEEE division and one multiplication: the same everywhere.
+///
+/// # Errors
+/// When a value leaves the range of A.
+pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
+    if !is_step(from) || !is_step(to) {
+        return Err(Corrupt("step of the lattice"));
+    }
+    if from == to || rescale_all(Level::detect(), a, from / to) {
+        return Ok(());
+    }
+    Err(Corrupt("A beyond its range in the new step"))
+}
+
+multiversion! {
+    fn rescale_all(a: &mut [i32], ratio: f64) -> bool {
+        let mut in_range = true;
+        for a in a {
+            let steps = f64::from(*a) * ratio;
+            in_range &= steps.abs() <= f64::from(MAX_A);
+            *a = (steps + ROUNDER).to_bits() as i32;
+        }
+        in_range
+    }
+}
+
+/// Appends the payload of a tile: the symbols A - (A of the parent, in this tile's step), then the exceptions, whose
+/// indices ascend. `parent_a` is of the length of `a`, or `None` for a keyframe.
+pub fn encode_tile(
+    a: &[i32],
+    parent_a: Option<&[i32]>,
+    exceptions: &[Exception],
+    out: &mut Vec<u8>,
+) -> Result<(), Unfit> {
+    match parent_a {
+        None => varint::put_bytes(out, |out| ints::encode(a, out)),
+        Some(parent) => {
+            if parent.len() != a.len() {
+                return Err(Unfit("lengths differ"));
+            }
+            let mut symbols = parent.to_vec();
+            if !subtract_from(Level::detect(), a, &mut symbols) {
+                return Err(Unfit("too many steps from the parent"));
+            }
+            varint::put_bytes(out, |out| ints::encode(&symbols, out));
+        }
+    }
+    put_exceptions(exceptions, out);
+    Ok(())
+}
+
+/// Decodes a payload of [`encode_tile`]: `acc` holds the parent's A in this tile's step (zeros for a keyframe) and
+/// becomes this tile's. Appends the exceptions. On an error `acc` holds nothing of use.
+pub fn decode_tile_add(
+    mut payload: &[u8],
+    acc: &mut [i32],
+    exceptions_out: &mut Vec<Exception>,
+) -> Result<(), Corrupt> {
+    let symbols = varint::take_bytes(&mut payload)?;
+    ints::decode_add(symbols, acc)?;
+    take_exceptions(payload, acc.len(), exceptions_out)
+}
+
+multiversion! {
+    /// symbols = a - symbols; false if one does not fit.
+    fn subtract_from(a: &[i32], symbols: &mut [i32]) -> bool {
+        let mut overflow = 0;
+        for (symbol, &a) in symbols.iter_mut().zip(a) {
+            let difference = a.wrapping_sub(*symbol);
+            overflow |= (a ^ *symbol) & (a ^ difference);
+            *symbol = difference;
+        }
+        overflow >= 0
+    }
+}
+
+/// Count; if any, their width in bytes (2, 4 or 8); for each the distance to the last index and the bits.
+fn put_exceptions(exceptions: &[Exception], out: &mut Vec<u8>) {
+    varint::put(exceptions.len() as u64, out);
+    let Some(widest) = exceptions.iter().map(|e| e.raw).max() else {
+        return;
+    };
+    let width = if widest <= u16::MAX.into() {
+        2
+    } else if widest <= u32::MAX.into() {
+        4
+    } else {
+        8
+    };
+    out.push(width);
+    let mut next = 0;
+    for exception in exceptions {
+        varint::put(u64::from(exception.index).wrapping_sub(next), out);
+        out.extend_from_slice(&exception.raw.to_le_bytes()[..width as usize]);
+        next = u64::from(exception.index) + 1;
+    }
+}
+
+fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec<Exception>) -> Result<(), Corrupt> {
+    let count = varint::take(&mut payload)?;
+    if count > 0 {
+        let (&width, rest) = payload.split_first().ok_or(Corrupt("truncated exceptions"))?;
+        if !matches!(width, 2 | 4 | 8) {
+            return Err(Corrupt("width of exceptions"));
+        }
+        payload = rest;
+        let mut next = 0u64;
+        // Each takes bytes of the payload, so a count that lies ends with it.
+        for _ in 0..count {
+            let index = next.checked_add(varint::take(&mut payload)?).filter(|&index| index < elements as u64);
+            let index = index.ok_or(Corrupt("exception beyond the tile"))?;
+            let (bits, rest) = payload.split_at_checked(width.into()).ok_or(Corrupt("truncated exceptions"))?;
+            payload = rest;
+            let mut raw = [0; 8];
+            raw[..bits.len()].copy_from_slice(bits);
+            out.push(Exception { index: index as u32, raw: u64::from_le_bytes(raw) });
+            next = index + 1;
+        }
+    }
+    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes behind the exceptions")) }
+}
+
+/// The updates W_new - W_old of two tiles (or samples) of the same type, for [`choose_g`].
+pub fn updates(dtype: Dtype, new: &[u8], old: &[u8]) -> Vec<f64> {
+    fn all<F: Float>(new: &[u8], old: &[u8]) -> Vec<f64> {
+        F::elements(new).iter().zip(F::elements(old)).map(|(&new, &old)| F::widen(new) - F::widen(old)).collect()
+    }
+    for_float!(dtype, F => all::<F>(new, old), else Vec::new())
+}
+
+/// The largest |R - W| of two tiles of the same type; `None` when an element is not finite, or the lengths differ.
+pub fn largest_error(dtype: Dtype, w: &[u8], r: &[u8]) -> Option<f64> {
+    fn largest<F: Float>(w: &[F::Bytes], r: &[F::Bytes]) -> Option<f64> {
+        let errors = w.iter().zip(r).map(|(&w, &r)| (F::widen(w) - F::widen(r)).abs());
+        errors.fold(Some(0.0), |largest, error| Some(error.max(largest?)).filter(|_| error.is_finite()))
+    }
+    (w.len() == r.len()).then_some(())?;
+    for_float!(dtype, F => largest::<F>(F::elements(w), F::elements(r)), else None)
+}
+
+/// A step for a tensor with these *raw* updates W_t - W_(t-1) (never the error-fed W_t - R_(t-1): with a large
+/// `c` that spirals): `c` times their root mean square, shortened to a few bits. `None` if nothing moves, or
+/// something is not finite.
+///
+/// A short g keeps K + g*A on the element type's own grid, where rounding moves nothing and exceptions are rare; for the
+/// 16-bit types, whose grid is about as coarse as g itself, that takes a power of two.
+pub fn choose_g(dtype: Dtype, updates: &[f64], c: f64) -> Option<f64> {
+    let largest = updates.iter().fold(0f64, |largest, &u| if u.abs() <= largest { largest } else { u.abs() });
+    if !(largest > 0.0 && largest.is_finite()) {
+        return None;
+    }
+    // Scaled, because squares leave the range of f64 long before their root does.
+    let mean = updates.iter().map(|&u| (u / largest) * (u / largest)).sum::<f64>() / updates.len() as f64;
+    let g = c * largest * mean.sqrt();
+    let bits = match dtype {
+        Dtype::F16 | Dtype::Bf16 => 1,
+        _ => SHORT_STEP_BITS,
+    };
+    let g = round_bits(g, bits);
+    is_step(g).then_some(g)
+}
+
+/// Significant bits of a chosen step: within 6% of the wish, which only shifts the balance of rate and error as a
+/// slightly different `c` would.
+const SHORT_STEP_BITS: u32 = 4;
+
+/// `value` (finite, positive) rounded to `bits` significant bits; the carry goes into the exponent.
+fn round_bits(value: f64, bits: u32) -> f64 {
+    let drop = 53 - bits;
+    let half = 1u64 << (drop - 1);
+    f64::from_bits(value.to_bits().wrapping_add(half) & !((1 << drop) - 1))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use super::*;
+use proptest::prelude::*;
+
+fn round_trip(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> Vec<u8> {
+    let mut payload = Vec::new();
+    encode(dtype, data, parent, &mut payload);
+    let mut out = vec![0xaa; data.len()];
+    decode(dtype, &payload, parent, &mut out).unwrap();
+    assert_eq!(out, data);
+    payload
+}
+
+/// Bits a float type has for the values that break careless code, and their neighbours.
+fn awkward() -> Vec<u8> {
+    let f32s = [0.0f32, -0.0, 1.0, -1.0, f32::MIN_POSITIVE, 1e-45, f32::MAX, f32::INFINITY, f32::NEG_INFINITY];
+    let mut bits: Vec<u32> = f32s.iter().map(|f| f.to_bits()).collect();
+    bits.extend([0x7fc0_0000, 0xffc0_0000, 0x7f80_0001, 0xff80_dead, 0x7fff_ffff, 0xffff_ffff]);
+    bits.iter().flat_map(|b| [b.wrapping_sub(1), *b, b.wrapping_add(1)]).flat_map(u32::to_le_bytes).collect()
+}
+
+#[test]
+fn awkward_bits_survive_every_type() {
+    let data = awkward();
+    let mut parent = data.clone();
+    parent.rotate_left(12);
+    for dtype in Dtype::ALL {
+        for length in [0, 1, 3, 16, 48, data.len()] {
+            let (data, parent) = (&data[..length], &parent[..length]);
+            round_trip(dtype, data, None);
+            round_trip(dtype, data, Some(parent));
+            round_trip(dtype, data, Some(data));
+        }
+    }
+}
+
+#[test]
+fn small_updates_cost_little_and_useless_parents_nothing() {
+    let n = 20_000;
+    let value = |i: usize| ((i * 7919 % 10_007) as f32 / 5000.0 - 1.0) * 0.1;
+    let old: Vec<u8> = (0..n).flat_map(|i| value(i).to_le_bytes()).collect();
+    let new: Vec<u8> = (0..n).flat_map(|i| (value(i) * (1.0 + (i % 13) as f32 * 1e-6)).to_le_bytes()).collect();
+    let alone = round_trip(Dtype::F32, &new, None);
+    let delta = round_trip(Dtype::F32, &new, Some(&old));
+    assert!(delta.len() * 2 < alone.len(), "{} {}", delta.len(), alone.len());
+    let noise: Vec<u8> = (0..4 * n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    assert!(round_trip(Dtype::F32, &new, Some(&noise)).len() <= alone.len());
+    assert!(round_trip(Dtype::F32, &new, Some(&new)).len() < 20);
+}
+
+#[test]
+fn parents_of_another_length_are_not_used() {
+    let data = awkward();
+    let mut payload = Vec::new();
+    encode(Dtype::F32, &data, Some(&data[4..]), &mut payload);
+    let mut out = vec![0; data.len()];
+    decode(Dtype::F32, &payload, None, &mut out).unwrap();
+    assert_eq!(out, data);
+    payload.clear();
+    encode(Dtype::F32, &data, Some(&data), &mut payload);
+    assert!(decode(Dtype::F32, &payload, None, &mut out).is_err());
+    assert!(decode(Dtype::F32, &payload, Some(&data[4..]), &mut out).is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_come_back(
+        dtype in prop::sample::select(Dtype::ALL.as_slice()),
+        pairs in prop::collection::vec((any::<u8>(), any::<u8>()), 0..3000),
+        narrow: bool,
+    ) {
+        let mask = if narrow { 3 } else { 0xff };
+        let data: Vec<u8> = pairs.iter().map(|p| p.0 & mask).collect();
+        let parent: Vec<u8> = pairs.iter().map(|p| p.1 & mask).collect();
+        round_trip(dtype, &data, None);
+        round_trip(dtype, &data, Some(&parent));
+    }
+
+    #[test]
+    fn damaged_payloads_never_panic(
+        dtype in prop::sample::select(Dtype::ALL.as_slice()),
+        data in prop::collection::vec(0..9u8, 0..3000),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in any::<prop::sample::Index>(),
+        length in 0..4000usize,
+    ) {
+        let mut payload = Vec::new();
+        encode(dtype, &data, None, &mut payload);
+        let _ = decode(dtype, &payload, None, &mut vec![0; length]);
+        if !payload.is_empty() {
+            let _ = decode(dtype, &payload[..cut.index(payload.len())], Some(&data), &mut vec![0; data.len()]);
+            for (at, byte) in flips {
+                let at = at.index(payload.len());
+                payload[at] ^= byte;
+            }
+            let _ = decode(dtype, &payload, Some(&data), &mut vec![0; data.len()]);
+        }
+    }
+}
+
+#[test]
+fn all_levels_split_and_join_alike() {
+    fn check<T: Word>(data: &[u8], order: Order)
+    where
+        T::Bytes: PartialEq + std::fmt::Debug,
+    {
+        let elements = T::elements(data);
+        let mut parent = elements.to_vec();
+        parent.rotate_left(3);
+        for parent in [None, Some(parent.as_slice())] {
+            let mut expected = None;
+            for level in Level::available() {
+                let mut split = vec![0; elements.len() * T::BYTES];
+                planes::split::<T>(level, elements, parent, order, &mut split);
+                assert_eq!(expected.get_or_insert_with(|| split.clone()), &split);
+                let slices: Vec<&[u8]> = split.chunks(elements.len()).collect();
+                let mut joined = parent.unwrap_or(elements).to_vec();
+                joined.rotate_left(1);
+                planes::join::<T>(level, &slices, parent, order, &mut joined);
+                assert_eq!(joined, elements);
+            }
+        }
+    }
+    let data = awkward().repeat(30);
+    for order in [Order::Integer, Order::Float] {
+        check::<u8>(&data, order);
+        check::<u16>(&data, order);
+        check::<u32>(&data, order);
+        check::<u64>(&data[..data.len() / 8 * 8], order);
+    }
+}

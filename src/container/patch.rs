@@ -1,0 +1,125 @@
+//! Which bytes of a file depend on its tensors, so that a file with altered tensors stays consistent in itself.
+//!
+//! In a zip of torch.save these are each record's CRC (central directory and data descriptor), the second half of
+//! `.data/serialization_id`, which is a fold over the CRCs of all records before it, and that record's own CRC. With
+//! all of them replaced the file is, byte for byte, what torch.save of the altered tensors writes.
+
+use std::io;
+
+use super::zip::{Record, Zip};
+use super::{Description, ReadAt};
+
+/// A tensor whose bytes are not those of the described file any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangedTensor {
+    /// Index in `Description::tensors`.
+    pub index: usize,
+    /// CRC-32 of its bytes in the described file.
+    pub crc_before: u32,
+    /// CRC-32 of its bytes now.
+    pub crc_after: u32,
+}
+
+/// Bytes to put at an offset of the file. Never changes its length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Patch {
+    /// File offset.
+    pub offset: u64,
+    /// What to put there.
+    pub bytes: Vec<u8>,
+}
+
+/// What a description must remember of a zip to patch it.
+#[derive(Clone, Debug)]
+pub(super) struct Crcs {
+    /// In file order.
+    records: Vec<Record>,
+    /// Record of each tensor.
+    of_tensor: Vec<u32>,
+    /// The record `.data/serialization_id`.
+    serialization_id: Option<usize>,
+}
+
+/// Two numbers of 20 decimal digits.
+const ID_LEN: u64 = 40;
+
+impl Crcs {
+    pub(super) fn new(zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) -> Self {
+        Crcs { records: zip.records, of_tensor, serialization_id }
+    }
+
+    /// Where the serialization id's digits are.
+    #[cfg(test)]
+    pub(super) fn id_payload(&self) -> Option<std::ops::Range<u64>> {
+        Some(self.records[self.serialization_id?].payload.clone())
+    }
+
+    /// The digits that torch computes from the CRCs of the records before the id.
+    fn fold(records: impl Iterator<Item = u32>) -> String {
+        let h = records.fold(0u64, |h, crc| {
+            let mixed = u64::from(crc).wrapping_add(0x9e37_79b9).wrapping_add(h << 6).wrapping_add(h >> 2);
+            h ^ mixed
+        });
+        format!("{h:020}")
+    }
+}
+
+impl Description {
+    /// The patches that, together with the altered payloads, make the file what its own writer would have written:
+    /// same length, by ascending offset, outside of all tensors. None for anything but a zip of torch.save.
+    ///
+    /// A record whose declared CRC is not `crc_before` (CRCs can be switched off) is left alone, and so is a
+    /// serialization id that does not follow from the declared CRCs. `src` is the described file; only bytes outside
+    /// of tensors are read.
+    ///
+    /// # Errors
+    /// `InvalidInput` for an index beyond `tensors`; whatever `src` reports.
+    pub fn patches(&self, src: &dyn ReadAt, changed: &[ChangedTensor]) -> io::Result<Vec<Patch>> {
+        if changed.iter().any(|c| c.index >= self.tensors.len()) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let Some(zip) = &self.zip else {
+            return Ok(Vec::new());
+        };
+        let mut crcs: Vec<u32> = zip.records.iter().map(|r| r.crc).collect();
+        for c in changed {
+            // Both lists have one entry per tensor unless the caller edited `tensors`.
+            let Some(&record) = zip.of_tensor.get(c.index) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
+            if zip.records[record as usize].crc == c.crc_before {
+                crcs[record as usize] = c.crc_after;
+            }
+        }
+        let mut patches = Vec::new();
+        if let Some(id) = zip.serialization_id {
+            let payload = &zip.records[id].payload;
+            let mut digits = [0; ID_LEN as usize];
+            src.read_exact_at(&mut digits, payload.start)?;
+            let before = Crcs::fold(zip.records[..id].iter().map(|r| r.crc));
+            let after = Crcs::fold(crcs[..id].iter().copied());
+            if digits[20..] == *before.as_bytes() && after != before {
+                if zip.records[id].crc == crc32fast::hash(&digits) {
+                    digits[20..].copy_from_slice(after.as_bytes());
+                    crcs[id] = crc32fast::hash(&digits);
+                }
+                patches.push(Patch { offset: payload.start + 20, bytes: after.into_bytes() });
+            }
+        }
+        for (record, crc) in zip.records.iter().zip(crcs) {
+            if crc == record.crc {
+                continue;
+            }
+            let copies = [Some(record.crc_in_directory), record.crc_in_descriptor, record.crc_in_header];
+            patches
+                .extend(copies.into_iter().flatten().map(|offset| Patch { offset, bytes: crc.to_le_bytes().to_vec() }));
+        }
+        patches.sort_by_key(|p| p.offset);
+        Ok(patches)
+    }
+}
+
+/// Whether the record can be a serialization id.
+pub(super) fn is_serialization_id(record: &Record, name: &[u8]) -> bool {
+    name == b".data/serialization_id" && record.stored && record.payload.end - record.payload.start == ID_LEN
+}

@@ -1,0 +1,150 @@
+//! What a pickle would build, as a graph; nothing in it is executed.
+//!
+//! The machine in `vm` runs all opcodes of protocols 0 to 5 on symbols instead of objects: a class stays its name, a
+//! call stays the function, its arguments and whatever is later put into the result. Nodes lie in an arena and refer
+//! to each other by index, since memo entries share them and can make cycles; walkers must mind both.
+//!
+//! A pickle of N bytes costs O(N) time. Memory: [`MAX_CELLS`] bounds what the graph holds, at about 16 bytes a cell;
+//! long strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
+
+mod input;
+mod memo;
+mod text;
+mod vm;
+
+pub(super) use vm::load;
+
+/// Budget for the graph: 256 MiB (twice that for a moment, when an array grows). A tensor takes about 60 cells, so
+/// this is enough for 250,000 tensors; the largest checkpoints known have a tenth.
+pub(super) const MAX_CELLS: usize = 16 << 20;
+
+/// Longest string whose text is kept. Keys and names are far shorter; longer ones are only counted.
+pub(super) const MAX_TEXT: usize = 1 << 10;
+
+/// A value: a scalar, or a reference to a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Item {
+    /// `None`.
+    None,
+    /// `True`, `False`.
+    Bool(bool),
+    /// An integer of at most 64 bits.
+    Int(i64),
+    /// A float.
+    Float(f64),
+    /// A string, in the graph's text.
+    Str(Text),
+    /// A string too long to keep, with its length in bytes.
+    LongStr(u64),
+    /// A value with nothing below it that matters: bytes, buffers, big integers, extension codes.
+    Scalar,
+    /// A node.
+    Node(u32),
+}
+
+/// Place of a string in the graph's text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Text {
+    start: u32,
+    len: u32,
+}
+
+/// A node of the graph.
+#[derive(Debug)]
+pub(super) enum Node {
+    /// A tuple: `len` items from `start` in the graph's items.
+    Tuple { start: u32, len: u32 },
+    /// A list, set or frozenset.
+    List(Elements),
+    /// A dict's pairs in order.
+    Dict(Vec<(Item, Item)>),
+    /// A class or function: module and name, both strings.
+    Global(Item, Item),
+    /// A reference to something outside of the pickle: in torch's files, a storage.
+    Persid(Item),
+    /// What a call returns.
+    Object(Box<Object>),
+}
+
+/// A list's elements. Scalars are only counted: nothing can be below them, and lists of numbers are long.
+#[derive(Debug, Default)]
+pub(super) struct Elements {
+    /// Number of elements.
+    pub(super) len: u64,
+    /// The elements that are nodes, each with its index in the list.
+    pub(super) nodes: Vec<(u64, u32)>,
+}
+
+/// The result of a REDUCE, NEWOBJ, INST or OBJ.
+#[derive(Debug)]
+pub(super) struct Object {
+    /// What was called: usually a `Global`.
+    pub(super) func: Item,
+    /// Its arguments: usually a `Tuple`.
+    pub(super) args: Item,
+    /// Keyword arguments (NEWOBJ_EX), else `None`.
+    pub(super) kwargs: Item,
+    /// Pairs set on it, as an `OrderedDict` has them.
+    pub(super) pairs: Vec<(Item, Item)>,
+    /// Elements appended to it.
+    pub(super) list: Elements,
+    /// States given to it (BUILD).
+    pub(super) states: Vec<Item>,
+}
+
+/// A loaded pickle.
+#[derive(Debug)]
+pub(super) struct Graph {
+    nodes: Vec<Node>,
+    items: Vec<Item>,
+    text: Vec<u8>,
+    /// What the pickle is.
+    pub(super) root: Item,
+}
+
+impl Graph {
+    /// The node with this index.
+    pub(super) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    /// Number of nodes.
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// A string's bytes (mostly UTF-8, but nothing ensures it).
+    pub(super) fn text(&self, text: Text) -> &[u8] {
+        &self.text[text.start as usize..][..text.len as usize]
+    }
+
+    /// The item's text if it is a string of valid UTF-8.
+    pub(super) fn str(&self, item: Item) -> Option<&str> {
+        match item {
+            Item::Str(t) => std::str::from_utf8(self.text(t)).ok(),
+            _ => None,
+        }
+    }
+
+    /// The items of a tuple; `None` for anything else.
+    pub(super) fn tuple(&self, item: Item) -> Option<&[Item]> {
+        match item {
+            Item::Node(n) => match *self.node(n) {
+                Node::Tuple { start, len } => Some(&self.items[start as usize..][..len as usize]),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Module and name of a class or function; `None` for anything else.
+    pub(super) fn global(&self, item: Item) -> Option<(&str, &str)> {
+        match item {
+            Item::Node(n) => match *self.node(n) {
+                Node::Global(module, name) => Some((self.str(module)?, self.str(name)?)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! The pickle machine, on symbols.
+
+use super::super::ReadAt;
+use super::super::read::{Fail, bad};
+use super::input::Input;
+use super::memo::Memo;
+use super::{Elements, Graph, Item, MAX_CELLS, MAX_TEXT, Node, Object, Text};
+
+/// Values on the stack at a time (64 MiB). Picklers put at most 1,000 per open container there, except for tuples.
+const MAX_STACK: usize = 4 << 20;
+
+/// Opcodes run, about two seconds. A pickle that needs more is not a checkpoint's index but its data.
+const MAX_OPS: u64 = 256 << 20;
+
+/// Loads the pickle that starts at `start` and ends before `end`.
+pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
+    let mut vm = Vm {
+        input: Input::new(src, start, end),
+        graph: Graph {
+            nodes: vec![Node::Tuple { start: 0, len: 0 }],
+            items: Vec::new(),
+            text: Vec::new(),
+            root: Item::None,
+        },
+        stack: Vec::new(),
+        marks: Vec::new(),
+        memo: Memo::default(),
+        cells: 0,
+        line: Vec::new(),
+    };
+    for _ in 0..MAX_OPS {
+        let op = vm.input.byte()?;
+        if op == b'.' {
+            vm.graph.root = vm.pop()?;
+            return Ok(vm.graph);
+        }
+        vm.step(op)?;
+    }
+    bad("pickle: too many opcodes")
+}
+
+/// The empty tuple, which is everywhere in torch's pickles, is the graph's first node.
+const EMPTY: Item = Item::Node(0);
+
+pub(super) struct Vm<'a> {
+    pub(super) input: Input<'a>,
+    pub(super) graph: Graph,
+    stack: Vec<Item>,
+    /// Stack heights at each open MARK.
+    marks: Vec<u32>,
+    memo: Memo,
+    cells: usize,
+    /// The last line read.
+    pub(super) line: Vec<u8>,
+}
+
+impl Vm<'_> {
+    fn step(&mut self, op: u8) -> Result<(), Fail> {
+        match op {
+            // Frames and the protocol's number change nothing for a reader that looks at every byte.
+            0x80 => {
+                if self.input.byte()? > 5 {
+                    return bad("pickle: protocol newer than 5");
+                }
+            }
+            0x95 => self.input.skip(8)?,
+
+            b'N' => self.push(Item::None)?,
+            0x88 => self.push(Item::Bool(true))?,
+            0x89 => self.push(Item::Bool(false))?,
+            b'K' => {
+                let v = self.input.byte()?;
+                self.push(Item::Int(v.into()))?;
+            }
+            b'M' => {
+                let v = u16::from_le_bytes(self.input.array()?);
+                self.push(Item::Int(v.into()))?;
+            }
+            b'J' => {
+                let v = i32::from_le_bytes(self.input.array()?);
+                self.push(Item::Int(v.into()))?;
+            }
+            0x8a => {
+                let n = self.input.byte()?;
+                self.long(n.into())?;
+            }
+            0x8b => {
+                let n = i32::from_le_bytes(self.input.array()?);
+                match u64::try_from(n) {
+                    Ok(n) => self.long(n)?,
+                    Err(_) => return bad("pickle: a negative length"),
+                }
+            }
+            b'G' => {
+                let v = f64::from_bits(u64::from_be_bytes(self.input.array()?));
+                self.push(Item::Float(v))?;
+            }
+            b'I' | b'L' | b'F' => self.number_line(op)?,
+
+            b'T' | b'U' | b'X' | 0x8c | 0x8d => {
+                let n = self.length(op)?;
+                let item = self.string(n)?;
+                self.push(item)?;
+            }
+            b'B' | b'C' | 0x8e | 0x96 => {
+                let n = self.length(op)?;
+                self.input.skip(n)?;
+                self.push(Item::Scalar)?;
+            }
+            b'S' | b'V' => {
+                let item = self.string_line(op)?;
+                self.push(item)?;
+            }
+            0x97 => self.push(Item::Scalar)?,
+            0x98 => {
+                self.top()?;
+            }
+
+            b'(' => {
+                if self.marks.len() >= MAX_STACK {
+                    return bad("pickle: nested too deeply");
+                }
+                self.marks.push(self.stack.len() as u32);
+            }
+            b'0' => {
+                // A POP on an empty level takes its MARK, as Python's own unpickler does.
+                if self.marks.last() == Some(&(self.stack.len() as u32)) {
+                    self.marks.pop();
+                } else {
+                    self.pop()?;
+                }
+            }
+            b'1' => {
+                let at = self.mark()?;
+                self.stack.truncate(at);
+            }
+            b'2' => {
+                let item = self.top()?;
+                self.push(item)?;
+            }
+
+            b')' => self.push(EMPTY)?,
+            b't' => {
+                let at = self.mark()?;
+                self.tuple(at)?;
+            }
+            0x85..=0x87 => {
+                let at = self.below(usize::from(op - 0x84))?;
+                self.tuple(at)?;
+            }
+            b']' | 0x8f => self.push_node(Node::List(Elements::default()), 4)?,
+            b'l' | 0x91 => {
+                let at = self.mark()?;
+                self.push_node(Node::List(Elements::default()), 4)?;
+                let list = self.pop()?;
+                self.append(list, at)?;
+                self.push(list)?;
+            }
+            b'}' => self.push_node(Node::Dict(Vec::new()), 4)?,
+            b'd' => {
+                let at = self.mark()?;
+                self.push_node(Node::Dict(Vec::new()), 4)?;
+                let dict = self.pop()?;
+                self.set(dict, at)?;
+                self.push(dict)?;
+            }
+            b'a' => {
+                let at = self.below(1)?;
+                let target = self.under(at)?;
+                self.append(target, at)?;
+            }
+            b'e' | 0x90 => {
+                let at = self.mark()?;
+                let target = self.under(at)?;
+                self.append(target, at)?;
+            }
+            b's' => {
+                let at = self.below(2)?;
+                let target = self.under(at)?;
+                self.set(target, at)?;
+            }
+            b'u' => {
+                let at = self.mark()?;
+                let target = self.under(at)?;
+                self.set(target, at)?;
+            }
+
+            b'c' => {
+                let module = self.text_line()?;
+                let name = self.text_line()?;
+                self.push_node(Node::Global(module, name), 4)?;
+            }
+            0x93 => {
+                let name = self.pop()?;
+                let module = self.pop()?;
+                self.push_node(Node::Global(module, name), 4)?;
+            }
+            0x82..=0x84 => {
+                self.input.skip([1, 2, 4][usize::from(op - 0x82)])?;
+                self.push(Item::Scalar)?;
+            }
+            b'R' | 0x81 => {
+                let args = self.pop()?;
+                let func = self.pop()?;
+                self.object(func, args, Item::None)?;
+            }
+            0x92 => {
+                let kwargs = self.pop()?;
+                let args = self.pop()?;
+                let func = self.pop()?;
+                self.object(func, args, kwargs)?;
+            }
+            b'i' => {
+                let module = self.text_line()?;
+                let name = self.text_line()?;
+                let at = self.mark()?;
+                self.tuple(at)?;
+                let args = self.pop()?;
+                self.push_node(Node::Global(module, name), 4)?;
+                let func = self.pop()?;
+                self.object(func, args, Item::None)?;
+            }
+            b'o' => {
+                let at = self.mark()?;
+                let Some(&func) = self.stack.get(at) else {
+                    return bad("pickle: a value is missing on the stack");
+                };
+                self.tuple(at + 1)?;
+                let args = self.pop()?;
+                self.pop()?;
+                self.object(func, args, Item::None)?;
+            }
+            b'b' => {
+                let state = self.pop()?;
+                let target = self.top()?;
+                // State given to anything but an object would fail in Python; it is dropped, not followed.
+                if let Item::Node(n) = target {
+                    self.charge(2)?;
+                    if let Node::Object(o) = &mut self.graph.nodes[n as usize] {
+                        o.states.push(state);
+                    }
+                }
+            }
+            b'Q' => {
+                let id = self.pop()?;
+                self.push_node(Node::Persid(id), 2)?;
+            }
+            b'P' => {
+                let id = self.text_line()?;
+                self.push_node(Node::Persid(id), 2)?;
+            }
+
+            b'g' | b'h' | b'j' => {
+                let key = self.memo_key(op)?;
+                match self.memo.get(key) {
+                    Some(item) => self.push(item)?,
+                    None => return bad("pickle: a memo entry that was never made"),
+                }
+            }
+            b'p' | b'q' | b'r' => {
+                let key = self.memo_key(op)?;
+                self.memoize(key)?;
+            }
+            0x94 => self.memoize(self.memo.len())?,
+            _ => return bad(format!("pickle: unknown opcode 0x{op:02x}")),
+        }
+        Ok(())
+    }
+
+    pub(super) fn charge(&mut self, cells: usize) -> Result<(), Fail> {
+        self.cells += cells;
+        if self.cells > MAX_CELLS {
+            return bad("pickle: too many values to keep track of");
+        }
+        Ok(())
+    }
+
+    pub(super) fn push(&mut self, item: Item) -> Result<(), Fail> {
+        if self.stack.len() >= MAX_STACK {
+            return bad("pickle: too many values on the stack");
+        }
+        self.stack.push(item);
+        Ok(())
+    }
+
+    fn push_node(&mut self, node: Node, cells: usize) -> Result<(), Fail> {
+        self.charge(cells)?;
+        // MAX_CELLS is far below 2^32.
+        let index = self.graph.nodes.len() as u32;
+        self.graph.nodes.push(node);
+        self.push(Item::Node(index))
+    }
+
+    /// Height of the stack without its `n` top values, which must lie above the last MARK.
+    fn below(&self, n: usize) -> Result<usize, Fail> {
+        let floor = self.marks.last().map_or(0, |&m| m as usize);
+        match self.stack.len().checked_sub(n) {
+            Some(at) if at >= floor => Ok(at),
+            _ => bad("pickle: a value is missing on the stack"),
+        }
+    }
+
+    fn pop(&mut self) -> Result<Item, Fail> {
+        let at = self.below(1)?;
+        let item = self.stack[at];
+        self.stack.truncate(at);
+        Ok(item)
+    }
+
+    fn top(&self) -> Result<Item, Fail> {
+        Ok(self.stack[self.below(1)?])
+    }
+
+    /// The value just below height `at`.
+    fn under(&self, at: usize) -> Result<Item, Fail> {
+        let floor = self.marks.last().map_or(0, |&m| m as usize);
+        match at.checked_sub(1) {
+            Some(i) if i >= floor => Ok(self.stack[i]),
+            _ => bad("pickle: a value is missing on the stack"),
+        }
+    }
+
+    /// Closes the last MARK; returns the stack's height at it.
+    fn mark(&mut self) -> Result<usize, Fail> {
+        match self.marks.pop() {
+            Some(at) => Ok(at as usize),
+            None => bad("pickle: a MARK is missing"),
+        }
+    }
+
+    /// Makes a tuple of everything from height `at`.
+    fn tuple(&mut self, at: usize) -> Result<(), Fail> {
+        let values = &self.stack[at..];
+        if values.is_empty() {
+            return self.push(EMPTY);
+        }
+        let (start, len) = (self.graph.items.len() as u32, values.len());
+        self.charge(len)?;
+        self.graph.items.extend_from_slice(&self.stack[at..]);
+        self.stack.truncate(at);
+        let len = len as u32;
+        self.push_node(Node::Tuple { start, len }, 2)
+    }
+
+    /// Moves everything from height `at` to the end of the list `target`.
+    fn append(&mut self, target: Item, at: usize) -> Result<(), Fail> {
+        let added = &self.stack[at..];
+        self.cells += 2 * added.iter().filter(|i| matches!(i, Item::Node(_))).count();
+        let list = match node(&mut self.graph, target)? {
+            Node::List(list) => list,
+            Node::Object(o) => &mut o.list,
+            _ => return bad("pickle: something is appended to what is no list"),
+        };
+        for (index, item) in (list.len..).zip(added) {
+            if let Item::Node(n) = item {
+                list.nodes.push((index, *n));
+            }
+        }
+        list.len += added.len() as u64;
+        self.stack.truncate(at);
+        self.charge(0)
+    }
+
+    /// Sets the pairs from height `at` in the mapping `target`.
+    fn set(&mut self, target: Item, at: usize) -> Result<(), Fail> {
+        let values = &self.stack[at..];
+        if !values.len().is_multiple_of(2) {
+            return bad("pickle: a key without a value");
+        }
+        self.cells += 2 * values.len();
+        let pairs = match node(&mut self.graph, target)? {
+            Node::Dict(pairs) => pairs,
+            Node::Object(o) => &mut o.pairs,
+            _ => return bad("pickle: a key is set in what is no mapping"),
+        };
+        pairs.extend(values.chunks_exact(2).map(|p| (p[0], p[1])));
+        self.stack.truncate(at);
+        self.charge(0)
+    }
+
+    fn object(&mut self, func: Item, args: Item, kwargs: Item) -> Result<(), Fail> {
+        let object =
+            Box::new(Object { func, args, kwargs, pairs: Vec::new(), list: Elements::default(), states: Vec::new() });
+        self.push_node(Node::Object(object), 12)
+    }
+
+    fn memo_key(&mut self, op: u8) -> Result<u64, Fail> {
+        Ok(match op {
+            b'h' | b'q' => self.input.byte()?.into(),
+            b'j' | b'r' => u32::from_le_bytes(self.input.array()?).into(),
+            _ => {
+                let whole = self.input.line(&mut self.line)?;
+                let text = std::str::from_utf8(&self.line).ok().filter(|_| whole);
+                match text.and_then(|t| t.parse().ok()) {
+                    Some(key) => key,
+                    None => return bad("pickle: a memo index is not a number"),
+                }
+            }
+        })
+    }
+
+    fn memoize(&mut self, key: u64) -> Result<(), Fail> {
+        let item = self.top()?;
+        match self.memo.insert(key, item) {
+            true => self.charge(3),
+            false => Ok(()),
+        }
+    }
+
+    /// An integer of `n` bytes, two's complement.
+    fn long(&mut self, n: u64) -> Result<(), Fail> {
+        if n > 8 {
+            self.input.skip(n)?;
+            return self.push(Item::Scalar);
+        }
+        let mut bytes = [0; 8];
+        for b in &mut bytes[..n as usize] {
+            *b = self.input.byte()?;
+        }
+        let unused = 8 * (8 - n as u32);
+        let value = match n {
+            0 => 0,
+            _ => (i64::from_le_bytes(bytes) << unused) >> unused,
+        };
+        self.push(Item::Int(value))
+    }
+
+    /// The length that precedes a string or bytes.
+    fn length(&mut self, op: u8) -> Result<u64, Fail> {
+        Ok(match op {
+            b'U' | b'C' | 0x8c => self.input.byte()?.into(),
+            b'X' | b'B' => u32::from_le_bytes(self.input.array()?).into(),
+            b'T' => match u64::try_from(i32::from_le_bytes(self.input.array()?)) {
+                Ok(n) => n,
+                Err(_) => return bad("pickle: a negative length"),
+            },
+            _ => u64::from_le_bytes(self.input.array()?),
+        })
+    }
+
+    fn string(&mut self, n: u64) -> Result<Item, Fail> {
+        if n > MAX_TEXT as u64 {
+            self.input.skip(n)?;
+            return Ok(Item::LongStr(n));
+        }
+        self.charge(n as usize / 16 + 1)?;
+        let start = self.graph.text.len() as u32;
+        self.input.take(n as usize, &mut self.graph.text)?;
+        let len = n as u32;
+        Ok(Item::Str(Text { start, len }))
+    }
+}
+
+/// The node that something is put into.
+fn node(graph: &mut Graph, item: Item) -> Result<&mut Node, Fail> {
+    match item {
+        Item::Node(n) => Ok(&mut graph.nodes[n as usize]),
+        _ => bad("pickle: something is put into a plain value"),
+    }
+}

@@ -1,0 +1,92 @@
+//! Random access for byte slices and files.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::ReadAt;
+
+impl ReadAt for [u8] {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let start = usize::try_from(offset).ok();
+        let range = start.and_then(|s| Some(s..s.checked_add(buf.len())?));
+        match range.and_then(|r| self.get(r)) {
+            Some(bytes) => {
+                buf.copy_from_slice(bytes);
+                Ok(())
+            }
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+impl ReadAt for Vec<u8> {
+    fn size(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.as_slice().read_exact_at(buf, offset)
+    }
+}
+
+impl<T: ReadAt + ?Sized> ReadAt for &T {
+    fn size(&self) -> u64 {
+        (**self).size()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        (**self).read_exact_at(buf, offset)
+    }
+}
+
+/// `pread`; the file's own position is neither used nor moved. The size is asked of the kernel at each call, and is
+/// 0 if it cannot say.
+impl ReadAt for File {
+    fn size(&self) -> u64 {
+        self.metadata().map_or(0, |m| m.len())
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buf, offset)
+    }
+}
+
+/// Why a container could not be described.
+#[derive(Debug)]
+pub(super) enum Fail {
+    /// The source failed: the caller's business.
+    Io(io::Error),
+    /// The bytes are not what the format says: the file is opaque, for this reason.
+    Bad(String),
+}
+
+impl From<io::Error> for Fail {
+    fn from(e: io::Error) -> Self {
+        Fail::Io(e)
+    }
+}
+
+/// A refusal with its reason in plain words.
+pub(super) fn bad<T>(why: impl Into<String>) -> Result<T, Fail> {
+    Err(Fail::Bad(why.into()))
+}
+
+/// The little-endian u16 at `at`. Callers have checked the length.
+pub(super) fn u16_at(b: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([b[at], b[at + 1]])
+}
+
+/// The little-endian u32 at `at`. Callers have checked the length.
+pub(super) fn u32_at(b: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+/// The little-endian u64 at `at`. Callers have checked the length.
+pub(super) fn u64_at(b: &[u8], at: usize) -> u64 {
+    u64::from(u32_at(b, at)) | u64::from(u32_at(b, at + 4)) << 32
+}

@@ -1,0 +1,179 @@
+//! The storages that a walk finds: one tensor each, however many paths and views reach it.
+
+use std::collections::{HashMap, HashSet};
+
+use super::read::{Fail, bad};
+use super::role;
+use super::view::Storage;
+use super::zip::Zip;
+use super::{Role, Tensor};
+use crate::codec::Dtype;
+
+/// Other paths kept for one tensor. Two are common (tied embeddings); a thousand would be an attack.
+const MAX_ALIASES: usize = 16;
+
+/// All paths together. 250,000 tensors with names of 100 bytes are well below.
+const MAX_PATH_BYTES: usize = 64 << 20;
+
+/// One place where a storage is used.
+pub(super) struct Use<'a> {
+    pub(super) storage: Storage<'a>,
+    /// Element type of the tensor there, if stepfs knows it.
+    pub(super) dtype: Option<Dtype>,
+    /// Its shape, if it is known and may cover all of the storage.
+    pub(super) shape: Option<Vec<u64>>,
+    pub(super) path: &'a str,
+    pub(super) role: (Role, &'static str),
+    /// Says where the tensor is used, but not what it is, if any other place does.
+    pub(super) reference: bool,
+}
+
+/// A storage's tensor.
+struct Found {
+    tensor: Tensor,
+    /// So far only references to it were seen.
+    reference: bool,
+}
+
+/// The storages found so far.
+pub(super) struct Storages<'z> {
+    zip: &'z Zip,
+    data: &'z HashMap<&'z [u8], usize>,
+    found: HashMap<usize, Found>,
+    /// Paths in use, with the number of times another tensor wanted them.
+    paths: HashMap<String, u32>,
+    path_bytes: usize,
+    missing: u64,
+    compressed: u64,
+    /// Records that are not what some use of them says.
+    misfits: HashSet<usize>,
+    /// Values whose path is too long.
+    pub(super) too_deep: u64,
+}
+
+impl<'z> Storages<'z> {
+    /// `data` maps storage keys to records of `zip`.
+    pub(super) fn new(zip: &'z Zip, data: &'z HashMap<&'z [u8], usize>) -> Self {
+        Storages {
+            zip,
+            data,
+            found: HashMap::new(),
+            paths: HashMap::new(),
+            path_bytes: 0,
+            missing: 0,
+            compressed: 0,
+            misfits: HashSet::new(),
+            too_deep: 0,
+        }
+    }
+
+    /// The tensors, each with its record, and a note on storages that were left out.
+    pub(super) fn finish(mut self) -> (Vec<(Tensor, u32)>, Option<String>) {
+        for index in &self.misfits {
+            self.found.remove(index);
+        }
+        let odd = [
+            (self.missing, "storages have no record"),
+            (self.compressed, "storages are compressed"),
+            (self.misfits.len() as u64, "storages do not fit their records"),
+            (self.too_deep, "values are nested too deeply to name"),
+        ];
+        let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+        let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
+        let found = self.found.into_iter();
+        let mut tensors: Vec<_> = found.map(|(i, f)| (f.tensor, i as u32)).collect();
+        role::pair(tensors.iter_mut().map(|(t, _)| t));
+        (tensors, note)
+    }
+
+    /// Notes a use of a storage.
+    pub(super) fn add(&mut self, used: Use) -> Result<(), Fail> {
+        let storage = used.storage;
+        let Some(&index) = self.data.get(storage.key.as_bytes()) else {
+            self.missing += 1;
+            return Ok(());
+        };
+        let record = &self.zip.records[index];
+        if !record.stored {
+            self.compressed += 1;
+            return Ok(());
+        }
+        let len = record.payload.end - record.payload.start;
+        // What the storage class says must fit the record, or a reader would see something else than stepfs.
+        let unit = match (storage.dtype, storage.known) {
+            (Some(d), _) => Some(d.size() as u64),
+            (None, true) => Some(1),
+            (None, false) => None,
+        };
+        if unit.is_some_and(|u| storage.len.checked_mul(u) != Some(len)) {
+            self.misfits.insert(index);
+            return Ok(());
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        self.path_bytes += used.path.len();
+        if self.path_bytes > MAX_PATH_BYTES {
+            return bad("torch: the tensors' names are too long to keep");
+        }
+        let (dtype, shape, (role, why)) = match used.dtype {
+            Some(d) if len.is_multiple_of(d.size() as u64) => {
+                let elements = len / d.size() as u64;
+                let product = |s: &Vec<u64>| s.iter().try_fold(1u64, |n, &d| n.checked_mul(d));
+                let shape = used.shape.filter(|s| product(s) == Some(elements));
+                (d, shape.unwrap_or(vec![elements]), used.role)
+            }
+            _ => {
+                let why = "an element type that stepfs does not know";
+                (Dtype::U8, vec![len], (Role::Other, why))
+            }
+        };
+        if let Some(Found { tensor, reference }) = self.found.get_mut(&index) {
+            if tensor.aliases.len() < MAX_ALIASES {
+                tensor.aliases.push(used.path.to_string());
+            }
+            if tensor.dtype != dtype {
+                (tensor.dtype, tensor.shape) = (Dtype::U8, vec![len]);
+                (tensor.role, tensor.why) = (Role::Other, "read as two different element types");
+                *reference = false;
+            } else if *reference && !used.reference {
+                (tensor.role, tensor.why) = (role, why);
+                *reference = false;
+            } else if !used.reference && tensor.role == Role::Weight && role != Role::Weight {
+                // One use that is no parameter's is enough: the bytes are the same.
+                (tensor.role, tensor.why) = (role, why);
+            }
+            return Ok(());
+        }
+        let tensor = Tensor {
+            path: self.unique(used.path),
+            aliases: Vec::new(),
+            dtype,
+            shape,
+            role,
+            why,
+            extent: record.payload.clone(),
+        };
+        let reference = used.reference;
+        self.found.insert(index, Found { tensor, reference });
+        Ok(())
+    }
+
+    /// The path, with `#2`, `#3` ... if another tensor has it: keys may contain `/`, and pickles repeat keys.
+    fn unique(&mut self, path: &str) -> String {
+        let Some(mut n) = self.paths.get(path).copied() else {
+            self.paths.insert(path.to_string(), 1);
+            return path.to_string();
+        };
+        let free = loop {
+            n += 1;
+            let candidate = format!("{path}#{n}");
+            if !self.paths.contains_key(&candidate) {
+                break candidate;
+            }
+        };
+        self.paths.insert(path.to_string(), n);
+        self.paths.insert(free.clone(), 1);
+        free
+    }
+}

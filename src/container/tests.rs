@@ -1,0 +1,217 @@
+//! The corpus of `tests/corpus`: files of real writers, hostile files, and mutations of both.
+
+use super::*;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+mod hostile;
+
+fn corpus(folder: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder)
+}
+
+fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(corpus(folder)).expect("the corpus is in the repository");
+    let files: BTreeMap<_, _> = entries
+        .map(|e| e.expect("entry").path())
+        .filter(|p| p.extension().is_none_or(|e| e != "json"))
+        .map(|p| {
+            let name = p.file_name().expect("name").to_string_lossy().into_owned();
+            (name, fs::read(p).expect("corpus file"))
+        })
+        .collect();
+    assert!(!files.is_empty());
+    files
+}
+
+/// What every description must keep, whatever the input.
+fn check(bytes: &[u8]) -> Description {
+    let d = describe(&bytes).expect("bytes in memory have no I/O errors");
+    let mut end = 0;
+    for t in &d.tensors {
+        assert!(t.extent.start >= end, "disjoint and ascending");
+        assert!(t.extent.end > t.extent.start && t.extent.end <= bytes.len() as u64);
+        end = t.extent.end;
+        let elements: u64 = t.shape.iter().product();
+        assert_eq!(elements * t.dtype.size() as u64, t.extent.end - t.extent.start);
+        assert!(t.path.len() < 5000 && t.aliases.len() <= 16);
+        assert!(!t.why.is_empty());
+    }
+    let mut paths: Vec<_> = d.tensors.iter().map(|t| &t.path).collect();
+    paths.sort();
+    paths.dedup();
+    assert_eq!(paths.len(), d.tensors.len(), "paths are unique");
+    match d.kind {
+        Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
+        Kind::TorchZip | Kind::Safetensors => {}
+    }
+    d
+}
+
+#[derive(serde::Deserialize)]
+struct Expected {
+    kind: String,
+    tensors: Vec<ExpectedTensor>,
+}
+
+#[derive(serde::Deserialize, Debug, PartialEq)]
+struct ExpectedTensor {
+    path: String,
+    aliases: Vec<String>,
+    dtype: String,
+    shape: Vec<u64>,
+    offset: u64,
+    role: String,
+}
+
+#[test]
+fn real_files_are_described_as_python_sees_them() {
+    let expected = fs::read(corpus("good").join("expected.json")).expect("expected.json");
+    let expected: BTreeMap<String, Expected> = serde_json::from_slice(&expected).expect("json");
+    let files = files("good");
+    assert_eq!(files.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, bytes) in files {
+        let d = check(&bytes);
+        let want = &expected[&name];
+        let kind = match d.kind {
+            Kind::TorchZip => "torch",
+            Kind::Safetensors => "safetensors",
+            Kind::Opaque => "opaque",
+        };
+        assert_eq!((kind, &d.note), (want.kind.as_str(), &None), "{name}");
+        let got: Vec<_> = d
+            .tensors
+            .iter()
+            .map(|t| ExpectedTensor {
+                path: t.path.clone(),
+                aliases: t.aliases.clone(),
+                dtype: t.dtype.name().to_string(),
+                shape: t.shape.clone(),
+                offset: t.extent.start,
+                role: format!("{:?}", t.role).to_lowercase(),
+            })
+            .collect();
+        for (got, want) in got.iter().zip(&want.tensors) {
+            assert_eq!(got, want, "{name}");
+        }
+        assert_eq!(got.len(), want.tensors.len(), "{name}");
+    }
+}
+
+#[test]
+fn files_are_read_like_slices() {
+    let path = corpus("good").join("nested.pt");
+    let file = fs::File::open(&path).expect("corpus file");
+    let bytes = fs::read(&path).expect("corpus file");
+    let (a, b) = (describe(&file).expect("file"), check(&bytes));
+    assert_eq!(a.tensors, b.tensors);
+    assert_eq!(file.size(), bytes.len() as u64);
+    let mut buf = [0; 4];
+    for src in [&file as &dyn ReadAt, &bytes] {
+        let end = src.size() - 4;
+        src.read_exact_at(&mut buf, end).expect("in bounds");
+        let beyond = src.read_exact_at(&mut buf, end + 1).expect_err("too far");
+        assert_eq!(beyond.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(src.read_exact_at(&mut buf, u64::MAX).is_err());
+    }
+}
+
+/// Alters payloads as the second file of a pair has them, and applies the patches.
+fn patched(before: &[u8], after: &[u8]) -> (Vec<u8>, usize) {
+    let d = check(before);
+    let mut out = before.to_vec();
+    let mut changed = Vec::new();
+    for (index, t) in d.tensors.iter().enumerate() {
+        let range = t.extent.start as usize..t.extent.end as usize;
+        let (old, new) = (&before[range.clone()], &after[range.clone()]);
+        if old != new {
+            changed.push(ChangedTensor { index, crc_before: crc32fast::hash(old), crc_after: crc32fast::hash(new) });
+            out[range].copy_from_slice(new);
+        }
+    }
+    let patches = d.patches(&before, &changed).expect("in memory");
+    let mut end = 0;
+    for p in patches {
+        assert!(p.offset >= end, "ascending, disjoint");
+        end = p.offset + p.bytes.len() as u64;
+        let outside = |t: &Tensor| end <= t.extent.start || p.offset >= t.extent.end;
+        assert!(d.tensors.iter().all(outside));
+        out[p.offset as usize..end as usize].copy_from_slice(&p.bytes);
+    }
+    (out, changed.len())
+}
+
+#[test]
+fn patched_files_are_what_their_writer_writes() {
+    let files = files("pairs");
+    let mut seen = 0;
+    for (name, before) in &files {
+        let Some(stem) = name.strip_suffix(".before") else {
+            continue;
+        };
+        let after = &files[&format!("{stem}.after")];
+        let (out, changed) = patched(before, after);
+        assert_eq!(changed, 3, "{stem}");
+        // Crafted zips carry the id that torch wrote for its own CRCs, which verifies there too.
+        assert!(out == *after, "{stem}: the patched file differs");
+        let (back, _) = patched(after, before);
+        assert!(back == *before, "{stem}: the way back differs");
+        seen += 1;
+    }
+    assert!(seen >= 7);
+}
+
+#[test]
+fn what_does_not_verify_is_not_patched() {
+    let files = files("pairs");
+    let (before, after) = (&files["torch.before"], &files["torch.after"]);
+    let d = check(before);
+    let wrong = [ChangedTensor { index: 0, crc_before: 1, crc_after: 2 }];
+    assert_eq!(d.patches(before, &wrong).expect("in memory"), []);
+    assert_eq!(d.patches(before, &[]).expect("in memory"), []);
+    let beyond = [ChangedTensor { index: d.tensors.len(), ..wrong[0] }];
+    let error = d.patches(before, &beyond).expect_err("no such tensor");
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+
+    // An id that torch did not compute stays; the CRCs are still right.
+    let mut other = before.clone();
+    let at = other.windows(28).rposition(|w| w == b"archive/.data/serialization_").expect("id");
+    let id = d.zip.as_ref().and_then(|z| z.id_payload()).expect("id");
+    assert!(at as u64 > id.end);
+    other[id.end as usize - 1] ^= 1;
+    let (out, _) = patched(&other, after);
+    assert_eq!(out[id.start as usize..id.end as usize], other[id.start as usize..id.end as usize]);
+    assert!(out != other);
+
+    let st = &self::files("good")["mixed.safetensors"];
+    let d = check(st);
+    assert_eq!(d.patches(st, &wrong).expect("in memory"), []);
+}
+
+#[test]
+fn signatures_name_lineages() {
+    let files = files("pairs");
+    let sig = |name: &str| check(&files[name]).signature();
+    assert_eq!(sig("torch.before"), sig("torch.after"));
+    let tensor = |path: &str, n: u64| Tensor {
+        path: path.to_string(),
+        aliases: Vec::new(),
+        dtype: Dtype::F32,
+        shape: vec![n],
+        role: Role::Weight,
+        why: "test",
+        extent: 0..4 * n,
+    };
+    let of = |tensors: Vec<Tensor>| {
+        let mut d = Description::opaque("test");
+        d.tensors = tensors;
+        d.signature()
+    };
+    let (a, b) = (tensor("a", 2048), tensor("b", 4096));
+    assert_eq!(of(vec![a.clone(), b.clone()]), of(vec![b.clone(), a.clone()]));
+    assert_eq!(of(vec![a.clone(), tensor("small", 1023)]), of(vec![a.clone()]));
+    assert_ne!(of(vec![a.clone(), tensor("large", 1024)]), of(vec![a.clone()]));
+    assert_ne!(of(vec![a.clone()]), of(vec![b]));
+    assert_ne!(of(vec![Tensor { dtype: Dtype::I32, ..a.clone() }]), of(vec![a]));
+}

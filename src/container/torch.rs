@@ -1,0 +1,101 @@
+//! A zip of torch.save: the object graph in `data.pkl`, walked to the tensors, and their records `data/KEY`.
+//!
+//! Each storage is one tensor of the description, however many views or names it has. A storage that the walk does
+//! not reach, or that does not fit its record, is left out: it then counts as bytes that are kept as they are.
+
+use std::collections::HashMap;
+
+use super::patch::{Crcs, is_serialization_id};
+use super::pickle;
+use super::read::{Fail, bad};
+use super::storages::Storages;
+use super::walk::walk;
+use super::zip::Zip;
+use super::{Description, Kind, ReadAt, Tensor};
+
+/// Describes the file, whose first bytes are those of a zip.
+pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail> {
+    let zip = Zip::read(src, size)?;
+    let layout = Layout::of(&zip)?;
+    let pickle = &zip.records[layout.pickle];
+    if !pickle.stored {
+        return bad("torch: data.pkl is compressed");
+    }
+    let (mut tensors, note): (Vec<(Tensor, u32)>, _) = if is_big_endian(src, &zip, &layout)? {
+        (Vec::new(), Some("torch: tensors are big-endian".to_string()))
+    } else {
+        let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
+        let mut storages = Storages::new(&zip, &layout.data);
+        walk(&graph, &mut storages)?;
+        storages.finish()
+    };
+    tensors.sort_by_key(|(t, _)| t.extent.start);
+    let (tensors, of_tensor) = tensors.into_iter().unzip();
+    let serialization_id = layout.serialization_id;
+    drop(layout);
+    Ok(Description { kind: Kind::TorchZip, note, tensors, zip: Some(Crcs::new(zip, of_tensor, serialization_id)) })
+}
+
+/// Where torch's own records are; indices of records.
+struct Layout<'a> {
+    pickle: usize,
+    byteorder: Option<usize>,
+    serialization_id: Option<usize>,
+    /// Storage key to record.
+    data: HashMap<&'a [u8], usize>,
+}
+
+impl<'a> Layout<'a> {
+    /// All of torch's records have the same first directory, whose name is the file's own when it was written.
+    fn of(zip: &'a Zip) -> Result<Self, Fail> {
+        let split = |name: &'a [u8]| {
+            let slash = name.iter().position(|&b| b == b'/')?;
+            Some((&name[..slash], &name[slash + 1..]))
+        };
+        let mut pickles = zip.records.iter().enumerate().filter_map(|(i, r)| {
+            let (prefix, name) = split(zip.name(r))?;
+            (name == b"data.pkl").then_some((i, prefix))
+        });
+        let Some((pickle, prefix)) = pickles.next() else {
+            return bad("zip: no data.pkl, so not written by torch.save");
+        };
+        if pickles.next().is_some() {
+            return bad("zip: more than one data.pkl");
+        }
+        let mut layout = Layout { pickle, byteorder: None, serialization_id: None, data: HashMap::new() };
+        for (i, record) in zip.records.iter().enumerate() {
+            match split(zip.name(record)) {
+                Some((p, name)) if p == prefix => {
+                    if let Some(key) = name.strip_prefix(b"data/") {
+                        layout.data.insert(key, i);
+                    } else if name == b"byteorder" {
+                        layout.byteorder = Some(i);
+                    } else if is_serialization_id(record, name) {
+                        layout.serialization_id = Some(i);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(layout)
+    }
+}
+
+/// Without the record (torch before 2.1) the writer's order is not known; all machines that train are little-endian.
+fn is_big_endian(src: &dyn ReadAt, zip: &Zip, layout: &Layout) -> Result<bool, Fail> {
+    let Some(record) = layout.byteorder.map(|i| &zip.records[i]) else {
+        return Ok(false);
+    };
+    let mut order = [0; 6];
+    let len = record.payload.end - record.payload.start;
+    if !record.stored || len > 6 {
+        return bad("torch: byteorder is neither little nor big");
+    }
+    let order = &mut order[..len as usize];
+    src.read_exact_at(order, record.payload.start)?;
+    match &*order {
+        b"little" => Ok(false),
+        b"big" => Ok(true),
+        _ => bad("torch: byteorder is neither little nor big"),
+    }
+}

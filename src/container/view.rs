@@ -1,0 +1,190 @@
+//! Tensors as torch pickles them: a call of a rebuild function on a persistent id that names a storage.
+
+use super::pickle::{Graph, Item, Node};
+use crate::codec::Dtype;
+
+/// A storage, as a persistent id names it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Storage<'a> {
+    /// Its record is `data/KEY`.
+    pub(super) key: &'a str,
+    /// Element type of the storage class; `None` for an untyped storage.
+    pub(super) dtype: Option<Dtype>,
+    /// Number of elements; of bytes if untyped.
+    pub(super) len: u64,
+    /// Whether the class is one that stepfs knows, or an untyped one.
+    pub(super) known: bool,
+}
+
+/// A tensor, which is a view of a storage.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct View<'a> {
+    pub(super) storage: Storage<'a>,
+    /// Element type; `None` if stepfs does not know it.
+    pub(super) dtype: Option<Dtype>,
+    /// Its shape if it lies contiguously from the storage's start.
+    pub(super) shape: Option<Vec<u64>>,
+    /// Whether it is an `nn.Parameter`.
+    pub(super) parameter: bool,
+}
+
+/// Most dimensions of a tensor, as in torch.
+const MAX_DIMS: usize = 64;
+
+/// Rebuild functions around rebuild functions that are looked through; torch nests two.
+const MAX_WRAPPERS: usize = 4;
+
+/// The storage that a persistent id names: `('storage', class, key, location, numel)`.
+pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
+    let Item::Node(n) = item else { return None };
+    let Node::Persid(id) = *graph.node(n) else {
+        return None;
+    };
+    let [tag, class, key, _, Item::Int(len)] = *graph.tuple(id)? else {
+        return None;
+    };
+    if graph.str(tag) != Some("storage") {
+        return None;
+    }
+    let (_, class) = graph.global(class)?;
+    let dtype = storage_dtype(class);
+    Some(Storage {
+        key: graph.str(key)?,
+        dtype,
+        len: u64::try_from(len).ok()?,
+        known: dtype.is_some() || class == "UntypedStorage",
+    })
+}
+
+/// Function and arguments of a call, without the wrappers of parameters and subclasses.
+fn unwrapped(graph: &Graph, item: Item) -> Option<(&str, &[Item], bool)> {
+    let call = |item| match item {
+        Item::Node(n) => match graph.node(n) {
+            Node::Object(o) => Some((o.func, o.args)),
+            _ => None,
+        },
+        _ => None,
+    };
+    let (mut func, mut args) = call(item)?;
+    let mut parameter = false;
+    for _ in 0..MAX_WRAPPERS {
+        let (module, name) = graph.global(func)?;
+        let list = graph.tuple(args)?;
+        match (module, name, list) {
+            ("torch._utils", "_rebuild_parameter" | "_rebuild_parameter_with_state", [data, ..]) => {
+                parameter = true;
+                (func, args) = call(*data)?;
+            }
+            ("torch._tensor", "_rebuild_from_type_v2", &[inner, class, inner_args, _]) => {
+                parameter |= graph.global(class).is_some_and(|(_, c)| c == "Parameter");
+                (func, args) = (inner, inner_args);
+            }
+            ("torch._utils", "_rebuild_tensor" | "_rebuild_tensor_v2" | "_rebuild_tensor_v3", list) => {
+                return Some((name, list, parameter));
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// Whether the item is a tensor, without looking at its details.
+pub(super) fn is_tensor(graph: &Graph, item: Item) -> bool {
+    unwrapped(graph, item).is_some()
+}
+
+/// The tensor that the item is; `None` for anything else, and for a tensor that makes no sense.
+pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
+    let (name, args, parameter) = unwrapped(graph, item)?;
+    let [persid, Item::Int(offset), shape, stride, rest @ ..] = args else {
+        return None;
+    };
+    let storage = storage(graph, *persid)?;
+    let dtype = match (name, rest) {
+        ("_rebuild_tensor_v3", [_, _, dtype, ..]) => {
+            let (module, name) = graph.global(*dtype)?;
+            (module == "torch").then(|| dtype_named(name)).flatten()
+        }
+        ("_rebuild_tensor_v3", _) => return None,
+        _ => storage.dtype,
+    };
+    let numbers = |item| -> Option<Vec<u64>> {
+        let items = graph.tuple(size_args(graph, item))?;
+        let number = |i: &Item| match *i {
+            Item::Int(n) => u64::try_from(n).ok(),
+            _ => None,
+        };
+        (items.len() <= MAX_DIMS).then(|| items.iter().map(number).collect()).flatten()
+    };
+    let (shape, stride) = (numbers(*shape)?, numbers(*stride)?);
+    if shape.len() != stride.len() || *offset < 0 {
+        return None;
+    }
+    let contiguous = *offset == 0 && is_contiguous(&shape, &stride);
+    Some(View { storage, dtype, shape: contiguous.then_some(shape), parameter })
+}
+
+/// A size is a tuple, or `torch.Size(tuple)`.
+fn size_args(graph: &Graph, item: Item) -> Item {
+    if let Item::Node(n) = item
+        && let Node::Object(o) = graph.node(n)
+        && graph.global(o.func) == Some(("torch", "Size"))
+        && let Some(&[sizes]) = graph.tuple(o.args)
+    {
+        return sizes;
+    }
+    item
+}
+
+fn is_contiguous(shape: &[u64], stride: &[u64]) -> bool {
+    let mut expected = Some(1u64);
+    for (&dim, &step) in shape.iter().zip(stride).rev() {
+        // The stride of a dimension of size 1 is never used.
+        if dim != 1 && expected != Some(step) {
+            return false;
+        }
+        expected = expected.and_then(|e| e.checked_mul(dim));
+    }
+    true
+}
+
+fn storage_dtype(class: &str) -> Option<Dtype> {
+    Some(match class.strip_suffix("Storage")? {
+        "Float" => Dtype::F32,
+        "Double" => Dtype::F64,
+        "Half" => Dtype::F16,
+        "BFloat16" => Dtype::Bf16,
+        "Long" => Dtype::I64,
+        "Int" | "QInt32" => Dtype::I32,
+        "Short" => Dtype::I16,
+        "Char" | "QInt8" => Dtype::I8,
+        "Byte" | "QUInt8" | "QUInt4x2" | "QUInt2x4" => Dtype::U8,
+        "Bool" => Dtype::Bool,
+        "ComplexFloat" => Dtype::C64,
+        "ComplexDouble" => Dtype::C128,
+        _ => return None,
+    })
+}
+
+fn dtype_named(name: &str) -> Option<Dtype> {
+    Some(match name {
+        "float32" | "float" => Dtype::F32,
+        "float64" | "double" => Dtype::F64,
+        "float16" | "half" => Dtype::F16,
+        "bfloat16" => Dtype::Bf16,
+        "float8_e4m3fn" => Dtype::F8E4m3,
+        "float8_e5m2" => Dtype::F8E5m2,
+        "complex64" | "cfloat" => Dtype::C64,
+        "complex128" | "cdouble" => Dtype::C128,
+        "int8" => Dtype::I8,
+        "int16" | "short" => Dtype::I16,
+        "int32" | "int" => Dtype::I32,
+        "int64" | "long" => Dtype::I64,
+        "uint8" => Dtype::U8,
+        "uint16" => Dtype::U16,
+        "uint32" => Dtype::U32,
+        "uint64" => Dtype::U64,
+        "bool" => Dtype::Bool,
+        _ => return None,
+    })
+}

@@ -1,0 +1,286 @@
+//! From the root of a pickle's graph to its tensors, with paths and roles.
+//!
+//! Depth first, without recursion: the graph may be as deep as the pickle is long, cyclic, and shared so often that
+//! it has more paths than atoms exist. A container is entered at most once in each of the two contexts (parameters
+//! possible or not), so the walk is linear in the graph's size; paths are cut off at [`MAX_PATH`].
+
+use std::collections::HashMap;
+
+use super::Role;
+use super::path::{self, Part};
+use super::pickle::{Elements, Graph, Item, Node};
+use super::read::{Fail, bad};
+use super::role::{self, Context};
+use super::storages::{Storages, Use};
+use super::view;
+use crate::codec::Dtype;
+
+/// Longest path in bytes: real ones are below 200. What lies deeper is left out.
+const MAX_PATH: usize = 4 << 10;
+
+/// Key bytes looked at: about a second. A key that is shared through the memo is looked at each time. 250,000 tensors
+/// with names of 100 bytes need a fifth of it.
+const MAX_WRITTEN: usize = 128 << 20;
+
+/// Longest key that is looked at for the name of a model; bounds the time spent on keys.
+const MAX_MODEL_NAME: usize = 64;
+
+/// A container that is being walked.
+struct Frame {
+    node: u32,
+    /// Next child.
+    cursor: usize,
+    path_len: usize,
+    /// What holds for its children.
+    context: Context,
+    shape: Mapping,
+}
+
+/// What a container's keys and values say about its tensors.
+#[derive(Default)]
+struct Mapping {
+    /// String keys, and nearly all values are tensors.
+    state_dict: bool,
+    /// Hash of the key set of each child mapping that is named like a model, sorted; only if there are several
+    /// mappings.
+    models: Vec<u64>,
+    /// Keys of Adam's moments, if it has both.
+    moments: Option<[&'static str; 2]>,
+}
+
+/// Finds all tensors below the graph's root.
+pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<(), Fail> {
+    let mut walk = Walk {
+        graph,
+        storages,
+        visited: vec![0; graph.len()],
+        key_sets: HashMap::new(),
+        path: String::new(),
+        written: 0,
+        frames: Vec::new(),
+    };
+    walk.enter(graph.root, Part::Here, None)?;
+    while let Some(frame) = walk.frames.last_mut() {
+        let (node, cursor) = (frame.node, frame.cursor);
+        frame.cursor += 1;
+        let path_len = frame.path_len;
+        walk.path.truncate(path_len);
+        match child(graph, node, cursor) {
+            Child::Item(part, item) => {
+                let parent = walk.frames.len() - 1;
+                walk.enter(item, part, Some(parent))?;
+            }
+            Child::End => {
+                walk.frames.pop();
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Walk<'a, 's, 'z> {
+    graph: &'a Graph,
+    storages: &'s mut Storages<'z>,
+    /// Bit 0: entered with parameters possible; bit 1: entered without.
+    visited: Vec<u8>,
+    /// Of mappings, by node: a shared one is asked for often.
+    key_sets: HashMap<u32, u64>,
+    path: String,
+    written: usize,
+    frames: Vec<Frame>,
+}
+
+impl Walk<'_, '_, '_> {
+    /// Looks at one child of the frame `parent`: a tensor is noted, a container gets a frame of its own.
+    fn enter(&mut self, item: Item, part: Part, parent: Option<usize>) -> Result<(), Fail> {
+        let Item::Node(index) = item else {
+            return Ok(());
+        };
+        if matches!(self.graph.node(index), Node::Global(..)) {
+            return Ok(());
+        }
+        let before = self.path.len();
+        path::push(&mut self.path, self.graph, part);
+        self.written += self.path.len() - before;
+        if self.written > MAX_WRITTEN {
+            return bad("torch: the keys are too long and too many");
+        }
+        if self.path.len() > MAX_PATH {
+            self.storages.too_deep += 1;
+            return Ok(());
+        }
+        let graph = self.graph;
+        let context = parent.map_or(Context::Open, |p| self.frames[p].context);
+        let listed = parent.is_some_and(|p| self.frames[p].shape.state_dict);
+        let key = match part {
+            Part::Key(key) => graph.str(key).unwrap_or(""),
+            _ => "",
+        };
+        // A file may be one tensor and nothing else.
+        let path = match self.path.as_str() {
+            "" => ".",
+            path => path,
+        };
+        if let Some(v) = view::view(graph, item) {
+            let dtype = v.dtype.unwrap_or(Dtype::U8);
+            return self.storages.add(Use {
+                storage: v.storage,
+                dtype: v.dtype,
+                shape: v.shape,
+                path,
+                role: role::tensor(context, listed || v.parameter, key, dtype),
+                // A pickled optimizer lists the model's parameters among its param_groups.
+                reference: v.parameter && matches!(context, Context::Closed(Role::Optimizer, _)),
+            });
+        }
+        if let Some(storage) = view::storage(graph, item) {
+            return self.storages.add(Use {
+                storage,
+                dtype: storage.dtype,
+                shape: None,
+                path,
+                role: match context {
+                    Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
+                    _ => (Role::Other, "a storage without a tensor that stepfs knows"),
+                },
+                reference: false,
+            });
+        }
+        let context = match parent {
+            // A module's children carry names that users gave to layers, which say nothing about their role.
+            Some(p) if !self.is_modules(p) => {
+                let shape = &self.frames[p].shape;
+                let below = match shape.moments {
+                    Some(keys) if context == Context::Open && keys.contains(&key) => role::MOMENT,
+                    _ => role::below(context, key),
+                };
+                let paired = below == Context::Open && !shape.models.is_empty() && !role::names_model(key) && {
+                    let keys = self.key_set(index);
+                    self.frames[p].shape.models.binary_search(&keys).is_ok()
+                };
+                if paired { role::PAIRED } else { below }
+            }
+            _ => context,
+        };
+        let bit = 1 << u8::from(context != Context::Open);
+        let visited = &mut self.visited[index as usize];
+        if *visited & bit != 0 {
+            return Ok(());
+        }
+        *visited |= bit;
+        let (context, shape) = self.mapping(item, context);
+        self.frames.push(Frame { node: index, cursor: 0, path_len: self.path.len(), context, shape });
+        Ok(())
+    }
+
+    /// Whether the frame is the `_modules` of a module.
+    fn is_modules(&self, frame: usize) -> bool {
+        let path = &self.path[..self.frames[frame].path_len];
+        path == "_modules" || path.ends_with("/_modules")
+    }
+
+    /// Hash of a mapping's set of string keys, whatever their order.
+    fn key_set(&mut self, node: u32) -> u64 {
+        let graph = self.graph;
+        *self.key_sets.entry(node).or_insert_with(|| {
+            let keys = pairs(graph, Item::Node(node)).iter();
+            let hash = |k: &str| xxhash_rust::xxh3::xxh3_64(k.as_bytes()) | 1;
+            keys.filter_map(|&(k, _)| graph.str(k)).fold(0, |h, k| h.wrapping_add(hash(k)))
+        })
+    }
+
+    /// What an item's keys and values say, and the context below it.
+    fn mapping(&mut self, item: Item, context: Context) -> (Context, Mapping) {
+        let graph = self.graph;
+        let pairs = pairs(graph, item);
+        if context != Context::Open || pairs.is_empty() {
+            return (context, Mapping::default());
+        }
+        let has = |name: &str| pairs.iter().any(|&(k, _)| graph.str(k) == Some(name));
+        if has("param_groups") && has("state") {
+            return (role::OPTIMIZER_STATE, Mapping::default());
+        }
+        let is_slot = |(k, v)| {
+            let name = graph.str(k).filter(|name| name.len() <= MAX_MODEL_NAME);
+            name.is_some_and(role::is_slot) && view::is_tensor(graph, v)
+        };
+        if pairs.iter().any(|&pair| is_slot(pair)) {
+            return (role::BESIDE_SLOT, Mapping::default());
+        }
+        let (mut tensors, mut others, mut strings) = (0, 0, true);
+        let mut mappings = Vec::new();
+        for &(key, value) in pairs {
+            let name = graph.str(key);
+            if value == Item::None || name.is_some_and(|k| k.ends_with("_extra_state")) {
+                continue;
+            }
+            if view::is_tensor(graph, value) {
+                tensors += 1;
+                strings &= matches!(key, Item::Str(_));
+                continue;
+            }
+            others += 1;
+            if let (Some(name), Item::Node(n)) = (name, value)
+                && name.len() <= MAX_MODEL_NAME
+                && !self::pairs(graph, value).is_empty()
+            {
+                mappings.push((name, n));
+            }
+        }
+        let mut models = Vec::new();
+        if mappings.len() > 1 {
+            mappings.retain(|(name, _)| role::names_model(name));
+            models.extend(mappings.into_iter().map(|(_, n)| self.key_set(n)));
+            models.sort_unstable();
+        }
+        let state_dict = strings && tensors > 0 && others * 10 <= tensors + others;
+        let shape = Mapping { state_dict, models, moments: role::moments(has) };
+        (context, shape)
+    }
+}
+
+/// The pairs of a dict or of an object that was filled like one.
+fn pairs(graph: &Graph, item: Item) -> &[(Item, Item)] {
+    match item {
+        Item::Node(n) => match graph.node(n) {
+            Node::Dict(pairs) => pairs,
+            Node::Object(o) => &o.pairs,
+            _ => &[],
+        },
+        _ => &[],
+    }
+}
+
+enum Child {
+    Item(Part, Item),
+    End,
+}
+
+/// The `cursor`-th child of a node.
+fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
+    let element =
+        |list: &Elements, i: usize| list.nodes.get(i).map(|&(at, n)| Child::Item(Part::Index(at), Item::Node(n)));
+    let pair = |pairs: &[(Item, Item)], i: usize| pairs.get(i).map(|&(k, v)| Child::Item(Part::Key(k), v));
+    let found = match graph.node(node) {
+        Node::Tuple { .. } => graph
+            .tuple(Item::Node(node))
+            .and_then(|items| items.get(cursor))
+            .map(|&item| Child::Item(Part::Index(cursor as u64), item)),
+        Node::List(list) => element(list, cursor),
+        Node::Dict(pairs) => pair(pairs, cursor),
+        Node::Persid(id) if cursor == 0 => Some(Child::Item(Part::Name("id"), *id)),
+        Node::Persid(_) | Node::Global(..) => None,
+        Node::Object(o) => {
+            let (pairs, nodes) = (o.pairs.len(), o.list.nodes.len());
+            match cursor {
+                0 => Some(Child::Item(Part::Name("func"), o.func)),
+                1 => Some(Child::Item(Part::Name("args"), o.args)),
+                2 => Some(Child::Item(Part::Name("kwargs"), o.kwargs)),
+                c if c - 3 < pairs => pair(&o.pairs, c - 3),
+                c if c - 3 - pairs < nodes => element(&o.list, c - 3 - pairs),
+                c => o.states.get(c - 3 - pairs - nodes).map(|&state| Child::Item(Part::Here, state)),
+            }
+        }
+    };
+    found.unwrap_or(Child::End)
+}

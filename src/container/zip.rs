@@ -1,0 +1,325 @@
+//! The records of a zip, and every place that holds a copy of their CRC.
+//!
+//! Mechanism: end record (found backwards), Zip64 end record, central directory, then each local header and data
+//! descriptor. Whatever two places say about the same record must agree, and records must not overlap; else the zip is
+//! refused, because readers that believe different copies would see different bytes. Memory is bounded by the central
+//! directory, which is at most [`MAX_DIRECTORY`]; no payload is read.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::ReadAt;
+use super::read::{Fail, bad, u16_at, u32_at, u64_at};
+
+/// Largest central directory looked at: 800,000 records of torch.save, which writes about 80 bytes for each. The
+/// records held in memory are then below 128 MiB.
+pub(super) const MAX_DIRECTORY: u64 = 64 << 20;
+
+/// An end record is 22 bytes and a comment of at most 65,535.
+const MAX_TAIL: u64 = 22 + 0xffff;
+
+const LOCAL: u32 = 0x0403_4b50;
+const CENTRAL: u32 = 0x0201_4b50;
+const END: u32 = 0x0605_4b50;
+const END64: u32 = 0x0606_4b50;
+const LOCATOR64: u32 = 0x0706_4b50;
+const DESCRIPTOR: u32 = 0x0807_4b50;
+const FLAG_ENCRYPTED: u16 = 1;
+const FLAG_DESCRIPTOR: u16 = 1 << 3;
+/// Zip64's extra field.
+const EXTRA64: u16 = 1;
+
+/// One record.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    /// Where its name is in the directory.
+    name: Range<u32>,
+    /// Offset of the local header.
+    header: u64,
+    /// Bytes of the file that hold its (possibly compressed) content.
+    pub(super) payload: Range<u64>,
+    /// Neither compressed nor encrypted: the payload is the content.
+    pub(super) stored: bool,
+    /// CRC-32 of the content, as declared.
+    pub(super) crc: u32,
+    /// File offset of the CRC in the central directory.
+    pub(super) crc_in_directory: u64,
+    /// File offset of the CRC in the data descriptor, if there is one.
+    pub(super) crc_in_descriptor: Option<u64>,
+    /// File offset of the CRC in the local header, if it is given there.
+    pub(super) crc_in_header: Option<u64>,
+}
+
+/// A zip's records in file order.
+#[derive(Debug)]
+pub(super) struct Zip {
+    directory: Vec<u8>,
+    pub(super) records: Vec<Record>,
+}
+
+impl Zip {
+    /// The record's whole name.
+    pub(super) fn name(&self, record: &Record) -> &[u8] {
+        &self.directory[record.name.start as usize..record.name.end as usize]
+    }
+
+    /// Whether the first bytes are those of a zip.
+    pub(super) fn is_zip(src: &dyn ReadAt, size: u64) -> Result<bool, Fail> {
+        let mut magic = [0; 4];
+        if size < 4 {
+            return Ok(false);
+        }
+        src.read_exact_at(&mut magic, 0)?;
+        Ok(u32::from_le_bytes(magic) == LOCAL)
+    }
+
+    /// Reads the directory and all local headers.
+    pub(super) fn read(src: &dyn ReadAt, size: u64) -> Result<Zip, Fail> {
+        let end = End::find(src, size)?;
+        if end.directory_len > MAX_DIRECTORY {
+            return bad("zip: central directory larger than 64 MiB");
+        }
+        // `End` made sure that it lies in the file.
+        let mut directory = vec![0; end.directory_len as usize];
+        src.read_exact_at(&mut directory, end.directory_at)?;
+        let mut records = central(&directory, &end)?;
+        records.sort_by_key(|r| r.header);
+        let mut names = HashMap::with_capacity(records.len());
+        for r in &records {
+            let name = &directory[r.name.start as usize..r.name.end as usize];
+            if names.insert(name, ()).is_some() {
+                return bad("zip: two records have the same name");
+            }
+        }
+        drop(names);
+        let mut limits: Vec<u64> = records.iter().skip(1).map(|r| r.header).collect();
+        limits.push(end.directory_at);
+        for (record, limit) in records.iter_mut().zip(limits) {
+            let name = &directory[record.name.start as usize..record.name.end as usize];
+            local(src, record, name, limit)?;
+        }
+        Ok(Zip { directory, records })
+    }
+}
+
+/// What the end records say.
+struct End {
+    entries: u64,
+    directory_at: u64,
+    directory_len: u64,
+}
+
+impl End {
+    fn find(src: &dyn ReadAt, size: u64) -> Result<End, Fail> {
+        let tail_len = size.min(MAX_TAIL);
+        let tail_at = size - tail_len;
+        let mut tail = vec![0; tail_len as usize];
+        src.read_exact_at(&mut tail, tail_at)?;
+        let found = (0..(tail.len() + 1).saturating_sub(22))
+            .rev()
+            .find(|&p| u32_at(&tail, p) == END && p + 22 + usize::from(u16_at(&tail, p + 20)) == tail.len());
+        let Some(p) = found else {
+            return bad("zip: no end record; the file is cut short, or goes on after it");
+        };
+        let e = &tail[p..p + 22];
+        let mut end = End {
+            entries: u64::from(u16_at(e, 10)),
+            directory_len: u64::from(u32_at(e, 12)),
+            directory_at: u64::from(u32_at(e, 16)),
+        };
+        let disks = [u16_at(e, 4), u16_at(e, 6)];
+        let end_at = tail_at + p as u64;
+        let mut limit = end_at;
+        if let Some(end64_at) = locate64(src, end_at)? {
+            let mut z = [0; 56];
+            src.read_exact_at(&mut z, end64_at)?;
+            if u32_at(&z, 0) != END64 {
+                return bad("zip: the Zip64 locator points at something else");
+            }
+            let full = End { entries: u64_at(&z, 32), directory_len: u64_at(&z, 40), directory_at: u64_at(&z, 48) };
+            let differs = |short: u64, max: u64, long: u64| short != max && short != long;
+            if differs(end.entries, 0xffff, full.entries)
+                || differs(end.directory_len, 0xffff_ffff, full.directory_len)
+                || differs(end.directory_at, 0xffff_ffff, full.directory_at)
+                || u64_at(&z, 24) != full.entries
+            {
+                return bad("zip: the two end records disagree");
+            }
+            limit = end64_at;
+            end = full;
+        } else if disks != [0, 0] || u64::from(u16_at(e, 8)) != end.entries {
+            return bad("zip: part of a multi-disk archive");
+        }
+        match end.directory_at.checked_add(end.directory_len) {
+            Some(stop) if stop <= limit => Ok(end),
+            _ => bad("zip: central directory beyond the end of the file"),
+        }
+    }
+}
+
+/// Offset of the Zip64 end record, if a locator stands before the end record.
+fn locate64(src: &dyn ReadAt, end_at: u64) -> Result<Option<u64>, Fail> {
+    let Some(at) = end_at.checked_sub(20) else {
+        return Ok(None);
+    };
+    let mut l = [0; 20];
+    src.read_exact_at(&mut l, at)?;
+    if u32_at(&l, 0) != LOCATOR64 {
+        return Ok(None);
+    }
+    let end64_at = u64_at(&l, 8);
+    match end64_at.checked_add(56) {
+        Some(stop) if stop <= at => Ok(Some(end64_at)),
+        _ => bad("zip: Zip64 end record beyond the end of the file"),
+    }
+}
+
+/// The directory's entries; payload ranges hold only lengths so far.
+fn central(dir: &[u8], end: &End) -> Result<Vec<Record>, Fail> {
+    // Each entry takes at least 46 bytes, so a count that lies reserves no more than the directory's own size.
+    if end.entries > dir.len() as u64 / 46 {
+        return bad("zip: more records declared than the central directory can hold");
+    }
+    let mut records = Vec::with_capacity(end.entries as usize);
+    let mut at = 0;
+    while at < dir.len() {
+        let entry = &dir[at..];
+        if entry.len() < 46 || u32_at(entry, 0) != CENTRAL {
+            return bad("zip: the central directory is damaged");
+        }
+        let name_len = usize::from(u16_at(entry, 28));
+        let extra_len = usize::from(u16_at(entry, 30));
+        let comment_len = usize::from(u16_at(entry, 32));
+        let len = 46 + name_len + extra_len + comment_len;
+        if entry.len() < len {
+            return bad("zip: a central directory entry is cut short");
+        }
+        let extra = &entry[46 + name_len..46 + name_len + extra_len];
+        let [mut unpacked, mut packed] = [24, 20].map(|at| u64::from(u32_at(entry, at)));
+        let mut header = u64::from(u32_at(entry, 42));
+        widen(extra, &mut [&mut unpacked, &mut packed, &mut header])?;
+        let stored = u16_at(entry, 10) == 0 && u16_at(entry, 8) & FLAG_ENCRYPTED == 0;
+        if stored && packed != unpacked {
+            return bad("zip: a stored record has two different sizes");
+        }
+        records.push(Record {
+            name: (at + 46) as u32..(at + 46 + name_len) as u32,
+            header,
+            payload: unpacked..packed,
+            stored,
+            crc: u32_at(entry, 16),
+            crc_in_directory: end.directory_at + at as u64 + 16,
+            crc_in_descriptor: None,
+            crc_in_header: None,
+        });
+        at += len;
+    }
+    if records.len() as u64 != end.entries {
+        return bad("zip: the number of records is not the number declared");
+    }
+    Ok(records)
+}
+
+/// Replaces saturated 32-bit fields by those in the Zip64 extra field, in the order given.
+fn widen(mut extra: &[u8], fields: &mut [&mut u64]) -> Result<(), Fail> {
+    if fields.iter().all(|f| **f != 0xffff_ffff) {
+        return Ok(());
+    }
+    while extra.len() >= 4 {
+        let len = usize::from(u16_at(extra, 2));
+        if extra.len() < 4 + len {
+            break;
+        }
+        if u16_at(extra, 0) == EXTRA64 {
+            let mut values = extra[4..4 + len].chunks_exact(8);
+            for field in fields.iter_mut().filter(|f| ***f == 0xffff_ffff) {
+                match values.next() {
+                    Some(v) => **field = u64_at(v, 0),
+                    None => return bad("zip: a Zip64 extra field is too short"),
+                }
+            }
+            return Ok(());
+        }
+        extra = &extra[4 + len..];
+    }
+    bad("zip: a Zip64 extra field is missing")
+}
+
+/// Reads a record's local header and data descriptor, which must lie before `limit`, and completes the record.
+fn local(src: &dyn ReadAt, record: &mut Record, name: &[u8], limit: u64) -> Result<(), Fail> {
+    let (unpacked, packed) = (record.payload.start, record.payload.end);
+    let overlap = "zip: records overlap, or lie beyond the central directory";
+    let fixed_end = record.header.checked_add(30 + name.len() as u64);
+    if fixed_end.is_none_or(|e| e > limit) {
+        return bad(overlap);
+    }
+    let mut head = vec![0; 30 + name.len()];
+    src.read_exact_at(&mut head, record.header)?;
+    if u32_at(&head, 0) != LOCAL {
+        return bad("zip: no local header where the central directory says");
+    }
+    if usize::from(u16_at(&head, 26)) != name.len() || &head[30..] != name {
+        return bad("zip: a record has another name in its local header");
+    }
+    let stored = u16_at(&head, 8) == 0 && u16_at(&head, 6) & FLAG_ENCRYPTED == 0;
+    if stored != record.stored {
+        return bad("zip: a record has another method in its local header");
+    }
+    let extra_len = u16_at(&head, 28);
+    // Cannot overflow: header + 30 + name is at most `limit`, a file offset.
+    let start = record.header + head.len() as u64 + u64::from(extra_len);
+    let end = start.checked_add(packed).filter(|&e| e <= limit);
+    let Some(end) = end else {
+        return bad(overlap);
+    };
+    record.payload = start..end;
+    let crc = u32_at(&head, 14);
+    if u16_at(&head, 6) & FLAG_DESCRIPTOR == 0 {
+        let mut extra = vec![0; usize::from(extra_len)];
+        src.read_exact_at(&mut extra, start - u64::from(extra_len))?;
+        let mut sizes = [22, 18].map(|at| u64::from(u32_at(&head, at)));
+        let [u, p] = &mut sizes;
+        widen(&extra, &mut [u, p])?;
+        if crc != record.crc || sizes != [unpacked, packed] {
+            return bad("zip: a record has another size or CRC in its local header");
+        }
+        record.crc_in_header = Some(record.header + 14);
+        return Ok(());
+    }
+    if crc != 0 {
+        if crc != record.crc {
+            return bad("zip: a record has another CRC in its local header");
+        }
+        record.crc_in_header = Some(record.header + 14);
+    }
+    let mut room = [0; 24];
+    let room_len = (limit - end).min(24) as usize;
+    src.read_exact_at(&mut room[..room_len], end)?;
+    match descriptor(&room[..room_len], record.crc, packed, unpacked) {
+        Some(at) => record.crc_in_descriptor = Some(end + at),
+        None => return bad("zip: a data descriptor does not agree with the central directory"),
+    }
+    Ok(())
+}
+
+/// Offset of the CRC in the data descriptor that `room` starts with. The signature is optional and the sizes have 4
+/// or 8 bytes; nothing says which, so the form that agrees with the directory is taken.
+fn descriptor(room: &[u8], crc: u32, packed: u64, unpacked: u64) -> Option<u64> {
+    [(4, 8), (4, 4), (0, 8), (0, 4)]
+        .into_iter()
+        .find(|&(sig, width)| {
+            let size = |i: usize| {
+                let at = sig + 4 + i * width;
+                match width {
+                    8 => u64_at(room, at),
+                    _ => u64::from(u32_at(room, at)),
+                }
+            };
+            room.len() >= sig + 4 + 2 * width
+                && (sig == 0 || u32_at(room, 0) == DESCRIPTOR)
+                && u32_at(room, sig) == crc
+                && size(0) == packed
+                && size(1) == unpacked
+        })
+        .map(|(sig, _)| sig as u64)
+}

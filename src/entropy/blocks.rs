@@ -1,0 +1,210 @@
+//! Blocks of `k` symbols as one Huffman word, for streams that carry less than a few bits a symbol.
+//!
+//! The frequent symbols are a window of consecutive byte values; symbol `first + i` is digit `i`. Where the window
+//! does not hold all, the last digit is the *escape*: the decoder first sees the byte value before the window
+//! there, then puts the next literal in its place. A word is the number of its `k` digits in base `digits`,
+//! the first symbol being the lowest digit.
+//!
+//! Layout: `first`, `digits` | 0x80 if there is an escape, `k`; the length of the Huffman body, the body; the literals
+//! as a payload of [`super::bytes`].
+
+use super::level::{Level, multiversion};
+use super::{Corrupt, bytes, huffman, varint};
+
+/// Most words a block code may have: a word is a byte.
+const WORDS: usize = 256;
+
+/// Symbols looked at together when searching for escapes.
+const CHUNK: usize = 64;
+
+const ESCAPES: u8 = 0x80;
+
+/// Which blocks to code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    /// Lowest symbol of the window.
+    pub(super) first: u8,
+    /// Base of the words, the escape included.
+    pub(super) digits: u8,
+    /// Whether the last digit is the escape.
+    pub(super) escapes: bool,
+    /// Symbols per word, 2 to 8.
+    pub(super) k: u8,
+}
+
+/// Shapes `(k, digits)` worth trying: as many words as fit, and fewer, whose rare words waste less code space.
+pub(super) const SHAPES: [(u8, u8); 9] = [(2, 16), (2, 12), (2, 9), (3, 6), (3, 5), (3, 4), (4, 4), (4, 3), (5, 3)];
+
+impl Shape {
+    /// Number of symbols in the window.
+    fn window(self) -> u8 {
+        self.digits - u8::from(self.escapes)
+    }
+
+    /// The byte that stands for an escape until its literal is known; never in the window.
+    fn escape(self) -> u8 {
+        self.first.wrapping_sub(1)
+    }
+
+    /// The shape of `digits` digits whose window holds the most of `counts`.
+    pub(super) fn fit(counts: &[u32; 256], k: u8, digits: u8) -> Shape {
+        let low = counts.iter().position(|&c| c > 0).unwrap_or(0);
+        let high = counts.iter().rposition(|&c| c > 0).unwrap_or(0);
+        if high - low < digits as usize {
+            return Shape { first: low as u8, digits: (high - low + 1) as u8, escapes: false, k };
+        }
+        let width = digits as usize - 1;
+        let mut inside: u64 = counts[..width].iter().map(|&c| u64::from(c)).sum();
+        let (mut best, mut first) = (inside, 0);
+        for low in 1..=256 - width {
+            inside += u64::from(counts[low + width - 1]);
+            inside -= u64::from(counts[low - 1]);
+            if inside > best {
+                (best, first) = (inside, low);
+            }
+        }
+        Shape { first: first as u8, digits, escapes: true, k }
+    }
+
+    /// How often each digit occurs.
+    pub(super) fn digit_counts(self, counts: &[u32; 256]) -> Vec<u32> {
+        let mut digits = vec![0; self.digits as usize];
+        for (symbol, &count) in counts.iter().enumerate() {
+            digits[(symbol as u8).wrapping_sub(self.first).min(self.digits - 1) as usize] += count;
+        }
+        digits
+    }
+
+    /// The counts with the window's own taken out: those of the literals.
+    pub(super) fn literal_counts(self, counts: &[u32; 256]) -> [u32; 256] {
+        let mut literals = *counts;
+        for i in 0..self.window() {
+            literals[self.first.wrapping_add(i) as usize] = 0;
+        }
+        literals
+    }
+
+    fn put(self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&[self.first, self.digits | if self.escapes { ESCAPES } else { 0 }, self.k]);
+    }
+
+    fn take(payload: &mut &[u8]) -> Result<Shape, Corrupt> {
+        let (&[first, digits, k], rest) = payload.split_first_chunk().ok_or(Corrupt("truncated block shape"))?;
+        *payload = rest;
+        let shape = Shape { first, digits: digits & !ESCAPES, escapes: digits & ESCAPES != 0, k };
+        let words = usize::from(shape.digits).checked_pow(k.into());
+        let sound = (2..=8).contains(&k) && shape.digits >= 2 && words.is_some_and(|words| words <= WORDS);
+        if sound { Ok(shape) } else { Err(Corrupt("block shape")) }
+    }
+
+    fn expansion(self) -> huffman::Expansion {
+        let mut symbols = [0; 256];
+        for (word, symbols) in symbols.iter_mut().enumerate() {
+            let mut digits = word;
+            for i in 0..self.k {
+                let digit = (digits % self.digits as usize) as u8;
+                digits /= self.digits as usize;
+                let escape = self.escapes && digit == self.digits - 1;
+                let symbol = if escape { self.escape() } else { self.first.wrapping_add(digit) };
+                *symbols |= u64::from(symbol) << (8 * i);
+            }
+        }
+        huffman::Expansion { symbols, k: self.k.into() }
+    }
+}
+
+/// Appends `symbols` (not empty) as blocks of this shape, which must fit them.
+pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
+    shape.put(out);
+    let words = match shape.k {
+        2 => to_words::<2>(symbols, shape),
+        3 => to_words::<3>(symbols, shape),
+        4 => to_words::<4>(symbols, shape),
+        _ => to_words::<5>(symbols, shape),
+    };
+    varint::put_bytes(out, |out| huffman::encode(&words, &huffman::histogram(&words), out));
+    if !shape.escapes {
+        return;
+    }
+    let mut literals = Vec::new();
+    for chunk in symbols.chunks(CHUNK) {
+        let outside = |symbol: u8| symbol.wrapping_sub(shape.first) >= shape.window();
+        if chunk.iter().fold(false, |any, &symbol| any | outside(symbol)) {
+            literals.extend(chunk.iter().copied().filter(|&symbol| outside(symbol)));
+        }
+    }
+    bytes::encode_within(&literals, bytes::Modes::WITHIN_BLOCKS, out);
+}
+
+fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Vec<u8> {
+    let mut words = vec![0; symbols.len().div_ceil(K)];
+    let (blocks, tail) = symbols.as_chunks::<K>();
+    combine(Level::detect(), &Blocks(blocks), shape.first, shape.digits, &mut words);
+    if let (false, Some(word)) = (tail.is_empty(), words.last_mut()) {
+        let mut block = [shape.first; K];
+        block[..tail.len()].copy_from_slice(tail);
+        *word = block_word(&block, shape.first, shape.digits);
+    }
+    words
+}
+
+/// Blocks of any size behind one name, so that the loop over them can be compiled for each.
+trait ToWords {
+    fn write(&self, first: u8, digits: u8, words: &mut [u8]);
+}
+
+struct Blocks<'a, const K: usize>(&'a [[u8; K]]);
+
+impl<const K: usize> ToWords for Blocks<'_, K> {
+    #[inline(always)]
+    fn write(&self, first: u8, digits: u8, words: &mut [u8]) {
+        for (word, block) in words.iter_mut().zip(self.0) {
+            *word = block_word(block, first, digits);
+        }
+    }
+}
+
+#[inline(always)]
+fn block_word<const K: usize>(block: &[u8; K], first: u8, digits: u8) -> u8 {
+    block
+        .iter()
+        .rev()
+        .fold(0u8, |word, &symbol| word.wrapping_mul(digits).wrapping_add(symbol.wrapping_sub(first).min(digits - 1)))
+}
+
+multiversion! {
+    fn combine<B: ToWords>(blocks: &B, first: u8, digits: u8, words: &mut [u8]) {
+        blocks.write(first, digits, words);
+    }
+}
+
+/// Fills `out` (not empty) from a payload of [`encode`].
+pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+    let shape = Shape::take(&mut payload)?;
+    let body = varint::take_bytes(&mut payload)?;
+    huffman::decode(body, &shape.expansion(), out)?;
+    if !shape.escapes {
+        return Ok(());
+    }
+    let escape = shape.escape();
+    let count = out.chunks(CHUNK).map(|chunk| count(chunk, escape)).sum();
+    let mut literals = vec![0; count];
+    bytes::decode_within(payload, bytes::Modes::WITHIN_BLOCKS, &mut literals)?;
+    let mut literals = literals.into_iter();
+    for chunk in out.chunks_mut(CHUNK) {
+        if count_in(chunk, escape) {
+            for (symbol, literal) in chunk.iter_mut().filter(|symbol| **symbol == escape).zip(&mut literals) {
+                *symbol = literal;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn count(chunk: &[u8], symbol: u8) -> usize {
+    chunk.iter().filter(|&&s| s == symbol).count()
+}
+
+fn count_in(chunk: &[u8], symbol: u8) -> bool {
+    chunk.iter().fold(false, |any, &s| any | (s == symbol))
+}

@@ -1,0 +1,223 @@
+//! Byte symbols, order 0: the cheapest of five ways to write them, by an estimate from their histogram.
+//!
+//! Payload: nothing for no symbols; else a mode byte and what that mode writes. `docs/FORMAT.md` has every byte.
+
+use super::{Corrupt, blocks, huffman, sparse};
+
+const RAW: u8 = 0;
+const CONSTANT: u8 = 1;
+const HUFFMAN: u8 = 2;
+const BLOCKS: u8 = 3;
+const SPARSE: u8 = 4;
+
+/// Saving below which symbols stay raw: copying is several times as fast as decoding.
+const WORTH_CODING: f64 = 0.98;
+
+/// Which modes a payload may use. Payloads within payloads use fewer, which ends the recursion.
+#[derive(Clone, Copy)]
+pub(super) struct Modes {
+    blocks: bool,
+    sparse: bool,
+}
+
+impl Modes {
+    const ALL: Modes = Modes { blocks: true, sparse: true };
+    /// Gaps and literals of zero runs.
+    pub(super) const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false };
+    /// Literals of blocks.
+    pub(super) const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false };
+}
+
+/// Appends the payload of `symbols`.
+pub fn encode(symbols: &[u8], out: &mut Vec<u8>) {
+    encode_within(symbols, Modes::ALL, out);
+}
+
+/// Fills `out` from the payload of exactly that many symbols.
+pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+    decode_within(payload, Modes::ALL, out)
+}
+
+/// Order-0 entropy of these counts, in bits for all symbols together.
+pub fn entropy_bits(counts: &[u32]) -> f64 {
+    let total: f64 = counts.iter().map(|&c| f64::from(c)).sum();
+    counts.iter().filter(|&&c| c > 0).map(|&c| f64::from(c) * (total / f64::from(c)).log2()).sum()
+}
+
+/// How often each byte occurs, for [`entropy_bits`]; `symbols` shorter than 4 Gi.
+pub fn histogram(symbols: &[u8]) -> [u32; 256] {
+    huffman::histogram(symbols)
+}
+
+/// Like [`decode`] of `length` symbols, but raw ones are not copied: they are in the payload as they are.
+pub(crate) fn decode_borrowed<'a>(
+    payload: &'a [u8],
+    length: usize,
+    buffer: &'a mut Vec<u8>,
+) -> Result<&'a [u8], Corrupt> {
+    match payload.split_first() {
+        Some((&RAW, symbols)) if symbols.len() == length => Ok(symbols),
+        _ => {
+            buffer.resize(length, 0);
+            decode(payload, buffer)?;
+            Ok(buffer)
+        }
+    }
+}
+
+pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
+    let Some(&first) = symbols.first() else {
+        return;
+    };
+    // Counts and stream lengths are 32 bits.
+    if symbols.len() > i32::MAX as usize {
+        return put_raw(symbols, out);
+    }
+    let start = out.len();
+    let counts = huffman::histogram(symbols);
+    match cheapest(symbols.len(), &counts, modes) {
+        Plan::Raw => put_raw(symbols, out),
+        Plan::Constant => out.extend_from_slice(&[CONSTANT, first]),
+        Plan::Huffman => {
+            out.push(HUFFMAN);
+            huffman::encode(symbols, &counts, out);
+        }
+        Plan::Blocks(shape) => {
+            out.push(BLOCKS);
+            blocks::encode(symbols, shape, out);
+        }
+        Plan::Sparse(common) => {
+            out.push(SPARSE);
+            sparse::encode(symbols, common, out);
+        }
+    }
+    // Estimates err on short input.
+    if out.len() - start > symbols.len() + 1 {
+        out.truncate(start);
+        put_raw(symbols, out);
+    }
+}
+
+pub(super) fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
+    if out.is_empty() {
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("symbols where none belong")) };
+    }
+    let (&mode, body) = payload.split_first().ok_or(Corrupt("no symbols"))?;
+    match mode {
+        RAW if body.len() == out.len() => out.copy_from_slice(body),
+        CONSTANT if body.len() == 1 => out.fill(body[0]),
+        HUFFMAN => huffman::decode(body, &huffman::Expansion::identity(), out)?,
+        BLOCKS if modes.blocks => blocks::decode(body, out)?,
+        SPARSE if modes.sparse => sparse::decode(body, out)?,
+        _ => return Err(Corrupt("mode of a symbol payload")),
+    }
+    Ok(())
+}
+
+fn put_raw(symbols: &[u8], out: &mut Vec<u8>) {
+    out.push(RAW);
+    out.extend_from_slice(symbols);
+}
+
+#[derive(Debug)]
+enum Plan {
+    Raw,
+    Constant,
+    Huffman,
+    Blocks(blocks::Shape),
+    Sparse(u8),
+}
+
+/// The plan that takes the fewest bits, as far as counts can tell.
+fn cheapest(n: usize, counts: &[u32; 256], modes: Modes) -> Plan {
+    let total = n as f64;
+    let (common, &most) = counts.iter().enumerate().max_by_key(|&(_, &count)| count).unwrap_or((0, &0));
+    if most as usize == n {
+        return Plan::Constant;
+    }
+    let mut best = (total * 8.0 * WORTH_CODING, Plan::Raw);
+    let mut consider = |bits: f64, plan: Plan| {
+        if bits < best.0 {
+            best = (bits, plan);
+        }
+    };
+    let one_by_one = huffman_bits(counts);
+    consider(one_by_one, Plan::Huffman);
+
+    // Blocks help where whole bits are too coarse: never above four bits a symbol, where they would not fit either.
+    if modes.blocks && one_by_one < 4.0 * total {
+        for (k, digits) in blocks::SHAPES {
+            let shape = blocks::Shape::fit(counts, k, digits);
+            let mut bits = block_bits(&shape.digit_counts(counts), k.into(), total) + 48.0;
+            if shape.escapes {
+                bits += literal_bits(&shape.literal_counts(counts));
+            }
+            consider(bits, Plan::Blocks(shape));
+        }
+    }
+    if modes.sparse {
+        let p = f64::from(most) / total;
+        if p > 0.5 {
+            let others = total - f64::from(most);
+            let mut literals = *counts;
+            literals[common] = 0;
+            // Gaps beyond one byte, skips and all, take about a bit more each.
+            let long_gaps = if others * 240.0 < total { others } else { 0.0 };
+            let gaps = total * flag_bits(p) + others * 0.04 + long_gaps + header_bits(64);
+            consider(gaps + literal_bits(&literals), Plan::Sparse(common as u8));
+        }
+    }
+    best.1
+}
+
+/// Bits of blocks of `k` independent digits that occur this often: those of the code that such blocks get.
+fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
+    // Expected count of each word, built digit by digit.
+    let mut words = vec![total / f64::from(k)];
+    for _ in 0..k {
+        words =
+            digits.iter().flat_map(|&count| words.iter().map(move |word| word * f64::from(count) / total)).collect();
+    }
+    let mut counts = [0; 256];
+    counts.iter_mut().zip(words).for_each(|(count, word)| *count = word.round() as u32);
+    huffman_bits(&counts)
+}
+
+/// Bits of the symbols with these counts in a Huffman code.
+fn huffman_bits(counts: &[u32; 256]) -> f64 {
+    let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
+    let used = counts.iter().filter(|&&count| count > 0).count();
+    let body: f64 = counts.iter().zip(lengths).map(|(&count, l)| f64::from(count) * f64::from(l)).sum();
+    body + header_bits(used)
+}
+
+/// Estimated bits of a nested payload with these counts.
+fn literal_bits(counts: &[u32; 256]) -> f64 {
+    let total: u32 = counts.iter().sum();
+    let most = counts.iter().copied().max().unwrap_or(0);
+    let used = counts.iter().filter(|&&count| count > 0).count();
+    match used {
+        0 => 0.0,
+        1 => 16.0,
+        _ => {
+            let total = f64::from(total);
+            entropy_bits(counts) + total * redundancy(f64::from(most) / total) + header_bits(used)
+        }
+    }
+}
+
+/// Estimated bits of a table of code lengths for this many words.
+fn header_bits(words: usize) -> f64 {
+    60.0 + 2.3 * words as f64
+}
+
+/// Bits a word that Huffman codes lose on top of the entropy, given the probability of the most frequent word.
+/// A frequent word pays a whole bit; the rest, measured on Gaussian and Laplacian symbols, about .03.
+fn redundancy(p: f64) -> f64 {
+    if p > 0.5 { 1.0 - flag_bits(p) + (1.0 - p) * 0.03 } else { 0.03 }
+}
+
+/// Entropy of a flag that is set with probability `p`.
+fn flag_bits(p: f64) -> f64 {
+    if p <= 0.0 || p >= 1.0 { 0.0 } else { -p * p.log2() - (1.0 - p) * (1.0 - p).log2() }
+}

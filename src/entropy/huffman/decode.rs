@@ -1,0 +1,176 @@
+//! Bit streams to symbols: one table look-up yields up to eight symbols, stored as one `u64`.
+
+use super::super::Corrupt;
+use super::super::level::{Level, multiversion};
+use super::lengths::take_lengths;
+use super::{Expansion, MAX_LENGTH, STREAMS, STREAMS_FROM, codes};
+
+const TABLE: usize = 1 << MAX_LENGTH;
+
+/// Look-ups between two refills: a refill leaves at least 56 bits, five codes of 11 take 55.
+const LOOKUPS: usize = 5;
+
+/// Bytes that one round of look-ups may write, the last store's slack included.
+const ROUND_BYTES: usize = LOOKUPS * 8;
+
+/// For each [`MAX_LENGTH`] bits that may come next: the symbols they begin with.
+struct Table {
+    symbols: [u64; TABLE],
+    /// Bits used, in the low byte; symbols, 1 to 8, in the high byte.
+    used: [u16; TABLE],
+}
+
+impl Table {
+    /// Tables for 0, 1, ... [`MAX_LENGTH`] bits, each made from the shorter ones: a first word, then whatever the
+    /// bits behind it hold. The table for `w` bits starts at index 2^w. The code must be complete.
+    fn new(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
+        let mut symbols = [0u64; 2 * TABLE];
+        let mut used = [0u16; 2 * TABLE];
+        let codes = codes(lengths);
+        let k = expansion.k as u16;
+        let mut words = [(0u8, 0u8); 256];
+        let mut n = 0;
+        for length in 1..=MAX_LENGTH as u8 {
+            for word in (0..256).filter(|&word| lengths[word] == length) {
+                words[n] = (word as u8, length);
+                n += 1;
+            }
+        }
+        for width in 1..=MAX_LENGTH as usize {
+            for &(word, length) in words[..n].iter().take_while(|&&(_, length)| length as usize <= width) {
+                let first = expansion.symbols[word as usize];
+                let code = codes[word as usize] as usize;
+                let left = width - length as usize;
+                for rest in 0..1 << left {
+                    // The longest continuation that still fits in eight symbols; that of no bits always does.
+                    let mut from = (1 << left) + rest;
+                    let mut bits = left;
+                    while (used[from] >> 8) + k > 8 {
+                        bits -= 1;
+                        from = (1 << bits) + (rest & ((1 << bits) - 1));
+                    }
+                    let at = (1 << width) + (rest << length) + code;
+                    symbols[at] = if k == 8 { first } else { first | symbols[from] << (8 * k) };
+                    used[at] = used[from] + (k << 8) + u16::from(length);
+                }
+            }
+        }
+        let mut table = Box::new(Table { symbols: [0; TABLE], used: [0; TABLE] });
+        table.symbols.copy_from_slice(&symbols[TABLE..]);
+        table.used.copy_from_slice(&used[TABLE..]);
+        table
+    }
+}
+
+/// Fills `out` (not empty) from a body; its last word may stand for fewer symbols than the others.
+pub(in super::super) fn decode(mut payload: &[u8], expansion: &Expansion, out: &mut [u8]) -> Result<(), Corrupt> {
+    let lengths = take_lengths(&mut payload)?;
+    let table = Table::new(&lengths, expansion);
+    let words = out.len().div_ceil(expansion.k);
+    if words < STREAMS_FROM {
+        return Stream::new(payload, out).finish(&table);
+    }
+    let (sizes, mut payload) =
+        payload.split_first_chunk::<{ 4 * (STREAMS - 1) }>().ok_or(Corrupt("truncated stream lengths"))?;
+    let segment = words.div_ceil(STREAMS) * expansion.k;
+    let mut sizes = sizes.as_chunks::<4>().0.iter();
+    let mut streams = Vec::with_capacity(STREAMS);
+    for segment in out.chunks_mut(segment) {
+        let size = sizes.next().map_or(payload.len(), |size| u32::from_le_bytes(*size) as usize);
+        let (bytes, rest) = payload.split_at_checked(size).ok_or(Corrupt("stream beyond the payload"))?;
+        payload = rest;
+        streams.push(Stream::new(bytes, segment));
+    }
+    let mut streams: [Stream<'_>; STREAMS] = streams.try_into().map_err(|_| Corrupt("number of streams"))?;
+    decode_together(Level::detect(), &mut streams, &table);
+    streams.into_iter().try_for_each(|stream| stream.finish(&table))
+}
+
+/// One bit stream and the output it fills.
+struct Stream<'a> {
+    bytes: &'a [u8],
+    /// Next byte to read.
+    read: usize,
+    /// Bits read, the next one lowest. Bits above `held` are zero, or those of the bytes at `read`.
+    acc: u64,
+    held: u32,
+    out: &'a mut [u8],
+    written: usize,
+}
+
+impl<'a> Stream<'a> {
+    fn new(bytes: &'a [u8], out: &'a mut [u8]) -> Self {
+        Stream { bytes, read: 0, acc: 0, held: 0, out, written: 0 }
+    }
+
+    /// Whether a round can go without looking at any bound.
+    #[inline(always)]
+    fn has_round(&self) -> bool {
+        self.bytes.len() - self.read >= 8 && self.out.len() - self.written >= ROUND_BYTES
+    }
+
+    /// Refills and does [`LOOKUPS`] look-ups. Only after [`Stream::has_round`].
+    #[inline(always)]
+    fn round(&mut self, table: &Table) {
+        debug_assert!(self.has_round());
+        // SAFETY: `has_round` saw 8 bytes from `read` on.
+        let next = unsafe { self.bytes.as_ptr().add(self.read).cast::<[u8; 8]>().read() };
+        self.acc |= u64::from_le_bytes(next) << self.held;
+        self.read += ((63 - self.held) >> 3) as usize;
+        self.held |= 56;
+        for _ in 0..LOOKUPS {
+            let index = self.acc as usize % TABLE;
+            let symbols = table.symbols[index].to_le_bytes();
+            let used = table.used[index];
+            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on; each look-up writes 8 bytes and
+            // advances by at most 8.
+            unsafe { self.out.as_mut_ptr().add(self.written).cast::<[u8; 8]>().write(symbols) };
+            self.written += usize::from(used >> 8);
+            self.acc >>= used & 63;
+            self.held -= u32::from(used & 63);
+        }
+    }
+
+    /// Decodes what is left of the segment.
+    fn finish(mut self, table: &Table) -> Result<(), Corrupt> {
+        while self.has_round() {
+            self.round(table);
+        }
+        // The refill of a round reads ahead of `held`; from here on, byte by byte.
+        self.acc &= (1u64 << self.held) - 1;
+        while self.written < self.out.len() {
+            while self.held <= 55
+                && let Some(&byte) = self.bytes.get(self.read)
+            {
+                self.acc |= u64::from(byte) << self.held;
+                self.held += 8;
+                self.read += 1;
+            }
+            // Past the end of the stream there are zeros; the bits of the last symbols must not be among them.
+            if self.held == 0 {
+                return Err(Corrupt("bit stream ends early"));
+            }
+            let index = self.acc as usize % TABLE;
+            let symbols = table.symbols[index].to_le_bytes();
+            let used = table.used[index];
+            let room = self.out.len() - self.written;
+            let count = usize::from(used >> 8).min(room);
+            self.out[self.written..][..count].copy_from_slice(&symbols[..count]);
+            self.written += count;
+            self.acc >>= used & 63;
+            self.held = self.held.saturating_sub(u32::from(used & 63));
+        }
+        Ok(())
+    }
+}
+
+multiversion! {
+    /// Advances all streams side by side until one of them gets near an end.
+    fn decode_together(streams: &mut [Stream<'_>; STREAMS], table: &Table) {
+        while streams.iter().all(Stream::has_round) {
+            for stream in streams.iter_mut() {
+                stream.round(table);
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! `i32` symbols of any size: a *class* byte each, entropy-coded, and raw extra bits for the large ones. Nothing
+//! escapes, saturates or wraps.
+//!
+//! Classes 0 to 30 are the values -15 to 15. A larger magnitude has class 31 + 8*(e - 4) + 2*f + s: its exponent
+//! e = 4 to 31 (floor of log2), the two bits f below its leading bit, its sign s; the e - 2 bits below those are its
+//! extra bits. The widest class, e = 31, is -2^31 alone.
+//!
+//! Payload: the length of the classes' payload, the payload ([`super::bytes`]); the extra bits, low bits first.
+
+use super::bits::{BitReader, BitWriter};
+use super::level::{Level, multiversion};
+use super::{Corrupt, bytes, huffman, varint};
+
+/// Largest magnitude with a class of its own.
+const SMALL: i32 = 15;
+/// First class of large magnitudes.
+const LARGE: u8 = 2 * SMALL as u8 + 1;
+/// Least exponent of a large magnitude.
+const LARGE_EXPONENT: u32 = 4;
+/// Values looked at together: large ones are rare in most streams, and whole chunks pass without a branch.
+const CHUNK: usize = 64;
+
+/// Class, extra bits and their width.
+#[inline]
+fn classify(value: i32) -> (u8, u32, u32) {
+    if (-SMALL..=SMALL).contains(&value) {
+        return ((value + SMALL) as u8, 0, 0);
+    }
+    let magnitude = value.unsigned_abs();
+    let exponent = magnitude.ilog2();
+    let width = exponent - 2;
+    let fraction = magnitude >> width & 3;
+    let class = u32::from(LARGE) + 8 * (exponent - LARGE_EXPONENT) + 2 * fraction + u32::from(value < 0);
+    (class as u8, magnitude & ((1 << width) - 1), width)
+}
+
+/// The value of a class at or above [`LARGE`].
+#[inline]
+fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
+    let index = u32::from(class - LARGE);
+    let (exponent, fraction, negative) = (index / 8 + LARGE_EXPONENT, index / 2 % 4, index % 2 == 1);
+    let width = exponent - 2;
+    let magnitude = i64::from(4 + fraction) << width | i64::from(extra.take(width)?);
+    let value = if negative { -magnitude } else { magnitude };
+    i32::try_from(value).map_err(|_| Corrupt("value beyond 32 bits"))
+}
+
+/// Appends the payload of `values`.
+pub fn encode(values: &[i32], out: &mut Vec<u8>) {
+    let mut classes = vec![0u8; values.len()];
+    let mut extra = Vec::new();
+    if !small_classes(Level::detect(), values, &mut classes) {
+        let mut bits = BitWriter::new(&mut extra);
+        for (class, &value) in classes.iter_mut().zip(values) {
+            let (c, low, width) = classify(value);
+            *class = c;
+            bits.put(low, width);
+        }
+        bits.finish();
+    }
+    varint::put_bytes(out, |out| bytes::encode(&classes, out));
+    out.extend_from_slice(&extra);
+}
+
+multiversion! {
+    /// Writes the classes as if all values were small; returns whether they are.
+    fn small_classes(values: &[i32], classes: &mut [u8]) -> bool {
+        let mut all = true;
+        for (class, &value) in classes.iter_mut().zip(values) {
+            let index = value.wrapping_add(SMALL) as u32;
+            all &= index < u32::from(LARGE);
+            *class = index as u8;
+        }
+        all
+    }
+}
+
+/// Fills `out` from the payload of exactly that many values.
+pub fn decode(payload: &[u8], out: &mut [i32]) -> Result<(), Corrupt> {
+    out.fill(0);
+    decode_add(payload, out)
+}
+
+/// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` then holds nothing of use.
+pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
+    let body = varint::take_bytes(&mut payload)?;
+    let mut classes = vec![0u8; acc.len()];
+    bytes::decode(body, &mut classes)?;
+    let mut extra = BitReader::new(payload);
+    let mut done = 0;
+    let level = Level::detect();
+    loop {
+        let added = add_small(level, &classes[done..], &mut acc[done..]).ok_or(Corrupt("sum beyond 32 bits"))?;
+        done += added;
+        let end = classes.len().min(done + CHUNK);
+        if done == end {
+            return Ok(());
+        }
+        for (sum, &class) in acc[done..end].iter_mut().zip(&classes[done..end]) {
+            let value = if class < LARGE { i32::from(class) - SMALL } else { large(class, &mut extra)? };
+            *sum = sum.checked_add(value).ok_or(Corrupt("sum beyond 32 bits"))?;
+        }
+        done = end;
+    }
+}
+
+multiversion! {
+    /// Adds small classes, chunk by chunk, up to the first chunk with a large one; returns how many were added, or
+    /// nothing if a sum went beyond 32 bits.
+    fn add_small(classes: &[u8], acc: &mut [i32]) -> Option<usize> {
+        let mut done = 0;
+        for (classes, acc) in classes.chunks(CHUNK).zip(acc.chunks_mut(CHUNK)) {
+            if classes.iter().fold(0, |most, &class| class.max(most)) >= LARGE {
+                break;
+            }
+            let mut overflow = 0;
+            for (sum, &class) in acc.iter_mut().zip(classes) {
+                let value = i32::from(class) - SMALL;
+                let new = sum.wrapping_add(value);
+                overflow |= (*sum ^ new) & (value ^ new);
+                *sum = new;
+            }
+            if overflow < 0 {
+                return None;
+            }
+            done += acc.len();
+        }
+        Some(done)
+    }
+}
+
+/// Bits that `values` would take: order-0 entropy of the classes, and the extra bits. For decisions on samples.
+pub fn estimate_bits(values: &[i32]) -> f64 {
+    let mut extra = 0.0;
+    let classes: Vec<u8> = values
+        .iter()
+        .map(|&value| {
+            let (class, _, width) = classify(value);
+            extra += f64::from(width);
+            class
+        })
+        .collect();
+    bytes::entropy_bits(&huffman::histogram(&classes)) + extra
+}

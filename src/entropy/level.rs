@@ -1,0 +1,130 @@
+//! One source for every instruction set: `multiversion!` compiles a function body once for each [`Level`], and the
+//! caller picks the best the machine has. Only the speed differs: the compiler vectorizes without reordering or
+//! contracting floating-point operations, so all versions give the same bits, which the tests check.
+
+/// An instruction set this machine was found to have; the only way to hold one is to have asked the processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level(Kind);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// What the compiler's target always has; on aarch64 that includes NEON.
+    pub(crate) const PORTABLE: Level = Level(Kind::Portable);
+
+    /// The best this machine has. Cheap: the standard library caches the answer.
+    #[inline]
+    pub(crate) fn detect() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if has_avx512() {
+                return Level(Kind::Avx512);
+            }
+            if has_avx2() {
+                return Level(Kind::Avx2);
+            }
+        }
+        Level::PORTABLE
+    }
+
+    /// All levels this machine has, for tests that compare them.
+    #[cfg(test)]
+    pub(crate) fn available() -> Vec<Level> {
+        let mut levels = vec![Level::PORTABLE];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if has_avx2() {
+                levels.push(Level(Kind::Avx2));
+            }
+            if has_avx512() {
+                levels.push(Level(Kind::Avx512));
+            }
+        }
+        levels
+    }
+
+    /// Whether the AVX2 version may run.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    pub(crate) fn is_avx2(self) -> bool {
+        self.0 == Kind::Avx2
+    }
+
+    /// Whether the AVX-512 version may run.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    pub(crate) fn is_avx512(self) -> bool {
+        self.0 == Kind::Avx512
+    }
+}
+
+// These two must ask for every feature that `multiversion!` enables.
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("bmi1")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("lzcnt")
+        && is_x86_feature_detected!("popcnt")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+/// Defines a function whose first parameter is a [`Level`] and whose body is compiled for each of them.
+macro_rules! multiversion {
+    (
+        $(#[$attr:meta])*
+        $vis:vis fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+    ) => {
+        $(#[$attr])*
+        $vis fn $name $(<$g: $bound>)? (
+            level: $crate::entropy::level::Level,
+            $($arg: $ty),*
+        ) $(-> $ret)? {
+            #[inline(always)]
+            #[allow(clippy::too_many_arguments)]
+            fn body $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
+                fn avx2 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body $(::<$g>)? ($($arg),*)
+                }
+                #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body $(::<$g>)? ($($arg),*)
+                }
+                if level.is_avx512() {
+                    // SAFETY: a `Level` says so only after the processor did, for each feature enabled.
+                    return unsafe { avx512 $(::<$g>)? ($($arg),*) };
+                }
+                if level.is_avx2() {
+                    // SAFETY: as above.
+                    return unsafe { avx2 $(::<$g>)? ($($arg),*) };
+                }
+            }
+            let _ = level;
+            body $(::<$g>)? ($($arg),*)
+        }
+    };
+}
+
+pub(crate) use multiversion;

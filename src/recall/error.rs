@@ -1,0 +1,54 @@
+//! Why a released file cannot be read.
+
+use std::io;
+
+use crate::codec::Corrupt;
+use crate::store::Id;
+
+/// A read that failed: the kernel is told EIO, the log names object and tensor.
+#[derive(Debug, thiserror::Error)]
+#[error("object {object}{}: {source}", place(.tensor))]
+pub struct ReadError {
+    /// The object that could not be read or decoded.
+    pub object: Id,
+    /// Path of the tensor, when one is concerned.
+    pub tensor: Option<String>,
+    /// What the device reports, or `InvalidData` with what is wrong.
+    pub source: io::Error,
+}
+
+fn place(tensor: &Option<String>) -> String {
+    tensor.as_ref().map(|path| format!(", tensor {path}")).unwrap_or_default()
+}
+
+impl ReadError {
+    /// The object itself (header, index or skeleton).
+    pub fn object(object: Id, source: impl Into<io::Error>) -> ReadError {
+        ReadError { object, tensor: None, source: source.into() }
+    }
+
+    /// One tensor in it.
+    pub fn tensor(object: Id, path: &str, source: impl Into<io::Error>) -> ReadError {
+        ReadError { object, tensor: Some(path.to_string()), source: source.into() }
+    }
+
+    /// Whether bytes are missing or wrong, as opposed to the device being unable to give them just now.
+    pub fn is_damage(&self) -> bool {
+        matches!(
+            self.source.kind(),
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound
+        )
+    }
+}
+
+impl From<Corrupt> for io::Error {
+    fn from(corrupt: Corrupt) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, corrupt)
+    }
+}
+
+impl From<ReadError> for io::Error {
+    fn from(error: ReadError) -> io::Error {
+        io::Error::new(error.source.kind(), error)
+    }
+}

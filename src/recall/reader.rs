@@ -1,0 +1,218 @@
+//! An open released file: decodes what is asked for, once, into a file of the cache, and reads from there.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+
+use crate::store::durable;
+
+use super::layout::{Layout, Unit};
+use super::stream::{decode_unit, short};
+use super::{Chain, ReadError, Recall};
+
+/// Units decoded ahead of a reader that reads on where it stopped: enough to keep two cores ahead of a copy by the
+/// kernel, few enough that a reader which stops has cost 4 MiB.
+const AHEAD: usize = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Missing,
+    Decoding,
+    Present,
+}
+
+/// An open released file. It keeps what it needs alive, whatever happens to names and objects meanwhile.
+#[derive(Debug)]
+pub struct Reader {
+    recall: Arc<Recall>,
+    chain: Chain,
+    layout: Layout,
+    /// Decoded bytes, at their offsets; `None` when the cache has no room, and then each read decodes.
+    file: Option<Arc<File>>,
+    /// One per unit. Taken to claim and to finish a unit, never while one is decoded.
+    progress: Mutex<Vec<Progress>>,
+    finished: Condvar,
+    missing: AtomicUsize,
+    /// The device had no room for the decoded file: from then on each read decodes.
+    no_room: AtomicBool,
+    /// Where the last read ended: one that begins there is sequential.
+    last_end: AtomicU64,
+    /// The unit decoded last when there is no file.
+    last_unit: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
+    /// For tasks that must not keep the reader alive longer than its handles do.
+    me: Weak<Reader>,
+}
+
+impl Reader {
+    pub(super) fn new(recall: Arc<Recall>, chain: Chain) -> Arc<Reader> {
+        let layout = Layout::of(chain.leaf());
+        let header = chain.leaf().header();
+        let whole = recall.cache.get(header.id);
+        let progress = if whole.is_some() { Progress::Present } else { Progress::Missing };
+        let missing = if whole.is_some() { 0 } else { layout.units.len() };
+        let file = whole.or_else(|| recall.cache.begin(header.id, header.logical_len).map(Arc::new));
+        Arc::new_cyclic(|me| Reader {
+            recall,
+            file,
+            progress: Mutex::new(vec![progress; layout.units.len()]),
+            finished: Condvar::new(),
+            missing: AtomicUsize::new(missing),
+            no_room: AtomicBool::new(false),
+            last_end: AtomicU64::new(0),
+            last_unit: Mutex::new(None),
+            me: me.clone(),
+            chain,
+            layout,
+        })
+    }
+
+    /// Logical length in bytes.
+    pub fn len(&self) -> u64 {
+        self.chain.leaf().header().logical_len
+    }
+
+    /// Whether the file has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The whole decoded file in the cache, when it is there: to be served by passthrough.
+    pub fn cached_file(&self) -> Option<Arc<File>> {
+        self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0).map(Arc::clone)
+    }
+
+    /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes what is not decoded yet:
+    /// never on a thread that answers the kernel.
+    ///
+    /// # Errors
+    /// [`ReadError`] names object and tensor.
+    pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> Result<usize, ReadError> {
+        let end = self.len().min(offset.saturating_add(buf.len() as u64));
+        if offset >= end {
+            return Ok(0);
+        }
+        let buf = &mut buf[..(end - offset) as usize];
+        let segments = self.layout.covering(offset..end);
+        let Some(file) = self.file.as_ref().filter(|_| !self.no_room.load(Ordering::Relaxed)) else {
+            return self.read_uncached(offset, buf);
+        };
+        if self.last_end.swap(end, Ordering::Relaxed) == offset {
+            self.read_ahead(segments.end);
+        }
+        for segment in &self.layout.segments[segments] {
+            if !self.ensure(file, segment.unit)? {
+                return self.read_uncached(offset, buf);
+            }
+        }
+        let fail = |error| ReadError::object(self.chain.leaf().header().id, error);
+        file.read_exact_at(buf, offset).map_err(fail)?;
+        Ok(buf.len())
+    }
+
+    /// Returns when a unit's bytes are in the file: decodes them, or waits for whoever does. `false`: there is no room.
+    fn ensure(&self, file: &File, unit: usize) -> Result<bool, ReadError> {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match progress[unit] {
+                Progress::Present => return Ok(true),
+                Progress::Decoding => {
+                    progress = self.finished.wait(progress).unwrap_or_else(PoisonError::into_inner);
+                }
+                Progress::Missing => break,
+            }
+        }
+        progress[unit] = Progress::Decoding;
+        drop(progress);
+        self.fill(file, unit)
+    }
+
+    /// Decodes a unit that this thread has claimed and writes it where it belongs. `false`: there is no room.
+    fn fill(&self, file: &File, unit: usize) -> Result<bool, ReadError> {
+        // Whatever happens, a panic included, waiters must find the unit claimed no more.
+        struct Claim<'a>(&'a Reader, usize, Progress);
+        impl Drop for Claim<'_> {
+            fn drop(&mut self) {
+                let mut progress = self.0.progress.lock().unwrap_or_else(PoisonError::into_inner);
+                progress[self.1] = self.2;
+                self.0.finished.notify_all();
+            }
+        }
+        let mut claim = Claim(self, unit, Progress::Missing);
+        let bytes = decode_unit(&self.chain, self.layout.units[unit])?;
+        for segment in self.segments_of(unit) {
+            let len = (segment.range.end - segment.range.start) as usize;
+            let run = bytes.get(segment.at..segment.at + len).ok_or_else(|| short(&self.chain))?;
+            if durable::write_all_at(file, run, segment.range.start).is_err() {
+                self.no_room.store(true, Ordering::Relaxed);
+                return Ok(false);
+            }
+        }
+        claim.2 = Progress::Present;
+        drop(claim);
+        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(file) = &self.file
+        {
+            self.recall.cache.keep(self.chain.leaf().header().id, Arc::clone(file), self.len());
+        }
+        Ok(true)
+    }
+
+    fn segments_of(&self, unit: usize) -> impl Iterator<Item = &super::layout::Segment> {
+        // A tile is one run, found by its place; a skeleton chunk may lie anywhere.
+        let range = match self.layout.units[unit] {
+            Unit::Tile { tensor, tile } => {
+                let extent = &self.chain.leaf().index().tensors[tensor as usize].extent;
+                let start = extent.start + u64::from(tile) * crate::codec::TILE_BYTES as u64;
+                self.layout.covering(start..start + 1)
+            }
+            Unit::Skeleton { .. } => 0..self.layout.segments.len(),
+        };
+        self.layout.segments[range].iter().filter(move |segment| segment.unit == unit)
+    }
+
+    /// Starts decoding what a sequential reader will want next. Failures show when it gets there.
+    fn read_ahead(&self, from: usize) {
+        let mut claimed = Vec::new();
+        {
+            let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+            for segment in self.layout.segments.iter().skip(from).take(AHEAD) {
+                if progress[segment.unit] == Progress::Missing {
+                    progress[segment.unit] = Progress::Decoding;
+                    claimed.push(segment.unit);
+                }
+            }
+        }
+        for unit in claimed {
+            let Some(me) = self.me.upgrade() else { return };
+            self.recall.pool.spawn(move || {
+                if let Some(file) = &me.file {
+                    let _ = me.fill(file, unit);
+                }
+            });
+        }
+    }
+
+    /// Reads without a file in the cache: the unit decoded last is kept, so that a sequential reader decodes once.
+    fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize, ReadError> {
+        let end = offset + buf.len() as u64;
+        for segment in &self.layout.segments[self.layout.covering(offset..end)] {
+            let last = self.last_unit.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let bytes = match last {
+                Some((unit, bytes)) if unit == segment.unit => bytes,
+                _ => {
+                    let bytes = Arc::new(decode_unit(&self.chain, self.layout.units[segment.unit])?);
+                    let kept = Some((segment.unit, Arc::clone(&bytes)));
+                    *self.last_unit.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+                    bytes
+                }
+            };
+            let from = offset.max(segment.range.start);
+            let to = end.min(segment.range.end);
+            let at = segment.at + (from - segment.range.start) as usize;
+            let run = bytes.get(at..at + (to - from) as usize).ok_or_else(|| short(&self.chain))?;
+            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(run);
+        }
+        Ok(buf.len())
+    }
+}

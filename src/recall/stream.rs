@@ -1,0 +1,68 @@
+//! A whole file, decoded from its first byte to its last.
+
+use rayon::prelude::*;
+
+use super::layout::{Layout, Unit};
+use super::{Chain, ReadError, tile};
+
+/// Segments decoded ahead of the one that is handed out: keeps every core busy and bounds memory to about
+/// 32 x 3 tiles, 50 MB.
+const BATCH: usize = 32;
+
+/// Decodes a unit.
+///
+/// # Errors
+/// [`ReadError`] names object and tensor.
+pub fn decode_unit(chain: &Chain, unit: Unit) -> Result<Vec<u8>, ReadError> {
+    match unit {
+        Unit::Tile { tensor, tile } => tile::decode(chain, tensor as usize, tile as usize),
+        Unit::Skeleton { chunk } => tile::skeleton(chain.leaf(), chunk as usize),
+    }
+}
+
+/// Hands the file's bytes to `sink` in order, with the offset of each run and the unit it comes from. Decodes in
+/// parallel on the pool it is called in.
+///
+/// # Errors
+/// The first [`ReadError`], or what `sink` returns.
+pub fn stream<E: From<ReadError>>(
+    chain: &Chain,
+    layout: &Layout,
+    mut sink: impl FnMut(u64, Unit, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut chunk: Option<(usize, Vec<u8>)> = None;
+    for batch in layout.segments.chunks(BATCH) {
+        let decoded: Vec<Option<Result<Vec<u8>, ReadError>>> = batch
+            .par_iter()
+            .map(|segment| match layout.units[segment.unit] {
+                unit @ Unit::Tile { .. } => Some(decode_unit(chain, unit)),
+                Unit::Skeleton { .. } => None,
+            })
+            .collect();
+        for (segment, tile) in batch.iter().zip(decoded) {
+            let unit = layout.units[segment.unit];
+            let len = (segment.range.end - segment.range.start) as usize;
+            match tile {
+                Some(bytes) => sink(segment.range.start, unit, &bytes?)?,
+                None => {
+                    // Chunks come in order, each scattered over many segments: keep the last one.
+                    let bytes = match chunk.take() {
+                        Some((number, bytes)) if number == segment.unit => bytes,
+                        _ => decode_unit(chain, unit)?,
+                    };
+                    match bytes.get(segment.at..segment.at + len) {
+                        Some(run) => sink(segment.range.start, unit, run)?,
+                        None => return Err(short(chain).into()),
+                    }
+                    chunk = Some((segment.unit, bytes));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A skeleton chunk that is shorter than the file needs.
+pub(super) fn short(chain: &Chain) -> ReadError {
+    ReadError::object(chain.leaf().header().id, crate::store::Damage("its skeleton is cut short"))
+}

@@ -1,0 +1,73 @@
+//! Little-endian reading and writing of the store's own structures: every length is checked before it is believed.
+
+use super::Damage;
+
+/// Reads fields one after the other from bytes that may be damaged.
+pub(crate) struct Fields<'a> {
+    bytes: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Fields { bytes }
+    }
+
+    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], Damage> {
+        if count > self.bytes.len() {
+            return Err(Damage("a field reaches beyond the end"));
+        }
+        let (head, rest) = self.bytes.split_at(count);
+        self.bytes = rest;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Damage> {
+        let mut array = [0; N];
+        array.copy_from_slice(self.take(N)?);
+        Ok(array)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, Damage> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, Damage> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, Damage> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u128(&mut self) -> Result<u128, Damage> {
+        Ok(u128::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn f64(&mut self) -> Result<f64, Damage> {
+        Ok(f64::from_le_bytes(self.array()?))
+    }
+
+    /// A count of things that take at least `each` bytes in what is left, so that it can bound an allocation.
+    pub(crate) fn count(&mut self, each: usize) -> Result<usize, Damage> {
+        let count = self.u32()? as usize;
+        if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
+            return Err(Damage("a count is larger than what follows"));
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn text(&mut self) -> Result<String, Damage> {
+        let length = self.count(1)?;
+        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| Damage("a name is not UTF-8"))
+    }
+
+    pub(crate) fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Appends a string as its length (u32) and its UTF-8 bytes.
+pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+    out.extend_from_slice(text.as_bytes());
+}

@@ -1,0 +1,59 @@
+//! What can be wrong with a store.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Bytes on the device that are not what was written; says which rule they break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Damage(pub &'static str);
+
+impl From<Damage> for io::Error {
+    fn from(damage: Damage) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, damage)
+    }
+}
+
+/// Why a store cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The directory holds something else.
+    #[error("{0} is not a stepfs store and not empty; name an empty or new directory to make one")]
+    NotAStore(PathBuf),
+    /// There is no store at the path.
+    #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` makes one")]
+    Missing(PathBuf),
+    /// Made by a newer stepfs.
+    #[error("the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs", FORMAT = super::FORMAT)]
+    Newer {
+        /// The store's format.
+        found: u32,
+    },
+    /// `stepfs.toml` cannot be understood.
+    #[error("stepfs.toml: {0}")]
+    Settings(String),
+    /// Another process has it.
+    #[error("{path} is in use by process {holder}; one daemon at a time may use a store (`stepfs umount` ends it)")]
+    Busy {
+        /// The store.
+        path: PathBuf,
+        /// Process number of the holder, or "another machine".
+        holder: String,
+    },
+    /// The device reports an error.
+    #[error("{path}: {source}")]
+    Io {
+        /// What was being opened or written.
+        path: PathBuf,
+        /// The device's words.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Adds the path to an error of the device.
+    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
+        let path = path.into();
+        move |source| Error::Io { path, source }
+    }
+}

@@ -1,0 +1,147 @@
+//! The first 128 bytes of an object and its last 64 (docs/FORMAT.md, "Object").
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Id;
+use crate::store::Damage;
+use crate::store::bytes::Fields;
+
+/// Length of the header at the start of an object, bytes.
+pub const HEADER_BYTES: usize = 128;
+/// Length of the footer at the end of an object, bytes.
+pub const FOOTER_BYTES: usize = 64;
+/// Version of the object format that this program writes, and the newest that it reads.
+pub const OBJECT_VERSION: u32 = 1;
+
+const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
+const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
+
+/// What an object is, without its tensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The object's name.
+    pub id: Id,
+    /// The object that this one is a difference to; none for a keyframe.
+    pub parent: Option<Id>,
+    /// Objects below this one: 0 for a keyframe, the parent's depth + 1 otherwise.
+    pub depth: u32,
+    /// Length of the decoded file, bytes.
+    pub logical_len: u64,
+    /// xxh3-128 of the decoded file.
+    pub decoded_hash: u128,
+    /// xxh3-128 of the file as the application wrote it; equal to `decoded_hash` when nothing was quantized.
+    pub source_hash: u128,
+    /// xxh3-64 of a few samples of the file as written: recognises twins without reading them whole.
+    pub source_sample: u64,
+    /// Modification time of the file as written, nanoseconds since 1970: orders the states of a lineage.
+    pub modified_ns: i64,
+    /// Lineage: hash of the tensors' paths, types and shapes and of the file's name with its step wild.
+    pub lineage: u64,
+    /// Hash of the tensors' paths, types and shapes alone.
+    pub signature: u64,
+}
+
+impl Header {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut out = Vec::with_capacity(HEADER_BYTES);
+        out.extend_from_slice(&HEADER_MAGIC);
+        out.extend_from_slice(&OBJECT_VERSION.to_le_bytes());
+        out.extend_from_slice(&self.depth.to_le_bytes());
+        out.extend_from_slice(&self.id.0);
+        out.extend_from_slice(&self.parent.unwrap_or(Id::NONE).0);
+        out.extend_from_slice(&self.logical_len.to_le_bytes());
+        out.extend_from_slice(&self.decoded_hash.to_le_bytes());
+        out.extend_from_slice(&self.source_hash.to_le_bytes());
+        out.extend_from_slice(&self.source_sample.to_le_bytes());
+        out.extend_from_slice(&self.modified_ns.to_le_bytes());
+        out.extend_from_slice(&self.lineage.to_le_bytes());
+        out.extend_from_slice(&self.signature.to_le_bytes());
+        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
+        let mut bytes = [0; HEADER_BYTES];
+        bytes.copy_from_slice(&out);
+        bytes
+    }
+
+    /// Reads a header.
+    ///
+    /// # Errors
+    /// [`Damage`] when a byte of it was changed, or a newer version of stepfs wrote it.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Damage> {
+        if bytes[..8] != HEADER_MAGIC {
+            return Err(Damage("its first bytes are not an object's"));
+        }
+        let (body, sum) = bytes.split_at(HEADER_BYTES - 8);
+        if Fields::new(sum).u64()? != xxh3_64(body) {
+            return Err(Damage("its header's checksum does not match"));
+        }
+        let mut fields = Fields::new(&body[8..]);
+        if fields.u32()? != OBJECT_VERSION {
+            return Err(Damage("a newer version of stepfs wrote it"));
+        }
+        let depth = fields.u32()?;
+        Ok(Header {
+            depth,
+            id: Id(fields.u128()?.to_le_bytes()),
+            parent: Id(fields.u128()?.to_le_bytes()).some(),
+            logical_len: fields.u64()?,
+            decoded_hash: fields.u128()?,
+            source_hash: fields.u128()?,
+            source_sample: fields.u64()?,
+            modified_ns: fields.u64()? as i64,
+            lineage: fields.u64()?,
+            signature: fields.u64()?,
+        })
+    }
+}
+
+/// Where an object's index lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footer {
+    /// First byte of the compressed index.
+    pub index_offset: u64,
+    /// Bytes of the compressed index; it ends where the footer begins.
+    pub index_stored: u64,
+    /// Bytes of the index when decompressed.
+    pub index_len: u64,
+    /// xxh3-64 of the compressed index.
+    pub index_hash: u64,
+    /// The object's name again: a footer belongs to one header.
+    pub id: Id,
+}
+
+impl Footer {
+    /// The footer's bytes.
+    pub fn encode(&self) -> [u8; FOOTER_BYTES] {
+        let mut out = Vec::with_capacity(FOOTER_BYTES);
+        out.extend_from_slice(&FOOTER_MAGIC);
+        out.extend_from_slice(&self.index_offset.to_le_bytes());
+        out.extend_from_slice(&self.index_stored.to_le_bytes());
+        out.extend_from_slice(&self.index_len.to_le_bytes());
+        out.extend_from_slice(&self.index_hash.to_le_bytes());
+        out.extend_from_slice(&self.id.0);
+        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
+        let mut bytes = [0; FOOTER_BYTES];
+        bytes.copy_from_slice(&out);
+        bytes
+    }
+
+    /// Reads a footer.
+    ///
+    /// # Errors
+    /// [`Damage`] when a byte of it was changed or the file was cut short.
+    pub fn decode(bytes: &[u8; FOOTER_BYTES]) -> Result<Footer, Damage> {
+        let (body, sum) = bytes.split_at(FOOTER_BYTES - 8);
+        if bytes[..8] != FOOTER_MAGIC || Fields::new(sum).u64()? != xxh3_64(body) {
+            return Err(Damage("its end is missing or damaged"));
+        }
+        let mut fields = Fields::new(&body[8..]);
+        Ok(Footer {
+            index_offset: fields.u64()?,
+            index_stored: fields.u64()?,
+            index_len: fields.u64()?,
+            index_hash: fields.u64()?,
+            id: Id(fields.u128()?.to_le_bytes()),
+        })
+    }
+}

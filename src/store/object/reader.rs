@@ -1,0 +1,121 @@
+//! Reads an object.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Tile};
+use crate::store::Damage;
+
+/// An index larger than this is not believed. 10,000 tensors of 100 tiles take 30 MB.
+const MAX_INDEX_BYTES: u64 = 1 << 30;
+
+/// Path of an object in the directory `objects`.
+pub fn path_of(objects: &Path, id: Id) -> PathBuf {
+    let name = id.to_string();
+    objects.join(&name[..2]).join(name)
+}
+
+/// An open object. It stays readable when its name goes.
+#[derive(Debug)]
+pub struct Object {
+    file: File,
+    header: Header,
+    index: Index,
+    /// Bytes that the file occupies on its device.
+    stored: u64,
+}
+
+impl Object {
+    /// Reads only the header of an object, and what the object occupies.
+    ///
+    /// # Errors
+    /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
+    pub fn header_of(objects: &Path, id: Id) -> io::Result<(Header, u64)> {
+        let file = File::open(path_of(objects, id))?;
+        let header = read_header(&file, id)?;
+        Ok((header, file.metadata()?.blocks() * 512))
+    }
+
+    /// Opens the object with this name.
+    ///
+    /// # Errors
+    /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
+    pub fn open(objects: &Path, id: Id) -> io::Result<Object> {
+        let file = File::open(path_of(objects, id))?;
+        let header = read_header(&file, id)?;
+        Object::with_header(file, header)
+    }
+
+    pub(super) fn with_header(file: File, header: Header) -> io::Result<Object> {
+        let metadata = file.metadata()?;
+        let Some(footer_at) = metadata.len().checked_sub(FOOTER_BYTES as u64) else {
+            return Err(Damage("it is cut short").into());
+        };
+        let mut bytes = [0; FOOTER_BYTES];
+        file.read_exact_at(&mut bytes, footer_at)?;
+        let footer = Footer::decode(&bytes)?;
+        if footer.id != header.id {
+            return Err(Damage("its end belongs to another object").into());
+        }
+        if footer.index_offset.checked_add(footer.index_stored) != Some(footer_at)
+            || footer.index_offset < HEADER_BYTES as u64
+            || footer.index_len > MAX_INDEX_BYTES
+        {
+            return Err(Damage("its index is not where it should be").into());
+        }
+        let mut stored = vec![0; footer.index_stored as usize];
+        file.read_exact_at(&mut stored, footer.index_offset)?;
+        if xxh3_64(&stored) != footer.index_hash {
+            return Err(Damage("its index's checksum does not match").into());
+        }
+        let bytes = zstd::bulk::decompress(&stored, footer.index_len as usize)
+            .map_err(|_| Damage("its index does not decompress"))?;
+        let index = Index::decode(&bytes, header.logical_len, footer.index_offset)?;
+        Ok(Object { stored: metadata.blocks() * 512, file, header, index })
+    }
+
+    /// The header.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The index.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Bytes that the object occupies on its device.
+    pub fn stored(&self) -> u64 {
+        self.stored
+    }
+
+    /// Reads a tile's payload into `buf` and checks it.
+    ///
+    /// # Errors
+    /// What the device reports; `InvalidData` with a [`Damage`] when a byte of it was changed.
+    pub fn payload(&self, tile: &Tile, buf: &mut Vec<u8>) -> io::Result<()> {
+        buf.resize(tile.stored as usize, 0);
+        self.file.read_exact_at(buf, tile.offset)?;
+        match xxh3_64(buf) == tile.payload_hash {
+            true => Ok(()),
+            false => Err(Damage("a tile's checksum does not match").into()),
+        }
+    }
+}
+
+fn read_header(file: &File, id: Id) -> io::Result<Header> {
+    let mut bytes = [0; HEADER_BYTES];
+    file.read_exact_at(&mut bytes, 0).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Damage("it is cut short").into(),
+        _ => error,
+    })?;
+    let header = Header::decode(&bytes)?;
+    match header.id == id {
+        true => Ok(header),
+        false => Err(Damage("it is another object under this name").into()),
+    }
+}

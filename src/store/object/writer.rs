@@ -1,0 +1,120 @@
+//! Writes an object in `tmp/`.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
+use crate::store::durable;
+
+/// Level of zstd for the index: it is small, and read as a whole at every open.
+const INDEX_LEVEL: i32 = 3;
+
+/// An object under construction. Dropped before [`ObjectWriter::finish`], it leaves nothing.
+pub struct ObjectWriter {
+    path: PathBuf,
+    file: File,
+    id: Id,
+    end: u64,
+    finished: bool,
+}
+
+impl ObjectWriter {
+    /// Starts an object in the directory `tmp`.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn create(tmp: &Path) -> io::Result<ObjectWriter> {
+        let id = Id::random()?;
+        let path = tmp.join(format!("object-{id}"));
+        let file = durable::create_new(&path)?;
+        Ok(ObjectWriter { path, file, id, end: HEADER_BYTES as u64, finished: false })
+    }
+
+    /// The new object's name.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Where the next payload goes.
+    pub fn position(&self) -> u64 {
+        self.end
+    }
+
+    /// Takes back what was put since the position was `to`.
+    pub fn rewind(&mut self, to: u64) {
+        self.end = to.clamp(HEADER_BYTES as u64, self.end);
+    }
+
+    /// Appends the payload of one tile that decodes to bytes with this xxh3-64.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn put(&mut self, payload: &[u8], decoded_hash: u64) -> io::Result<Tile> {
+        let stored = u32::try_from(payload.len()).map_err(io::Error::other)?;
+        durable::write_all_at(&self.file, payload, self.end)?;
+        let tile = Tile { offset: self.end, stored, payload_hash: xxh3_64(payload), decoded_hash };
+        self.end += u64::from(stored);
+        Ok(tile)
+    }
+
+    /// Writes index and footer and makes them durable; then reads them back from the device. The header does not
+    /// exist yet: a crash here leaves a file that nobody takes for an object.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn close(&mut self, index: &Index) -> io::Result<()> {
+        let bytes = index.encode();
+        let stored = zstd::bulk::compress(&bytes, INDEX_LEVEL)?;
+        let footer = Footer {
+            index_offset: self.end,
+            index_stored: stored.len() as u64,
+            index_len: bytes.len() as u64,
+            index_hash: xxh3_64(&stored),
+            id: self.id,
+        };
+        // Payloads that were taken back may reach further.
+        self.file.set_len(self.end)?;
+        durable::write_all_at(&self.file, &stored, self.end)?;
+        durable::write_all_at(&self.file, &footer.encode(), self.end + stored.len() as u64)?;
+        durable::sync_file(&self.file)?;
+        durable::forget_pages(&self.file);
+        Ok(())
+    }
+
+    /// The closed object as a reader will find it, with the header it is going to get.
+    ///
+    /// # Errors
+    /// What the device reports, or damage already.
+    pub fn reopen(&self, header: Header) -> io::Result<Object> {
+        Object::with_header(File::open(&self.path)?, header)
+    }
+
+    /// Writes the header and makes it durable, and gives the object its name in `objects`: from here on it exists.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn finish(mut self, header: &Header, objects: &Path) -> io::Result<()> {
+        durable::write_all_at(&self.file, &header.encode(), 0)?;
+        durable::sync_file(&self.file)?;
+        let target = super::reader::path_of(objects, self.id);
+        let shard = durable::parent(&target);
+        if !shard.is_dir() {
+            std::fs::create_dir_all(shard)?;
+            durable::sync_dir(objects)?;
+        }
+        durable::publish(&self.path, &target)?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for ObjectWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            let _ = durable::remove(&self.path);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Puts a stub in the place of a file, in steps that a crash may interrupt anywhere.
+//!
+//! 1. The stub lies in `tmp/`, durable, with the file's attributes. *A crash here: `tmp/` is emptied, nothing happened.*
+//! 2. A note in `tmp/`, durable, says what the directory's times are. *A crash here: the note names an object that the
+//!    file is not a stub of, so it is void.*
+//! 3. The stub is renamed over the file: the commit point. *A crash here: the note is carried out.*
+//! 4. The directory gets its times back, durably, and the note goes.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bytes::Fields;
+use super::durable::{self, Times};
+use super::object::Id;
+use super::stub::Stub;
+use super::{Damage, Store};
+
+const NOTE_MAGIC: [u8; 8] = *b"stepfsDT";
+const NOTE_PREFIX: &str = "times-";
+/// Longer than any path the kernel takes.
+const MAX_NOTE_BYTES: u64 = 64 * 1024;
+
+/// What the directory of a file about to be released looks like; lies in `tmp/` until its times are back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StubNote {
+    /// Path of the file inside the tree.
+    pub path: PathBuf,
+    /// The object that its stub will name.
+    pub object: Id,
+    /// Times of its directory.
+    pub times: Times,
+}
+
+impl StubNote {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = NOTE_MAGIC.to_vec();
+        out.extend_from_slice(&self.object.0);
+        for (seconds, nanoseconds) in [self.times.accessed, self.times.modified] {
+            out.extend_from_slice(&seconds.to_le_bytes());
+            out.extend_from_slice(&nanoseconds.to_le_bytes());
+        }
+        let path = self.path.as_os_str().as_bytes();
+        out.extend_from_slice(&(path.len() as u32).to_le_bytes());
+        out.extend_from_slice(path);
+        out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
+        out
+    }
+
+    fn decode(bytes: &[u8]) -> Result<StubNote, Damage> {
+        let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("a note is cut short"))?;
+        if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
+            return Err(Damage("a note's checksum does not match"));
+        }
+        let mut fields = Fields::new(body);
+        if fields.take(8)? != NOTE_MAGIC {
+            return Err(Damage("a note's first bytes are wrong"));
+        }
+        let object = Id(fields.u128()?.to_le_bytes());
+        let mut time = || -> Result<(i64, i64), Damage> { Ok((fields.u64()? as i64, fields.u64()? as i64)) };
+        let times = Times { accessed: time()?, modified: time()? };
+        let length = fields.count(1)?;
+        let path = PathBuf::from(OsStr::from_bytes(fields.take(length)?));
+        Ok(StubNote { path, object, times })
+    }
+}
+
+/// A stub ready to take a file's place.
+#[derive(Debug)]
+pub struct Prepared {
+    stub: PathBuf,
+    note: PathBuf,
+    directory_times: Times,
+    file: Fingerprint,
+}
+
+/// Changes whenever content, attributes or number of names of a file do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Fingerprint {
+    dev: u64,
+    ino: u64,
+    len: u64,
+    nlink: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Fingerprint {
+    fn of(metadata: &Metadata) -> Fingerprint {
+        Fingerprint {
+            dev: metadata.dev(),
+            ino: metadata.ino(),
+            len: metadata.len(),
+            nlink: metadata.nlink(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+impl Prepared {
+    /// Steps 1 and 2 for the file at `path` inside the tree, which must still be as `source` says.
+    ///
+    /// # Errors
+    /// What the device reports; nothing is left then.
+    pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Prepared> {
+        let name = Id::random()?;
+        let absolute = store.tree().join(path);
+        let prepared = Prepared {
+            stub: store.tmp().join(format!("stub-{name}")),
+            note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
+            directory_times: Times::of(&fs::metadata(durable::parent(&absolute))?),
+            file: Fingerprint::of(source),
+        };
+        let file = durable::create_new(&prepared.stub)?;
+        stub.write(&file)?;
+        copy_attributes(&absolute, source, &file)?;
+        durable::sync_file(&file)?;
+        let note = StubNote { path: path.to_path_buf(), object: stub.object, times: prepared.directory_times };
+        let file = durable::create_new(&prepared.note)?;
+        durable::write_all_at(&file, &note.encode(), 0)?;
+        durable::sync_file(&file)?;
+        durable::sync_dir(&store.tmp())?;
+        Ok(prepared)
+    }
+
+    /// Steps 3 and 4 for the file at `absolute`; the caller keeps everybody else away from it and its directory.
+    /// `false`: the file or its directory was changed since [`Prepared::new`], and nothing was done.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn commit(&self, absolute: &Path) -> io::Result<bool> {
+        let directory = durable::parent(absolute);
+        if Fingerprint::of(&fs::symlink_metadata(absolute)?) != self.file
+            || Times::of(&fs::metadata(directory)?).modified != self.directory_times.modified
+        {
+            return Ok(false);
+        }
+        fs::rename(&self.stub, absolute)?;
+        durable::set_times(directory, self.directory_times)?;
+        Ok(true)
+    }
+}
+
+impl Drop for Prepared {
+    /// Whether or not it was committed, the note has served: the directory has its times.
+    fn drop(&mut self) {
+        let _ = durable::remove(&self.stub);
+        let _ = durable::remove(&self.note);
+    }
+}
+
+/// Gives the file `to` mode, owner, extended attributes and times of the file at `from`, whose metadata are given.
+///
+/// # Errors
+/// What the device reports. An extended attribute that this process may not set is an error: it must not be lost.
+pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
+    let own = to.metadata()?;
+    if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
+        std::os::unix::fs::fchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
+    }
+    use xattr::FileExt as _;
+    let names = match xattr::list(from) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
+        names => Some(names?),
+    };
+    for name in names.into_iter().flatten() {
+        if let Some(value) = xattr::get(from, &name)? {
+            to.set_xattr(&name, &value)?;
+        }
+    }
+    to.set_permissions(Permissions::from_mode(metadata.mode() & 0o7777))?;
+    durable::set_times_of(to, Times::of(metadata))
+}
+
+/// Carries out the notes that a crash left in `tmp/`.
+pub(super) fn recover(store: &Store) -> io::Result<()> {
+    for entry in fs::read_dir(store.tmp())? {
+        let entry = entry?;
+        if !entry.file_name().as_bytes().starts_with(NOTE_PREFIX.as_bytes()) || entry.metadata()?.len() > MAX_NOTE_BYTES
+        {
+            continue;
+        }
+        // A damaged note was never durable, so the rename it prepares never happened.
+        let Ok(note) = StubNote::decode(&fs::read(entry.path())?) else {
+            continue;
+        };
+        let path = store.tree().join(&note.path);
+        let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path)
+        else {
+            continue;
+        };
+        if file.metadata()?.is_file() && Stub::read(&file, store.id())?.is_some_and(|s| s.object == note.object) {
+            durable::set_times(durable::parent(&path), note.times)?;
+            durable::sync_dir(durable::parent(&path))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! `stepfs.toml`: format version, store id, and what users may choose.
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use super::object::Id;
+
+/// Version of the store's layout that this program writes, and the newest that it opens.
+pub const FORMAT: u32 = 1;
+
+/// How faithfully a file is kept once a newer one of its lineage is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Profile {
+    /// Lossless.
+    Exact,
+    /// Weights on a lattice of one root mean square of the update between two checkpoints; all else lossless.
+    Balanced,
+}
+
+impl Profile {
+    /// The word in `stepfs.toml` and in `stepfs ls`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Exact => "exact",
+            Profile::Balanced => "balanced",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    glob: String,
+    profile: Profile,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    format: u32,
+    store: String,
+    default_profile: Profile,
+    cache_mib: u64,
+    #[serde(default, rename = "profile")]
+    profiles: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+struct FormatOnly {
+    format: u32,
+}
+
+/// The settings of a store.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The store's name.
+    pub id: Id,
+    /// Limit of `cache/`, bytes.
+    pub cache_bytes: u64,
+    default_profile: Profile,
+    profiles: Vec<(GlobMatcher, Profile)>,
+}
+
+/// What a new store's `stepfs.toml` says.
+pub fn template(id: Id) -> String {
+    format!(
+        "# Settings of a stepfs store. Read when it is mounted; edit while it is not.\n\
+         format = {FORMAT}\n\
+         store = \"{id}\"\n\
+         \n\
+         # How faithfully a checkpoint is kept once a newer one of its lineage is durable:\n\
+         #   balanced  weights within half a root mean square of the update between checkpoints, all else bit-exact\n\
+         #   exact     bit-exact\n\
+         default_profile = \"balanced\"\n\
+         \n\
+         # Space for decoded copies of released files that are being read, in MiB. Safe to lose at any time.\n\
+         cache_mib = 10240\n\
+         \n\
+         # The first rule whose glob matches the path inside the mount decides (case does not matter).\n\
+         [[profile]]\n\
+         glob = \"**/*{{best,final}}*\"\n\
+         profile = \"exact\"\n\
+         \n\
+         [[profile]]\n\
+         glob = \"**/*{{best,final}}*/**\"\n\
+         profile = \"exact\"\n"
+    )
+}
+
+impl Settings {
+    /// Reads the text of `stepfs.toml`.
+    ///
+    /// # Errors
+    /// [`Error::Newer`] when a newer version of stepfs made the store, [`Error::Settings`] with the parser's words.
+    pub fn parse(text: &str) -> Result<Settings, Error> {
+        let wrong = |error: toml::de::Error| Error::Settings(error.to_string().trim_end().to_string());
+        let FormatOnly { format } = toml::from_str(text).map_err(wrong)?;
+        if format > FORMAT {
+            return Err(Error::Newer { found: format });
+        }
+        let document: Document = toml::from_str(text).map_err(wrong)?;
+        let id = document.store.parse().map_err(|()| Error::Settings("`store` is not 32 hexadecimal digits".into()))?;
+        let profiles = document
+            .profiles
+            .into_iter()
+            .map(|rule| {
+                GlobBuilder::new(&rule.glob)
+                    .case_insensitive(true)
+                    .literal_separator(true)
+                    .build()
+                    .map(|glob| (glob.compile_matcher(), rule.profile))
+                    .map_err(|error| Error::Settings(format!("glob = {:?}: {error}", rule.glob)))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Settings {
+            id,
+            cache_bytes: document.cache_mib.saturating_mul(1 << 20),
+            default_profile: document.default_profile,
+            profiles,
+        })
+    }
+
+    /// The profile for a path inside the mount.
+    pub fn profile(&self, path: &std::path::Path) -> Profile {
+        let rule = self.profiles.iter().find(|(glob, _)| glob.is_match(path));
+        rule.map_or(self.default_profile, |(_, profile)| *profile)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_new_store_keeps_best_and_final_exact() {
+        let settings = Settings::parse(&template(Id([7; 16]))).unwrap();
+        for path in ["best.pt", "run/Model_BEST.ckpt", "final/model.safetensors", "a/b/x-final-2/optimizer.pt"] {
+            assert_eq!(settings.profile(Path::new(path)), Profile::Exact, "{path}");
+        }
+        for path in ["step_1.pt", "run/checkpoint-5/model.safetensors"] {
+            assert_eq!(settings.profile(Path::new(path)), Profile::Balanced, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_told_apart_from_a_broken_file() {
+        let newer = template(Id([7; 16])).replace("format = 1", "format = 2\nunheard_of = true");
+        assert!(matches!(Settings::parse(&newer), Err(Error::Newer { found: 2 })));
+        assert!(matches!(Settings::parse("format = \"x\""), Err(Error::Settings(_))));
+    }
+}

@@ -1,0 +1,92 @@
+//! The stub that stands in the tree for a released file (docs/FORMAT.md, "Stub"): one block that says which object
+//! holds the bytes, then a hole up to the logical size.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::bytes::Fields;
+use super::durable;
+use super::object::Id;
+
+/// Length of the block, bytes: one page, so that the rest of the file can be a hole.
+pub const STUB_BYTES: usize = 4096;
+/// Files below this stay resident: a stub and an object would save nothing. One block of 4 KiB is 6% of it.
+pub const MIN_RELEASE_BYTES: u64 = 64 * 1024;
+
+const MAGIC: [u8; 8] = *b"stepfsST";
+const VERSION: u32 = 1;
+/// For whoever looks into the store without stepfs.
+const WORDS: &[u8] = b"\nThis file was released by stepfs: its bytes are in the store's objects/.\n\
+    Read it through `stepfs mount`, or get it back with `stepfs export`.\n";
+
+/// What a stub says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stub {
+    /// The store it belongs to: a stub from another store is just a file.
+    pub store: Id,
+    /// The object that holds the file's bytes.
+    pub object: Id,
+    /// Length of the file that readers see, bytes.
+    pub logical_len: u64,
+}
+
+impl Stub {
+    /// The stub's block.
+    pub fn encode(&self) -> [u8; STUB_BYTES] {
+        let mut block = [0; STUB_BYTES];
+        block[..8].copy_from_slice(&MAGIC);
+        block[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        block[16..32].copy_from_slice(&self.store.0);
+        block[32..48].copy_from_slice(&self.object.0);
+        block[48..56].copy_from_slice(&self.logical_len.to_le_bytes());
+        block[56..56 + WORDS.len()].copy_from_slice(WORDS);
+        let sum = xxh3_64(&block[..STUB_BYTES - 8]);
+        block[STUB_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        block
+    }
+
+    /// Reads a stub's block; `None` when it is anything else.
+    pub fn decode(block: &[u8; STUB_BYTES]) -> Option<Stub> {
+        let (body, sum) = block.split_at(STUB_BYTES - 8);
+        let mut fields = Fields::new(body);
+        if fields.take(8).ok()? != MAGIC || fields.u32().ok()? != VERSION {
+            return None;
+        }
+        if Fields::new(sum).u64().ok()? != xxh3_64(body) {
+            return None;
+        }
+        fields.u32().ok()?;
+        Some(Stub {
+            store: Id(fields.u128().ok()?.to_le_bytes()),
+            object: Id(fields.u128().ok()?.to_le_bytes()),
+            logical_len: fields.u64().ok()?,
+        })
+    }
+
+    /// Writes the stub and its hole into an empty file. Not durable before the file is synced.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn write(&self, file: &File) -> io::Result<()> {
+        durable::write_all_at(file, &self.encode(), 0)?;
+        file.set_len(self.logical_len)
+    }
+
+    /// The stub in a regular file of the store with this id, if it is one. Reads one block, and only of files that
+    /// are large enough.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn read(file: &File, store: Id) -> io::Result<Option<Stub>> {
+        let len = file.metadata()?.len();
+        if len < MIN_RELEASE_BYTES {
+            return Ok(None);
+        }
+        let mut block = [0; STUB_BYTES];
+        file.read_exact_at(&mut block, 0)?;
+        Ok(Stub::decode(&block).filter(|stub| stub.store == store && stub.logical_len == len))
+    }
+}
