@@ -408,10 +408,15 @@ both! {
         // SAFETY: both strings end with NUL.
         let removed = errno(sys(unsafe { libc::removexattr(path.as_ptr(), c"user.stepfs.state".as_ptr()) }));
         assert_eq!(removed, libc::EPERM);
-        // SAFETY: both strings end with NUL.
-        let acl = errno(sys(unsafe {
-            libc::setxattr(path.as_ptr(), c"system.posix_acl_access".as_ptr(), c"x".as_ptr().cast(), 1, 0)
-        }));
+        // Version 2; owner, group and others, each with their tag, permissions and no id.
+        let mut list = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions) in [(1u16, 6u16), (4, 4), (0x20, 4)] {
+            list.extend([tag.to_le_bytes(), permissions.to_le_bytes()].concat());
+            list.extend(u32::MAX.to_le_bytes());
+        }
+        let (name, value) = (c"system.posix_acl_access".as_ptr(), list.as_ptr().cast());
+        // SAFETY: both strings end with NUL, the value has its length.
+        let acl = errno(sys(unsafe { libc::setxattr(path.as_ptr(), name, value, list.len(), 0) }));
         assert_eq!(acl, libc::EOPNOTSUPP);
     }
 
