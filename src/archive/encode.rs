@@ -50,9 +50,10 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     for plan in job.plans {
         let tensor = &job.description.tensors[plan.tensor];
         let start = writer.position();
+        let declared = job.description.declared_crc(plan.tensor).filter(|_| plan.coding.step().is_some());
         let done = match encode_tensor(job, writer, tensor, plan.coding)? {
-            Some(done) => done,
-            None => {
+            Some(done) if declared.is_none_or(|crc| crc == done.crc_before) => done,
+            _ => {
                 writer.rewind(start);
                 encode_tensor(job, writer, tensor, plan.fallback)?.ok_or(io::ErrorKind::InvalidData)?
             }
@@ -83,7 +84,7 @@ struct Done {
     crc_after: u32,
 }
 
-/// `None`: a lattice does not fit this tensor; what was written of it is to be taken back.
+/// `None`: a lattice does not fit this tensor (NaN, infinity); what was written of it is to be taken back.
 fn encode_tensor(job: &Job, writer: &mut ObjectWriter, tensor: &Tensor, coding: Coding) -> io::Result<Option<Done>> {
     let count = (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize;
     let with_crc = job.description.kind == Kind::TorchZip && coding.step().is_some();

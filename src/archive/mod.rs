@@ -279,7 +279,7 @@ impl Archive {
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
-        let object = match self.twin(sealed, &source)? {
+        let object = match self.twin(path, sealed, &source)? {
             Some(object) => object,
             None => match self.write_object(path, sealed, &source, newer, &stale)? {
                 Some(object) => object,
@@ -316,19 +316,38 @@ impl Archive {
         if FileId::of(&after.metadata()?) != newer.1.file {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let profile = self.store.settings().profile(path);
         let (base, rekey) = self.base(sealed);
+        match self.write_difference(path, sealed, source, (&after, &newer.1), (base.as_ref(), rekey), stale) {
+            Err(error) if base.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
+                log::error!("{error}; {} begins a new chain", path.display());
+                self.write_difference(path, sealed, source, (&after, &newer.1), (None, true), stale)
+            }
+            result => result,
+        }
+    }
+
+    /// Encodes a file as difference to `base`, or as keyframe.
+    fn write_difference(
+        &self,
+        path: &Path,
+        sealed: &Sealed,
+        source: &File,
+        (after, newer): (&File, &Sealed),
+        (base, rekey): (Option<&Chain>, bool),
+        stale: &(dyn Fn() -> bool + Sync),
+    ) -> io::Result<Option<Id>> {
+        let profile = self.store.settings().profile(path);
         let material = plan::Material {
             source,
             description: &sealed.description,
-            newer: (&after, &newer.1.description),
-            base: base.as_ref(),
+            newer: (after, &newer.description),
+            base,
             rekey,
             profile,
         };
         self.pool.install(|| {
             let plans = plan::plan(&material)?;
-            let base = base.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
+            let base = base.filter(|_| plans.iter().any(|plan| plan.needs_base()));
             let mut writer = ObjectWriter::create(&self.store.tmp())?;
             let job = encode::Job {
                 source,
@@ -366,16 +385,21 @@ impl Archive {
         })
     }
 
-    /// An object that was made from the same bytes: a copy of a file is stored once.
-    fn twin(&self, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
-        let same =
-            |h: &Header| h.logical_len == sealed.len && h.source_sample == sealed.sample && h.lineage == sealed.lineage;
-        let candidates = self.objects.find(same);
+    /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
+    /// a released file), or it was made from them with the same profile.
+    fn twin(&self, path: &Path, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
+        let candidates = self.objects.find(|h| h.logical_len == sealed.len && h.signature == sealed.signature);
         if candidates.is_empty() {
             return Ok(None);
         }
         let hash = settle::hash(source, sealed.len)?;
-        Ok(candidates.into_iter().find(|header| header.source_hash == hash).map(|header| header.id))
+        if let Some(same) = candidates.iter().find(|header| header.decoded_hash == hash) {
+            return Ok(Some(same.id));
+        }
+        let profile = self.store.settings().profile(path).name();
+        let alike = candidates.iter().filter(|header| header.source_hash == hash).map(|header| header.id);
+        let alike = alike.filter(|id| self.objects.open(*id).is_ok_and(|object| object.index().profile == profile));
+        Ok(alike.min())
     }
 
     /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after

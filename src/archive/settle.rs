@@ -60,10 +60,15 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
         return Ok(State::Resident("small"));
     }
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    Ok(match Stub::read(&file, store.id())? {
-        Some(stub) => State::Released(stub.object),
-        None => State::Closed,
-    })
+    match Stub::read(&file, store.id()) {
+        Ok(Some(stub)) => Ok(State::Released(stub.object)),
+        Ok(None) => Ok(State::Closed),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            log::error!("{}: {error}; it cannot be read", path.display());
+            Ok(State::Resident("it is a damaged stub"))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// What a durable file is.

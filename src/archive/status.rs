@@ -77,12 +77,19 @@ impl Archive {
         status
     }
 
-    /// The stub in `file`, if it is one. Reads one block.
+    /// The stub in `file`, if it is one. Reads one block. A damaged one is a stub of no object: it can be removed,
+    /// renamed and overwritten, but reading it is an error.
     ///
     /// # Errors
     /// What the device reports.
     pub fn stub(&self, file: &fs::File) -> std::io::Result<Option<Stub>> {
-        Stub::read(file, self.store.id())
+        match Stub::read(file, self.store.id()) {
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                let logical_len = file.metadata()?.len();
+                Ok(Some(Stub { store: self.store.id(), object: crate::store::Id::NONE, logical_len }))
+            }
+            stub => stub,
+        }
     }
 
     /// Bytes that a stub's object occupies, for st_blocks.

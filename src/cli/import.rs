@@ -27,21 +27,22 @@ pub(super) struct Args {
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Directory inside the store to put them into.
-    #[arg(long, default_value = "")]
-    to: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    to: Option<PathBuf>,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    if args.to.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
-        bail!("--to {}: name a directory inside the store, without `..`", args.to.display());
+    let to = args.to.unwrap_or_default();
+    if to.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+        bail!("--to {}: name a directory inside the store, without `..`", to.display());
     }
     let store = Store::open(&args.store)?;
     let mut files = Vec::new();
     for file in &args.files {
         let name = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
         let name = name.file_name().with_context(|| format!("{} has no name", file.display()))?.to_os_string();
-        list(file, &args.to.join(name), &mut files)?;
+        list(file, &to.join(name), &mut files)?;
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
     let bar = progress(total, true);

@@ -65,6 +65,14 @@ impl Crcs {
 }
 
 impl Description {
+    /// The CRC-32 that the file declares for a tensor's bytes; `None` where there is none, or it is switched off (0).
+    /// A tensor whose bytes have another one is damaged, or not what it seems: it must be kept as it is.
+    pub fn declared_crc(&self, tensor: usize) -> Option<u32> {
+        let zip = self.zip.as_ref()?;
+        let record = zip.of_tensor.get(tensor)?;
+        Some(zip.records[*record as usize].crc).filter(|crc| *crc != 0)
+    }
+
     /// The patches that, together with the altered payloads, make the file what its own writer would have written:
     /// same length, by ascending offset, outside of all tensors. None for anything but a zip of torch.save.
     ///

@@ -29,7 +29,11 @@ impl From<io::Error> for Fault {
 impl From<ReadError> for Fault {
     fn from(error: ReadError) -> Self {
         log::error!("{error}");
-        Self::Unreadable
+        match error.source.raw_os_error() {
+            // Nothing is wrong with the file: there is no room to bring it back.
+            Some(code @ (libc::ENOSPC | libc::EDQUOT)) => Self::Code(code),
+            _ => Self::Unreadable,
+        }
     }
 }
 

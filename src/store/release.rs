@@ -195,7 +195,8 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
         else {
             continue;
         };
-        if file.metadata()?.is_file() && Stub::read(&file, store.id())?.is_some_and(|s| s.object == note.object) {
+        let stub = if file.metadata()?.is_file() { Stub::read(&file, store.id()).ok().flatten() } else { None };
+        if stub.is_some_and(|stub| stub.object == note.object) {
             durable::set_times(durable::parent(&path), note.times)?;
             durable::sync_dir(durable::parent(&path))?;
         }

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::Damage;
 use super::bytes::Fields;
 use super::durable;
 use super::object::Id;
@@ -49,21 +50,29 @@ impl Stub {
     }
 
     /// Reads a stub's block; `None` when it is anything else.
-    pub fn decode(block: &[u8; STUB_BYTES]) -> Option<Stub> {
+    ///
+    /// # Errors
+    /// [`Damage`] when it was a stub: parts of one are there, and the rest is not.
+    pub fn decode(block: &[u8; STUB_BYTES]) -> Result<Option<Stub>, Damage> {
         let (body, sum) = block.split_at(STUB_BYTES - 8);
-        let mut fields = Fields::new(body);
-        if fields.take(8).ok()? != MAGIC || fields.u32().ok()? != VERSION {
-            return None;
+        let magic = body[..8] == MAGIC;
+        let words = body[56..56 + WORDS.len()] == *WORDS;
+        if !magic && !words {
+            return Ok(None);
         }
-        if Fields::new(sum).u64().ok()? != xxh3_64(body) {
-            return None;
+        if !magic || Fields::new(sum).u64()? != xxh3_64(body) {
+            return Err(Damage("it is a damaged stub"));
         }
-        fields.u32().ok()?;
-        Some(Stub {
-            store: Id(fields.u128().ok()?.to_le_bytes()),
-            object: Id(fields.u128().ok()?.to_le_bytes()),
-            logical_len: fields.u64().ok()?,
-        })
+        let mut fields = Fields::new(&body[8..]);
+        if fields.u32()? != VERSION {
+            return Err(Damage("it is a stub of a newer version of stepfs"));
+        }
+        fields.u32()?;
+        Ok(Some(Stub {
+            store: Id(fields.u128()?.to_le_bytes()),
+            object: Id(fields.u128()?.to_le_bytes()),
+            logical_len: fields.u64()?,
+        }))
     }
 
     /// Writes the stub and its hole into an empty file. Not durable before the file is synced.
@@ -79,7 +88,7 @@ impl Stub {
     /// are large enough.
     ///
     /// # Errors
-    /// What the device reports.
+    /// What the device reports; `InvalidData` with a [`Damage`]: serving the block as a checkpoint would be worse.
     pub fn read(file: &File, store: Id) -> io::Result<Option<Stub>> {
         let len = file.metadata()?.len();
         if len < MIN_RELEASE_BYTES {
@@ -87,6 +96,9 @@ impl Stub {
         }
         let mut block = [0; STUB_BYTES];
         file.read_exact_at(&mut block, 0)?;
-        Ok(Stub::decode(&block).filter(|stub| stub.store == store && stub.logical_len == len))
+        match Stub::decode(&block)?.filter(|stub| stub.store == store) {
+            Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
+            stub => Ok(stub),
+        }
     }
 }

@@ -20,7 +20,8 @@ def same_words(path):
 
 def stated(mount, name):
     """{tensor path: what `inspect` says of it}."""
-    return {same_words(tensor["path"]): tensor for tensor in mount.tensors(name)}
+    tensors = mount.tensors(name)
+    return {same_words(path): tensor for tensor in tensors for path in [tensor["path"], *tensor.get("aliases", [])]}
 
 
 def check_within_bounds(mount, name, exact, read):

@@ -48,14 +48,9 @@ impl Coding {
         }
     }
 
-    /// The word people are shown.
-    pub fn name(self) -> &'static str {
-        match self {
-            Coding::Lossless => "lossless",
-            Coding::LosslessDelta { .. } => "lossless-delta",
-            Coding::Lattice { .. } => "lattice",
-            Coding::LatticeKey { .. } => "lattice-key",
-        }
+    /// The codec's name, as people are shown it.
+    pub fn codec(self) -> &'static str {
+        if self.step().is_some() { "lattice" } else { "lossless" }
     }
 }
 
