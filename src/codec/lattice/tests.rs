@@ -255,3 +255,23 @@ fn updates_are_of_the_values() {
     }
     assert!(updates(Dtype::U8, &[1], &[2]).is_empty());
 }
+
+/// The byte-counted examples of docs/FORMAT.md.
+#[test]
+fn documented_examples() {
+    let mut out = Vec::new();
+    ints::encode(&[], &mut out);
+    assert_eq!(out, [0]);
+    out.clear();
+    ints::encode(&[0], &mut out);
+    assert_eq!(out, [2, 1, 15]);
+    out.clear();
+    crate::entropy::bytes::encode(&[7; 5000], &mut out);
+    assert_eq!(out, [1, 7]);
+    out.clear();
+    encode_tile(&[0; 5000], None, 0, &[], &mut out).unwrap();
+    assert_eq!(out, [3, 2, 1, 15, 0]);
+    out.clear();
+    crate::codec::lossless::encode(Dtype::U8, &[1, 2, 3, 4, 5], None, &mut out);
+    assert_eq!(out, [0, 6, 0, 1, 2, 3, 4, 5]);
+}
