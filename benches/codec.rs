@@ -58,16 +58,14 @@ impl Tile {
     /// Weights around .02 that move by 1e-4 in a step, quantized at `c` times the root mean square of that.
     fn new(seed: u64, c: f64) -> Tile {
         let mut random = Random(seed);
-        let mut bytes = |of: &mut dyn FnMut(&mut Random) -> f64| -> Vec<u8> {
-            (0..N).flat_map(|_| (of(&mut random) as f32).to_le_bytes()).collect()
+        let mut next = |from: Option<&[f32]>, sigma: f64| -> Vec<f32> {
+            (0..N).map(|i| from.map_or(0.0, |from| from[i]) + (sigma * random.gauss()) as f32).collect()
         };
-        let keyframe = bytes(&mut |r| 0.02 * r.gauss());
-        let moved = |from: &[u8], bytes: &mut dyn FnMut(&mut dyn FnMut(&mut Random) -> f64) -> Vec<u8>| -> Vec<u8> {
-            let mut from = from.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b)));
-            bytes(&mut |r| from.next().unwrap_or(0.0) + 1e-4 * r.gauss())
-        };
-        let old = moved(&keyframe, &mut bytes);
-        let new = moved(&old, &mut bytes);
+        let keyframe = next(None, 0.02);
+        let old = next(Some(&keyframe), 1e-4);
+        let new = next(Some(&old), 1e-4);
+        let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        let (keyframe, old, new) = (bytes(keyframe), bytes(old), bytes(new));
         let g = lattice::choose_g(Dtype::F32, &lattice::updates(Dtype::F32, &new, &old), c).expect("weights moved");
         let mut tile = Tile {
             old,

@@ -277,11 +277,18 @@ pub fn encode_tile(
             if parent.len() != a.len() {
                 return Err(Unfit("lengths differ"));
             }
-            let mut symbols = parent.to_vec();
-            if !subtract_from(Level::detect(), a, &mut symbols) {
+            let (level, before) = (Level::detect(), out.len());
+            let mut fits = true;
+            varint::put_bytes(out, |out| {
+                ints::encode_blocks(a.len(), out, |start, symbols| {
+                    symbols.copy_from_slice(&parent[start..][..symbols.len()]);
+                    fits &= subtract_from(level, &a[start..][..symbols.len()], symbols);
+                });
+            });
+            if !fits {
+                out.truncate(before);
                 return Err(Unfit("too many steps from the parent"));
             }
-            varint::put_bytes(out, |out| ints::encode(&symbols, out));
         }
     }
     put_exceptions(exceptions, out);

@@ -11,6 +11,7 @@
 use super::ordered::{Order, Word};
 use super::{Corrupt, Dtype, planes};
 use crate::entropy::level::Level;
+use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, varint};
 
 /// Pieces of a tile looked at to decide whether its parent helps, and elements of each.
@@ -98,15 +99,15 @@ fn parent_helps(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
     estimate(dtype, &data, Some(&parent)) < estimate(dtype, &data, None)
 }
 
-fn split<T: Word>(data: &[u8], parent: Option<&[u8]>, order: Order) -> Vec<u8> {
-    let mut planes = vec![0; data.len()];
+fn split<T: Word>(data: &[u8], parent: Option<&[u8]>, order: Order) -> Scratch {
+    let mut planes = Scratch::new(data.len());
     planes::split::<T>(Level::detect(), T::elements(data), parent.map(T::elements), order, &mut planes);
     planes
 }
 
 fn join<T: Word>(mut payload: &[u8], parent: Option<&[u8]>, order: Order, out: &mut [u8]) -> Result<(), Corrupt> {
     let out = T::elements_mut(out);
-    let mut buffers: [Vec<u8>; 8] = Default::default();
+    let mut buffers: [Scratch; 8] = Default::default();
     let mut planes = [[].as_slice(); 8];
     for (plane, buffer) in planes.iter_mut().zip(&mut buffers).take(T::BYTES) {
         *plane = bytes::decode_borrowed(varint::take_bytes(&mut payload)?, out.len(), buffer)?;

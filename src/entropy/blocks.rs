@@ -9,6 +9,7 @@
 //! as a payload of [`super::bytes`].
 
 use super::level::{Level, multiversion};
+use super::scratch::Scratch;
 use super::{Corrupt, bytes, huffman, varint};
 
 /// Most words a block code may have: a word is a byte.
@@ -129,8 +130,8 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     bytes::encode_within(&literals, bytes::Modes::WITHIN_BLOCKS, out);
 }
 
-fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Vec<u8> {
-    let mut words = vec![0; symbols.len().div_ceil(K)];
+fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Scratch {
+    let mut words = Scratch::new(symbols.len().div_ceil(K));
     let (blocks, tail) = symbols.as_chunks::<K>();
     combine(Level::detect(), &Blocks(blocks), shape.first, shape.digits, &mut words);
     if let (false, Some(word)) = (tail.is_empty(), words.last_mut()) {
@@ -180,10 +181,10 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
         return Ok(());
     }
     let places = outside(Level::detect(), out, shape.first, shape.window());
-    let mut literals = vec![0; places.len()];
+    let mut literals = Scratch::new(places.len());
     bytes::decode_within(payload, bytes::Modes::WITHIN_BLOCKS, &mut literals)?;
-    for (place, literal) in places.into_iter().zip(literals) {
-        out[place as usize] = literal;
+    for (place, literal) in places.into_iter().zip(literals.iter()) {
+        out[place as usize] = *literal;
     }
     Ok(())
 }

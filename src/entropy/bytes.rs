@@ -3,6 +3,7 @@
 //! Payload: nothing for no symbols; else a mode byte and what that mode writes. `docs/FORMAT.md` has every byte.
 
 use super::level::{Level, multiversion};
+use super::scratch::Scratch;
 use super::{Corrupt, blocks, huffman, sparse};
 
 const RAW: u8 = 0;
@@ -54,12 +55,12 @@ pub fn histogram(symbols: &[u8]) -> [u32; 256] {
 pub(crate) fn decode_borrowed<'a>(
     payload: &'a [u8],
     length: usize,
-    buffer: &'a mut Vec<u8>,
+    buffer: &'a mut Scratch,
 ) -> Result<&'a [u8], Corrupt> {
     match payload.split_first() {
         Some((&RAW, symbols)) if symbols.len() == length => Ok(symbols),
         _ => {
-            buffer.resize(length, 0);
+            *buffer = Scratch::new(length);
             decode(payload, buffer)?;
             Ok(buffer)
         }

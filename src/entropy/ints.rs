@@ -9,6 +9,7 @@
 
 use super::bits::{BitReader, BitWriter};
 use super::level::{Level, multiversion};
+use super::scratch::Scratch;
 use super::{Corrupt, bytes, huffman, varint};
 
 /// Largest magnitude with a class of its own.
@@ -47,17 +48,32 @@ fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
 
 /// Appends the payload of `values`.
 pub fn encode(values: &[i32], out: &mut Vec<u8>) {
-    let mut classes = vec![0u8; values.len()];
+    encode_blocks(values.len(), out, |start, block| block.copy_from_slice(&values[start..][..block.len()]));
+}
+
+/// Values that are made and classified together, in the first-level cache.
+const BLOCK: usize = 2048;
+
+/// Appends the payload of `n` values, which `fill` makes block by block: it is given the index of a block's first
+/// value, and where the block goes.
+pub(crate) fn encode_blocks(n: usize, out: &mut Vec<u8>, mut fill: impl FnMut(usize, &mut [i32])) {
+    let level = Level::detect();
+    let mut classes = Scratch::new(n);
     let mut extra = Vec::new();
-    if !small_classes(Level::detect(), values, &mut classes) {
-        let mut bits = BitWriter::new(&mut extra);
-        for (class, &value) in classes.iter_mut().zip(values) {
-            let (c, low, width) = classify(value);
-            *class = c;
-            bits.put(low, width);
+    let mut bits = BitWriter::new(&mut extra);
+    let mut values = [0; BLOCK];
+    for (number, classes) in classes.chunks_mut(BLOCK).enumerate() {
+        let values = &mut values[..classes.len()];
+        fill(number * BLOCK, values);
+        if !small_classes(level, values, classes) {
+            for (class, &value) in classes.iter_mut().zip(values.iter()) {
+                let (c, low, width) = classify(value);
+                *class = c;
+                bits.put(low, width);
+            }
         }
-        bits.finish();
     }
+    bits.finish();
     varint::put_bytes(out, |out| bytes::encode(&classes, out));
     out.extend_from_slice(&extra);
 }
@@ -84,7 +100,7 @@ pub fn decode(payload: &[u8], out: &mut [i32]) -> Result<(), Corrupt> {
 /// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` then holds nothing of use.
 pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
     let body = varint::take_bytes(&mut payload)?;
-    let mut classes = vec![0u8; acc.len()];
+    let mut classes = Scratch::new(acc.len());
     bytes::decode(body, &mut classes)?;
     let mut extra = BitReader::new(payload);
     let mut done = 0;

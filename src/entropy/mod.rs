@@ -4,6 +4,7 @@
 //! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, or zero runs, whichever is cheapest.
 //! - `huffman`: the order-0 prefix code all of these end in: several interleaved bit streams, several symbols a lookup.
 //! - `bits`, `varint`: bit and integer fields of headers.
+//! - `scratch`: buffers used again from tile to tile.
 //! - `level`: one source, compiled for each instruction set, chosen when the program runs.
 //!
 //! Every decoder takes bytes nobody vouches for: it returns [`Corrupt`] or fills the output, whatever they hold,
@@ -15,6 +16,7 @@ pub mod bytes;
 mod huffman;
 pub mod ints;
 pub(crate) mod level;
+pub(crate) mod scratch;
 mod sparse;
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 //!
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
+use super::scratch::Scratch;
 use super::{Corrupt, bytes, varint};
 
 /// First gap byte that skips only. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes ten bytes at most.
@@ -51,15 +52,15 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
         return Err(Corrupt("more gaps than symbols"));
     }
     let body = varint::take_bytes(&mut payload)?;
-    let mut gaps = vec![0; gaps];
+    let mut gaps = Scratch::new(gaps);
     bytes::decode_within(body, bytes::Modes::WITHIN_SPARSE, &mut gaps)?;
-    let mut literals = vec![0; gaps.iter().filter(|&&gap| (gap as usize) < SKIP).count()];
+    let mut literals = Scratch::new(gaps.iter().filter(|&&gap| (gap as usize) < SKIP).count());
     bytes::decode_within(payload, bytes::Modes::WITHIN_SPARSE, &mut literals)?;
     out.fill(common);
-    let mut literals = literals.into_iter();
+    let mut literals = literals.iter();
     let mut at = 0;
-    for gap in gaps {
-        let gap = gap as usize;
+    for &gap in gaps.iter() {
+        let gap = usize::from(gap);
         if gap >= SKIP {
             at += SKIP << (gap - SKIP);
         } else {
@@ -67,7 +68,7 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
             let (Some(symbol), Some(literal)) = (out.get_mut(at), literals.next()) else {
                 return Err(Corrupt("gap beyond the end"));
             };
-            *symbol = literal;
+            *symbol = *literal;
             at += 1;
         }
         if at > out.len() {

@@ -284,4 +284,22 @@ fn restating_never_wraps() {
     let mut a = [3, -3, 5, -5, 0];
     rescale(&mut a, 1.0, 2.0).unwrap();
     assert_eq!(a, [2, -2, 2, -2, 0], "ties go to even");
+/// The byte-counted examples of docs/FORMAT.md.
+#[test]
+fn documented_examples() {
+    let mut out = Vec::new();
+    ints::encode(&[], &mut out);
+    assert_eq!(out, [0]);
+    out.clear();
+    ints::encode(&[0], &mut out);
+    assert_eq!(out, [2, 1, 15]);
+    out.clear();
+    crate::entropy::bytes::encode(&[7; 5000], &mut out);
+    assert_eq!(out, [1, 7]);
+    out.clear();
+    encode_tile(&[0; 5000], None, &[], &mut out).unwrap();
+    assert_eq!(out, [3, 2, 1, 15, 0]);
+    out.clear();
+    crate::codec::lossless::encode(Dtype::U8, &[1, 2, 3, 4, 5], None, &mut out);
+    assert_eq!(out, [0, 6, 0, 1, 2, 3, 4, 5]);
 }

@@ -115,20 +115,24 @@ impl<'a> Stream<'a> {
         debug_assert!(self.has_round());
         // SAFETY: `has_round` saw 8 bytes from `read` on.
         let next = unsafe { self.bytes.as_ptr().add(self.read).cast::<[u8; 8]>().read() };
-        self.acc |= u64::from_le_bytes(next) << self.held;
+        // Local copies stay in registers; fields might, for all the compiler knows, be what the stores write to.
+        let mut acc = self.acc | u64::from_le_bytes(next) << self.held;
+        let mut left = self.held | 56;
+        let mut written = self.written;
         self.read += ((63 - self.held) >> 3) as usize;
-        self.held |= 56;
+        let out = self.out.as_mut_ptr();
         for _ in 0..LOOKUPS {
-            let index = self.acc as usize % TABLE;
+            let index = acc as usize % TABLE;
             let symbols = table.symbols[index].to_le_bytes();
             let used = table.used[index];
             // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on; each look-up writes 8 bytes and
             // advances by at most 8.
-            unsafe { self.out.as_mut_ptr().add(self.written).cast::<[u8; 8]>().write(symbols) };
-            self.written += usize::from(used >> 8);
-            self.acc >>= used & 63;
-            self.held -= u32::from(used & 63);
+            unsafe { out.add(written).cast::<[u8; 8]>().write(symbols) };
+            written += usize::from(used >> 8);
+            acc >>= used & 63;
+            left -= u32::from(used & 63);
         }
+        (self.acc, self.held, self.written) = (acc, left, written);
     }
 
     /// Decodes what is left of the segment.
