@@ -47,8 +47,10 @@ impl From<Fault> for Errno {
                 None => of_kind(error.kind()),
             },
             Fault::Code(code) => Errno::from_i32(code),
-            // Never wrong bytes, never a short read: the file's bytes exist but cannot be had.
-            Fault::Unreadable(_) => Errno::EIO,
+            // Never wrong bytes, never a short read: the file's bytes are damaged.
+            Fault::Unreadable(error) if error.is_damage() => Errno::EIO,
+            // No room to recall it, too many open files: the program can do something about it.
+            Fault::Unreadable(error) => Fault::Os(error.source).into(),
         }
     }
 }

@@ -3,14 +3,13 @@ use crate::fs::numbers::ROOT;
 
 struct Fixture {
     dir: tempfile::TempDir,
-    archive: Archive,
+    archive: std::sync::Arc<Archive>,
     table: Table,
 }
 
 fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::create_dir(dir.path().join("tree")).unwrap();
-    let archive = Archive::sketch(dir.path());
+    let archive = Archive::open(crate::store::Store::open(dir.path()).unwrap()).unwrap();
     let table = Table::new(&archive.store().tree()).unwrap();
     Fixture { dir, archive, table }
 }
