@@ -3,16 +3,14 @@
 
 mod support;
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use support::{Mounted, errno};
+use support::{Mapping, Mounted, c, errno, state, wait_until};
 
 /// Each test, in both modes.
 macro_rules! both {
@@ -21,10 +19,6 @@ macro_rules! both {
         mod daemon { $( #[test] fn $name() { super::$name(&super::Mounted::new(false)); } )* }
         $( $(#[$doc])* fn $name($m: &Mounted) $body )*
     };
-}
-
-fn c(path: &Path) -> CString {
-    CString::new(path.as_os_str().as_bytes()).unwrap()
 }
 
 fn sys(result: libc::c_int) -> std::io::Result<()> {
@@ -39,20 +33,6 @@ fn rename2(from: &Path, to: &Path, flags: libc::c_uint) -> std::io::Result<()> {
 
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] ^ seed).collect()
-}
-
-/// Maps `len` bytes of a file, shared and writable, hands them to `work`, and unmaps them.
-fn mapped(file: &File, len: usize, work: impl FnOnce(&mut [u8])) {
-    // SAFETY: a fresh mapping of an open file; checked below.
-    let at = unsafe {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
-    };
-    assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
-    // SAFETY: the mapping is `len` bytes, the file is at least as long, and nobody else uses it meanwhile.
-    work(unsafe { std::slice::from_raw_parts_mut(at.cast(), len) });
-    // SAFETY: mapped above, not used after.
-    sys(unsafe { libc::munmap(at, len) }).unwrap();
 }
 
 both! {
@@ -255,16 +235,48 @@ both! {
             let path = dir.join("f");
             fs::write(&path, pattern(100_000, 4)).unwrap();
             let file = File::options().read(true).write(true).open(&path).unwrap();
-            mapped(&file, 100_000, |bytes| {
-                bytes[50_000..50_005].copy_from_slice(b"hello");
-                assert_eq!(&fs::read(&path).unwrap()[50_000..50_005], b"hello");
-            });
-            drop(file);
+            let mut mapping = Mapping::new(&file);
+            mapping.bytes()[50_000..50_005].copy_from_slice(b"hello");
+            assert_eq!(&fs::read(&path).unwrap()[50_000..50_005], b"hello");
+            drop((mapping, file));
             let back = fs::read(&path).unwrap();
             (back[49_999], back[50_000..50_005].to_vec(), back.len())
         });
         let at = |path: &Path| fs::read(path).unwrap()[50_000..50_005].to_vec();
         assert_eq!(at(&m.tree().join("f")), b"hello");
+    }
+
+    /// DESIGN 2: sealed when the last handle *and mapping* is gone. With passthrough the kernel does not tell.
+    fn a_mapping_keeps_a_file_from_being_sealed(m: &Mounted) {
+        let path = m.mnt().join("f");
+        fs::write(&path, pattern(100_000, 4)).unwrap();
+        wait_until("the file is sealed", || state(&path) != "staged");
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let mut mapping = Mapping::new(&file);
+        drop(file);
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(state(&path), "staged");
+        // Neither does opening and closing it again.
+        drop(File::open(&path).unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(state(&path), "staged");
+        mapping.bytes()[7] = 1;
+        drop(mapping);
+        wait_until("the file is sealed again", || state(&path) != "staged");
+        assert_eq!(fs::read(&path).unwrap()[7], 1);
+    }
+
+    fn a_stranger_who_writes_takes_the_set_user_id_bit(m: &Mounted) {
+        // As another user it takes a mount that lets others in; here only the part that root sees.
+        m.same(|dir| {
+            let path = dir.join("f");
+            fs::write(&path, "x").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
+            fs::write(&path, "root may").unwrap();
+            let kept = fs::metadata(&path).unwrap().mode();
+            std::os::unix::fs::chown(&path, Some(5), Some(6)).unwrap();
+            (kept, fs::metadata(&path).unwrap().mode())
+        });
     }
 
     fn handles_of_all_kinds_go_together(m: &Mounted) {

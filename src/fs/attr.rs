@@ -114,9 +114,9 @@ impl Core {
     }
 
     /// Answers a SETATTR, at once or from a worker.
-    pub(super) fn setattr(self: &Arc<Self>, ino: u64, change: Change, reply: ReplyAttr) {
+    pub(super) fn setattr(self: &Arc<Self>, ino: u64, uid: u32, change: Change, reply: ReplyAttr) {
         let resized = match change.size {
-            Some(size) => self.truncate(ino, size, change.fh),
+            Some(size) => self.truncate(ino, uid, size, change.fh),
             None => Ok(Step::Done(())),
         };
         let result = match resized {
@@ -124,7 +124,7 @@ impl Core {
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
-                    Ok(_) => core.setattr(ino, change, reply),
+                    Ok(_) => core.setattr(ino, uid, change, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
                 return;
@@ -165,7 +165,7 @@ impl Core {
     }
 
     /// Sets the length of a resident file.
-    fn truncate(&self, ino: u64, size: u64, fh: Option<FileHandle>) -> Result<Step<()>> {
+    fn truncate(&self, ino: u64, uid: u32, size: u64, fh: Option<FileHandle>) -> Result<Step<()>> {
         let mut table = self.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
@@ -181,6 +181,7 @@ impl Core {
             Some(file) => file,
             None => Arc::new(place.open(false, true)?),
         };
+        drop_privileges(&place, uid)?;
         if let Some(path) = &path {
             self.archive.opened_for_writing(path);
         }
@@ -194,8 +195,9 @@ impl Core {
             return Ok(Step::Done(()));
         }
         let done = file.set_len(size);
-        if let Some(path) = &path {
-            self.archive.sealed(path);
+        // With a mapping left, its end is what is waited for.
+        if let Some(path) = path.filter(|_| !node.mapped) {
+            self.archive.sealed(&path);
         }
         done?;
         Ok(Step::Done(()))
@@ -225,6 +227,26 @@ pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
         std::os::unix::fs::lchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
     }
     std::fs::set_permissions(to, Permissions::from_mode(metadata.mode() & 0o7777))
+}
+
+/// Whoever opens a file for writing or truncates it takes its set-user-id and set-group-id bits away, unless it is root,
+/// and its capabilities. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for the
+/// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later.
+pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<()> {
+    match sys::removexattr(&place.path, place.follow(), OsStr::new("security.capability")) {
+        // There are none, there can be none, or we could not have set any.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
+        other => other?,
+    }
+    let mode = place.metadata()?.mode() & 0o7777;
+    let mut kept = mode & !libc::S_ISUID;
+    if mode & libc::S_IXGRP != 0 {
+        kept &= !libc::S_ISGID;
+    }
+    if uid != 0 && kept != mode {
+        std::fs::set_permissions(&place.path, Permissions::from_mode(kept))?;
+    }
+    Ok(())
 }
 
 /// Puts times back to what `metadata` says.

@@ -14,7 +14,7 @@ pub(super) enum Fault {
     /// What POSIX asks for, decided here.
     Code(i32),
     /// A released file could not be decoded; the log names the object and the tensor.
-    Unreadable,
+    Unreadable(ReadError),
 }
 
 /// Result of an operation of the file system.
@@ -29,11 +29,7 @@ impl From<io::Error> for Fault {
 impl From<ReadError> for Fault {
     fn from(error: ReadError) -> Self {
         log::error!("{error}");
-        match error.source.raw_os_error() {
-            // Nothing is wrong with the file: there is no room to bring it back.
-            Some(code @ (libc::ENOSPC | libc::EDQUOT)) => Self::Code(code),
-            _ => Self::Unreadable,
-        }
+        Self::Unreadable(error)
     }
 }
 
@@ -52,8 +48,10 @@ impl From<Fault> for Errno {
                 None => of_kind(error.kind()),
             },
             Fault::Code(code) => Errno::from_i32(code),
-            // Never wrong bytes, never a short read: the file's bytes exist but cannot be had.
-            Fault::Unreadable => Errno::EIO,
+            // Never wrong bytes, never a short read: the file's bytes are damaged.
+            Fault::Unreadable(error) if error.is_damage() => Errno::EIO,
+            // No room to recall it, too many open files: the program can do something about it.
+            Fault::Unreadable(error) => Fault::Os(error.source).into(),
         }
     }
 }

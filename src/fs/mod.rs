@@ -7,7 +7,8 @@
 //! - `mount`, `mounts`: mounting, signals, unmounting, mounts left dead.
 //! - this file: the protocol's operations, each one line.
 //! - `names`, `attr`, `xattr`, `dir`: what needs no open file. `inodes`, `node`, `numbers`: what the kernel knows.
-//! - `open`, `io`, `transition`: handles, their bytes, and the way back from a stub to a file.
+//! - `open`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
+//!   that are left after the last close.
 //! - `namespace`: how the archive releases a file without anybody noticing.
 //! - `errno`, `sys`, `workers`, `notify`: small tools.
 //!
@@ -19,6 +20,7 @@ mod dir;
 mod errno;
 mod inodes;
 mod io;
+mod mapped;
 mod mount;
 mod mounts;
 mod names;
@@ -66,6 +68,9 @@ struct Core {
     directories: Mutex<HashMap<u64, Arc<dir::Directory>>>,
     workers: workers::Workers,
     invalidations: Arc<notify::Invalidations>,
+    mappings: mapped::Mappings,
+    /// The store's file system can tell whether a file is being written.
+    leases: bool,
     /// The kernel still takes backing files; once it refused, it is not asked again.
     passthrough: AtomicBool,
     /// The next handle number, and whatever else needs a number of its own.
@@ -77,6 +82,10 @@ struct Core {
 impl Core {
     fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
         let table = Table::new(&archive.store().tree())?;
+        let leases = mapped::leases_work(&archive.store().tmp()).unwrap_or(false);
+        if passthrough && !leases {
+            log::warn!("files are served without kernel passthrough: the store's file system has no leases");
+        }
         Ok(Self {
             archive,
             table: Mutex::new(table),
@@ -84,7 +93,9 @@ impl Core {
             directories: Mutex::default(),
             workers: workers::Workers::default(),
             invalidations: Arc::default(),
-            passthrough: AtomicBool::new(passthrough),
+            mappings: mapped::Mappings::default(),
+            leases,
+            passthrough: AtomicBool::new(passthrough && leases),
             next: AtomicU64::new(1),
             root: sys::effective_uid() == 0,
         })
@@ -134,6 +145,8 @@ impl Filesystem for Face {
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_CACHE_SYMLINKS,
+            // See `attr::drop_privileges`.
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ];
         for flag in wanted {
             // What the kernel does not have we do without.
@@ -166,7 +179,7 @@ impl Filesystem for Face {
 
     fn setattr(
         &self,
-        _: &Request,
+        req: &Request,
         ino: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -182,7 +195,7 @@ impl Filesystem for Face {
         _: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.core.setattr(ino.0, Change { mode, uid, gid, size, atime, mtime, fh }, reply);
+        self.core.setattr(ino.0, req.uid(), Change { mode, uid, gid, size, atime, mtime, fh }, reply);
     }
 
     fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
@@ -229,8 +242,8 @@ impl Filesystem for Face {
         entry(reply, self.core.link(ino.0, parent.0, name));
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        self.core.open(ino.0, flags.0, None, reply);
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.core.open(ino.0, req.uid(), flags.0, None, reply);
     }
 
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {

@@ -22,8 +22,7 @@ const READ_AHEAD_KIB: u32 = 1024;
 
 /// Stacked file systems: passing through to a file on one takes a deeper stack, which in turn keeps the mount from
 /// being a layer of another overlayfs. So only where it is needed.
-const STACKED: [i64; 3] =
-    [libc::OVERLAYFS_SUPER_MAGIC as i64, libc::FUSE_SUPER_MAGIC as i64, libc::ECRYPTFS_SUPER_MAGIC as i64];
+const STACKED: [i64; 3] = [libc::OVERLAYFS_SUPER_MAGIC, libc::FUSE_SUPER_MAGIC, libc::ECRYPTFS_SUPER_MAGIC];
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -131,6 +130,7 @@ pub fn serve(
     let face = Face { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options)).map_err(MountError::Mount)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
+    let mappings = core.watch_mappings().map_err(MountError::Mount)?;
     archive.start(Arc::clone(&core) as Arc<dyn Namespace>);
     let session = session.spawn().map_err(MountError::Mount)?;
     if let Ok(Some(mounted)) = mounts::find(&point) {
@@ -147,7 +147,8 @@ pub fn serve(
     // Replies that workers still owe have nobody to go to, but what they do (an fsync, a recall) is finished.
     core.workers.stop();
     core.invalidations.stop();
-    let _ = notify.join();
+    core.mappings.stop();
+    let _ = (notify.join(), mappings.join());
     archive.stop();
     served.map_err(MountError::Connection)
 }

@@ -56,7 +56,7 @@ fn parse(line: &[u8]) -> Option<Mounted> {
 /// The topmost mount at `point` (absolute), of whatever kind.
 fn top(point: &Path) -> io::Result<Option<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
-    Ok(table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| mounted.point == point).next_back())
+    Ok(table.split(|&byte| byte == b'\n').filter_map(parse).rfind(|mounted| mounted.point == point))
 }
 
 /// The stepfs mount at `point` (absolute), if that is what is there.

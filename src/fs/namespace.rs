@@ -4,17 +4,35 @@ use std::io;
 use std::path::Path;
 
 use super::Core;
+use super::inodes::Table;
 use super::node::{Place, file_id};
 use crate::archive::{FileId, Namespace, Outcome};
 
-impl Namespace for Core {
-    fn idle(&self, _: &Path, expect: FileId) -> Outcome {
-        let mut table = self.table();
-        let ino = table.number(expect);
-        match table.get_mut(ino).is_some_and(|node| node.busy()) {
-            true => Outcome::Busy,
-            false => Outcome::Done,
+impl Core {
+    /// Whether the file is at rest and still at that path.
+    fn at_rest(&self, table: &mut Table, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        let absolute = table.absolute(path);
+        let found = match absolute.symlink_metadata() {
+            Ok(metadata) => Some(file_id(&metadata)),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => None,
+            Err(error) => return Err(error),
+        };
+        if found != Some(expect) {
+            return Ok(Outcome::Changed);
         }
+        let ino = table.number(expect);
+        if table.get_mut(ino).is_some_and(|node| node.busy()) || self.written_behind(&absolute, path, expect)? {
+            return Ok(Outcome::Busy);
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Namespace for Core {
+    fn idle(&self, path: &Path, expect: FileId) -> Outcome {
+        let mut table = self.table();
+        // What is wrong with the path will show when it is opened.
+        self.at_rest(&mut table, path, expect).unwrap_or(Outcome::Changed)
     }
 
     fn exclusively(
@@ -24,23 +42,16 @@ impl Namespace for Core {
         commit: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Outcome> {
         let mut table = self.table();
+        let state = self.at_rest(&mut table, path, expect)?;
+        if state != Outcome::Done {
+            return Ok(state);
+        }
         let absolute = table.absolute(path);
-        let is = |error: io::Error| match error.raw_os_error() {
-            Some(libc::ENOENT | libc::ENOTDIR) => Ok(None),
-            _ => Err(error),
-        };
-        let found = absolute.symlink_metadata().map(|metadata| Some(file_id(&metadata))).or_else(is)?;
-        if found != Some(expect) {
-            return Ok(Outcome::Changed);
-        }
-        let ino = table.number(expect);
-        if table.get_mut(ino).is_some_and(|node| node.busy()) {
-            return Ok(Outcome::Busy);
-        }
         let committed = commit(&absolute);
         // Also if it failed: perhaps only after the rename.
         let now = file_id(&absolute.symlink_metadata()?);
         if now != expect {
+            let ino = table.number(expect);
             table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;

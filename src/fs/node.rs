@@ -39,6 +39,8 @@ pub(super) struct Node {
     pub(super) opened: Option<Opened>,
     /// Set while a worker changes the representation: who waits for that.
     pub(super) waiting: Option<Vec<Job>>,
+    /// No handle is open, but a mapping may be through which it is written (see `mapped`).
+    pub(super) mapped: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
     /// Counts the changes to its bytes that the kernel's page cache does not see.
@@ -60,6 +62,7 @@ impl Node {
             stub,
             opened: None,
             waiting: None,
+            mapped: false,
             held: None,
             version: 0,
             cached: None,
@@ -69,12 +72,12 @@ impl Node {
 
     /// Nobody refers to it any more.
     pub(super) fn unused(&self) -> bool {
-        self.lookups == 0 && self.opened.is_none() && self.waiting.is_none() && self.children.is_empty()
+        self.lookups == 0 && !self.busy() && self.children.is_empty()
     }
 
     /// Its representation must stay as it is.
     pub(super) fn busy(&self) -> bool {
-        self.opened.is_some() || self.waiting.is_some()
+        self.opened.is_some() || self.waiting.is_some() || self.mapped
     }
 
     /// Whether a handle can write to it now or could since it was last at rest.
@@ -91,8 +94,17 @@ pub(super) struct Opened {
     pub(super) readable: bool,
     pub(super) writable: bool,
     pub(super) handles: HashMap<u64, Arc<Handle>>,
+    /// A handle since the node was last at rest could be mapped for writing.
+    pub(super) mappable: bool,
     /// A handle since the node was last at rest could write.
     pub(super) wrote: bool,
+}
+
+impl Opened {
+    /// The kernel serves it.
+    pub(super) fn passes_through(&self) -> bool {
+        matches!(self.mode, Mode::Passthrough(_))
+    }
 }
 
 /// Who serves reads and writes of an open node.

@@ -13,13 +13,13 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
 
 use super::Core;
+use super::attr::drop_privileges;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Handle, Mode, Opened, Source};
@@ -71,9 +71,9 @@ fn open_file(place: &super::node::Place, access: Access) -> io::Result<(File, bo
 
 impl Core {
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, flags: i32, reader: Made, reply: ReplyOpen) {
+    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reader: Made, reply: ReplyOpen) {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
-        match self.try_open(ino, Access::of(flags), reader, &register) {
+        match self.try_open(ino, uid, Access::of(flags), reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
                 Some(backing) => reply.opened_passthrough(answer.fh, answer.flags, backing),
                 None => reply.opened(answer.fh, answer.flags),
@@ -81,7 +81,7 @@ impl Core {
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {
-                    Ok(made) => core.open(ino, flags, made, reply),
+                    Ok(made) => core.open(ino, uid, flags, made, reply),
                     Err(fault) => reply.error(fault.into()),
                 });
             }
@@ -89,7 +89,14 @@ impl Core {
         }
     }
 
-    fn try_open(&self, ino: u64, access: Access, reader: Made, register: Register<'_>) -> Result<Step<Answer>> {
+    fn try_open(
+        &self,
+        ino: u64,
+        uid: u32,
+        access: Access,
+        reader: Made,
+        register: Register<'_>,
+    ) -> Result<Step<Answer>> {
         let mut table = self.table();
         let node = table.node(ino)?;
         if node.kind != FileType::RegularFile {
@@ -116,6 +123,9 @@ impl Core {
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
         };
+        if access.write || access.truncate {
+            drop_privileges(&table.place(ino)?, uid)?;
+        }
         let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
         if access.truncate {
             table.node_mut(ino)?.version += 1;
@@ -146,7 +156,10 @@ impl Core {
         if node.opened.is_none() {
             let (source, readable, writable) = source.ok_or(Fault::Code(libc::EIO))?;
             let mode = self.first_mode(&source, register);
-            node.opened = Some(Opened { mode, source, readable, writable, handles: Default::default(), wrote: false });
+            // A mapping that is left may still write to it.
+            let left = std::mem::take(&mut node.mapped);
+            let handles = Default::default();
+            node.opened = Some(Opened { mode, source, readable, writable, handles, mappable: left, wrote: left });
         }
         let Some(opened) = &mut node.opened else {
             return Err(libc::EIO.into());
@@ -158,6 +171,7 @@ impl Core {
             // Half of what going through the page cache costs (measured). Such a handle cannot be mapped anyway.
             Mode::Daemon => access.write && !access.read,
         };
+        opened.mappable |= access.read && access.write;
         if changes {
             opened.wrote = true;
         } else {
@@ -234,19 +248,22 @@ impl Core {
             return;
         }
         let last = node.opened.take();
-        self.note_rest(path.as_deref(), last.as_ref().is_some_and(|opened| opened.wrote));
-        table.reap(ino);
-        // Closing what was open may free a file's blocks.
-        drop(table);
-        drop((last, handle));
-    }
-
-    fn note_rest(&self, path: Option<&Path>, wrote: bool) {
-        // A file without a name is nobody's checkpoint.
-        match path {
+        let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
+        let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
+        node.mapped = mappable;
+        match &path {
+            Some(_) if mappable => {}
             Some(path) if wrote => self.archive.sealed(path),
             Some(path) => self.archive.closed(path),
+            // A file without a name is nobody's checkpoint.
             None => {}
+        }
+        table.reap(ino);
+        // Closing what was open may free a file's blocks; and while we have it open, it has a writer.
+        drop(table);
+        drop((last, handle));
+        if mappable {
+            self.rest_when_unmapped(ino);
         }
     }
 }

@@ -11,6 +11,9 @@ use std::path::Path;
 /// Longest value that an extended attribute may have (`XATTR_SIZE_MAX`), and longest list of names.
 const XATTR_MAX: usize = 64 * 1024;
 
+/// Chooses the signal of a lease (fcntl.h); the libc crate has no name for it.
+const F_SETSIG: libc::c_int = 10;
+
 fn c(path: &Path) -> io::Result<CString> {
     c_str(path.as_os_str())
 }
@@ -110,6 +113,23 @@ pub(super) fn file_system_magic(path: &Path) -> io::Result<i64> {
     check(unsafe { libc::statfs(path.as_ptr(), answer.as_mut_ptr()) })?;
     // SAFETY: zeroed is a valid statfs (integers only), and the call filled it.
     Ok(unsafe { answer.assume_init() }.f_type)
+}
+
+/// Whether anybody has the file open or mapped for writing; `file` is open for reading only. Takes a read lease, which
+/// is refused then, and gives it back.
+pub(super) fn has_writer(file: &File) -> io::Result<bool> {
+    let fd = file.as_raw_fd();
+    // Should somebody open it for writing in this very moment: a signal that is ignored by default, not SIGIO, which
+    // ends the process.
+    // SAFETY: the descriptor is open for as long as `file` is borrowed.
+    check(unsafe { libc::fcntl(fd, F_SETSIG, libc::SIGURG) })?;
+    // SAFETY: as above.
+    match check(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) }) {
+        // SAFETY: as above.
+        Ok(()) => check(unsafe { libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK) }).map(|()| false),
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// A second descriptor for the file.

@@ -14,7 +14,7 @@ use super::Core;
 use super::attr::{copy_attributes, restore_times};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Mode, Source, file_id};
+use super::node::{Opened, Source, file_id};
 use super::sys;
 use crate::archive::FileId;
 use crate::recall::Reader;
@@ -138,13 +138,14 @@ impl Core {
         let mut table = self.table();
         let place = table.place(ino)?;
         let now = place.metadata()?;
-        if wanted == Wanted::Bytes && (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec()) {
-            // Somebody changed mode, owner, times or attributes meanwhile.
+        let changed = (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec());
+        if wanted == Wanted::Bytes && (changed || place.follow()) {
+            // Somebody changed mode, owner, times or attributes meanwhile, or the archive cannot see them.
             copy_attributes(&place, &new.0)?;
             restore_times(&new.0, &now)?;
         }
         let file = file_id(&now);
-        let stale = table.node(ino)?.opened.as_ref().is_some_and(|opened| matches!(opened.mode, Mode::Passthrough(_)));
+        let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);
         let nameless = place.follow();
         if nameless && stale {
             // There is no name to find a new inode by.

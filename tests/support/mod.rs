@@ -1,7 +1,11 @@
 //! A store mounted in this process, with a plain directory beside it to compare with.
 
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -53,10 +57,9 @@ impl Mounted {
     }
 
     /// Runs the same on the mount and on a plain directory; both must say the same.
-    pub fn same<T: PartialEq + std::fmt::Debug>(&self, run: impl Fn(&Path) -> T) -> T {
+    pub fn same<T: PartialEq + std::fmt::Debug>(&self, run: impl Fn(&Path) -> T) {
         let (mounted, plain) = (run(&self.mnt()), run(&self.plain()));
         assert_eq!(mounted, plain, "on the mount (left) and on a plain directory (right)");
-        mounted
     }
 
     pub fn unmount(mut self) {
@@ -86,6 +89,66 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// An extended attribute as text; none when there is none.
+pub fn attribute(path: &Path, name: &str) -> Option<String> {
+    let (path, name) = (c(path), CString::new(name).unwrap());
+    let mut value = vec![0u8; 4096];
+    // SAFETY: both strings end with NUL, the buffer has its length.
+    let len = unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
+    value.truncate(usize::try_from(len).ok()?);
+    String::from_utf8(value).ok()
+}
+
+/// What stepfs says the state of a file is.
+pub fn state(path: &Path) -> String {
+    attribute(path, "user.stepfs.state").unwrap_or_default()
+}
+
+/// Waits until `done`, at most 30 s.
+pub fn wait_until(what: &str, done: impl Fn() -> bool) {
+    for _ in 0..3000 {
+        if done() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("waited in vain until {what}");
+}
+
+/// A path for system calls.
+pub fn c(path: &Path) -> CString {
+    CString::new(path.as_os_str().as_bytes()).unwrap()
+}
+
+/// A shared, writable mapping of a whole file.
+pub struct Mapping {
+    at: *mut libc::c_void,
+    len: usize,
+}
+
+impl Mapping {
+    pub fn new(file: &File) -> Self {
+        let len = file.metadata().unwrap().len() as usize;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping of an open file; checked below.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        Self { at, len }
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is `len` bytes, as long as its file, and borrowed as long as the slice.
+        unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, not used after.
+        assert_eq!(unsafe { libc::munmap(self.at, self.len) }, 0);
     }
 }
 

@@ -284,6 +284,8 @@ fn restating_never_wraps() {
     let mut a = [3, -3, 5, -5, 0];
     rescale(&mut a, 1.0, 2.0).unwrap();
     assert_eq!(a, [2, -2, 2, -2, 0], "ties go to even");
+}
+
 /// The byte-counted examples of docs/FORMAT.md.
 #[test]
 fn documented_examples() {

@@ -3,7 +3,7 @@ use crate::fs::numbers::ROOT;
 
 struct Fixture {
     dir: tempfile::TempDir,
-    archive: Arc<Archive>,
+    archive: std::sync::Arc<Archive>,
     table: Table,
 }
 

@@ -1,0 +1,199 @@
+//! Mappings that outlive the file's last descriptor.
+//!
+//! With passthrough the kernel maps the store's file, not ours: RELEASE comes with the last close although the mapping
+//! is still there (measured, Linux 6.18; without passthrough a mapping holds its handle). What a program stores through
+//! it afterwards must not be lost, so a file that may be mapped for writing is not at rest before the store's file has
+//! no writer left. That is what a read lease tells: it is refused (EAGAIN) while anybody has the file open or mapped
+//! for writing, whoever that is. The lease is given back at once.
+//!
+//! Where the store's file system has no leases there is no passthrough.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::Core;
+use super::node::file_id;
+use super::sys;
+use crate::archive::FileId;
+
+/// First pause: the kernel drops its own descriptor right after it has told us of the close.
+const FIRST: Duration = Duration::from_millis(5);
+/// Longest pause: how late the archive may learn that a mapping is gone.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Whether anybody has the file open or mapped for writing.
+pub(super) fn being_written(path: &Path) -> io::Result<bool> {
+    let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    sys::has_writer(&file)
+}
+
+/// Whether the file system of the directory `tmp` tells writers from readers.
+pub(super) fn leases_work(tmp: &Path) -> io::Result<bool> {
+    let path = tmp.join(format!("lease-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    let with_writer = being_written(&path);
+    drop(file);
+    let without = being_written(&path);
+    std::fs::remove_file(&path)?;
+    Ok(with_writer? && !without?)
+}
+
+/// A file that may still be mapped for writing.
+struct Watched {
+    /// By node, or by path and identity when the kernel does not know it: a mapping from before the mount.
+    what: std::result::Result<u64, (PathBuf, FileId)>,
+    due: Instant,
+    pause: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    files: Vec<Watched>,
+    stopping: bool,
+}
+
+/// Files to look at again.
+#[derive(Default)]
+pub(super) struct Mappings {
+    /// Taken for moments only, also under the inode table's lock.
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+impl Mappings {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, what: std::result::Result<u64, (PathBuf, FileId)>, pause: Duration) {
+        let mut state = self.state();
+        if !state.files.iter().any(|known| known.what == what) {
+            state.files.push(Watched { what, due: Instant::now() + pause, pause });
+            self.work.notify_one();
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        self.state().stopping = true;
+        self.work.notify_all();
+    }
+
+    /// Waits for the next file that is due; none when it is over.
+    fn next(&self) -> Option<Watched> {
+        let mut state = self.state();
+        loop {
+            if state.stopping {
+                return None;
+            }
+            let next = state.files.iter().enumerate().min_by_key(|(_, file)| file.due).map(|(i, file)| (i, file.due));
+            let wait = match next {
+                Some((i, due)) if due <= Instant::now() => return Some(state.files.swap_remove(i)),
+                Some((_, due)) => due.saturating_duration_since(Instant::now()),
+                None => Duration::from_secs(3600),
+            };
+            state = self.work.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Core {
+    /// Starts to look at files that may be mapped.
+    pub(super) fn watch_mappings(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
+        let core = Arc::clone(self);
+        std::thread::Builder::new().name("stepfs-mappings".into()).spawn(move || {
+            while let Some(file) = core.mappings.next() {
+                let at_rest = match &file.what {
+                    Ok(ino) => core.try_rest(*ino),
+                    Err((path, expect)) => core.try_rest_unknown(path, *expect),
+                };
+                if !at_rest {
+                    core.mappings.add(file.what, (file.pause * 2).min(LONGEST));
+                }
+            }
+        })
+    }
+
+    /// A node's last descriptor is closed and a mapping may be left: notes that it is sealed, now or when that is gone.
+    pub(super) fn rest_when_unmapped(&self, ino: u64) {
+        if !self.try_rest(ino) {
+            self.mappings.add(Ok(ino), FIRST);
+        }
+    }
+
+    /// Answers whether there is nothing left to wait for.
+    fn try_rest(&self, ino: u64) -> bool {
+        let mut table = self.table();
+        let path = table.path(ino);
+        let place = table.place(ino);
+        let Some(node) = table.get_mut(ino) else { return true };
+        if !node.mapped {
+            // Opened again meanwhile; its next release decides.
+            return true;
+        }
+        // A file without a name is nobody's checkpoint.
+        if let (Some(_), Ok(place)) = (&path, place) {
+            match being_written(&place.path) {
+                Ok(true) => return false,
+                Ok(false) => {}
+                Err(error) => log::warn!("{}: cannot tell whether it is mapped: {error}", place.path.display()),
+            }
+        }
+        node.mapped = false;
+        if let Some(path) = path {
+            self.archive.sealed(&path);
+        }
+        table.reap(ino);
+        true
+    }
+
+    fn try_rest_unknown(&self, path: &Path, expect: FileId) -> bool {
+        let table = self.table();
+        let absolute = table.absolute(path);
+        match absolute.symlink_metadata() {
+            Ok(metadata) if file_id(&metadata) == expect => {}
+            _ => return true,
+        }
+        if being_written(&absolute).unwrap_or(false) {
+            return false;
+        }
+        self.archive.sealed(path);
+        true
+    }
+
+    /// Whether somebody writes to a file that has no open handle; if so, the archive gets a note when that is over.
+    /// The caller holds the table's lock and knows the node, if there is one.
+    pub(super) fn written_behind(&self, absolute: &Path, path: &Path, expect: FileId) -> io::Result<bool> {
+        if !self.leases {
+            return Ok(false);
+        }
+        let written = being_written(absolute)?;
+        if written {
+            self.mappings.add(Err((path.to_path_buf(), expect)), FIRST);
+        }
+        Ok(written)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_are_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(leases_work(dir.path()).unwrap(), "these tests need a temporary directory with leases");
+        let path = dir.path().join("f");
+        let writer = File::create(&path).unwrap();
+        assert!(being_written(&path).unwrap());
+        let reader = File::open(&path).unwrap();
+        drop(writer);
+        assert!(!being_written(&path).unwrap());
+        drop(reader);
+    }
+}

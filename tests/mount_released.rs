@@ -1,0 +1,213 @@
+//! Files whose bytes are in the archive: they look and behave as they did before.
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use support::{Mounted, attribute, c, errno, state, wait_until};
+
+/// Text that compresses, of a length that is no multiple of anything.
+fn text(seed: usize) -> Vec<u8> {
+    (0..).flat_map(|i: usize| format!("line {i} of {seed}\n").into_bytes()).take(300_001).collect()
+}
+
+/// A mount with `dir/step-1.txt` released, and the bytes that it had.
+fn released(passthrough: bool) -> (Mounted, PathBuf, Vec<u8>) {
+    let m = Mounted::new(passthrough);
+    let dir = m.mnt().join("dir");
+    fs::create_dir(&dir).unwrap();
+    let path = dir.join("step-1.txt");
+    fs::write(&path, text(1)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    for step in 2..4 {
+        fs::write(dir.join(format!("step-{step}.txt")), text(step)).unwrap();
+    }
+    wait_until("it is released", || state(&path) == "released");
+    (m, path, text(1))
+}
+
+/// In both modes.
+macro_rules! both {
+    ($(fn $name:ident($args:pat) $body:block)*) => {
+        mod passthrough { $( #[test] fn $name() { super::$name(super::released(true)); } )* }
+        mod daemon { $( #[test] fn $name() { super::$name(super::released(false)); } )* }
+        $( fn $name($args: (Mounted, PathBuf, Vec<u8>)) $body )*
+    };
+}
+
+fn seen(path: &Path) -> (u64, u64, u32, u32, u32, i64, i64) {
+    let m = fs::metadata(path).unwrap();
+    (m.ino(), m.len(), m.mode(), m.uid(), m.gid(), m.mtime(), m.mtime_nsec())
+}
+
+both! {
+    fn reads_give_the_bytes((_m, path, bytes)) {
+        assert!(fs::read(&path).unwrap() == bytes);
+        let file = File::open(&path).unwrap();
+        let mut part = vec![0; 5000];
+        file.read_exact_at(&mut part, 123_456).unwrap();
+        assert!(part == bytes[123_456..128_456]);
+        assert_eq!(file.read_at(&mut part, bytes.len() as u64).unwrap(), 0);
+        assert_eq!(file.read_at(&mut part, bytes.len() as u64 - 3).unwrap(), 3);
+        drop(file);
+        // Again, now that it was decoded as a whole.
+        assert!(fs::read(&path).unwrap() == bytes);
+        assert_eq!(state(&path), "released");
+    }
+
+    fn du_shows_what_is_stored((m, path, bytes)) {
+        let metadata = fs::metadata(&path).unwrap();
+        assert_eq!(metadata.len(), bytes.len() as u64);
+        let stored = metadata.blocks() * 512;
+        assert!(stored > 0 && stored < bytes.len() as u64 / 2, "{stored}");
+        assert_eq!(fs::metadata(m.tree().join("dir/step-1.txt")).unwrap().len(), metadata.len());
+    }
+
+    fn writing_recalls_it((_m, path, mut bytes)) {
+        let (before, directory) = (seen(&path), seen(path.parent().unwrap()));
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        assert_eq!(state(&path), "staged");
+        assert_eq!(seen(&path), before);
+        assert_eq!(seen(path.parent().unwrap()), directory);
+        file.write_all_at(b"HELLO", 1000).unwrap();
+        drop(file);
+        bytes[1000..1005].copy_from_slice(b"HELLO");
+        assert!(fs::read(&path).unwrap() == bytes);
+        assert_eq!(seen(&path).0, before.0);
+    }
+
+    fn appending_recalls_it((_m, path, mut bytes)) {
+        use std::io::Write;
+        File::options().append(true).open(&path).unwrap().write_all(b"more").unwrap();
+        bytes.extend(b"more");
+        assert!(fs::read(&path).unwrap() == bytes);
+    }
+
+    fn truncating_recalls_what_is_left((_m, path, bytes)) {
+        let name = c(&path);
+        // SAFETY: the path ends with NUL.
+        assert_eq!(unsafe { libc::truncate(name.as_ptr(), 100_000) }, 0);
+        assert!(fs::read(&path).unwrap() == bytes[..100_000]);
+        let before = seen(&path);
+        // SAFETY: the path ends with NUL.
+        assert_eq!(unsafe { libc::truncate(name.as_ptr(), 0) }, 0);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+        assert_eq!((seen(&path).0, seen(&path).2), (before.0, before.2));
+    }
+
+    fn overwriting_needs_no_recall((_m, path, _)) {
+        let before = seen(&path);
+        fs::write(&path, "short").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"short");
+        let after = seen(&path);
+        assert_eq!((after.0, after.2, after.3), (before.0, before.2, before.3));
+    }
+
+    fn a_reader_keeps_its_bytes_or_sees_the_writers((_m, path, bytes)) {
+        // Decoded whole first, so that passthrough can serve the decoded file.
+        assert!(fs::read(&path).unwrap() == bytes);
+        let reader = File::open(&path).unwrap();
+        let mut buf = vec![0; 4096];
+        reader.read_exact_at(&mut buf, 0).unwrap();
+        let writer = File::options().write(true).open(&path).unwrap();
+        writer.write_all_at(b"CHANGED", 0).unwrap();
+        reader.read_exact_at(&mut buf, 0).unwrap();
+        let mut changed = bytes.clone();
+        changed[..7].copy_from_slice(b"CHANGED");
+        assert!(buf == bytes[..4096] || buf == changed[..4096]);
+        reader.read_exact_at(&mut buf, 200_000).unwrap();
+        assert!(buf == bytes[200_000..204_096]);
+        drop(writer);
+        assert!(fs::read(&path).unwrap() == changed);
+        drop(reader);
+        assert!(fs::read(&path).unwrap() == changed);
+    }
+
+    fn a_reader_survives_truncation_and_removal((_m, path, bytes)) {
+        assert!(fs::read(&path).unwrap() == bytes);
+        let reader = File::open(&path).unwrap();
+        fs::write(&path, "new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        let mut buf = vec![0; 100];
+        let len = reader.read_at(&mut buf, 0).unwrap();
+        assert!(buf[..len] == bytes[..len] || &buf[..len] == b"new");
+        fs::remove_file(&path).unwrap();
+        assert_eq!(errno(File::open(&path)), libc::ENOENT);
+        assert!(reader.metadata().is_ok());
+    }
+
+    fn an_unlinked_released_file_is_read_to_its_end((_m, path, bytes)) {
+        let reader = File::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let mut all = vec![0; bytes.len()];
+        reader.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == bytes);
+        let metadata = reader.metadata().unwrap();
+        assert_eq!((metadata.nlink(), metadata.len()), (0, bytes.len() as u64));
+    }
+
+    fn names_and_attributes_change_without_a_recall((_m, path, bytes)) {
+        let (ino, new) = (seen(&path).0, path.with_file_name("renamed.txt"));
+        fs::rename(&path, &new).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o600)).unwrap();
+        File::open(&new).unwrap().set_times(fs::FileTimes::new().set_modified(std::time::UNIX_EPOCH)).unwrap();
+        let name = c(&new);
+        // SAFETY: all strings end with NUL, the value has its length.
+        let set = unsafe { libc::setxattr(name.as_ptr(), c"user.note".as_ptr(), c"x".as_ptr().cast(), 1, 0) };
+        assert_eq!(set, 0);
+        assert_eq!(state(&new), "released");
+        let after = seen(&new);
+        assert_eq!((after.0, after.2 & 0o777, after.5), (ino, 0o600, 0));
+        assert!(fs::read(&new).unwrap() == bytes);
+        // And a recall keeps them.
+        drop(File::options().append(true).open(&new).unwrap());
+        let recalled = seen(&new);
+        assert_eq!((recalled.0, recalled.2 & 0o777, recalled.5), (ino, 0o600, 0));
+        assert_eq!(attribute(&new, "user.note").as_deref(), Some("x"));
+    }
+
+    fn all_names_of_a_released_file_stay_one_file((_m, path, mut bytes)) {
+        let second = path.parent().unwrap().parent().unwrap().join("second.txt");
+        fs::hard_link(&path, &second).unwrap();
+        assert_eq!(seen(&path).0, seen(&second).0);
+        File::options().write(true).open(&second).unwrap().write_all_at(b"BOTH", 5).unwrap();
+        bytes[5..9].copy_from_slice(b"BOTH");
+        assert!(fs::read(&path).unwrap() == bytes);
+        assert_eq!(fs::metadata(&path).unwrap().nlink(), 2);
+        assert_eq!(seen(&path).0, seen(&second).0);
+    }
+
+    fn many_open_it_at_once((_m, path, bytes)) {
+        std::thread::scope(|scope| {
+            for thread in 0..12 {
+                let (path, bytes) = (&path, &bytes);
+                scope.spawn(move || match thread % 3 {
+                    0 => assert!(fs::read(path).unwrap() == *bytes),
+                    1 => drop(File::options().write(true).open(path).unwrap()),
+                    _ => drop(File::options().append(true).open(path).unwrap()),
+                });
+            }
+        });
+        assert!(fs::read(&path).unwrap() == bytes);
+    }
+
+    fn an_open_file_is_not_released((m, path, bytes)) {
+        let second = path.with_file_name("step-3.txt");
+        let reader = File::open(&second).unwrap();
+        fs::write(path.with_file_name("step-4.txt"), text(4)).unwrap();
+        fs::write(path.with_file_name("step-5.txt"), text(5)).unwrap();
+        wait_until("the next one is released", || state(&path.with_file_name("step-4.txt")) == "released");
+        std::thread::sleep(Duration::from_millis(100));
+        assert_ne!(state(&second), "released");
+        let ino = seen(&second).0;
+        drop(reader);
+        wait_until("it is released too", || state(&second) == "released");
+        assert_eq!(seen(&second).0, ino);
+        assert!(fs::read(&second).unwrap() == text(3));
+        assert!(fs::read(&path).unwrap() == bytes);
+        drop(m);
+    }
+}
