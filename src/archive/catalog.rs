@@ -252,7 +252,7 @@ impl Catalog {
 
     /// Everything that waits for nobody but the archive.
     fn tasks(&self) -> Vec<(&PathBuf, &Entry, Task)> {
-        let mut lineages: HashMap<u64, Vec<(&PathBuf, &Entry, Arc<Sealed>)>> = HashMap::new();
+        let mut lineages: HashMap<u64, Vec<Member>> = HashMap::new();
         let mut tasks = Vec::new();
         for (path, entry) in &self.entries {
             let version = entry.version;
@@ -283,6 +283,9 @@ impl Catalog {
         tasks
     }
 }
+
+/// A sealed file among those of its lineage.
+type Member<'a> = (&'a PathBuf, &'a Entry, Arc<Sealed>);
 
 fn twins(a: &Sealed, b: &Sealed) -> bool {
     a.len == b.len && a.sample == b.sample

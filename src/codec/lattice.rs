@@ -377,8 +377,8 @@ pub fn updates(dtype: Dtype, new: &[u8], old: &[u8]) -> Vec<f64> {
 /// The largest |R - W| of two tiles of the same type; `None` when an element is not finite, or the lengths differ.
 pub fn largest_error(dtype: Dtype, w: &[u8], r: &[u8]) -> Option<f64> {
     fn largest<F: Float>(w: &[F::Bytes], r: &[F::Bytes]) -> Option<f64> {
-        let errors = w.iter().zip(r).map(|(&w, &r)| (F::widen(w) - F::widen(r)).abs());
-        errors.fold(Some(0.0), |largest, error| Some(error.max(largest?)).filter(|_| error.is_finite()))
+        let mut errors = w.iter().zip(r).map(|(&w, &r)| (F::widen(w) - F::widen(r)).abs());
+        errors.try_fold(0f64, |largest, error| error.is_finite().then_some(largest.max(error)))
     }
     (w.len() == r.len()).then_some(())?;
     for_float!(dtype, F => largest::<F>(F::elements(w), F::elements(r)), else None)

@@ -45,11 +45,6 @@ impl Chain {
         &self.objects[0]
     }
 
-    /// Number of objects.
-    pub fn len(&self) -> usize {
-        self.objects.len()
-    }
-
     /// The objects and tensor entries to apply, from the one that decodes alone to the leaf's `tensor`.
     ///
     /// # Errors
@@ -62,10 +57,9 @@ impl Chain {
             let Some(entry) = object.index().tensors.get(tensor) else {
                 return Err(wrong("it has no such tensor"));
             };
-            if let Some((_, child)) = path.last() {
-                if entry.dtype != child.dtype || entry.tiles.len() != child.tiles.len() || len(entry) != len(child) {
-                    return Err(wrong("a tensor is not what its child was made from"));
-                }
+            let fits = |child: &TensorEntry| entry.dtype == child.dtype && len(entry) == len(child);
+            if path.last().is_some_and(|(_, child)| !fits(child)) {
+                return Err(wrong("a tensor is not what its child was made from"));
             }
             path.push((&**object, entry));
             match entry.coding.parent() {

@@ -290,17 +290,11 @@ def released_series(mount, count=5, seed=51):
 
 
 def object_of(mount, name):
-    """The object a released file stands for: its stub names it."""
-    stub = (mount.store / "tree" / name).read_bytes()[:65_536]
-    for path in objects(mount.store):
-        stem = re.sub(r"[^0-9a-fA-F]", "", path.name.split(".")[0])
-        whole = re.sub(r"[^0-9a-fA-F]", "", path.parent.name + path.name.split(".")[0])
-        for text in {stem, whole}:
-            if len(text) >= 16 and len(text) % 2 == 0:
-                raw = bytes.fromhex(text)
-                if raw in stub or raw[::-1] in stub or text.lower().encode() in stub.lower():
-                    return path
-    raise AssertionError(f"no object of {[str(p) for p in objects(mount.store)]} is named in the stub {stub[:256].hex()}")
+    """The object a released file stands for."""
+    number = mount.entry(name)["object"]
+    found = [path for path in objects(mount.store) if path.name.split(".")[0].endswith(number[2:])]
+    assert len(found) == 1, f"object {number} of {name}: {found} of {objects(mount.store)}"
+    return found[0]
 
 
 def flip(path, where=0.5, count=64):

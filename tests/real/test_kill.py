@@ -191,7 +191,8 @@ class Job:
 
 def start(mount):
     """In the foreground: our own child, so that its end can be awaited."""
-    process = subprocess.Popen([BIN, *map(str, mount.arguments()), "--foreground"], stdin=subprocess.DEVNULL)
+    with open(mount.log, "ab") as log:
+        process = subprocess.Popen([BIN, *map(str, mount.arguments()), "--foreground"], stdin=subprocess.DEVNULL, stderr=log)
     mount.pid = process.pid
 
     def serving():
