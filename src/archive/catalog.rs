@@ -35,6 +35,8 @@ pub(super) struct Sealed {
     pub(super) file: FileId,
     pub(super) len: u64,
     pub(super) modified_ns: i64,
+    /// Numbers in its name that count training.
+    pub(super) steps: Vec<u64>,
     /// xxh3-64 of a few samples of its bytes.
     pub(super) sample: u64,
     pub(super) signature: u64,
@@ -210,7 +212,7 @@ impl Catalog {
     pub(super) fn next_task(&self, now: Instant) -> (Option<Task>, Option<Instant>) {
         let tasks = self.tasks();
         let mut retry: Option<Instant> = None;
-        let mut best: Option<(u8, (i64, u64), Task)> = None;
+        let mut best = None;
         for (path, entry, task) in tasks {
             if let Some(failed) = &self.entries[path].failed {
                 match failed.retry {
@@ -228,11 +230,11 @@ impl Catalog {
                 Task::Archive { .. } => 2,
             };
             let order = (urgency, order(entry));
-            if best.as_ref().is_none_or(|(u, o, _)| order < (*u, *o)) {
-                best = Some((order.0, order.1, task));
+            if best.as_ref().is_none_or(|(other, _)| order < *other) {
+                best = Some((order, task));
             }
         }
-        (best.map(|(_, _, task)| task), retry)
+        (best.map(|(_, task)| task), retry)
     }
 
     /// Number of things that can be done now or after a failure has passed, and why the last one failed.
@@ -291,10 +293,12 @@ fn twins(a: &Sealed, b: &Sealed) -> bool {
     a.len == b.len && a.sample == b.sample
 }
 
-fn order(entry: &Entry) -> (i64, u64) {
+/// Which state of a lineage is the older one: by modification time, then by the steps in their names (an archive is
+/// unpacked with whole seconds), then by the order of closing.
+fn order(entry: &Entry) -> (i64, &[u64], u64) {
     match &entry.state {
-        State::Sealed(sealed) | State::Archived(sealed, _) => (sealed.modified_ns, entry.sequence),
-        _ => (0, entry.sequence),
+        State::Sealed(sealed) | State::Archived(sealed, _) => (sealed.modified_ns, &sealed.steps, entry.sequence),
+        _ => (0, &[], entry.sequence),
     }
 }
 

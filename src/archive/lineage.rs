@@ -48,8 +48,17 @@ pub(super) fn lineage(path: &Path, signature: u64) -> u64 {
     hash.digest()
 }
 
+/// The numbers in a path that count training: decide between files of one modification time.
+pub(super) fn steps(path: &Path) -> Vec<u64> {
+    split(path).1
+}
+
 /// The path with the numbers that count training replaced by `#`.
 fn pattern(path: &Path) -> String {
+    split(path).0
+}
+
+fn split(path: &Path) -> (String, Vec<u64>) {
     let components: Vec<String> = path.iter().map(|c| c.to_string_lossy().to_ascii_lowercase()).collect();
     let last = components.len().saturating_sub(1);
     let sharded = components.last().is_some_and(|name| name.contains("-of-"));
@@ -65,11 +74,12 @@ fn pattern(path: &Path) -> String {
         let name = components.last()?;
         numbers(name).iter().any(|number| !number.is_place).then_some(last)
     });
-    let wild = components.iter().enumerate().map(|(at, name)| match Some(at) == step {
-        true => with_steps_wild(name),
-        false => name.clone(),
-    });
-    wild.collect::<Vec<_>>().join("/")
+    let mut steps = Vec::new();
+    let mut wild = Vec::with_capacity(components.len());
+    for (at, name) in components.iter().enumerate() {
+        wild.push(if Some(at) == step { with_steps_wild(name, &mut steps) } else { name.clone() });
+    }
+    (wild.join("/"), steps)
 }
 
 struct Number<'a> {
@@ -103,12 +113,13 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
     numbers
 }
 
-fn with_steps_wild(name: &str) -> String {
+fn with_steps_wild(name: &str, steps: &mut Vec<u64>) -> String {
     let mut out = String::new();
     let mut at = 0;
     for number in numbers(name).into_iter().filter(|number| !number.is_place) {
         out.push_str(&name[at..number.start]);
         out.push('#');
+        steps.push(name[number.start..number.end].parse().unwrap_or(u64::MAX));
         at = number.end;
     }
     out + &name[at..]
@@ -137,6 +148,13 @@ mod tests {
         is("weights7.pt", "weights#.pt");
         is("iter_0000100/__0_1.distcp", "iter_#/__0_1.distcp");
         is("10/default/d/abc", "#/default/d/abc");
+    }
+
+    #[test]
+    fn steps_are_the_numbers_that_vary() {
+        assert_eq!(steps(Path::new("run7/epoch=3-step=0120.ckpt")), [3, 120]);
+        assert_eq!(steps(Path::new("checkpoint-20/model-00001-of-00002.safetensors")), [20]);
+        assert!(steps(Path::new("last.ckpt")).is_empty());
     }
 
     #[test]

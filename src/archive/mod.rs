@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::recall::{Cache, Chain, Recall};
 use crate::store::object::{Header, Id, ObjectWriter};
-use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Store, Stub, durable};
+use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Profile, Store, Stub, durable};
 
 use catalog::{Catalog, Failed, Sealed, State, Task};
 
@@ -336,7 +336,10 @@ impl Archive {
         (base, rekey): (Option<&Chain>, bool),
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        let profile = self.store.settings().profile(path);
+        let profile = match sealed.description.is_intact(source)? {
+            true => self.store.settings().profile(path),
+            false => Profile::Exact,
+        };
         let material = plan::Material {
             source,
             description: &sealed.description,

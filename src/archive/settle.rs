@@ -13,7 +13,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
 
 use super::FileId;
 use super::catalog::{Catalog, Sealed, State};
-use super::lineage::{lineage, signature};
+use super::lineage::{lineage, signature, steps};
 
 /// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
 /// checksums, and 62 between.
@@ -86,6 +86,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
         file: FileId::of(&metadata),
         len: metadata.len(),
         modified_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
+        steps: steps(path),
         sample: sample(file)?,
         signature,
         lineage: lineage(path, signature),

@@ -23,8 +23,11 @@ pub(super) struct Args {
     store: PathBuf,
     /// Path inside it; `.` for everything.
     path: PathBuf,
-    /// Where to put it; an existing directory takes it by its name. Existing files are not overwritten.
+    /// Where to put it; an existing directory takes it by its name.
     dest: PathBuf,
+    /// Replace files that are there already.
+    #[arg(long)]
+    force: bool,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -44,6 +47,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let rest = path.strip_prefix(&from).unwrap_or(path);
         let target = if rest.as_os_str().is_empty() { dest.clone() } else { dest.join(rest) };
         bar.set_message(path.display().to_string());
+        if !args.force && fs::symlink_metadata(&target).is_ok() {
+            bail!("{} exists already; name another place, or replace it with --force", target.display());
+        }
         export(&store, &objects, path, &target, &bar)?;
     }
     bar.finish_and_clear();
@@ -52,9 +58,6 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 
 /// Writes beside the target and renames, so that an interrupted export leaves no half file under its name.
 fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
-    if fs::symlink_metadata(target).is_ok() {
-        bail!("{} exists already; remove it or name another place", target.display());
-    }
     let directory = durable::parent(target);
     fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
     let mut name = target.file_name().unwrap_or_default().to_os_string();

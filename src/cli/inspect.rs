@@ -45,10 +45,11 @@ struct Row {
     why: &'static str,
     offset: u64,
     bytes: u64,
-    /// `lossless` or `lattice`; none for a file that is as it was written.
-    codec: Option<&'static str>,
-    /// How the store keeps it: `difference` to the parent, `keyframe`, or in the `skeleton` with everything small.
-    kept: Option<&'static str>,
+    /// `lossless` or `lattice`.
+    codec: &'static str,
+    /// How the store keeps it: `difference` to the parent, `keyframe`, in the `skeleton` with everything small; or
+    /// `as written`.
+    kept: &'static str,
     step: Option<f64>,
     bound: f64,
     max_abs_error: f64,
@@ -76,12 +77,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             why: tensor.why,
             offset: tensor.extent.start,
             bytes: tensor.extent.end - tensor.extent.start,
-            codec: object.as_ref().map(|_| kept.map_or("lossless", |kept| kept.coding.codec())),
-            kept: object.as_ref().map(|_| match kept.map(|kept| kept.coding.parent()) {
-                Some(Some(_)) => "difference",
-                Some(None) => "keyframe",
-                None => "skeleton",
-            }),
+            codec: kept.map_or("lossless", |kept| kept.coding.codec()),
+            kept: match (&object, kept.map(|kept| kept.coding.parent())) {
+                (_, Some(Some(_))) => "difference",
+                (_, Some(None)) => "keyframe",
+                (Some(_), None) => "skeleton",
+                (None, None) => "as written",
+            },
             step: kept.and_then(|kept| kept.coding.step()),
             bound: kept.map_or(0.0, |kept| kept.bound),
             max_abs_error: kept.map_or(0.0, |kept| kept.max_abs_error),
@@ -113,7 +115,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             row.role.into(),
             size(row.bytes),
             row.offset.to_string(),
-            row.codec.zip(row.kept).map_or("as written".into(), |(codec, kept)| format!("{codec} {kept}")),
+            format!("{} {}", row.codec, row.kept),
             row.stored_bytes.map(size).unwrap_or_default(),
             if row.bound == 0.0 { "exact".into() } else { format!("{:.1e}", row.bound) },
             row.why.into(),

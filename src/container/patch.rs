@@ -65,12 +65,28 @@ impl Crcs {
 }
 
 impl Description {
-    /// The CRC-32 that the file declares for a tensor's bytes; `None` where there is none, or it is switched off (0).
-    /// A tensor whose bytes have another one is damaged, or not what it seems: it must be kept as it is.
-    pub fn declared_crc(&self, tensor: usize) -> Option<u32> {
-        let zip = self.zip.as_ref()?;
-        let record = zip.of_tensor.get(tensor)?;
-        Some(zip.records[*record as usize].crc).filter(|crc| *crc != 0)
+    /// Whether every record has the CRC-32 that the file declares for it, where it declares one (it can be switched
+    /// off: 0) and the record is not compressed. A file that says of itself that it is damaged must be kept as it is.
+    /// Reads the whole file, 1 MiB at a time.
+    ///
+    /// # Errors
+    /// Whatever `src` reports.
+    pub fn is_intact(&self, src: &dyn ReadAt) -> io::Result<bool> {
+        let mut buf = vec![0; 1 << 20];
+        for record in self.zip.iter().flat_map(|zip| &zip.records).filter(|r| r.crc != 0 && r.stored) {
+            let mut hash = crc32fast::Hasher::new();
+            let mut at = record.payload.start;
+            while at < record.payload.end {
+                let take = (record.payload.end - at).min(buf.len() as u64) as usize;
+                src.read_exact_at(&mut buf[..take], at)?;
+                hash.update(&buf[..take]);
+                at += take as u64;
+            }
+            if hash.finalize() != record.crc {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The patches that, together with the altered payloads, make the file what its own writer would have written:

@@ -92,6 +92,10 @@ impl Zip {
             }
         }
         drop(names);
+        // Each record ends before the next begins, so the last one's place bounds what is read of all of them.
+        if records.last().is_some_and(|r| r.header >= end.directory_at) {
+            return bad("zip: records overlap, or lie beyond the central directory");
+        }
         let mut limits: Vec<u64> = records.iter().skip(1).map(|r| r.header).collect();
         limits.push(end.directory_at);
         for (record, limit) in records.iter_mut().zip(limits) {

@@ -308,7 +308,8 @@ def test_import_export_cat_ls_verify(plain):
     assert sorted(rows) == names
     newest = (plain / "in" / names[-1]).read_bytes()
     for name in names:
-        run("export", store, name, plain / "out.pt")
+        assert run("export", store, name, plain / "in" / name, check=False).returncode == FAILURE, "overwritten unasked"
+        run("export", store, name, plain / "out.pt", "--force")
         data = run("cat", store, name, text=False).stdout
         assert data == (plain / "out.pt").read_bytes() and len(data) == os.path.getsize(plain / "in" / name)
         torch.load(plain / "out.pt")
