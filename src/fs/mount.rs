@@ -1,17 +1,19 @@
 //! Mounting, serving until unmounted, and ending well.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use fuser::{Config, MountOption, Session, SessionACL};
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle as SignalHandle, Signals};
 
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
+use super::namespace::Served;
 use super::{Core, Face, sys};
-use crate::archive::{Archive, Namespace};
+use crate::archive::Archive;
 
 /// Threads that answer the kernel. With passthrough they only see opens and metadata; more were slower on two cores.
 const THREADS: usize = 2;
@@ -131,15 +133,20 @@ pub fn serve(
     let session = Session::new(face, &point, &config(options)).map_err(MountError::Mount)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.watch_mappings().map_err(MountError::Mount)?;
-    archive.start(Arc::clone(&core) as Arc<dyn Namespace>);
+    archive.start(Arc::new(Served(Arc::downgrade(&core))));
     let session = session.spawn().map_err(MountError::Mount)?;
-    if let Ok(Some(mounted)) = mounts::find(&point) {
+    let mounted = mounts::find(&point).ok().flatten();
+    if let Some(mounted) = &mounted {
         set_read_ahead(&mounted.device, options.read_ahead_kib);
     }
     let signals = if options.signals { Some(watch_signals(point.clone()).map_err(MountError::Mount)?) } else { None };
     ready();
 
-    let served = session.join();
+    let served = wait(session);
+    if served.is_err() && mounts::find(&point).is_ok_and(|left| left.is_some() && left == mounted) {
+        // Rather nothing there than a mount that answers ENOTCONN.
+        let _ = mounts::take_down(&point, Detach::Lazily);
+    }
     if let Some((handle, thread)) = signals {
         handle.close();
         let _ = thread.join();
@@ -151,6 +158,18 @@ pub fn serve(
     let _ = (notify.join(), mappings.join());
     archive.stop();
     served.map_err(MountError::Connection)
+}
+
+/// Waits until the kernel lets go of the mount.
+///
+/// Not by `BackgroundSession::join`: fuser 0.18 then unmounts whatever is at the mount point by that time, which may be
+/// the next mount, or what ours was mounted over.
+fn wait(session: BackgroundSession) -> io::Result<()> {
+    let session = ManuallyDrop::new(session);
+    // SAFETY: the field is read once, and `session` is neither used nor dropped after. What remains of it, the path
+    // and a reference to the connection that is closed, is leaked.
+    let thread = unsafe { std::ptr::read(&session.guard) };
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that serves the kernel panicked")))
 }
 
 fn set_read_ahead(device: &str, kib: u32) {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::sync::Weak;
 
 use super::Core;
 use super::inodes::Table;
@@ -25,6 +26,25 @@ impl Core {
             return Ok(Outcome::Busy);
         }
         Ok(Outcome::Done)
+    }
+}
+
+/// What the archive gets to hold: not the mount itself, which holds the archive. Once the mount is gone, so is the
+/// right to replace files.
+pub(super) struct Served(pub(super) Weak<Core>);
+
+impl Namespace for Served {
+    fn idle(&self, path: &Path, expect: FileId) -> Outcome {
+        self.0.upgrade().map_or(Outcome::Busy, |core| core.idle(path, expect))
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> io::Result<Outcome> {
+        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.exclusively(path, expect, commit))
     }
 }
 

@@ -62,8 +62,14 @@ impl Mounted {
         assert_eq!(mounted, plain, "on the mount (left) and on a plain directory (right)");
     }
 
-    pub fn unmount(mut self) {
+    pub fn unmount(self) {
+        drop(self.unmount_keeping());
+    }
+
+    /// Unmounts and hands over the directory with the store, to be mounted again.
+    pub fn unmount_keeping(mut self) -> tempfile::TempDir {
         self.end();
+        std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
     }
 
     fn end(&mut self) {
