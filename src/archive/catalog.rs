@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,6 +43,18 @@ pub(super) struct Sealed {
     pub(super) signature: u64,
     pub(super) lineage: u64,
     pub(super) description: Description,
+}
+
+impl Sealed {
+    /// Whether this is still said of the file that has these metadata: content cannot have changed without its time.
+    pub(super) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
+        FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
+    }
+}
+
+/// Modification time in nanoseconds since 1970.
+pub(super) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
 #[derive(Clone, Debug)]

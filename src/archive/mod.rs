@@ -264,8 +264,9 @@ impl Archive {
     ) -> io::Result<()> {
         let source = self.open_file(path)?;
         let metadata = source.metadata()?;
-        if FileId::of(&metadata) != sealed.file || metadata.len() != sealed.len {
-            return Err(io::ErrorKind::Interrupted.into());
+        if !sealed.describes(&metadata) {
+            self.catalog().advance(path, version, State::Closed);
+            return Ok(());
         }
         if metadata.nlink() > 1 {
             self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
@@ -441,12 +442,21 @@ impl Archive {
         };
         let absolute = self.store.tree().join(path);
         let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
-        if fs::symlink_metadata(&absolute)?.nlink() > 1 {
+        let metadata = fs::symlink_metadata(&absolute)?;
+        // A store through a mapping, or a program that set the time: what was archived may not be what is there.
+        if !sealed.describes(&metadata) {
+            self.objects.unname(object);
+            if !self.catalog().advance(path, version, State::Closed) {
+                self.objects.name(object);
+            }
+            return Ok(());
+        }
+        if metadata.nlink() > 1 {
             self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
             self.catalog().set_busy(path, version);
             return Ok(());
         }
-        let prepared = Prepared::new(&self.store, path, &fs::symlink_metadata(&absolute)?, &stub)?;
+        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
         let mut committed = false;
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and the note of a rename comes after this.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::container::{Kind, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
 
 use super::FileId;
-use super::catalog::{Catalog, Sealed, State};
+use super::catalog::{Catalog, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature, steps};
 
 /// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
@@ -85,7 +85,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
     Ok(State::Sealed(Arc::new(Sealed {
         file: FileId::of(&metadata),
         len: metadata.len(),
-        modified_ns: metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()),
+        modified_ns: modified_ns(&metadata),
         steps: steps(path),
         sample: sample(file)?,
         signature,
