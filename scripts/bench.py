@@ -6,7 +6,7 @@ machine disturbs both alike. All files are removed at the end.
 
     save    torch.save of a state dict into the mount, and into a plain directory
     load    torch.load of the newest (resident) file, and of the same file in a plain directory
-    cold    one 1 MB tensor out of a released checkpoint with nothing cached, and reading that file whole
+    cold    one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and reading that file whole
     memory  the daemon's peak resident memory while it archives, reads and recalls that checkpoint
     codec   encode and decode speed, from `cargo bench --bench codec`
 """
@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 MB = 1 << 20
@@ -190,24 +192,25 @@ def ratio(name, plain_times, mount_times, megabytes, goal):
 
 
 def bench_cold(daemon, plain, arguments):
-    """Two released checkpoints, the second a difference to the first; the second is read."""
+    """Two released checkpoints, the second a difference to the first; the second is read: one 1 MB tensor, or all."""
     state = state_dict(arguments.big, 3, probe=True)
     saving = []
     for n in range(1, 4):
         if n > 1:
             step(state, 100 + n)
-        saving.append(timed(lambda: torch.save(state, daemon.dir / f"step_{n}.pt")))
+        saving.append(timed(lambda: save_file(state, daemon.dir / f"step_{n}.safetensors")))
     del state
     gc.collect()
     archiving = timed(daemon.sync)
     daemon.note_peak("archiving")
     rows = {row["path"].strip("/"): row for row in json.loads(daemon.run("ls", "--json", daemon.dir))}
-    target = daemon.dir / "step_2.pt"
-    if rows["step_2.pt"]["state"] != "released":
-        sys.exit(f"bench.py: step_2.pt is {rows['step_2.pt']['state']}, not released")
+    target = daemon.dir / "step_2.safetensors"
+    if rows[target.name]["state"] != "released":
+        sys.exit(f"bench.py: {target.name} is {rows[target.name]['state']}, not released")
 
     def one_tensor():
-        return torch.load(target, mmap=True)["probe.weight"].clone()
+        with safe_open(target, "pt") as file:
+            return file.get_tensor("probe.weight").clone()
 
     def whole():
         buffer = bytearray(8 * MB)
@@ -227,7 +230,7 @@ def bench_cold(daemon, plain, arguments):
         f.write(b"x")
     daemon.note_peak("recalling")
     share = min(tensor_times) / min(whole_times)
-    size = rows["step_2.pt"]["logical_bytes"]
+    size = rows[target.name]["logical_bytes"]
     cold = {"name": "cold", "tensor_s": tensor_times, "whole_s": whole_times, "megabytes": size / MB, "share": share, "goal": 1 / 50,
             "met": share <= 1 / 50, "archive_s": archiving, "save_s": saving,
             "stored": {name: row["stored_bytes"] / row["logical_bytes"] for name, row in rows.items()}}

@@ -1,6 +1,7 @@
 //! An open released file: decodes what is asked for, once, into a file of the cache, and reads from there.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -97,9 +98,9 @@ impl Reader {
         let Some(file) = self.file.as_ref().filter(|_| !self.no_room.load(Ordering::Relaxed)) else {
             return self.read_uncached(offset, buf);
         };
-        if self.last_end.swap(end, Ordering::Relaxed) == offset {
-            self.read_ahead(segments.end);
-        }
+        // What this read needs is decoded side by side; a sequential reader gets more, ahead of its asking.
+        let ahead = if self.last_end.swap(end, Ordering::Relaxed) == offset { AHEAD } else { 0 };
+        self.start(segments.start + 1..segments.end + ahead);
         for segment in &self.layout.segments[segments] {
             if !self.ensure(file, segment.unit)? {
                 return self.read_uncached(offset, buf);
@@ -171,12 +172,12 @@ impl Reader {
         self.layout.segments[range].iter().filter(move |segment| segment.unit == unit)
     }
 
-    /// Starts decoding what a sequential reader will want next. Failures show when it gets there.
-    fn read_ahead(&self, from: usize) {
+    /// Starts decoding the units of these segments on the pool. Failures show when a reader gets there.
+    fn start(&self, segments: Range<usize>) {
         let mut claimed = Vec::new();
         {
             let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-            for segment in self.layout.segments.iter().skip(from).take(AHEAD) {
+            for segment in self.layout.segments.iter().take(segments.end).skip(segments.start) {
                 if progress[segment.unit] == Progress::Missing {
                     progress[segment.unit] = Progress::Decoding;
                     claimed.push(segment.unit);
