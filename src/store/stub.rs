@@ -90,3 +90,6 @@ impl Stub {
         Ok(Stub::decode(&block).filter(|stub| stub.store == store && stub.logical_len == len))
     }
 }
+
+#[cfg(test)]
+mod tests;
