@@ -23,9 +23,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::recall::{Cache, Chain, Recall};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::recall::{Cache, Chain, Layout, Recall, stream};
 use crate::store::object::{Header, Id, ObjectWriter};
-use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Store, Stub, durable};
+use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Profile, Store, Stub, durable};
 
 use catalog::{Catalog, Failed, Sealed, State, Task};
 
@@ -279,7 +281,7 @@ impl Archive {
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
-        let object = match self.twin(sealed, &source)? {
+        let object = match self.twin(path, sealed, &source)? {
             Some(object) => object,
             None => match self.write_object(path, sealed, &source, newer, &stale)? {
                 Some(object) => object,
@@ -318,64 +320,107 @@ impl Archive {
         }
         let profile = self.store.settings().profile(path);
         let (base, rekey) = self.base(sealed);
-        let material = plan::Material {
-            source,
-            description: &sealed.description,
-            newer: (&after, &newer.1.description),
-            base: base.as_ref(),
-            rekey,
-            profile,
-        };
-        self.pool.install(|| {
-            let plans = plan::plan(&material)?;
-            let base = base.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
-            let mut writer = ObjectWriter::create(&self.store.tmp())?;
-            let job = encode::Job {
+        let attempt = |base: Option<&Chain>| {
+            let material = plan::Material {
                 source,
-                len: sealed.len,
-                origin: path,
-                profile: profile.name(),
                 description: &sealed.description,
+                newer: (&after, &newer.1.description),
                 base,
-                plans: &plans,
-                cancelled: stale,
+                rekey,
+                profile,
             };
-            let encoded = encode::encode(&job, &mut writer)?;
-            if writer.position() > sealed.len / 20 * 19 {
-                return Ok(None);
+            self.pool.install(|| self.write_object_on(path, sealed, &material, stale))
+        };
+        match attempt(base.as_ref()) {
+            // Damage of the base must not keep every later state of the lineage from being archived.
+            Err(error) if base.is_some() && error.get_ref().is_some_and(|e| e.is::<ReadError>()) => {
+                log::error!("{error}; {} is archived without it", path.display());
+                attempt(None)
             }
-            writer.close(&encoded.index)?;
-            let mut header = Header {
-                id: writer.id(),
-                parent: base.map(|chain| chain.leaf().header().id),
-                depth: base.map_or(0, |chain| chain.leaf().header().depth + 1),
-                logical_len: sealed.len,
-                decoded_hash: 0,
-                source_hash: 0,
-                source_sample: sealed.sample,
-                modified_ns: sealed.modified_ns,
-                lineage: sealed.lineage,
-                signature: sealed.signature,
-            };
-            let chain = Chain::with_child(writer.reopen(header.clone())?, base);
-            let hashes = verify::verify(&chain, source, &encoded.patches, stale)?;
-            (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
-            let id = header.id;
-            self.objects.add(writer, header, chain.leaf().stored())?;
-            Ok(Some(id))
-        })
+            done => done,
+        }
     }
 
-    /// An object that was made from the same bytes: a copy of a file is stored once.
-    fn twin(&self, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
-        let same =
-            |h: &Header| h.logical_len == sealed.len && h.source_sample == sealed.sample && h.lineage == sealed.lineage;
+    /// The same with this base, on the pool.
+    fn write_object_on(
+        &self,
+        path: &Path,
+        sealed: &Sealed,
+        material: &plan::Material,
+        stale: &(dyn Fn() -> bool + Sync),
+    ) -> io::Result<Option<Id>> {
+        let plans = plan::plan(material)?;
+        let base = material.base.filter(|_| plans.iter().any(|plan| plan.needs_base()));
+        let mut writer = ObjectWriter::create(&self.store.tmp())?;
+        let job = encode::Job {
+            source: material.source,
+            len: sealed.len,
+            origin: path,
+            profile: material.profile.name(),
+            description: &sealed.description,
+            base,
+            plans: &plans,
+            cancelled: stale,
+        };
+        let encoded = encode::encode(&job, &mut writer)?;
+        if writer.position() > sealed.len / 20 * 19 {
+            return Ok(None);
+        }
+        writer.close(&encoded.index)?;
+        let mut header = Header {
+            id: writer.id(),
+            parent: base.map(|chain| chain.leaf().header().id),
+            depth: base.map_or(0, |chain| chain.leaf().header().depth + 1),
+            logical_len: sealed.len,
+            decoded_hash: 0,
+            source_hash: 0,
+            source_sample: sealed.sample,
+            modified_ns: sealed.modified_ns,
+            lineage: sealed.lineage,
+            signature: sealed.signature,
+        };
+        let chain = Chain::with_child(writer.reopen(header.clone())?, base);
+        let hashes = verify::verify(&chain, material.source, &encoded.patches, stale)?;
+        (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
+        let id = header.id;
+        self.objects.add(writer, header, chain.leaf().stored())?;
+        Ok(Some(id))
+    }
+
+    /// An object that was made from the same bytes: a copy of a file is stored once. It must be as faithful as the
+    /// profile of this path asks for, and still decode: this file may be the last good copy of what it holds.
+    fn twin(&self, path: &Path, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
+        let exact = self.store.settings().profile(path) == Profile::Exact;
+        let same = |h: &Header| {
+            h.logical_len == sealed.len
+                && h.source_sample == sealed.sample
+                && h.lineage == sealed.lineage
+                && (!exact || h.decoded_hash == h.source_hash)
+        };
         let candidates = self.objects.find(same);
         if candidates.is_empty() {
             return Ok(None);
         }
         let hash = settle::hash(source, sealed.len)?;
-        Ok(candidates.into_iter().find(|header| header.source_hash == hash).map(|header| header.id))
+        Ok(candidates.into_iter().find(|h| h.source_hash == hash && self.decodes(h)).map(|header| header.id))
+    }
+
+    /// Whether an object decodes to what was archived.
+    fn decodes(&self, header: &Header) -> bool {
+        let mut hash = Xxh3::new();
+        let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
+            let layout = Layout::of(chain.leaf());
+            self.pool.install(|| {
+                stream(&chain, &layout, |_, _, bytes| {
+                    hash.update(bytes);
+                    Ok::<(), ReadError>(())
+                })
+            })
+        });
+        if let Err(error) = &decoded {
+            log::error!("{error}; a copy of its file is archived anew");
+        }
+        decoded.is_ok() && hash.digest128() == header.decoded_hash
     }
 
     /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after
