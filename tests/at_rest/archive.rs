@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
+use stepfs::archive::{FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
 use stepfs::store::object::Coding;
 
@@ -249,4 +251,60 @@ fn an_opaque_file_is_exact_or_stays() {
             assert_eq!(rest.read(&name).unwrap(), rest.written[&name], "{name}");
         }
     }
+}
+
+#[test]
+fn a_crash_before_the_release_does_not_archive_twice() {
+    let rest = Rest::of(4);
+    let before: Vec<_> = (1..4).map(|at| rest.id(&step(at))).collect();
+    // The object is durable, and the file is still there.
+    let path = rest.path(&step(2));
+    let modified = fs::metadata(&path).unwrap().modified().unwrap();
+    fs::write(&path, &rest.written[&step(2)]).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+    assert!(rest.stub(&step(2)).is_none());
+    rest.settle();
+    assert_eq!((1..4).map(|at| rest.id(&step(at))).collect::<Vec<_>>(), before);
+    assert_eq!(rest.count(), 3);
+}
+
+/// A mount in which every file has an open handle when its stub is to take its place.
+struct InUse;
+
+impl Namespace for InUse {
+    fn idle(&self, _: &Path, _: FileId) -> Outcome {
+        Outcome::Done
+    }
+
+    fn exclusively(
+        &self,
+        _: &Path,
+        _: FileId,
+        _: &mut dyn FnMut(&Path) -> std::io::Result<()>,
+    ) -> std::io::Result<Outcome> {
+        Ok(Outcome::Busy)
+    }
+}
+
+#[test]
+fn a_file_renamed_between_archive_and_release_is_what_its_new_name_asks_for() {
+    let mut rest = Rest::new();
+    for (at, state) in states(3).into_iter().enumerate() {
+        rest.write(&step(at + 1), &state);
+    }
+    let archive = rest.open();
+    archive.start(Arc::new(InUse));
+    let from = step(2);
+    until(|| archive.status().busy == 2);
+    assert!(archive.attribute(Path::new(&from), "object").is_some(), "its object is durable");
+    let to = "run/best.safetensors";
+    fs::rename(rest.path(&from), rest.path(to)).unwrap();
+    archive.renamed(Path::new(&from), Path::new(to));
+    until(|| archive.status().queued == 0);
+    assert_eq!(archive.attribute(Path::new(to), "object"), None);
+    archive.stop();
+    drop(archive);
+    rest.settle();
+    assert_eq!(rest.read(to).unwrap(), rest.written[&from]);
+    rest.faithful(&step(1));
 }
