@@ -6,7 +6,7 @@ use assert_cmd::Command;
 use stepfs::archive::ReadError;
 use stepfs::recall::Chain;
 
-use super::series::{Dtype, Random, Rest, Tensor, decode, entry, safetensors, states, step, train};
+use super::series::{Dtype, Random, Rest, Tensor, decode, entry, safetensors, states, step};
 
 /// Flips a bit in the middle of the payload of a tensor of a released file.
 fn hurt(rest: &Rest, name: &str, tensor: &str) {

@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 use xattr::FileExt as _;
 
 const PATH: &str = "run/f.pt";
-const CONTENT: [u8; 70_000] = [7; 70_000];
+static CONTENT: [u8; 70_000] = [7; 70_000];
+
+type Change = fn(&Fixture);
 
 struct Fixture {
     dir: tempfile::TempDir,
@@ -106,7 +108,7 @@ fn a_stub_has_the_attributes_of_its_file_and_the_directory_its_times() {
 
 #[test]
 fn nothing_happens_once_the_file_or_its_directory_changed() {
-    let changes: [(&str, fn(&Fixture)); 8] = [
+    let changes: [(&str, Change); 8] = [
         ("content", |f| {
             OpenOptions::new().write(true).open(f.path()).unwrap().set_len(80_000).unwrap();
         }),
