@@ -142,7 +142,11 @@ impl Catalog {
     }
 
     pub(super) fn linked(&mut self, from: &Path, to: &Path) {
-        if let Some(entry) = self.entries.get(from).cloned() {
+        if let Some(mut entry) = self.entries.get(from).cloned() {
+            // Lineage and profile follow from the name: what is known of the other one does not hold for this.
+            if let State::Sealed(_) | State::Archived(..) | State::Resident(_) = entry.state {
+                entry.state = State::Closed;
+            }
             self.entries.insert(to.to_path_buf(), entry);
         }
     }
@@ -153,13 +157,13 @@ impl Catalog {
         for (_, old) in self.take(to) {
             unname(&old, objects);
         }
-        self.put(moved, from, to);
+        self.put(moved, from, to, objects);
     }
 
-    pub(super) fn exchanged(&mut self, a: &Path, b: &Path) {
+    pub(super) fn exchanged(&mut self, a: &Path, b: &Path, objects: &Objects) {
         let (at_a, at_b) = (self.take(a), self.take(b));
-        self.put(at_a, a, b);
-        self.put(at_b, b, a);
+        self.put(at_a, a, b, objects);
+        self.put(at_b, b, a, objects);
     }
 
     /// Takes out a path and everything below it.
@@ -170,17 +174,20 @@ impl Catalog {
         paths.into_iter().filter_map(|p| self.entries.remove_entry(&p)).collect()
     }
 
-    fn put(&mut self, entries: Vec<(PathBuf, Entry)>, from: &Path, to: &Path) {
+    fn put(&mut self, entries: Vec<(PathBuf, Entry)>, from: &Path, to: &Path, objects: &Objects) {
         for (path, mut entry) in entries {
             let path = match path.strip_prefix(from) {
                 Ok(rest) if rest.as_os_str().is_empty() => to.to_path_buf(),
                 Ok(rest) => to.join(rest),
                 Err(_) => path,
             };
-            // Its lineage follows from its name: it must be found out again, and what is under way is void.
+            // Lineage and profile follow from the name: they must be found out again, and what is under way is void.
+            // That goes for an object made under the old name, too: the new one may ask for an exact file.
             entry.version = self.number();
-            if let State::Sealed(_) | State::Resident(_) = entry.state {
+            if let State::Sealed(_) | State::Archived(..) | State::Resident(_) = entry.state {
+                unname(&entry, objects);
                 entry.state = State::Closed;
+                entry.failed = None;
             }
             self.entries.insert(path, entry);
         }

@@ -23,7 +23,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::recall::{Cache, Chain, Recall};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::recall::{Cache, Chain, Layout, Recall, stream};
 use crate::store::object::{Header, Id, ObjectWriter};
 use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Profile, Store, Stub, durable};
 
@@ -390,20 +392,37 @@ impl Archive {
     }
 
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
-    /// a released file), or it was made from them with the same profile.
+    /// a released file), or it was made from them and is as faithful as the profile of this path asks for. It must
+    /// still decode: this file may be the last good copy of what it holds.
     fn twin(&self, path: &Path, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
         let candidates = self.objects.find(|h| h.logical_len == sealed.len && h.signature == sealed.signature);
         if candidates.is_empty() {
             return Ok(None);
         }
         let hash = settle::hash(source, sealed.len)?;
-        if let Some(same) = candidates.iter().find(|header| header.decoded_hash == hash) {
-            return Ok(Some(same.id));
+        let exact = self.store.settings().profile(path) == Profile::Exact;
+        let holds = |h: &&Header| h.decoded_hash == hash || (h.source_hash == hash && !exact);
+        let mut twins: Vec<&Header> = candidates.iter().filter(holds).collect();
+        twins.sort_by_key(|header| (header.decoded_hash != hash, header.id));
+        Ok(twins.into_iter().find(|header| self.decodes(header)).map(|header| header.id))
+    }
+
+    /// Whether an object decodes to what was archived.
+    fn decodes(&self, header: &Header) -> bool {
+        let mut hash = Xxh3::new();
+        let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
+            let layout = Layout::of(chain.leaf());
+            self.pool.install(|| {
+                stream(&chain, &layout, |_, _, bytes| {
+                    hash.update(bytes);
+                    Ok::<(), ReadError>(())
+                })
+            })
+        });
+        if let Err(error) = &decoded {
+            log::error!("{error}; a copy of its file is archived anew");
         }
-        let profile = self.store.settings().profile(path).name();
-        let alike = candidates.iter().filter(|header| header.source_hash == hash).map(|header| header.id);
-        let alike = alike.filter(|id| self.objects.open(*id).is_ok_and(|object| object.index().profile == profile));
-        Ok(alike.min())
+        decoded.is_ok() && hash.digest128() == header.decoded_hash
     }
 
     /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after

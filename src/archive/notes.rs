@@ -31,7 +31,7 @@ impl Archive {
 
     /// Two names were exchanged (files or directories).
     pub fn exchanged(&self, a: &Path, b: &Path) {
-        self.note(|catalog| catalog.exchanged(a, b));
+        self.note(|catalog| catalog.exchanged(a, b, &self.objects));
     }
 
     /// A name of a file is gone (rmdir needs no note).
@@ -46,7 +46,7 @@ impl Archive {
     /// A file got a second name.
     pub fn linked(&self, from: &Path, to: &Path) {
         self.note(|catalog| {
-            if let Some(State::Released(id) | State::Archived(_, id)) = catalog.get(from).map(|entry| &entry.state) {
+            if let Some(State::Released(id)) = catalog.get(from).map(|entry| &entry.state) {
                 self.objects.name(*id);
             }
             catalog.linked(from, to);

@@ -1,6 +1,7 @@
 //! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 
 use crate::codec::{TILE_BYTES, lattice, lossless};
@@ -46,7 +47,7 @@ impl Plan {
 
 /// What a plan is made from.
 pub(super) struct Material<'a> {
-    pub(super) source: &'a (dyn ReadAt + Sync),
+    pub(super) source: &'a File,
     pub(super) description: &'a Description,
     /// The state after this one, as written, with its tensors.
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),

@@ -30,13 +30,14 @@ impl Store {
     /// # Errors
     /// [`Error`] in words for the user.
     pub fn open(root: &Path) -> Result<Store, Error> {
-        if !root.join(SETTINGS).exists() {
-            create(root)?;
-        }
+        let made = if root.join(SETTINGS).exists() { None } else { Some(create(root)?) };
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         // The format first: a newer store must not be touched, not even to find out whether it is in use.
         let settings = read_settings(&root)?;
-        let lock = take_lock(&root)?;
+        let lock = match made {
+            Some(lock) => lock,
+            None => take_lock(&root)?,
+        };
         make_directories(&root)?;
         let store = Store { root, settings, _lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
@@ -106,27 +107,35 @@ impl Store {
     }
 }
 
-/// Makes a store; the settings last, so that a crash leaves something that the next attempt completes.
-fn create(root: &Path) -> Result<(), Error> {
+/// Makes a store; the settings last, so that a crash leaves something that the next attempt completes. Under the lock:
+/// of two processes that make the same store, one must not give it another id after the other has begun to use it.
+fn create(root: &Path) -> Result<File, Error> {
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
             let ours = DIRECTORIES.iter().any(|d| name == **d) || name == LOCK || name == "stepfs.toml.new";
             let tree = root.join("tree");
             let occupied = tree.is_dir() && fs::read_dir(&tree).map_err(Error::io(&tree))?.next().is_some();
-            if !ours || occupied {
+            // Made by another process since its settings were looked for.
+            let made = name == SETTINGS;
+            if !made && (!ours || occupied) {
                 return Err(Error::NotAStore(root.to_path_buf()));
             }
         }
     } else {
         make_directory(root, 0o700)?;
     }
+    let lock = take_lock(root)?;
+    if root.join(SETTINGS).exists() {
+        return Ok(lock);
+    }
     make_directories(root)?;
     let id = Id::random().map_err(Error::io(root))?;
     let path = root.join(SETTINGS);
     durable::replace(&root.join("stepfs.toml.new"), &path, settings::template(id).as_bytes())
         .map_err(Error::io(&path))?;
-    durable::sync_dir(durable::parent(root)).map_err(Error::io(root))
+    durable::sync_dir(durable::parent(root)).map_err(Error::io(root))?;
+    Ok(lock)
 }
 
 /// The tree is the mount's root, and looks like any new directory there; the rest is the owner's alone.
@@ -209,3 +218,6 @@ fn empty(tmp: &Path) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

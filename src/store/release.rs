@@ -182,8 +182,10 @@ pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &File) -> io::Resul
 pub(super) fn recover(store: &Store) -> io::Result<()> {
     for entry in fs::read_dir(store.tmp())? {
         let entry = entry?;
-        if !entry.file_name().as_bytes().starts_with(NOTE_PREFIX.as_bytes()) || entry.metadata()?.len() > MAX_NOTE_BYTES
-        {
+        let metadata = entry.metadata()?;
+        let named = entry.file_name().as_bytes().starts_with(NOTE_PREFIX.as_bytes());
+        // Only what can be a note is read: a directory or a pipe of that name must not keep the store from opening.
+        if !named || !metadata.is_file() || metadata.len() > MAX_NOTE_BYTES {
             continue;
         }
         // A damaged note was never durable, so the rename it prepares never happened.
@@ -203,3 +205,6 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -102,3 +102,6 @@ impl Stub {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

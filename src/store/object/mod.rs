@@ -14,3 +14,6 @@ pub use id::Id;
 pub use index::{Coding, Index, TensorEntry, Tile, gaps, tiles_of};
 pub use reader::{Object, path_of};
 pub use writer::ObjectWriter;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,266 @@
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::codec::{Dtype, TILE_BYTES};
+use crate::container::Role;
+
+fn id() -> impl Strategy<Value = Id> {
+    any::<[u8; 16]>().prop_map(|bytes| if bytes == [0; 16] { Id([1; 16]) } else { Id(bytes) })
+}
+
+prop_compose! {
+    fn header()(
+        id in id(),
+        parent in proptest::option::of(self::id()),
+        depth: u32,
+        numbers in any::<[u64; 4]>(),
+        hashes in any::<[u128; 2]>(),
+        modified_ns: i64,
+    ) -> Header {
+        Header {
+            id,
+            parent,
+            depth,
+            logical_len: numbers[0],
+            decoded_hash: hashes[0],
+            source_hash: hashes[1],
+            source_sample: numbers[1],
+            modified_ns,
+            lineage: numbers[2],
+            signature: numbers[3],
+        }
+    }
+}
+
+fn coding() -> impl Strategy<Value = Coding> {
+    let step = (1u32..1 << 24, -40i32..40).prop_map(|(m, e)| f64::from(m) * 2f64.powi(e));
+    prop_oneof![
+        Just(Coding::Lossless),
+        any::<u32>().prop_map(|parent| Coding::LosslessDelta { parent }),
+        (any::<u32>(), step.clone()).prop_map(|(parent, step)| Coding::Lattice { parent, step }),
+        step.prop_map(|step| Coding::LatticeKey { step }),
+    ]
+}
+
+/// End of the payloads of the objects that the indexes here belong to.
+const PAYLOAD_END: u64 = 1 << 40;
+
+fn tiles(bytes: u64, seed: u64) -> Vec<Tile> {
+    (0..tiles_of(bytes))
+        .map(|at| {
+            let mix = (seed ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let stored = (mix >> 40) as u32;
+            let offset = mix % (PAYLOAD_END - u64::from(stored) + 1);
+            Tile { offset, stored, payload_hash: mix.rotate_left(7), decoded_hash: !mix }
+        })
+        .collect()
+}
+
+prop_compose! {
+    /// A tensor with the bytes between it and the one before.
+    fn tensor()(
+        path in ".{0,12}",
+        dtype in 0..Dtype::ALL.len(),
+        role in 0..3usize,
+        shape in vec(any::<u64>(), 0..5),
+        gap in 0u64..3000,
+        len in prop_oneof![0u64..5000, 0..3 * TILE_BYTES as u64],
+        coding in coding(),
+        bound in 0.0..1e9,
+        seed: u64,
+    ) -> (u64, TensorEntry) {
+        let dtype = Dtype::ALL[dtype];
+        let coding = match coding.step() {
+            Some(_) if !dtype.is_lattice_float() => Coding::Lossless,
+            _ => coding,
+        };
+        let role = [Role::Weight, Role::Optimizer, Role::Other][role];
+        let tiles = tiles(len, seed);
+        (gap, TensorEntry { path, dtype, role, shape, extent: 0..len, coding, bound, max_abs_error: bound / 3.0, tiles })
+    }
+}
+
+prop_compose! {
+    /// An index and the length of its file.
+    fn index()(
+        tensors in vec(tensor(), 0..6),
+        texts in any::<[String; 3]>(),
+        rest in 0u64..2 * TILE_BYTES as u64,
+        seed: u64,
+    ) -> (Index, u64) {
+        let mut end = 0;
+        let mut skeleton = rest;
+        let tensors = tensors.into_iter().map(|(gap, mut tensor)| {
+            let len = tensor.extent.end;
+            tensor.extent = end + gap..end + gap + len;
+            end += gap + len;
+            skeleton += gap;
+            tensor
+        });
+        let tensors = tensors.collect();
+        let [origin, profile, container] = texts;
+        (Index { origin, profile, container, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
+    }
+}
+
+/// What the readers of an index rely on.
+fn is_sound(index: &Index, len: u64) {
+    let mut end = 0;
+    let within = |tiles: &[Tile], bytes: u64| {
+        assert_eq!(tiles.len() as u64, tiles_of(bytes));
+        assert!(tiles.iter().all(|tile| tile.offset + u64::from(tile.stored) <= PAYLOAD_END));
+    };
+    for tensor in &index.tensors {
+        assert!(end <= tensor.extent.start && tensor.extent.start <= tensor.extent.end && tensor.extent.end <= len);
+        end = tensor.extent.end;
+        within(&tensor.tiles, tensor.extent.end - tensor.extent.start);
+        if let Some(step) = tensor.coding.step() {
+            assert!(step > 0.0 && step.is_finite() && tensor.dtype.is_lattice_float());
+        }
+    }
+    within(
+        &index.skeleton,
+        gaps(index.tensors.iter().map(|t| t.extent.clone()), len).iter().map(|g| g.end - g.start).sum(),
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_header_comes_back_and_no_changed_one_does(header in header()) {
+        let bytes = header.encode();
+        prop_assert_eq!(Header::decode(&bytes), Ok(header));
+        for at in 0..8 * HEADER_BYTES {
+            let mut changed = bytes;
+            changed[at / 8] ^= 1 << (at % 8);
+            prop_assert!(Header::decode(&changed).is_err(), "bit {}", at);
+        }
+    }
+
+    #[test]
+    fn a_footer_comes_back_and_no_changed_one_does(numbers in any::<[u64; 4]>(), id in id()) {
+        let [index_offset, index_stored, index_len, index_hash] = numbers;
+        let footer = Footer { index_offset, index_stored, index_len, index_hash, id };
+        let bytes = footer.encode();
+        prop_assert_eq!(Footer::decode(&bytes), Ok(footer));
+        for at in 0..8 * FOOTER_BYTES {
+            let mut changed = bytes;
+            changed[at / 8] ^= 1 << (at % 8);
+            prop_assert!(Footer::decode(&changed).is_err(), "bit {}", at);
+        }
+    }
+
+    #[test]
+    fn an_index_comes_back((index, len) in index()) {
+        let bytes = index.encode();
+        is_sound(&index, len);
+        prop_assert_eq!(Index::decode(&bytes, len, PAYLOAD_END), Ok(index));
+    }
+
+    /// Its checksum is the footer's; without it a reader must still never panic or believe what is not sound.
+    #[test]
+    fn a_changed_index_is_refused_or_sound((index, len) in index(), mask in 1u8..) {
+        let bytes = index.encode();
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= mask;
+            if let Ok(index) = Index::decode(&changed, len, PAYLOAD_END) {
+                is_sound(&index, len);
+            }
+            prop_assert!(Index::decode(&bytes[..at], len, PAYLOAD_END).is_err());
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        prop_assert!(Index::decode(&longer, len, PAYLOAD_END).is_err());
+        // Of a shorter file, or of one whose payloads end earlier.
+        if let Ok(index) = Index::decode(&bytes, len / 2, PAYLOAD_END) {
+            is_sound(&index, len / 2);
+        }
+        let stored = index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
+        if let Some(end) = stored.max() {
+            prop_assert!(end == 0 || Index::decode(&bytes, len, end - 1).is_err());
+        }
+    }
+}
+
+fn one_tensor() -> (Index, u64) {
+    let tensor = TensorEntry {
+        path: "w".into(),
+        dtype: Dtype::F32,
+        role: Role::Weight,
+        shape: vec![10, 10],
+        extent: 8..408,
+        coding: Coding::LatticeKey { step: 0.5 },
+        bound: 0.25,
+        max_abs_error: 0.1,
+        tiles: tiles(400, 1),
+    };
+    (Index { tensors: vec![tensor], skeleton: tiles(8, 2), ..Index::default() }, 408)
+}
+
+#[track_caller]
+fn refused(change: impl FnOnce(&mut Index)) {
+    let (mut index, len) = one_tensor();
+    Index::decode(&index.encode(), len, PAYLOAD_END).unwrap();
+    change(&mut index);
+    Index::decode(&index.encode(), len, PAYLOAD_END).unwrap_err();
+}
+
+#[test]
+fn what_lies_about_its_tensors_is_refused() {
+    refused(|index| index.tensors[0].extent = 8..409);
+    refused(|index| index.tensors[0].extent = u64::MAX - 399..u64::MAX);
+    refused(|index| index.tensors[0].tiles.clear());
+    refused(|index| index.tensors[0].tiles = tiles(2 * TILE_BYTES as u64, 1));
+    refused(|index| index.tensors[0].tiles[0].offset = u64::MAX);
+    refused(|index| index.tensors[0].shape = vec![1; 65]);
+    refused(|index| index.tensors.push(index.tensors[0].clone()));
+    refused(|index| index.tensors[0].dtype = Dtype::I32);
+    refused(|index| index.skeleton.clear());
+    for step in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-310, 1.0 + f64::EPSILON] {
+        refused(|index| index.tensors[0].coding = Coding::LatticeKey { step });
+    }
+}
+
+#[test]
+fn counts_beyond_what_follows_are_refused() {
+    let (index, len) = one_tensor();
+    let bytes = index.encode();
+    // The three texts are empty: the lengths of these, the number of tensors, the length of the first one's path.
+    for at in [0, 4, 8, 12, 16] {
+        for lie in [u32::MAX, 1 << 30, 1000] {
+            let mut changed = bytes.clone();
+            changed[at..at + 4].copy_from_slice(&lie.to_le_bytes());
+            assert!(Index::decode(&changed, len, PAYLOAD_END).is_err(), "{lie} at {at}");
+        }
+    }
+}
+
+#[test]
+fn an_id_is_read_as_it_is_shown() {
+    let id = Id::random().unwrap();
+    assert_eq!(id.to_string().parse(), Ok(id));
+    for text in ["", "0", &"g".repeat(32), &"A".repeat(32), &"0".repeat(33), "é234567890123456789012345678901"] {
+        assert!(text.parse::<Id>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn an_unfinished_object_leaves_nothing_and_is_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tmp, objects) = (dir.path().join("tmp"), dir.path().join("objects"));
+    std::fs::create_dir(&tmp).unwrap();
+    let mut writer = ObjectWriter::create(&tmp).unwrap();
+    let id = writer.id();
+    writer.put(b"payload", 0).unwrap();
+    writer.close(&Index::default()).unwrap();
+    // Closed but without its header: renamed by hand, nobody takes it for an object.
+    let path = path_of(&objects, id);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::copy(tmp.join(format!("object-{id}")), &path).unwrap();
+    assert_eq!(Object::open(&objects, id).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+    drop(writer);
+    assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
+}

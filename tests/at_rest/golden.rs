@@ -1,0 +1,121 @@
+//! A store that an earlier version wrote (`tests/golden/v1`): this one must read it, bit for bit, for ever.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use stepfs::archive::Archive;
+use stepfs::store::Store;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::series::{Dtype, Random, Rest, Tensor, copy, decode, safetensors, step, until, work};
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1")
+}
+
+/// Every coding and every lattice type, small: what makes the files long enough to be released costs nothing.
+fn written() -> Rest {
+    let mut random = Random(8);
+    let mut model = vec![
+        Tensor::new("a.weight", Dtype::F32, &[24, 64], &mut random),
+        Tensor::new("b.weight", Dtype::BF16, &[40, 64], &mut random),
+        Tensor::new("c.weight", Dtype::F64, &[16, 40], &mut random),
+        Tensor::new("a.bias", Dtype::F32, &[1100], &mut random),
+        Tensor::new("ids", Dtype::I64, &[7000], &mut random),
+    ];
+    model[4].values.fill(3.0);
+    let mut rest = Rest::new();
+    for at in 1..=34 {
+        // Updates that change, so that steps do; rare and large ones, so that there are exceptions.
+        let size = if at < 3 { 1e-3 } else { 4e-3 };
+        model[..4].iter_mut().for_each(|tensor| tensor.update(size, &mut random));
+        if [1, 2, 3, 4, 34].contains(&at) {
+            rest.write(&step(at), &safetensors(&model));
+        }
+    }
+    for at in 1..=2 {
+        let text: Vec<u8> = (0..14_000).flat_map(|line| format!("{at} {}\n", line / 50).into_bytes()).collect();
+        rest.write(&format!("log_{at}.txt"), &text);
+    }
+    // As many states as it takes to begin another chain.
+    let mut model = vec![model.swap_remove(4), Tensor::new("w", Dtype::F32, &[64, 40], &mut random)];
+    for at in 1..=35 {
+        model[1].update(1e-3, &mut random);
+        rest.write(&key(at), &safetensors(&model));
+    }
+    rest.settle();
+    // The newest are resident: not what this is about, and large. Nor are the states of the chain before.
+    for name in [step(34), "log_2.txt".to_string(), key(35)].into_iter().chain((1..33).map(key)) {
+        fs::remove_file(rest.path(&name)).unwrap();
+    }
+    let archive = rest.open();
+    work(&archive);
+    until(|| rest.count() == names().len());
+    archive.stop();
+    rest
+}
+
+fn key(number: usize) -> String {
+    format!("key/step_{number}.safetensors")
+}
+
+fn names() -> Vec<String> {
+    (1..=4).map(step).chain((33..=34).map(key)).chain(["log_1.txt".to_string()]).collect()
+}
+
+/// What this version makes of the same files is as faithful as ever. Where STEPFS_GOLDEN names a directory that does
+/// not exist, the store goes there, with the hashes of what it decodes to: so `v1` was made.
+#[test]
+fn the_same_series_can_be_archived_today() {
+    let rest = written();
+    let mut hashes = String::new();
+    for name in names() {
+        if name.ends_with(".safetensors") {
+            rest.faithful(&name);
+        }
+        hashes += &format!("{:032x} {name}\n", xxh3_128(&rest.read(&name).unwrap()));
+    }
+    if let Some(to) = std::env::var_os("STEPFS_GOLDEN") {
+        let to = Path::new(&to);
+        assert!(!to.exists(), "a golden store is never made anew");
+        for part in ["tree", "objects"] {
+            copy(&rest.root().join(part), &to.join(part));
+        }
+        fs::copy(rest.root().join("stepfs.toml"), to.join("stepfs.toml")).unwrap();
+        fs::write(to.join("hashes.txt"), hashes).unwrap();
+    }
+}
+
+#[test]
+fn version_1_is_read_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    copy(&golden(), &root);
+    // It is not part of a store.
+    let hashes = fs::read_to_string(root.join("hashes.txt")).unwrap();
+    fs::remove_file(root.join("hashes.txt")).unwrap();
+    let archive = Archive::open(Store::open(&root).unwrap()).unwrap();
+    let objects = stepfs::store::Objects::load(&root.join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
+    let mut read = 0;
+    let mut codings = std::collections::BTreeSet::new();
+    for line in hashes.lines() {
+        let (hash, name) = line.split_once(' ').unwrap();
+        let file = fs::File::open(root.join("tree").join(name)).unwrap();
+        let stub = archive.stub(&file).unwrap().unwrap_or_else(|| panic!("{name} is no stub"));
+        let bytes = decode(&objects, stub.object).unwrap();
+        assert_eq!(format!("{:032x}", xxh3_128(&bytes)), hash, "{name}");
+        let mut pieces = vec![0; bytes.len()];
+        let reader = archive.reader(&stub).unwrap();
+        for (at, piece) in pieces.chunks_mut(7777).enumerate() {
+            assert_eq!(reader.read_at(at as u64 * 7777, piece).unwrap(), piece.len());
+        }
+        assert!(pieces == bytes, "{name}");
+        codings.extend(objects.open(stub.object).unwrap().index().tensors.iter().map(|t| t.coding.name()));
+        read += 1;
+    }
+    assert_eq!(read, names().len());
+    assert!(
+        ["lossless", "lossless-delta", "lattice", "lattice-key"].iter().all(|name| codings.contains(name)),
+        "{codings:?}"
+    );
+}

@@ -1,0 +1,7 @@
+//! Archive, recall and verify of stores that are not mounted, from files written into the tree to bytes read back.
+
+mod archive;
+mod damage;
+mod golden;
+mod recall;
+mod series;

@@ -1,0 +1,129 @@
+//! Reading released files in pieces.
+
+use std::fs;
+use std::sync::Arc;
+
+use stepfs::recall::Reader;
+
+use super::series::{Random, Rest, states, step};
+
+/// Reads pieces of all sizes at random places, and compares them with the whole.
+fn random_reads(reader: &Reader, whole: &[u8], seed: u64, count: usize) {
+    let mut random = Random(seed);
+    let len = whole.len() as u64;
+    for _ in 0..count {
+        let offset = random.below(len + 100);
+        let most = 1 << random.below(19);
+        let mut buf = vec![0xaa; random.below(most) as usize];
+        let read = reader.read_at(offset, &mut buf).unwrap();
+        let expected = &whole[whole.len().min(offset as usize)..whole.len().min(offset as usize + buf.len())];
+        assert_eq!(read, expected.len());
+        assert_eq!(&buf[..read], expected, "{} bytes at {offset}", buf.len());
+    }
+    assert_eq!(reader.read_at(len, &mut [0; 10]).unwrap(), 0);
+    assert_eq!(reader.read_at(u64::MAX, &mut [0; 10]).unwrap(), 0);
+}
+
+fn settled(cache_mib: &str) -> Rest {
+    let mut rest = Rest::with(|text| text.replace("cache_mib = 10240", cache_mib));
+    for (at, state) in states(5).into_iter().enumerate() {
+        rest.write(&step(at + 1), &state);
+    }
+    rest.settle();
+    rest
+}
+
+#[test]
+fn pieces_are_those_of_the_whole() {
+    for cache_mib in ["cache_mib = 10240", "cache_mib = 0"] {
+        let rest = settled(cache_mib);
+        let archive = rest.open();
+        for at in 1..5 {
+            let whole = rest.read(&step(at)).unwrap();
+            let reader = archive.reader(&rest.stub(&step(at)).unwrap()).unwrap();
+            assert_eq!(reader.len(), whole.len() as u64);
+            random_reads(&reader, &whole, at as u64, 200);
+            // In order, as a copy does.
+            let mut copy = Vec::new();
+            let mut buf = vec![0; 10_000];
+            while copy.len() < whole.len() {
+                let read = reader.read_at(copy.len() as u64, &mut buf).unwrap();
+                copy.extend_from_slice(&buf[..read]);
+            }
+            assert_eq!(copy, whole);
+            match reader.cached_file() {
+                Some(_) => assert_eq!(cache_mib, "cache_mib = 10240"),
+                None => assert_eq!(cache_mib, "cache_mib = 0"),
+            }
+        }
+        assert_eq!(archive.status().cache_bytes > 0, cache_mib != "cache_mib = 0");
+        assert_eq!(fs::read_dir(rest.root().join("cache")).unwrap().count(), 0, "decoded files have no names");
+    }
+}
+
+#[test]
+fn many_readers_at_once_get_the_same() {
+    for cache_mib in ["cache_mib = 10240", "cache_mib = 0"] {
+        let rest = settled(cache_mib);
+        let archive = rest.open();
+        let wholes: Vec<Vec<u8>> = (1..5).map(|at| rest.read(&step(at)).unwrap()).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                let (rest, archive, wholes) = (&rest, Arc::clone(&archive), &wholes);
+                scope.spawn(move || {
+                    for at in 1..5 {
+                        let reader = archive.reader(&rest.stub(&step(at)).unwrap()).unwrap();
+                        random_reads(&reader, &wholes[at - 1], thread, 30);
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_full_cache_lets_go_of_what_was_read_longest_ago() {
+    let rest = settled("cache_mib = 1");
+    let archive = rest.open();
+    for round in 0..3 {
+        for at in 1..5 {
+            let whole = rest.read(&step(at)).unwrap();
+            let reader = archive.reader(&rest.stub(&step(at)).unwrap()).unwrap();
+            random_reads(&reader, &whole, round, 20);
+            assert!(archive.status().cache_bytes <= 1 << 20);
+        }
+    }
+}
+
+#[test]
+fn an_open_reader_outlives_names_and_objects() {
+    let rest = settled("cache_mib = 10240");
+    let archive = rest.open();
+    let whole = rest.read(&step(3)).unwrap();
+    let reader = archive.reader(&rest.stub(&step(3)).unwrap()).unwrap();
+    fs::remove_dir_all(rest.root().join("objects")).unwrap();
+    random_reads(&reader, &whole, 1, 50);
+}
+
+#[test]
+fn a_stub_that_lies_about_its_length_is_refused() {
+    let rest = settled("cache_mib = 10240");
+    let archive = rest.open();
+    let mut stub = rest.stub(&step(3)).unwrap();
+    stub.logical_len += 1;
+    let error = archive.reader(&stub).unwrap_err();
+    assert!(error.is_damage());
+    assert_eq!(error.object, stub.object);
+}
+
+#[test]
+fn a_file_brought_back_has_its_bytes_and_attributes() {
+    use std::os::unix::fs::MetadataExt;
+    let rest = settled("cache_mib = 10240");
+    let archive = rest.open();
+    let path = rest.path(&step(2));
+    let back = archive.recall(&rest.stub(&step(2)).unwrap(), &path).unwrap();
+    assert_eq!(fs::read(&back).unwrap(), rest.read(&step(2)).unwrap());
+    let (was, is) = (fs::metadata(&path).unwrap(), fs::metadata(&back).unwrap());
+    assert_eq!((was.mode(), was.mtime(), was.mtime_nsec()), (is.mode(), is.mtime(), is.mtime_nsec()));
+}
