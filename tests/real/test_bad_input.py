@@ -424,9 +424,10 @@ def small_disk(plain):
     if harness.PLAIN:
         mount.dir = disk / "store"
         mount.dir.mkdir()
+    mount.disk = disk
     try:
         mount.mount()
-        yield mount, disk
+        yield mount
     finally:
         mount.close()
         subprocess.run(["umount", disk], check=True)
@@ -441,15 +442,15 @@ def fill(disk, leave):
             remaining -= f.write(bytes(min(remaining, 1 << 20)))
 
 
-def check_nothing_lost(mount, plain, names):
-    for name in names:
+def check_nothing_lost(mount, originals):
+    for name, original in originals.items():
         limit = mount.entry(name)["max_abs_error"] or 0.0
-        exact, read = (tensors_of(torch.load(folder / name)) for folder in (plain, mount.dir))
+        exact, read = (tensors_of(torch.load(path)) for path in (original, mount / name))
         assert all(bits_equal(exact[k], read[k]) or difference(exact[k], read[k]) <= limit for k in exact), name
 
 
 def test_full_disk(small_disk, plain):
-    mount, disk = small_disk
+    mount, disk = small_disk, small_disk.disk
     (plain / "exact").mkdir()
     names = save_walk(plain / "exact", 6, seed=61, scale=2)
     size = os.path.getsize(plain / "exact" / names[0])
@@ -457,17 +458,16 @@ def test_full_disk(small_disk, plain):
         shell(f"cp {plain / 'exact' / name} {mount / name}")
     mount.sync()
     fill(disk, int(2.5 * size))
-    # Two more fit, encoding them may not; the fifth cannot, and its writer is told.
-    written = names[:2]
+    # Two more fit, encoding them may not; one of the next cannot, and its writer is told.
+    written = {name: plain / "exact" / name for name in names[:2]}
     with pytest.raises(OSError) as error:
         for name in names[2:] * 3:
-            data = (plain / "exact" / name).read_bytes()
-            with open(mount / f"{len(written)}-{name}", "wb", buffering=0) as f:
+            data, following = (plain / "exact" / name).read_bytes(), f"step_{len(written) + 1:04d}.pt"
+            with open(mount / following, "wb", buffering=0) as f:
                 for at in range(0, len(data), 1 << 20):
                     f.write(data[at : at + (1 << 20)])
                 os.fsync(f.fileno())
-            written.append(f"{len(written)}-{name}")
-            shell(f"cp {plain / 'exact' / name} {plain / 'exact' / written[-1]}")
+            written[following] = plain / "exact" / name
     assert error.value.errno == errno.ENOSPC
     assert len(written) >= 4
     failed = set(os.listdir(mount.dir)) - set(written)
@@ -475,13 +475,13 @@ def test_full_disk(small_disk, plain):
         os.unlink(mount / name)
     time.sleep(1)
     assert mount.pid == 0 or harness.is_alive(mount.pid)
-    check_nothing_lost(mount, plain / "exact", written)
+    check_nothing_lost(mount, written)
 
     os.unlink(disk / "filler")
     if mount.pid:
         # By itself: nobody calls sync.
         wait_until(lambda: len(mount.released()) >= len(written) - 1, 90, f"all but the newest released, have {mount.states()}")
-    check_nothing_lost(mount, plain / "exact", written)
+    check_nothing_lost(mount, written)
     if mount.pid:
         mount.umount()
         require_clean(mount.store)
@@ -489,7 +489,7 @@ def test_full_disk(small_disk, plain):
 
 def test_recall_without_room(small_disk, plain):
     """Opening a released file for writing needs room for it: ENOSPC without, and the file stays as it was."""
-    mount, disk = small_disk
+    mount, disk = small_disk, small_disk.disk
     names = save_walk(mount.dir, 4, seed=63, scale=2)
     mount.sync()
     before = {name: (mount / name).read_bytes() for name in names}
