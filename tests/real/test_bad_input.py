@@ -157,7 +157,6 @@ CASES = {
     "sizes that lie": sizes_that_lie,
     "entry counts that lie": entries_that_lie,
     "directory at 2^60": directory_far_away,
-    "wrong checksum": checksum_wrong,
     "bytes before the zip": bytes_before,
     "bytes after the zip": bytes_after,
     "text": lambda data: (b"epoch %d, loss 0.1\n" % data[-1]) * 20_000,
@@ -254,6 +253,23 @@ def test_checksums_switched_off(mount, plain):
         limit = mount.entry(name)["max_abs_error"] or 0.0
         exact, read = (tensors_of(torch.load(folder / name)) for folder in (plain, mount.dir))
         assert all(bits_equal(exact[k], read[k]) or difference(exact[k], read[k]) <= limit for k in exact)
+
+
+def test_wrong_checksum_stays_wrong(mount):
+    """A tensor whose bytes contradict the zip's CRC is kept exactly, CRC included: damage must not be covered up."""
+    content = {f"{step}.pt": bytes(checksum_wrong(good(step))) for step in (1, 2, 3)}
+    for name, data in content.items():
+        (mount / name).write_bytes(data)
+    mount.sync()
+    for name, data in content.items():
+        read = (mount / name).read_bytes()
+        at = next(m[2] for m in members(data) if m[1].endswith(b"/data/0"))
+        assert read[: at + 100_000] == data[: at + 100_000]
+        with zipfile.ZipFile(io.BytesIO(read)) as archive:
+            assert archive.testzip().endswith("/data/0")
+        limit = mount.entry(name)["max_abs_error"] or 0.0
+        exact, now = (tensors_of(torch.load(io.BytesIO(b))) for b in (data, read))
+        assert all(bits_equal(exact[k], now[k]) or difference(exact[k], now[k]) <= limit for k in exact)
 
 
 def test_file_that_changes_while_it_is_archived(mount):
