@@ -308,13 +308,14 @@ def test_import_export_cat_ls_verify(plain):
     assert sorted(rows) == names
     newest = (plain / "in" / names[-1]).read_bytes()
     for name in names:
-        assert run("export", store, name, plain / "in" / name, check=False).returncode == FAILURE, "overwritten unasked"
-        run("export", store, name, plain / "out.pt", "--force")
+        run("export", store, name, plain / f"out-{name}")
         data = run("cat", store, name, text=False).stdout
-        assert data == (plain / "out.pt").read_bytes() and len(data) == os.path.getsize(plain / "in" / name)
-        torch.load(plain / "out.pt")
+        assert data == (plain / f"out-{name}").read_bytes() and len(data) == os.path.getsize(plain / "in" / name)
+        torch.load(plain / f"out-{name}")
         assert rows[name]["logical_bytes"] == len(data)
     assert data == newest
+    done = run("export", store, names[0], plain / f"out-{names[0]}", check=False)
+    assert done.returncode == FAILURE and "exists" in done.stderr, "export must not overwrite"
     status = run_json("status", "--json", store)
     assert status["files"] == 5 and status["logical_bytes"] == sum(os.path.getsize(plain / "in" / n) for n in names)
     require_clean(store)
