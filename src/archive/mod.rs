@@ -239,16 +239,11 @@ impl Archive {
 
     /// Makes a closed file durable, and finds its tensors and its lineage.
     fn seal(&self, path: &Path, version: u64) -> io::Result<()> {
-        let state = match self.open_file(path) {
-            Ok(file) => {
-                durable::sync_file(&file)?;
-                durable::sync_dir(durable::parent(&self.store.tree().join(path)))?;
-                settle::examine(&file, path)?
-            }
-            // Removed meanwhile, or renamed: then there is a note, and another entry.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(error),
-        };
+        // Not found: removed meanwhile, or renamed, and the note of it is on its way.
+        let file = self.open_file(path)?;
+        durable::sync_file(&file)?;
+        durable::sync_dir(durable::parent(&self.store.tree().join(path)))?;
+        let state = settle::examine(&file, path)?;
         if let State::Sealed(sealed) = &state {
             log::info!("{}: sealed, {}", path.display(), settle::words(sealed));
         }

@@ -45,6 +45,11 @@ impl Chain {
         &self.objects[0]
     }
 
+    /// The objects, from the one that the chain is for to its keyframe.
+    pub fn objects(&self) -> &[Arc<Object>] {
+        &self.objects
+    }
+
     /// The objects and tensor entries to apply, from the one that decodes alone to the leaf's `tensor`.
     ///
     /// # Errors
