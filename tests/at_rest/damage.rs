@@ -112,7 +112,7 @@ fn objects_under_each_others_names_are_refused() {
     rest.read(&step(1)).unwrap();
     let (code, report, _) = verify(&rest);
     assert_eq!(code, Some(3));
-    assert_eq!(report["damaged"].as_array().unwrap().objects().len(), 2);
+    assert_eq!(report["damaged"].as_array().unwrap().len(), 2);
     // Nor is the header of one on the body of the other.
     let mixed = [&fs::read(&b).unwrap()[..128], &fs::read(&a).unwrap()[128..]].concat();
     fs::write(&a, mixed).unwrap();
