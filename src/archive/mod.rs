@@ -7,13 +7,14 @@
 mod catalog;
 mod encode;
 mod lineage;
+mod namespace;
 mod notes;
+mod objects;
 mod plan;
 mod settle;
 mod status;
 mod verify;
 
-use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -23,83 +24,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use xxhash_rust::xxh3::Xxh3;
-
-use crate::recall::{Cache, Chain, Layout, Recall, stream};
+use crate::recall::{Cache, Chain, Recall};
 use crate::store::object::{Header, Id, ObjectWriter};
-use crate::store::{Error, MAX_CHAIN, Objects, Prepared, Profile, Store, Stub, durable};
+use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
 
 use catalog::{Catalog, Failed, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
+pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub use status::Status;
-
-/// Which file of the store's tree is meant: a path may be given to another file meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileId {
-    /// Device of the file in the store.
-    pub dev: u64,
-    /// Inode number of the file in the store.
-    pub ino: u64,
-}
-
-impl FileId {
-    /// The file that `metadata` describe.
-    pub fn of(metadata: &fs::Metadata) -> FileId {
-        FileId { dev: metadata.dev(), ino: metadata.ino() }
-    }
-}
-
-/// How an attempt to replace a file ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The file was replaced (or may be, for [`Namespace::idle`]).
-    Done,
-    /// A handle or mapping is open; [`Archive::closed`] or [`Archive::sealed`] tells when it is worth another try.
-    Busy,
-    /// That path is no longer that file.
-    Changed,
-}
-
-/// Whoever serves the tree while the archive works on it: the mount, or nobody ([`AtRest`]).
-pub trait Namespace: Send + Sync {
-    /// Whether no handle is open on the file.
-    fn idle(&self, path: &Path, expect: FileId) -> Outcome;
-
-    /// Runs `commit` with the file's absolute path while no handle is open on it and none can be opened, and no
-    /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename).
-    ///
-    /// # Errors
-    /// What `commit` returns; nothing has changed then.
-    fn exclusively(
-        &self,
-        path: &Path,
-        expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
-    ) -> io::Result<Outcome>;
-}
-
-/// The namespace of a store that is not mounted: its lock keeps everybody else away.
-#[derive(Debug)]
-pub struct AtRest {
-    /// Absolute path of the tree.
-    pub tree: PathBuf,
-}
-
-impl Namespace for AtRest {
-    fn idle(&self, _: &Path, _: FileId) -> Outcome {
-        Outcome::Done
-    }
-
-    fn exclusively(
-        &self,
-        path: &Path,
-        _: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
-    ) -> io::Result<Outcome> {
-        commit(&self.tree.join(path)).map(|()| Outcome::Done)
-    }
-}
 
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -386,69 +319,6 @@ impl Archive {
         })
     }
 
-    /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
-    /// a released file), or it was made from them and is as faithful as the profile of this path asks for. It must
-    /// still decode: this file may be the last good copy of what it holds.
-    fn twin(&self, path: &Path, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
-        let candidates = self.objects.find(|h| h.logical_len == sealed.len && h.signature == sealed.signature);
-        if candidates.is_empty() {
-            return Ok(None);
-        }
-        let hash = settle::hash(source, sealed.len)?;
-        let exact = self.store.settings().profile(path) == Profile::Exact;
-        let holds = |h: &&Header| h.decoded_hash == hash || (h.source_hash == hash && !exact);
-        let mut twins: Vec<&Header> = candidates.iter().filter(holds).collect();
-        twins.sort_by_key(|header| (header.decoded_hash != hash, header.id));
-        Ok(twins.into_iter().find(|header| self.decodes(header)).map(|header| header.id))
-    }
-
-    /// Whether an object decodes to what was archived.
-    fn decodes(&self, header: &Header) -> bool {
-        let mut hash = Xxh3::new();
-        let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
-            let layout = Layout::of(chain.leaf());
-            self.pool.install(|| {
-                stream(&chain, &layout, |_, _, bytes| {
-                    hash.update(bytes);
-                    Ok::<(), ReadError>(())
-                })
-            })
-        });
-        if let Err(error) = &decoded {
-            log::error!("{error}; a copy of its file is archived anew");
-        }
-        decoded.is_ok() && hash.digest128() == header.decoded_hash
-    }
-
-    /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after
-    /// it, else one with the same tensors. The flag says that there is one but its chain is full.
-    fn base(&self, sealed: &Sealed) -> (Option<Chain>, bool) {
-        if sealed.description.tensors.is_empty() {
-            return (None, false);
-        }
-        let mut states = self.objects.find(|header| header.lineage == sealed.lineage);
-        if states.is_empty() {
-            states = self.objects.find(|header| header.signature == sealed.signature);
-        }
-        let distance = |header: &Header| {
-            let after = header.modified_ns > sealed.modified_ns;
-            (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
-        };
-        let Some(nearest) = states.into_iter().min_by_key(distance) else {
-            return (None, false);
-        };
-        if nearest.depth + 1 >= MAX_CHAIN {
-            return (None, true);
-        }
-        match Chain::open(&self.objects, nearest.id) {
-            Ok(chain) => (Some(chain), false),
-            Err(error) => {
-                log::error!("{error}; the next state of this lineage is archived without it");
-                (None, false)
-            }
-        }
-    }
-
     /// Puts a stub in the place of an archived file.
     fn release(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
         let Some(namespace) = self.namespace() else {
@@ -496,37 +366,6 @@ impl Archive {
                 Ok(())
             }
             Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
-        }
-    }
-
-    /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
-    /// difference to it, even when its own file is gone.
-    fn collect(&self) {
-        if !self.garbage.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut newest: HashMap<u64, Option<(i64, Id)>> = HashMap::new();
-        {
-            let catalog = self.catalog();
-            if catalog.entries().any(|(_, entry)| matches!(entry.state, State::Closed)) {
-                return;
-            }
-            self.garbage.store(false, Ordering::Relaxed);
-            for (_, entry) in catalog.entries() {
-                if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
-                    newest.insert(sealed.lineage, None);
-                }
-            }
-        }
-        for header in self.objects.find(|header| newest.contains_key(&header.lineage)) {
-            let tip = newest.entry(header.lineage).or_default();
-            *tip = (*tip).max(Some((header.modified_ns, header.id)));
-        }
-        let keep =
-            |header: &Header| newest.get(&header.lineage).is_some_and(|tip| tip.is_some_and(|t| t.1 == header.id));
-        match self.objects.collect(keep) {
-            Ok(removed) => removed.into_iter().for_each(|id| self.recall.forget(id)),
-            Err(error) => log::error!("an object that nothing needs cannot be removed: {error}"),
         }
     }
 

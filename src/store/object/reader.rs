@@ -73,7 +73,9 @@ impl Object {
             return Err(Damage("its index's checksum does not match").into());
         }
         let bytes = zstd::bulk::decompress(&stored, footer.index_len as usize)
-            .map_err(|_| Damage("its index does not decompress"))?;
+            .ok()
+            .filter(|bytes| bytes.len() as u64 == footer.index_len)
+            .ok_or(Damage("its index does not decompress"))?;
         let index = Index::decode(&bytes, header.logical_len, footer.index_offset)?;
         Ok(Object { stored: metadata.blocks() * 512, file, header, index })
     }

@@ -1,0 +1,73 @@
+//! What the archive asks of whoever serves the files meanwhile.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Which file of the store's tree is meant: a path may be given to another file meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// Device of the file in the store.
+    pub dev: u64,
+    /// Inode number of the file in the store.
+    pub ino: u64,
+}
+
+impl FileId {
+    /// The file that `metadata` describe.
+    pub fn of(metadata: &fs::Metadata) -> FileId {
+        FileId { dev: metadata.dev(), ino: metadata.ino() }
+    }
+}
+
+/// How an attempt to replace a file ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The file was replaced (or may be, for [`Namespace::idle`]).
+    Done,
+    /// A handle or mapping is open; [`super::Archive::closed`] or [`super::Archive::sealed`] tells when it is worth another try.
+    Busy,
+    /// That path is no longer that file.
+    Changed,
+}
+
+/// Whoever serves the tree while the archive works on it: the mount, or nobody ([`AtRest`]).
+pub trait Namespace: Send + Sync {
+    /// Whether no handle is open on the file.
+    fn idle(&self, path: &Path, expect: FileId) -> Outcome;
+
+    /// Runs `commit` with the file's absolute path while no handle is open on it and none can be opened, and no
+    /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename).
+    ///
+    /// # Errors
+    /// What `commit` returns; nothing has changed then.
+    fn exclusively(
+        &self,
+        path: &Path,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> io::Result<Outcome>;
+}
+
+/// The namespace of a store that is not mounted: its lock keeps everybody else away.
+#[derive(Debug)]
+pub struct AtRest {
+    /// Absolute path of the tree.
+    pub tree: PathBuf,
+}
+
+impl Namespace for AtRest {
+    fn idle(&self, _: &Path, _: FileId) -> Outcome {
+        Outcome::Done
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        _: FileId,
+        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> io::Result<Outcome> {
+        commit(&self.tree.join(path)).map(|()| Outcome::Done)
+    }
+}
