@@ -12,7 +12,7 @@ use crate::recall::{Chain, Layout, stream};
 use crate::store::object::{Header, Id};
 use crate::store::{MAX_CHAIN, Profile};
 
-use super::catalog::{Sealed, State};
+use super::catalog::{Entry, Sealed, State};
 use super::{Archive, ReadError, settle};
 
 impl Archive {
@@ -88,7 +88,11 @@ impl Archive {
         let mut newest: HashMap<u64, Option<(i64, Id)>> = HashMap::new();
         {
             let catalog = self.catalog();
-            if catalog.entries().any(|(_, entry)| matches!(entry.state, State::Closed)) {
+            let unknown = |entry: &Entry| {
+                let given_up = entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none());
+                matches!(entry.state, State::Closed) && !given_up
+            };
+            if catalog.entries().any(|(_, entry)| unknown(entry)) {
                 return;
             }
             self.garbage.store(false, Ordering::Relaxed);

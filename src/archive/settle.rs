@@ -21,6 +21,8 @@ const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
+/// Why a file whose stub is damaged stays as it is.
+const DAMAGED_STUB: &str = "it is a damaged stub";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
@@ -37,8 +39,11 @@ pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> i
                 directories.push(path);
             } else if kind.is_file() {
                 let state = state_of(store, &entry.path())?;
-                if let State::Released(id) = state {
-                    objects.name(id);
+                match state {
+                    State::Released(id) => objects.name(id),
+                    // Which object it named is not known; that one must not go.
+                    State::Resident(DAMAGED_STUB) => objects.freeze(),
+                    _ => {}
                 }
                 catalog.found(path, state);
             } else {
@@ -65,7 +70,7 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
         Ok(None) => Ok(State::Closed),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             log::error!("{}: {error}; it cannot be read", path.display());
-            Ok(State::Resident("it is a damaged stub"))
+            Ok(State::Resident(DAMAGED_STUB))
         }
         Err(error) => Err(error),
     }

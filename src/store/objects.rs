@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::durable;
@@ -30,6 +31,8 @@ struct Known {
 #[derive(Debug)]
 pub struct Objects {
     directory: PathBuf,
+    /// Not everything that may need an object is known: nothing is removed.
+    frozen: AtomicBool,
     /// Taken for single look-ups and changes only; never while a device is waited for, except to open an object.
     known: Mutex<HashMap<Id, Known>>,
 }
@@ -42,6 +45,7 @@ impl Objects {
     /// What the device reports about the directories.
     pub fn load(directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         let mut known = HashMap::new();
+        let mut frozen = false;
         for shard in fs::read_dir(directory)? {
             let shard = shard?;
             if !shard.file_type()?.is_dir() {
@@ -55,7 +59,11 @@ impl Objects {
                     Ok((header, stored)) => {
                         known.insert(id, Known { header, stored, names: 0, children: 0, open: Weak::new() });
                     }
-                    Err(error) => damaged(id, error),
+                    // Its parent is not known, and must not go: perhaps the damage can be mended.
+                    Err(error) => {
+                        frozen = true;
+                        damaged(id, error);
+                    }
                 }
             }
         }
@@ -65,7 +73,8 @@ impl Objects {
                 parent.children += 1;
             }
         }
-        Ok(Objects { directory: directory.to_path_buf(), known: Mutex::new(known) })
+        let frozen = AtomicBool::new(frozen);
+        Ok(Objects { directory: directory.to_path_buf(), frozen, known: Mutex::new(known) })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Id, Known>> {
@@ -130,6 +139,11 @@ impl Objects {
         self.lock().values().map(|known| known.stored).sum()
     }
 
+    /// Removes nothing from now on: something was found that may need an object that it cannot name.
+    pub fn freeze(&self) {
+        self.frozen.store(true, Ordering::Relaxed);
+    }
+
     /// Removes every object that no file names, no object is a difference to, and `keep` does not ask for. Those that
     /// are open stay readable for whoever has them open. Returns which went.
     ///
@@ -137,6 +151,9 @@ impl Objects {
     /// What the device reports.
     pub fn collect(&self, keep: impl Fn(&Header) -> bool) -> io::Result<Vec<Id>> {
         let mut removed = Vec::new();
+        if self.frozen.load(Ordering::Relaxed) {
+            return Ok(removed);
+        }
         loop {
             let mut known = self.lock();
             let garbage = known.iter().find(|(_, k)| k.names == 0 && k.children == 0 && !keep(&k.header));
