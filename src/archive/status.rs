@@ -26,6 +26,10 @@ pub struct Status {
     pub resident_bytes: u64,
     /// Bytes of objects.
     pub object_bytes: u64,
+    /// Bytes of those of them that no file names any more: kept because others are differences to them, or the next
+    /// state will be.
+    #[serde(default)]
+    pub unnamed_bytes: u64,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
     /// Steps that can be taken now or will be tried again.
@@ -45,6 +49,7 @@ impl Archive {
     pub fn status(&self) -> Status {
         let mut status = Status {
             object_bytes: self.objects.stored(),
+            unnamed_bytes: self.objects.stored_unnamed(),
             cache_bytes: self.recall.cached_bytes(),
             ..Status::default()
         };

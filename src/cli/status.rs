@@ -41,6 +41,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let share = percent(status.stored_bytes, status.logical_bytes);
     println!("size       {} stored as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
     println!("           {} resident, {} in objects", size(status.resident_bytes), size(status.object_bytes));
+    if status.unnamed_bytes > 0 {
+        println!("           {} of that for removed states that others are differences to", size(status.unnamed_bytes));
+    }
     println!("cache      {}", size(status.cache_bytes));
     println!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
     if let Some(why) = &status.stalled {
@@ -62,12 +65,14 @@ fn at_rest(place: &Place) -> Result<Status> {
     use std::os::unix::fs::MetadataExt;
     let store = Store::look(&place.store)?;
     let mut status = Status::default();
+    let mut named = Vec::new();
     for path in files(&store, &place.path)? {
         let metadata = std::fs::symlink_metadata(store.tree().join(&path))?;
         status.files += 1;
         status.logical_bytes += metadata.len();
         match stub(&store, &path)? {
-            Some(_) => {
+            Some(stub) => {
+                named.push(stub.object);
                 status.released += 1;
                 status.stored_bytes += STUB_BYTES as u64;
             }
@@ -75,7 +80,8 @@ fn at_rest(place: &Place) -> Result<Status> {
         }
     }
     let objects = crate::store::Objects::load(&store.objects(), |id, error| eprintln!("stepfs: object {id}: {error}"))?;
-    status.object_bytes = objects.stored();
+    named.into_iter().for_each(|id| objects.name(id));
+    (status.object_bytes, status.unnamed_bytes) = (objects.stored(), objects.stored_unnamed());
     status.stored_bytes += status.resident_bytes + status.object_bytes;
     Ok(status)
 }

@@ -139,6 +139,11 @@ impl Objects {
         self.lock().values().map(|known| known.stored).sum()
     }
 
+    /// Bytes of the objects that no file names: differences of others are taken to them.
+    pub fn stored_unnamed(&self) -> u64 {
+        self.lock().values().filter(|known| known.names == 0).map(|known| known.stored).sum()
+    }
+
     /// Removes nothing from now on: something was found that may need an object that it cannot name.
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);

@@ -182,3 +182,43 @@ fn no_changed_or_shortened_object_gives_other_bytes() {
     }
     assert_eq!(rest.read(&step(2)).unwrap(), right[1]);
 }
+
+/// Files below objects/, damaged ones too.
+fn files(rest: &Rest) -> usize {
+    let shards = fs::read_dir(rest.root().join("objects")).unwrap();
+    shards.map(|shard| fs::read_dir(shard.unwrap().path()).unwrap().count()).sum()
+}
+
+#[test]
+fn nothing_is_removed_while_something_damaged_may_need_it() {
+    // A header that cannot be read no longer says what its object is a difference to.
+    let rest = Rest::of(5);
+    let whole = fs::read(rest.object_path(&step(2))).unwrap();
+    let path = rest.object_path(&step(2));
+    let mut damaged = whole.clone();
+    damaged[40] ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    let third = rest.read(&step(4)).err();
+    assert!(third.is_some(), "it is a difference to the damaged one");
+    fs::remove_file(rest.path(&step(1))).unwrap();
+    let before = files(&rest);
+    rest.settle();
+    assert_eq!(files(&rest), before);
+    // Mended, everything is there again.
+    fs::write(&path, &whole).unwrap();
+    rest.settle();
+    (2..=4).for_each(|at| drop(rest.read(&step(at)).unwrap()));
+
+    // A stub that is damaged no longer says which object it names.
+    let rest = Rest::of(3);
+    let path = rest.path(&step(2));
+    let whole = fs::read(&path).unwrap();
+    let mut damaged = whole.clone();
+    damaged[33] ^= 1;
+    fs::write(&path, &damaged).unwrap();
+    let before = files(&rest);
+    rest.settle();
+    assert_eq!(files(&rest), before);
+    fs::write(&path, &whole).unwrap();
+    rest.read(&step(2)).unwrap();
+}
