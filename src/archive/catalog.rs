@@ -124,13 +124,14 @@ impl Catalog {
     }
 
     /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed.
-    pub(super) fn closed(&mut self, path: &Path, written: bool) {
+    pub(super) fn closed(&mut self, path: &Path, written: bool, objects: &Objects) {
         let number = self.number();
         let Some(entry) = self.entries.get_mut(path) else {
             return;
         };
         entry.busy = false;
-        if written && matches!(entry.state, State::Staged) {
+        if written && !matches!(entry.state, State::Released(_)) {
+            unname(entry, objects);
             *entry = Entry { state: State::Closed, version: number, sequence: number, busy: false, failed: None };
         }
     }
@@ -147,6 +148,8 @@ impl Catalog {
             if let State::Sealed(_) | State::Archived(..) | State::Resident(_) = entry.state {
                 entry.state = State::Closed;
             }
+            (entry.version, entry.sequence) = (self.number(), self.number());
+            entry.busy = false;
             self.entries.insert(to.to_path_buf(), entry);
         }
     }
@@ -189,6 +192,7 @@ impl Catalog {
                 entry.state = State::Closed;
                 entry.failed = None;
             }
+            entry.busy = false;
             self.entries.insert(path, entry);
         }
     }
@@ -205,11 +209,22 @@ impl Catalog {
         }
     }
 
-    /// Notes that the file has an open handle.
-    pub(super) fn set_busy(&mut self, path: &Path, version: u64) {
+    /// Notes that the file has, or may have, an open handle.
+    pub(super) fn set_busy(&mut self, path: &Path, version: u64, busy: bool) {
         if let Some(entry) = self.entries.get_mut(path).filter(|entry| entry.version == version) {
-            entry.busy = true;
+            entry.busy = busy;
         }
+    }
+
+    /// Whether a newer state of the same lineage is sealed: only then may this one lose anything.
+    pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
+        let Some(own) = self.entries.get(path).map(order) else {
+            return false;
+        };
+        self.entries.values().any(|entry| match &entry.state {
+            State::Sealed(other) => other.lineage == sealed.lineage && !twins(sealed, other) && order(entry) > own,
+            _ => false,
+        })
     }
 
     /// Notes that an attempt failed.

@@ -76,6 +76,7 @@ impl Archive {
             .num_threads(threads)
             .thread_name(|n| format!("archive-{n}"))
             .start_handler(|_| yield_to_others())
+            .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"))
             .build()
             .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
         let mut catalog = Catalog::default();
@@ -174,14 +175,37 @@ impl Archive {
     fn seal(&self, path: &Path, version: u64) -> io::Result<()> {
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
-        durable::sync_file(&file)?;
-        durable::sync_dir(durable::parent(&self.store.tree().join(path)))?;
+        if let Some(stub) = self.stub(&file)? {
+            // A release whose end was not seen. It must never be taken for a file of its own.
+            self.objects.name(stub.object);
+            if !self.catalog().advance(path, version, State::Released(stub.object)) {
+                self.objects.unname(stub.object);
+            }
+            return Ok(());
+        }
+        if let Err(error) = self.make_durable(&file, path) {
+            // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
+            // not let an older state go.
+            log::error!("{}: could not be made durable: {error}; save it again", path.display());
+            self.catalog().advance(path, version, State::Resident("could not be made durable"));
+            return Ok(());
+        }
         let state = settle::examine(&file, path)?;
         if let State::Sealed(sealed) = &state {
             log::info!("{}: sealed, {}", path.display(), settle::words(sealed));
         }
         self.catalog().advance(path, version, state);
         Ok(())
+    }
+
+    /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
+    fn make_durable(&self, file: &File, path: &Path) -> io::Result<()> {
+        durable::sync_file(file)?;
+        let tree = self.store.tree();
+        path.ancestors().skip(1).try_for_each(|directory| match directory.as_os_str().is_empty() {
+            true => durable::sync_dir(&tree),
+            false => durable::sync_dir(&tree.join(directory)),
+        })
     }
 
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
@@ -199,14 +223,15 @@ impl Archive {
             return Ok(());
         }
         if metadata.nlink() > 1 {
-            self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
-            self.catalog().set_busy(path, version);
+            self.wait_for_one_name(path, version);
             return Ok(());
         }
+        // Before asking, so that a close in between is not missed.
+        self.catalog().set_busy(path, version, true);
         if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
-            self.catalog().set_busy(path, version);
             return Ok(());
         }
+        self.catalog().set_busy(path, version, false);
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
@@ -244,11 +269,14 @@ impl Archive {
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
         let after = self.open_file(&newer.0)?;
-        if FileId::of(&after.metadata()?) != newer.1.file {
+        if !newer.1.describes(&after.metadata()?) {
+            // Changed without a note: a program set its time, or writes through a mapping.
+            let version = self.catalog().get(&newer.0).map(|entry| entry.version);
+            self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let (base, rekey) = self.base(sealed);
-        match self.write_difference(path, sealed, source, (&after, &newer.1), (base.as_ref(), rekey), stale) {
+        let (base, goes_on) = self.base(sealed);
+        match self.write_difference(path, sealed, source, (&after, &newer.1), (base.as_ref(), goes_on), stale) {
             Err(error) if base.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
                 self.write_difference(path, sealed, source, (&after, &newer.1), (None, true), stale)
@@ -264,7 +292,7 @@ impl Archive {
         sealed: &Sealed,
         source: &File,
         (after, newer): (&File, &Sealed),
-        (base, rekey): (Option<&Chain>, bool),
+        (base, goes_on): (Option<&Chain>, bool),
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
         let profile = match sealed.description.is_intact(source)? {
@@ -276,7 +304,7 @@ impl Archive {
             description: &sealed.description,
             newer: (after, &newer.description),
             base,
-            rekey,
+            goes_on,
             profile,
         };
         self.pool.install(|| {
@@ -336,45 +364,62 @@ impl Archive {
             return Ok(());
         }
         if metadata.nlink() > 1 {
-            self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
-            self.catalog().set_busy(path, version);
+            self.wait_for_one_name(path, version);
             return Ok(());
         }
         let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
-        let mut committed = false;
+        // Before asking, so that a close in between is not missed.
+        self.catalog().set_busy(path, version, true);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
-            // Under the file system's lock: the path is this file's, and the note of a rename comes after this.
+            // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
+            self.catalog().set_busy(path, version, false);
             if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
                 return Err(io::ErrorKind::Interrupted.into());
             }
-            committed = prepared.commit(absolute)?;
-            if !committed {
+            // The newer state may have gone since this one was archived: then this is the newest, and stays exact.
+            if !self.catalog().is_history(path, sealed) {
+                self.catalog().advance(path, version, State::Sealed(Arc::clone(sealed)));
+                self.objects.unname(object);
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            if !prepared.commit(absolute)? {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             self.catalog().advance(path, version, State::Released(object));
             Ok(())
-        })?;
-        match outcome {
+        });
+        if !matches!(outcome, Ok(Outcome::Busy)) {
+            self.catalog().set_busy(path, version, false);
+        }
+        match outcome? {
             Outcome::Done => {
                 // The times of the directory before the note of them goes.
-                durable::sync_dir(durable::parent(&absolute))?;
+                if let Err(error) = durable::sync_dir(durable::parent(&absolute)) {
+                    log::warn!("{}: {error}", durable::parent(&absolute).display());
+                }
                 log::info!("{}: released", path.display());
                 Ok(())
             }
-            Outcome::Busy => {
-                self.catalog().set_busy(path, version);
-                Ok(())
-            }
+            Outcome::Busy => Ok(()),
             Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
         }
+    }
+
+    /// A file with several names stays resident until it has one.
+    fn wait_for_one_name(&self, path: &Path, version: u64) {
+        self.catalog().set_busy(path, version, true);
+        self.several_names.lock().unwrap_or_else(PoisonError::into_inner).push(path.to_path_buf());
     }
 
     fn failed(&self, task: &Task, error: &io::Error, pause: &mut Duration) {
         let (Task::Seal { path, version } | Task::Archive { path, version, .. } | Task::Release { path, version, .. }) =
             task;
+        let is_damage = error.get_ref().is_some_and(|inner| inner.is::<ReadError>());
         let retry = match error.kind() {
             // The file was changed, or the store is being closed: what is to be done is looked up anew.
             io::ErrorKind::Interrupted => Some(Duration::from_millis(50)),
+            // It, or the state after it, was cut short while it was read.
+            io::ErrorKind::UnexpectedEof if !is_damage => Some(Duration::from_millis(50)),
             // The state after this one went away between look-up and opening.
             io::ErrorKind::NotFound => Some(Duration::from_millis(50)),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -386,9 +431,14 @@ impl Archive {
                 *pause = (*pause * 2).min(LONGEST_PAUSE);
                 Some(wait)
             }
-            _ => {
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
                 log::error!("{}: {error}; it stays as it was written", path.display());
                 None
+            }
+            // Too many open files, no memory, a device that is away for a while.
+            _ => {
+                log::warn!("{}: {error}; it stays as it is, next try in {LONGEST_PAUSE:.0?}", path.display());
+                Some(LONGEST_PAUSE)
             }
         };
         let failed = Failed { why: format!("{}: {error}", path.display()), retry: retry.map(|r| Instant::now() + r) };

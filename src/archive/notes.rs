@@ -16,17 +16,20 @@ impl Archive {
 
     /// The last handle of a file that was written is gone.
     pub fn sealed(&self, path: &Path) {
-        self.note(|catalog| catalog.closed(path, true));
+        self.note(|catalog| catalog.closed(path, true, &self.objects));
     }
 
     /// The last handle of a file that was only read is gone: a release that found it busy may go on.
     pub fn closed(&self, path: &Path) {
-        self.note(|catalog| catalog.closed(path, false));
+        self.note(|catalog| catalog.closed(path, false, &self.objects));
     }
 
     /// A file or directory has a new name; whatever had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
-        self.note(|catalog| catalog.renamed(from, to, &self.objects));
+        self.note(|catalog| {
+            catalog.renamed(from, to, &self.objects);
+            self.a_name_went(catalog);
+        });
     }
 
     /// Two names were exchanged (files or directories).
@@ -36,10 +39,9 @@ impl Archive {
 
     /// A name of a file is gone (rmdir needs no note).
     pub fn removed(&self, path: &Path) {
-        let waiting: Vec<_> = std::mem::take(&mut *self.several_names.lock().unwrap_or_else(PoisonError::into_inner));
         self.note(|catalog| {
             catalog.removed(path, &self.objects);
-            waiting.iter().for_each(|path| catalog.closed(path, false));
+            self.a_name_went(catalog);
         });
     }
 
@@ -56,6 +58,12 @@ impl Archive {
     /// Forgets what failed: a user asks for everything to be done that can be.
     pub(super) fn retry(&self) {
         self.note(Catalog::retry);
+    }
+
+    /// A file that waits for having one name only may have got there.
+    fn a_name_went(&self, catalog: &mut Catalog) {
+        let waiting = std::mem::take(&mut *self.several_names.lock().unwrap_or_else(PoisonError::into_inner));
+        waiting.iter().for_each(|path| catalog.closed(path, false, &self.objects));
     }
 
     fn note(&self, change: impl FnOnce(&mut Catalog)) {

@@ -51,13 +51,15 @@ impl Archive {
     }
 
     /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after
-    /// it, else one with the same tensors. The flag says that there is one but its chain is full.
+    /// it, else one with the same tensors. The flag says that the lineage goes on: it has
+    /// archived states, whether or not one can be the base.
     pub(super) fn base(&self, sealed: &Sealed) -> (Option<Chain>, bool) {
         if sealed.description.tensors.is_empty() {
             return (None, false);
         }
         let mut states = self.objects.find(|header| header.lineage == sealed.lineage);
-        if states.is_empty() {
+        let goes_on = !states.is_empty();
+        if !goes_on {
             states = self.objects.find(|header| header.signature == sealed.signature);
         }
         let distance = |header: &Header| {
@@ -68,13 +70,13 @@ impl Archive {
             return (None, false);
         };
         if nearest.depth + 1 >= MAX_CHAIN {
-            return (None, true);
+            return (None, goes_on);
         }
         match Chain::open(&self.objects, nearest.id) {
-            Ok(chain) => (Some(chain), false),
+            Ok(chain) => (Some(chain), goes_on),
             Err(error) => {
                 log::error!("{error}; the next state of this lineage is archived without it");
-                (None, false)
+                (None, goes_on)
             }
         }
     }

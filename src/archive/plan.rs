@@ -53,8 +53,8 @@ pub(super) struct Material<'a> {
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
-    /// The lineage has archived states, but this one starts a new chain: a lattice keyframe.
-    pub(super) rekey: bool,
+    /// The lineage has archived states. Its first one is lossless; without a base, a later one is a lattice keyframe.
+    pub(super) goes_on: bool,
     pub(super) profile: Profile,
 }
 
@@ -79,7 +79,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Vec<Plan>> {
         let parent = base.get(tensor.path.as_str()).copied();
         let parent = parent.filter(|(_, p)| p.dtype == tensor.dtype && p.extent.end - p.extent.start == len);
         let fallback = lossless_coding(material, tensor, parent)?;
-        let quantize = material.profile == Profile::Balanced && may_quantize(tensor);
+        let quantize = material.profile == Profile::Balanced && material.goes_on && may_quantize(tensor);
         let lattice = match (quantize, twin) {
             (true, Some(twin)) => lattice_coding(material, tensor, twin, parent)?,
             _ => None,
@@ -116,11 +116,8 @@ fn lattice_coding(
 ) -> io::Result<Option<Coding>> {
     let next = next_update(material, tensor, twin)?;
     let (Some((parent, entry)), Some(chain)) = (parent, material.base) else {
-        // No base: a new chain of a known lineage, or its very first state.
-        return Ok(next
-            .filter(|_| material.rekey)
-            .and_then(|rms| step(tensor, rms))
-            .map(|step| Coding::LatticeKey { step }));
+        // A new chain of a known lineage.
+        return Ok(next.and_then(|rms| step(tensor, rms)).map(|step| Coding::LatticeKey { step }));
     };
     let last = last_update(material, tensor, chain, parent, entry.coding.step())?;
     let rms = match (last, next) {

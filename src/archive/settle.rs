@@ -23,6 +23,8 @@ const SAMPLE_BYTES: u64 = 4096;
 const COMPRESSIBLE: f64 = 0.9;
 /// Why a file whose stub is damaged stays as it is.
 const DAMAGED_STUB: &str = "it is a damaged stub";
+/// Why a file that the daemon may not, or cannot, read stays as it is.
+const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
@@ -38,11 +40,14 @@ pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> i
             if kind.is_dir() {
                 directories.push(path);
             } else if kind.is_file() {
-                let state = state_of(store, &entry.path())?;
+                let state = state_of(store, &entry.path()).unwrap_or_else(|error| {
+                    log::error!("{}: {error}; it stays as it is", path.display());
+                    State::Resident(UNREADABLE)
+                });
                 match state {
                     State::Released(id) => objects.name(id),
                     // Which object it named is not known; that one must not go.
-                    State::Resident(DAMAGED_STUB) => objects.freeze(),
+                    State::Resident(DAMAGED_STUB | UNREADABLE) => objects.freeze(),
                     _ => {}
                 }
                 catalog.found(path, state);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
-use crate::store::{Objects, Store, copy_attributes, durable};
+use crate::store::{Objects, Store, copy_attributes, copy_but_owner, durable};
 
 use super::files::{objects, read};
 use super::survey::files;
@@ -71,8 +71,10 @@ fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &Pr
             file.write_all_at(bytes, offset)
         })?;
         let source = store.tree().join(path);
-        copy_attributes(&source, &fs::symlink_metadata(&source)?, &file)
-            .with_context(|| format!("{}: mode, owner and times", part.display()))?;
+        let metadata = fs::symlink_metadata(&source)?;
+        copy_attributes(&source, &metadata, &file)
+            .or_else(|_| copy_but_owner(&source, &metadata, &file))
+            .with_context(|| format!("{}: mode and times", part.display()))?;
         durable::sync_file(&file)?;
         Ok(fs::rename(&part, target)?)
     };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{Archive, AtRest};
-use crate::store::{Store, copy_attributes, durable};
+use crate::store::{Store, copy_attributes, copy_but_owner, durable};
 
 use super::words::progress;
 
@@ -92,7 +92,9 @@ fn copy(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Re
         at += count as u64;
         progress(count as u64);
     }
-    copy_attributes(from, &source.metadata()?, &file)?;
+    // Without root, somebody else's file becomes one's own, as with cp.
+    let metadata = source.metadata()?;
+    copy_attributes(from, &metadata, &file).or_else(|_| copy_but_owner(from, &metadata, &file))?;
     durable::sync_file(&file)?;
     durable::publish(&part, &target)
 }

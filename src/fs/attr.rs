@@ -140,6 +140,9 @@ impl Core {
     /// Everything but the size.
     fn change(&self, ino: u64, change: &Change) -> Result<Attributes> {
         let table = self.table();
+        if table.node(ino)?.superseded {
+            return Err(libc::ESTALE.into());
+        }
         let place = table.place(ino)?;
         if change.uid.is_some() || change.gid.is_some() {
             // Before the mode, which a change of owner may take bits from.
@@ -174,7 +177,10 @@ impl Core {
         if node.stub.is_some() || node.waiting.is_some() {
             return Ok(Step::First(if size == 0 { Wanted::Empty } else { Wanted::Bytes }));
         }
-        let path = table.path(ino);
+        if node.superseded && fh.is_none() {
+            return Err(libc::ESTALE.into());
+        }
+        let paths = table.paths(ino);
         let place = table.place(ino)?;
         let file = fh.and_then(|fh| self.handle(fh).ok()).and_then(|handle| handle.file());
         let file = match file {
@@ -182,7 +188,7 @@ impl Core {
             None => Arc::new(place.open(false, true)?),
         };
         drop_privileges(&place, uid)?;
-        if let Some(path) = &path {
+        for path in &paths {
             self.archive.opened_for_writing(path);
         }
         let node = table.node_mut(ino)?;
@@ -196,8 +202,8 @@ impl Core {
         }
         let done = file.set_len(size);
         // With a mapping left, its end is what is waited for.
-        if let Some(path) = path.filter(|_| !node.mapped) {
-            self.archive.sealed(&path);
+        for path in paths.iter().filter(|_| !node.mapped) {
+            self.archive.sealed(path);
         }
         done?;
         Ok(Step::Done(()))

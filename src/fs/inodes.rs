@@ -96,6 +96,12 @@ impl Table {
         Some(names.into_iter().rev().collect())
     }
 
+    /// All paths of a node that are known.
+    pub(super) fn paths(&self, ino: u64) -> Vec<PathBuf> {
+        let names = self.nodes.get(&ino).map_or(&[][..], |node| &node.names);
+        names.iter().filter_map(|(parent, name)| Some(self.path(*parent)?.join(name))).collect()
+    }
+
     /// Absolute path of something in the tree.
     pub(super) fn absolute(&self, path: &Path) -> PathBuf {
         // `join("")` would end in a slash.
@@ -136,18 +142,24 @@ impl Table {
         }
         if !self.nodes.contains_key(&ino) {
             let kind = kind(metadata.file_type());
+            let mut unread = false;
             let stub = if kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED {
                 let path = self.child(parent, name)?;
                 match Place::named(self.absolute(&path)).open(true, false) {
                     Ok(opened) => archive.stub(&opened)?,
-                    // Without the right to read there is no telling; opening it will fail the same way.
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+                    // Without the right to read there is no telling; opening it will fail the same way, or tell.
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        unread = true;
+                        None
+                    }
                     Err(error) => return Err(error.into()),
                 }
             } else {
                 None
             };
-            self.nodes.insert(ino, Node::new(kind, file, stub));
+            let mut node = Node::new(kind, file, stub);
+            node.unread = unread;
+            self.nodes.insert(ino, node);
         }
         self.bind(parent, name, ino);
         Ok(ino)

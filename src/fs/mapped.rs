@@ -145,7 +145,7 @@ impl Core {
             }
         }
         node.mapped = false;
-        if let Some(path) = path {
+        for path in table.paths(ino) {
             self.archive.sealed(&path);
         }
         table.reap(ino);

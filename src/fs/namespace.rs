@@ -8,6 +8,7 @@ use super::Core;
 use super::inodes::Table;
 use super::node::{Place, file_id};
 use crate::archive::{FileId, Namespace, Outcome};
+use crate::store::{Id, Stub};
 
 impl Core {
     /// Whether the file is at rest and still at that path.
@@ -75,7 +76,13 @@ impl Namespace for Core {
             table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
-                node.stub = self.archive.stub(&Place::named(absolute).open(true, false)?)?;
+                let stub = Place::named(absolute).open(true, false).and_then(|file| self.archive.stub(&file));
+                node.stub = stub.unwrap_or_else(|error| {
+                    // Never the block itself as content: reading is an error until the kernel has forgotten the node.
+                    log::error!("{}: cannot be read after its release: {error}", path.display());
+                    let store = self.archive.store().id();
+                    Some(Stub { store, object: Id::NONE, logical_len: 0 })
+                });
                 node.version += 1;
                 self.invalidations.inode(ino);
             }

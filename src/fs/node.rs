@@ -41,6 +41,10 @@ pub(super) struct Node {
     pub(super) waiting: Option<Vec<Job>>,
     /// No handle is open, but a mapping may be through which it is written (see `mapped`).
     pub(super) mapped: bool,
+    /// Its names have gone over to another node while readers kept this one: whoever opens it must look the name up anew.
+    pub(super) superseded: bool,
+    /// The daemon may not read the file, so whether it is a stub is found out when it is opened.
+    pub(super) unread: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
     /// Counts the changes to its bytes that the kernel's page cache does not see.
@@ -63,6 +67,8 @@ impl Node {
             opened: None,
             waiting: None,
             mapped: false,
+            superseded: false,
+            unread: false,
             held: None,
             version: 0,
             cached: None,

@@ -110,6 +110,9 @@ impl Core {
         if node.waiting.is_some() {
             return Ok(Step::First(wanted));
         }
+        if node.superseded {
+            return Err(libc::ESTALE.into());
+        }
         let source = match (&node.stub, &node.opened) {
             (Some(_), _) if wanted != Wanted::Reader => return Ok(Step::First(wanted)),
             (Some(_), Some(_)) => None,
@@ -120,6 +123,14 @@ impl Core {
             (None, Some(opened)) if (opened.readable || !access.read) && (opened.writable || !access.write) => None,
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
+                if node.unread && node.opened.is_none() {
+                    let stub = self.archive.stub(&file)?;
+                    let node = table.node_mut(ino)?;
+                    (node.unread, node.stub) = (false, stub);
+                    if node.stub.is_some() {
+                        return Ok(Step::First(wanted));
+                    }
+                }
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
         };
@@ -150,7 +161,7 @@ impl Core {
         register: Register<'_>,
     ) -> Result<(Answer, Arc<Handle>)> {
         let changes = access.write || access.truncate;
-        let path = if changes { table.path(ino) } else { None };
+        let paths = if changes { table.paths(ino) } else { Vec::new() };
         let node = table.node_mut(ino)?;
         let own = source.as_ref().map(|(source, ..)| source.clone());
         if node.opened.is_none() {
@@ -196,7 +207,7 @@ impl Core {
             node.cached = Some(node.version);
         }
         self.handles().insert(fh, Arc::clone(&handle));
-        if let Some(path) = path {
+        for path in paths {
             self.archive.opened_for_writing(&path);
         }
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
@@ -233,7 +244,7 @@ impl Core {
     pub(super) fn release(&self, ino: u64, fh: FileHandle) {
         let handle = self.handles().remove(&fh.0);
         let mut table = self.table();
-        let path = table.path(ino);
+        let paths = table.paths(ino);
         let Some(node) = table.get_mut(ino) else {
             return;
         };
@@ -251,12 +262,12 @@ impl Core {
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
         node.mapped = mappable;
-        match &path {
-            Some(_) if mappable => {}
-            Some(path) if wrote => self.archive.sealed(path),
-            Some(path) => self.archive.closed(path),
-            // A file without a name is nobody's checkpoint.
-            None => {}
+        // A file without a name is nobody's checkpoint.
+        for path in paths.iter().filter(|_| !mappable) {
+            match wrote {
+                true => self.archive.sealed(path),
+                false => self.archive.closed(path),
+            }
         }
         table.reap(ino);
         // Closing what was open may free a file's blocks; and while we have it open, it has a writer.

@@ -160,7 +160,9 @@ impl Core {
             for (parent, name) in names {
                 table.unbind(parent, &name);
             }
-            table.node_mut(ino)?.held = held;
+            let node = table.node_mut(ino)?;
+            node.held = held;
+            node.superseded = true;
         } else {
             table.replaced(file, replacement);
             let node = table.node_mut(ino)?;
@@ -210,7 +212,10 @@ impl Core {
                 std::fs::hard_link(new, &link.0)?;
                 std::fs::rename(&link.0, name)?;
             }
-            restore_times(parent, &times)?;
+            // The stub is gone by now: an error would say that it is still there.
+            if let Err(error) = restore_times(parent, &times) {
+                log::warn!("{}: cannot put its times back: {error}", parent.display());
+            }
             if !directories.iter().any(|known| known == parent) {
                 directories.push(parent.to_path_buf());
             }

@@ -45,6 +45,8 @@ impl Recall {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("recall-{n}"))
+            // Read-ahead must never end the daemon; whoever wants the unit decodes it again and gets the answer.
+            .panic_handler(|_| log::error!("a task that read ahead panicked"))
             .build()
             .map_err(std::io::Error::other)?;
         Ok(Arc::new(Recall { objects, cache, pool, readers: Mutex::new(HashMap::new()) }))

@@ -12,6 +12,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -77,6 +78,8 @@ pub struct Prepared {
     note: PathBuf,
     directory_times: Times,
     file: Fingerprint,
+    /// The directory has not got its times back: the note is for the next mount.
+    keep_note: AtomicBool,
 }
 
 /// Changes whenever content, attributes or number of names of a file do.
@@ -116,6 +119,7 @@ impl Prepared {
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
             directory_times: Times::of(&fs::metadata(durable::parent(&absolute))?),
             file: Fingerprint::of(source),
+            keep_note: AtomicBool::new(false),
         };
         let file = durable::create_new(&prepared.stub)?;
         stub.write(&file)?;
@@ -142,28 +146,42 @@ impl Prepared {
             return Ok(false);
         }
         fs::rename(&self.stub, absolute)?;
-        durable::set_times(directory, self.directory_times)?;
+        // From here on the file is released, whatever happens: an error would say that it is not.
+        if let Err(error) = durable::set_times(directory, self.directory_times) {
+            log::error!("{}: its times cannot be put back now ({error}), but at the next mount", directory.display());
+            self.keep_note.store(true, Ordering::Relaxed);
+        }
         Ok(true)
     }
 }
 
 impl Drop for Prepared {
-    /// Whether or not it was committed, the note has served: the directory has its times.
+    /// Whether or not it was committed, the note has served, if the directory has its times.
     fn drop(&mut self) {
         let _ = durable::remove(&self.stub);
-        let _ = durable::remove(&self.note);
+        if !self.keep_note.load(Ordering::Relaxed) {
+            let _ = durable::remove(&self.note);
+        }
     }
 }
 
-/// Gives the file `to` mode, owner, extended attributes and times of the file at `from`, whose metadata are given.
+/// Gives the file `to` owner and all other attributes of the file at `from`, whose metadata are given.
 ///
 /// # Errors
-/// What the device reports. An extended attribute that this process may not set is an error: it must not be lost.
+/// What the device reports. An attribute that this process may not set is an error: it must not be lost.
 pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
     let own = to.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
         std::os::unix::fs::fchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
     }
+    copy_but_owner(from, metadata, to)
+}
+
+/// Gives the file `to` mode, extended attributes and times of the file at `from`, whose metadata are given.
+///
+/// # Errors
+/// As of [`copy_attributes`].
+pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
     use xattr::FileExt as _;
     let names = match xattr::list(from) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,

@@ -114,6 +114,9 @@ pub struct Index {
 
 /// Bytes of one tile in the index.
 const TILE_ENTRY: usize = 28;
+/// No payload is longer: what does not compress is stored as it is, with a few bytes for modes and lengths; exceptions
+/// of a lattice take at most 14 bytes for each element of two.
+const MAX_TILE_STORED: u32 = 8 * TILE_BYTES as u32;
 /// A tensor may have this many dimensions at most; torch stops at 64.
 const MAX_DIMS: usize = 64;
 
@@ -266,6 +269,9 @@ fn decode_tiles(fields: &mut Fields, decoded: u64, payload_end: u64) -> Result<V
                 payload_hash: fields.u64()?,
                 decoded_hash: fields.u64()?,
             };
+            if tile.stored > MAX_TILE_STORED {
+                return Err(Damage("a tile's payload is longer than any can be"));
+            }
             match tile.offset.checked_add(u64::from(tile.stored)) {
                 Some(end) if end <= payload_end => Ok(tile),
                 _ => Err(Damage("a tile reaches beyond the payloads")),

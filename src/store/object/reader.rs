@@ -63,7 +63,7 @@ impl Object {
         }
         if footer.index_offset.checked_add(footer.index_stored) != Some(footer_at)
             || footer.index_offset < HEADER_BYTES as u64
-            || footer.index_len > MAX_INDEX_BYTES
+            || footer.index_len.max(footer.index_stored) > MAX_INDEX_BYTES
         {
             return Err(Damage("its index is not where it should be").into());
         }

@@ -101,10 +101,9 @@ impl ObjectWriter {
         durable::sync_file(&self.file)?;
         let target = super::reader::path_of(objects, self.id);
         let shard = durable::parent(&target);
-        if !shard.is_dir() {
-            std::fs::create_dir_all(shard)?;
-            durable::sync_dir(objects)?;
-        }
+        // Also where the shard exists: whoever made it may have been killed before its name was durable.
+        std::fs::create_dir_all(shard)?;
+        durable::sync_dir(objects)?;
         durable::publish(&self.path, &target)?;
         self.finished = true;
         Ok(())
