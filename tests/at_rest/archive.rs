@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use stepfs::archive::{FileId, Namespace, Outcome};
+use stepfs::archive::{AtRest, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
 use stepfs::store::object::Coding;
 
@@ -306,5 +307,52 @@ fn a_file_renamed_between_archive_and_release_is_what_its_new_name_asks_for() {
     drop(archive);
     rest.settle();
     assert_eq!(rest.read(to).unwrap(), rest.written[&from]);
+    rest.faithful(&step(1));
+}
+
+/// A mount in which every file has an open handle until it is said to be closed.
+struct InUseUntil {
+    closed: AtomicBool,
+    rest: AtRest,
+}
+
+impl Namespace for InUseUntil {
+    fn idle(&self, _: &Path, _: FileId) -> Outcome {
+        Outcome::Done
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> std::io::Result<()>,
+    ) -> std::io::Result<Outcome> {
+        match self.closed.load(Ordering::SeqCst) {
+            true => self.rest.exclusively(path, expect, commit),
+            false => Ok(Outcome::Busy),
+        }
+    }
+}
+
+#[test]
+fn what_becomes_the_newest_again_before_it_is_released_stays_exact() {
+    let mut rest = Rest::new();
+    for (at, state) in states(3).into_iter().enumerate() {
+        rest.write(&step(at + 1), &state);
+    }
+    let archive = rest.open();
+    let mount = Arc::new(InUseUntil { closed: AtomicBool::new(false), rest: AtRest { tree: archive.store().tree() } });
+    archive.start(mount.clone());
+    until(|| archive.status().busy == 2);
+    assert!(archive.attribute(Path::new(&step(2)), "object").is_some(), "its object is durable");
+    fs::remove_file(rest.path(&step(3))).unwrap();
+    archive.removed(Path::new(&step(3)));
+    mount.closed.store(true, Ordering::SeqCst);
+    (1..=2).for_each(|at| archive.closed(Path::new(&step(at))));
+    until(|| archive.status().queued == 0);
+    archive.stop();
+    assert!(rest.stub(&step(2)).is_none(), "it is the newest");
+    assert_eq!(fs::read(rest.path(&step(2))).unwrap(), rest.written[&step(2)]);
+    assert!(rest.stub(&step(1)).is_some(), "it is not");
     rest.faithful(&step(1));
 }

@@ -6,6 +6,7 @@ import mmap as mapping
 import os
 import shutil
 import tarfile
+import time
 
 import pytest
 import torch
@@ -413,3 +414,26 @@ def test_unusual_names(mount, plain):
         assert (mount / name).read_bytes() == content
     if mount.pid:
         assert sorted(row["path"].lstrip("/") for row in mount.ls()) == sorted(names)
+
+
+def test_writes_through_every_name_of_a_released_file_arrive(released_both):
+    """A reader served from the decoded file keeps the old inode; the other name must not write to it unseen."""
+    r = released_both
+    f, g = r.dir / r.names[1], r.dir / "run/link"
+    os.link(f, g)
+    f.read_bytes()
+    with open(f, "rb") as reader:
+        reader.read(4)
+        os.stat(f), os.stat(g)
+        with open(g, "ab") as writer:
+            writer.write(b"FIRST")
+    with open(f, "r+b") as writer:
+        writer.seek(0, os.SEEK_END)
+        writer.write(b"SECOND")
+        writer.flush()
+        os.fsync(writer.fileno())
+    expected = r.bytes[r.names[1]] + b"FIRSTSECOND"
+    assert f.read_bytes() == expected and g.read_bytes() == expected
+    time.sleep(1.5)
+    assert f.read_bytes() == expected and g.read_bytes() == expected
+

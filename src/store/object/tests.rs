@@ -50,7 +50,7 @@ fn tiles(bytes: u64, seed: u64) -> Vec<Tile> {
     (0..tiles_of(bytes))
         .map(|at| {
             let mix = (seed ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let stored = (mix >> 40) as u32;
+            let stored = (mix >> 42) as u32;
             let offset = mix % (PAYLOAD_END - u64::from(stored) + 1);
             Tile { offset, stored, payload_hash: mix.rotate_left(7), decoded_hash: !mix }
         })
@@ -212,6 +212,7 @@ fn refused(change: impl FnOnce(&mut Index)) {
 fn what_lies_about_its_tensors_is_refused() {
     refused(|index| index.tensors[0].extent = 8..409);
     refused(|index| index.tensors[0].extent = u64::MAX - 399..u64::MAX);
+    refused(|index| index.tensors[0].tiles[0].stored = 8 * TILE_BYTES as u32 + 1);
     refused(|index| index.tensors[0].tiles.clear());
     refused(|index| index.tensors[0].tiles = tiles(2 * TILE_BYTES as u64, 1));
     refused(|index| index.tensors[0].tiles[0].offset = u64::MAX);
