@@ -279,7 +279,7 @@ impl Archive {
         match self.write_difference(path, sealed, source, (&after, &newer.1), (base.as_ref(), goes_on), stale) {
             Err(error) if base.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
-                self.write_difference(path, sealed, source, (&after, &newer.1), (None, true), stale)
+                self.write_difference(path, sealed, source, (&after, &newer.1), (None, goes_on), stale)
             }
             result => result,
         }
