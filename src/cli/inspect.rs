@@ -14,7 +14,7 @@ use crate::store::object::Object;
 
 use super::place::{Place, attribute};
 use super::survey::role_name;
-use super::words::{size, table};
+use super::words::{name, size, table};
 
 /// Show what stepfs finds in a checkpoint: its tensors, their roles, where they lie; and how they are kept.
 #[derive(clap::Args)]
@@ -57,12 +57,12 @@ struct Row {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let name = args.file.display().to_string();
-    let file = File::open(&args.file).with_context(|| name.clone())?;
-    let description = describe(&file).with_context(|| name.clone())?;
+    let path = args.file.display().to_string();
+    let file = File::open(&args.file).with_context(|| path.clone())?;
+    let description = describe(&file).with_context(|| path.clone())?;
     let object = object_of(&args.file);
     let mut report = Report {
-        path: name,
+        path,
         container: description.kind.name(),
         note: description.note.clone(),
         bytes: file.metadata()?.len(),
@@ -109,7 +109,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut rows = vec![head.map(String::from).to_vec()];
     for row in &report.tensors {
         rows.push(vec![
-            row.path.clone(),
+            name(&row.path),
             row.dtype.into(),
             format!("{:?}", row.shape),
             row.role.into(),

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::place::Place;
 use super::survey::survey;
-use super::words::{percent, size, table};
+use super::words::{name, percent, size, table};
 
 /// List files with what they weigh in the store.
 ///
@@ -51,10 +51,15 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             weights.unwrap_or_default(),
             if entry.chain_len == 0 { String::new() } else { entry.chain_len.to_string() },
             error,
-            entry.path.clone(),
+            name(&entry.path),
         ]);
     }
-    let total = [&format!("{} files", entries.len()), &size(logical), &size(stored), &percent(stored, logical)];
+    let total = [
+        &format!("{} file{}", entries.len(), if entries.len() == 1 { "" } else { "s" }),
+        &size(logical),
+        &size(stored),
+        &percent(stored, logical),
+    ];
     rows.push(total.map(String::clone).to_vec());
     write!(out, "{}", table(&rows, &[false, true, true, true, true, true, true, false]))?;
     Ok(ExitCode::SUCCESS)

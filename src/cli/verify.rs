@@ -14,7 +14,7 @@ use crate::store::{Damage, Id, Objects, Store};
 
 use super::files::read;
 use super::survey::{files, stub};
-use super::words::{progress, size};
+use super::words::{name, progress, size};
 
 /// Read and decode everything in a store, and say exactly what is damaged.
 ///
@@ -140,14 +140,14 @@ fn print(report: &Report, json: bool) -> Result<()> {
     for damaged in &report.damaged {
         let mut line = match damaged.paths.is_empty() {
             true => "no file".to_string(),
-            false => damaged.paths.join(", "),
+            false => name(&damaged.paths.join(", ")),
         };
         line.push_str(": ");
         if let Some(object) = &damaged.object {
             line.push_str(&format!("object {object}: "));
         }
         if let Some(tensor) = &damaged.tensor {
-            line.push_str(&format!("tensor {tensor}: "));
+            line.push_str(&format!("tensor {}: ", name(tensor)));
         }
         println!("{line}{}", damaged.error);
     }

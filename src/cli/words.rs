@@ -30,6 +30,18 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
+/// A name as it can be shown on a terminal: control characters, which may be in any file or tensor name, escaped.
+pub(super) fn name(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
 /// A bar that counts bytes, or steps when `bytes` is false. Shown on a terminal only, and only once a second has passed.
 pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
@@ -77,6 +89,11 @@ pub(super) fn table(rows: &[Vec<String>], right: &[bool]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_cannot_steer_a_terminal() {
+        assert_eq!(name("step\u{1b}[2J\n.pt é"), "step\\u{1b}[2J\\n.pt é");
+    }
 
     #[test]
     fn sizes_have_three_digits() {
