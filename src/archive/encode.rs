@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use rayon::prelude::*;
@@ -48,18 +49,19 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     let mut tensors = Vec::with_capacity(job.plans.len());
     let mut changed = Vec::new();
     for plan in job.plans {
-        let tensor = &job.description.tensors[plan.tensor];
+        let tensor = &plan.tensor;
+        let whole = &job.description.tensors[plan.index].extent;
         let start = writer.position();
-        let done = match encode_tensor(job, writer, tensor, plan.coding)? {
+        let done = match encode_tensor(job, writer, tensor, whole, plan.coding)? {
             Some(done) => done,
             None => {
                 writer.rewind(start);
-                encode_tensor(job, writer, tensor, plan.fallback)?.ok_or(io::ErrorKind::InvalidData)?
+                encode_tensor(job, writer, tensor, whole, plan.fallback)?.ok_or(io::ErrorKind::InvalidData)?
             }
         };
         if done.crc_before != done.crc_after {
             let (crc_before, crc_after) = (done.crc_before, done.crc_after);
-            changed.push(ChangedTensor { index: plan.tensor, crc_before, crc_after });
+            changed.push(ChangedTensor { index: plan.index, crc_before, crc_after });
         }
         tensors.push(done.entry);
     }
@@ -84,10 +86,24 @@ struct Done {
 }
 
 /// `None`: a lattice does not fit this tensor (NaN, infinity); what was written of it is to be taken back.
-fn encode_tensor(job: &Job, writer: &mut ObjectWriter, tensor: &Tensor, coding: Coding) -> io::Result<Option<Done>> {
+fn encode_tensor(
+    job: &Job,
+    writer: &mut ObjectWriter,
+    tensor: &Tensor,
+    whole: &Range<u64>,
+    coding: Coding,
+) -> io::Result<Option<Done>> {
     let count = (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize;
     let with_crc = job.description.kind == Kind::TorchZip && coding.step().is_some();
+    // The checksum is of the whole tensor, its edges in the skeleton too.
     let (mut before, mut after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+    let edge = |extent: Range<u64>, hashes: [&mut crc32fast::Hasher; 2]| -> io::Result<()> {
+        let mut bytes = vec![0; if with_crc { (extent.end - extent.start) as usize } else { 0 }];
+        ReadAt::read_exact_at(job.source, &mut bytes, extent.start)?;
+        hashes.into_iter().for_each(|hash| hash.update(&bytes));
+        Ok(())
+    };
+    edge(whole.start..tensor.extent.start, [&mut before, &mut after])?;
     let mut tiles = Vec::with_capacity(count);
     let mut max_abs_error = 0f64;
     for first in (0..count).step_by(BATCH) {
@@ -106,6 +122,7 @@ fn encode_tensor(job: &Job, writer: &mut ObjectWriter, tensor: &Tensor, coding: 
             max_abs_error = max_abs_error.max(tile.max_abs_error);
         }
     }
+    edge(tensor.extent.end..whole.end, [&mut before, &mut after])?;
     let entry = TensorEntry {
         path: tensor.path.clone(),
         dtype: tensor.dtype,
@@ -192,7 +209,7 @@ fn encode_tile(
 fn encode_skeleton(
     job: &Job,
     writer: &mut ObjectWriter,
-    gaps: &[std::ops::Range<u64>],
+    gaps: &[Range<u64>],
     patches: &[Patch],
 ) -> io::Result<Vec<Tile>> {
     let mut tiles = Vec::new();

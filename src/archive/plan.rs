@@ -13,6 +13,12 @@ use crate::store::object::{Coding, TensorEntry};
 
 /// Tensors below this many bytes go into the skeleton, bit-exact: an entry in the index costs about 100 bytes.
 const MIN_TENSOR_BYTES: u64 = 4096;
+/// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
+const MIN_EDGES_BYTES: u64 = 8 << 20;
+/// A read of 4 KiB that begins in the header before a tensor reaches so far into the tensor, in whole pages.
+const HEAD_BYTES: u64 = 8192;
+/// The page that a header begins in holds less than this of the tensor before it.
+const TAIL_BYTES: u64 = 4096;
 /// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
 /// to 1% even where a few rows move a hundred times more than the others.
 const SAMPLE_ELEMENTS: usize = 4096;
@@ -32,7 +38,9 @@ const KEEP_WITHIN: f64 = 1.15;
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     /// Index in the description.
-    pub(super) tensor: usize,
+    pub(super) index: usize,
+    /// The tensor, with the extent that gets tiles.
+    pub(super) tensor: Tensor,
     pub(super) coding: Coding,
     /// What to use when a lattice turns out not to fit (NaN, infinity).
     pub(super) fallback: Coding,
@@ -69,24 +77,35 @@ pub(super) fn plan(material: &Material) -> io::Result<Vec<Plan>> {
         None => HashMap::new(),
     };
     let mut plans = Vec::new();
-    for (at, tensor) in material.description.tensors.iter().enumerate() {
+    for (index, tensor) in material.description.tensors.iter().enumerate() {
+        let tensor = without_edges(tensor);
         let len = tensor.extent.end - tensor.extent.start;
         if len < MIN_TENSOR_BYTES {
             continue;
         }
-        let twin =
-            newer.get(tensor.path.as_str()).copied().filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
+        let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
         let parent = base.get(tensor.path.as_str()).copied();
         let parent = parent.filter(|(_, p)| p.dtype == tensor.dtype && p.extent.end - p.extent.start == len);
-        let fallback = lossless_coding(material, tensor, parent)?;
-        let quantize = material.profile == Profile::Balanced && material.goes_on && may_quantize(tensor);
+        let fallback = lossless_coding(material, &tensor, parent)?;
+        let quantize = material.profile == Profile::Balanced && material.goes_on && may_quantize(&tensor);
         let lattice = match (quantize, twin) {
-            (true, Some(twin)) => lattice_coding(material, tensor, twin, parent)?,
+            (true, Some(twin)) => lattice_coding(material, &tensor, &without_edges(twin), parent)?,
             _ => None,
         };
-        plans.push(Plan { tensor: at, coding: lattice.unwrap_or(fallback), fallback });
+        plans.push(Plan { index, tensor, coding: lattice.unwrap_or(fallback), fallback });
     }
     Ok(plans)
+}
+
+/// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing. Whoever
+/// looks for one tensor in a torch zip reads the headers of all: the pages that hold them hold the edges of tensors too,
+/// and would each cost a tile.
+fn without_edges(tensor: &Tensor) -> Tensor {
+    let mut tensor = tensor.clone();
+    if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
+        tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - TAIL_BYTES;
+    }
+    tensor
 }
 
 /// Only what is known to be a weight, and has a shape that bears error: vectors (norms, biases) cost nothing to keep.

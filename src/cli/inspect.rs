@@ -69,7 +69,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         tensors: Vec::new(),
     };
     for tensor in description.tensors {
-        let kept = object.as_ref().and_then(|o| o.index().tensors.iter().find(|t| t.extent == tensor.extent));
+        let kept = object.as_ref().and_then(|o| o.index().tensors.iter().find(|t| t.path == tensor.path));
         report.tensors.push(Row {
             aliases: tensor.aliases,
             dtype: tensor.dtype.name(),

@@ -246,3 +246,30 @@ def test_a_diverged_successor_does_not_coarsen_what_came_before(mount, plain, ho
             step = (near["model"][name] - tensor).double().square().mean().sqrt().item()
             assert difference(tensor, read["model"][name]) <= 2 * step, f"step_{n}.pt, {name}"
     assert all(bits_equal(t, tensors_of(states[-1])[path]) for path, t in tensors_of(torch.load(mount / "step_4.pt")).items())
+
+
+def test_large_tensors_are_whole_to_their_edges(mount, plain):
+    """Of tensors above 8 MiB the first and last pages are kept apart from the rest."""
+    generator = torch.Generator().manual_seed(7)
+    state = {"model": {f"{n}.weight": torch.randn(rows, 1024, generator=generator) for n, rows in (("a", 2048), ("b", 2047), ("c", 3001))}}
+    exact = []
+    for step in range(1, 4):
+        torch.save(state, mount / f"big_{step}.pt")
+        exact.append({path: tensor.clone() for path, tensor in tensors_of(state).items()})
+        for tensor in state["model"].values():
+            tensor += 1e-3 * torch.randn(tensor.shape, generator=generator)
+    mount.sync()
+    for step in (1, 2):
+        name = f"big_{step}.pt"
+        mount.require_released(name)
+        shell(f"unzip -tqq {mount / name}")
+        read = torch.load(mount / name)
+        said = stated(mount, name)
+        for path, tensor in tensors_of(read).items():
+            about = said[same_words(path)]
+            assert about["codec"] == ("lattice" if step == 2 and tensor.shape[0] >= 2047 else "lossless"), about
+            assert difference(exact[step - 1][path], tensor) <= about["bound"]
+        torch.save(read, plain / name)
+        shell(f"cmp {plain / name} {mount / name}")
+    weight = mount.entry("big_2.pt")["roles"]["weight"]
+    assert weight["stored_bytes"] <= 0.07 * weight["raw_bytes"]
