@@ -69,7 +69,12 @@ impl Core {
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
-        match self.handle(fh).map(|handle| handle.source()) {
+        let source = self.handle(fh).map(|handle| handle.source());
+        let decoded = match &source {
+            Ok(Source::Reader(reader)) => reader.present(offset, size.into()).cloned(),
+            _ => None,
+        };
+        match decoded.map_or(source, |file| Ok(Source::File(file))) {
             Ok(Source::File(file)) => BUFFER.with_borrow_mut(|buffer| {
                 if buffer.len() < size as usize {
                     buffer.resize(size as usize, 0);

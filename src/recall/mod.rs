@@ -69,6 +69,8 @@ impl Recall {
         let reader = Reader::new(Arc::clone(self), chain);
         readers.retain(|_, reader| reader.strong_count() > 0);
         readers.insert(id, Arc::downgrade(&reader));
+        drop(readers);
+        reader.start_skeleton();
         Ok(reader)
     }
 

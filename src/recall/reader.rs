@@ -83,6 +83,17 @@ impl Reader {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0).map(Arc::clone)
     }
 
+    /// The file that holds these bytes decoded already, at their offset, if they all are: reading them then costs no more
+    /// than of any plain file.
+    pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<File>> {
+        let file = self.file.as_ref()?;
+        let end = self.len().min(offset.saturating_add(len));
+        let segments = self.layout.covering(offset..end);
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let present = |segment: &super::layout::Segment| progress[segment.unit] == Progress::Present;
+        self.layout.segments[segments].iter().all(present).then_some(file)
+    }
+
     /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes what is not decoded yet:
     /// never on a thread that answers the kernel.
     ///
@@ -174,18 +185,38 @@ impl Reader {
 
     /// Starts decoding the units of these segments on the pool. Failures show when a reader gets there.
     fn start(&self, segments: Range<usize>) {
+        let segments = self.layout.segments.iter().take(segments.end).skip(segments.start);
+        self.start_units(segments.map(|segment| segment.unit));
+    }
+
+    /// Starts decoding the skeleton, if it is not larger than what a sequential reader gets ahead: whoever opens a
+    /// checkpoint reads headers first.
+    pub(super) fn start_skeleton(&self) {
+        let chunk = |unit: &usize| matches!(self.layout.units[*unit], Unit::Skeleton { .. });
+        let chunks: Vec<usize> = (0..self.layout.units.len()).filter(chunk).take(AHEAD + 1).collect();
+        if chunks.len() <= AHEAD {
+            self.start_units(chunks.into_iter());
+        }
+    }
+
+    fn start_units(&self, units: impl Iterator<Item = usize>) {
+        if self.file.is_none() {
+            return;
+        }
         let mut claimed = Vec::new();
         {
             let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-            for segment in self.layout.segments.iter().take(segments.end).skip(segments.start) {
-                if progress[segment.unit] == Progress::Missing {
-                    progress[segment.unit] = Progress::Decoding;
-                    claimed.push(segment.unit);
+            for unit in units {
+                if progress[unit] == Progress::Missing {
+                    progress[unit] = Progress::Decoding;
+                    claimed.push(unit);
                 }
             }
         }
         for unit in claimed {
-            let Some(me) = self.me.upgrade() else { return };
+            let Some(me) = self.me.upgrade() else {
+                return;
+            };
             self.recall.pool.spawn(move || {
                 if let Some(file) = &me.file {
                     let _ = me.fill(file, unit);
