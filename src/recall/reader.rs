@@ -160,13 +160,13 @@ impl Reader {
                 return Ok(false);
             }
         }
-        claim.2 = Progress::Present;
-        drop(claim);
+        // Before anybody can see the unit: who has read all of the file finds it whole.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(file) = &self.file
         {
             self.recall.cache.keep(self.chain.leaf().header().id, Arc::clone(file), self.len());
         }
+        claim.2 = Progress::Present;
         Ok(true)
     }
 
