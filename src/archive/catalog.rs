@@ -13,6 +13,9 @@ use crate::store::{Id, Objects};
 
 use super::FileId;
 
+/// Why a file whose fsync failed stays as it is, under whatever name, until it is written again.
+pub(super) const NOT_DURABLE: &str = "could not be made durable";
+
 /// Where a file is in its life.
 #[derive(Clone, Debug)]
 pub(super) enum State {
@@ -28,6 +31,17 @@ pub(super) enum State {
     Released(Id),
     /// Stays as it is, for this reason.
     Resident(&'static str),
+}
+
+impl State {
+    /// Whether it must be found out again under another name.
+    fn follows_from_name(&self) -> bool {
+        match self {
+            State::Sealed(_) | State::Archived(..) => true,
+            State::Resident(why) => *why != NOT_DURABLE,
+            State::Staged | State::Closed | State::Released(_) => false,
+        }
+    }
 }
 
 /// What is known of a durable file.
@@ -145,7 +159,7 @@ impl Catalog {
     pub(super) fn linked(&mut self, from: &Path, to: &Path) {
         if let Some(mut entry) = self.entries.get(from).cloned() {
             // Lineage and profile follow from the name: what is known of the other one does not hold for this.
-            if let State::Sealed(_) | State::Archived(..) | State::Resident(_) = entry.state {
+            if entry.state.follows_from_name() {
                 entry.state = State::Closed;
             }
             (entry.version, entry.sequence) = (self.number(), self.number());
@@ -187,7 +201,7 @@ impl Catalog {
             // Lineage and profile follow from the name: they must be found out again, and what is under way is void.
             // That goes for an object made under the old name, too: the new one may ask for an exact file.
             entry.version = self.number();
-            if let State::Sealed(_) | State::Archived(..) | State::Resident(_) = entry.state {
+            if entry.state.follows_from_name() {
                 unname(&entry, objects);
                 entry.state = State::Closed;
                 entry.failed = None;

@@ -28,7 +28,7 @@ use crate::recall::{Cache, Chain, Recall};
 use crate::store::object::{Header, Id, ObjectWriter};
 use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
 
-use catalog::{Catalog, Failed, Sealed, State, Task};
+use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
@@ -184,10 +184,14 @@ impl Archive {
             return Ok(());
         }
         if let Err(error) = self.make_durable(&file, path) {
+            // A directory that could not even be opened: that says nothing of the file, and passes.
+            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
+                return Err(error);
+            }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
             // not let an older state go.
             log::error!("{}: could not be made durable: {error}; save it again", path.display());
-            self.catalog().advance(path, version, State::Resident("could not be made durable"));
+            self.catalog().advance(path, version, State::Resident(NOT_DURABLE));
             return Ok(());
         }
         let state = settle::examine(&file, path)?;
