@@ -4,20 +4,22 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::{TILE_BYTES, lattice, lossless};
+use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use crate::recall::Chain;
 use crate::recall::tile::{self, State};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
+use super::payload;
 use super::plan::{Plan, read_tile};
 
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 /// zstd level of the skeleton: pickles and headers, or whole files that are not understood.
 const SKELETON_LEVEL: i32 = 3;
 
@@ -30,6 +32,8 @@ pub(super) struct Job<'a> {
     pub(super) description: &'a Description,
     pub(super) base: Option<&'a Chain>,
     pub(super) plans: &'a [Plan],
+    /// For people, see [`Index::note`].
+    pub(super) note: &'a str,
     /// Asked between batches: the file was opened for writing, or the store is being closed.
     pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
@@ -73,6 +77,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
         origin: job.origin.to_string_lossy().into_owned(),
         profile: job.profile.to_string(),
         container: job.description.kind.name().to_string(),
+        note: job.note.to_string(),
         tensors,
         skeleton,
     };
@@ -152,57 +157,47 @@ fn encode_tile(
     number: usize,
     with_crc: bool,
 ) -> io::Result<Option<EncodedTile>> {
-    let data = read_tile(job.source, tensor, number)?;
+    let data = Arc::new(read_tile(job.source, tensor, number)?);
+    let parent = match coding.parent() {
+        Some(parent) => Some(tile::state(job.base.ok_or(io::ErrorKind::InvalidInput)?, parent as usize, number)?),
+        None => None,
+    };
+    let Some((state, decoded, max_abs_error)) = quantize(tensor.dtype, coding, &data, parent.as_ref()) else {
+        return Ok(None);
+    };
     let mut payload = Vec::new();
-    let mut max_abs_error = 0.0;
-    let base = |parent: u32| -> io::Result<State> {
-        let chain = job.base.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(tile::state(chain, parent as usize, number)?)
-    };
-    let decoded = match coding {
-        Coding::Lossless => {
-            lossless::encode(tensor.dtype, &data, None, &mut payload);
-            None
-        }
-        Coding::LosslessDelta { parent } => {
-            let chain = job.base.ok_or(io::ErrorKind::InvalidInput)?;
-            let parent = tile::decode(chain, parent as usize, number)?;
-            lossless::encode(tensor.dtype, &data, Some(&parent), &mut payload);
-            None
-        }
-        Coding::Lattice { .. } | Coding::LatticeKey { .. } => {
-            let (keyframe, parent_a, step) = match coding {
-                Coding::Lattice { parent, step } => match base(parent)? {
-                    State::Bytes(bytes) => (Some(bytes), None, step),
-                    State::Lattice { keyframe, mut accumulators, step: from, .. } => {
-                        if lattice::rescale(&mut accumulators, from, step).is_err() {
-                            return Ok(None);
-                        }
-                        (keyframe, Some(accumulators), step)
-                    }
-                },
-                _ => (None, None, coding.step().ok_or(io::ErrorKind::InvalidInput)?),
-            };
-            let mut a = vec![0; data.len() / tensor.dtype.size()];
-            let mut r = vec![0; data.len()];
-            let mut exceptions = Vec::new();
-            let fit =
-                lattice::quantize(tensor.dtype, &data, keyframe.as_deref(), step, &mut a, &mut r, &mut exceptions);
-            let Ok(error) = fit else { return Ok(None) };
-            max_abs_error = error;
-            if lattice::encode_tile(&a, parent_a.as_deref(), &exceptions, &mut payload).is_err() {
-                return Ok(None);
-            }
-            Some(r)
-        }
-    };
-    let decoded = decoded.as_deref().unwrap_or(&data);
+    if !payload::payload(tensor.dtype, coding, &state, parent.as_ref(), &mut payload)? {
+        return Ok(None);
+    }
     let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
     if with_crc {
         crc_before.update(&data);
-        crc_after.update(decoded);
+        crc_after.update(&decoded);
     }
-    Ok(Some(EncodedTile { decoded_hash: xxh3_64(decoded), payload, crc_before, crc_after, max_abs_error }))
+    Ok(Some(EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error }))
+}
+
+/// A tile's state in this coding, what it decodes to, and the largest error. `None`: not for the lattice.
+pub(super) fn quantize(
+    dtype: Dtype,
+    coding: Coding,
+    data: &Arc<Vec<u8>>,
+    parent: Option<&State>,
+) -> Option<(State, Arc<Vec<u8>>, f64)> {
+    let Some(step) = coding.step() else {
+        return Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0));
+    };
+    let keyframe = match (coding, parent) {
+        (Coding::Lattice { .. }, Some(State::Bytes(bytes))) => Some(Arc::clone(bytes)),
+        (Coding::Lattice { .. }, Some(State::Lattice { keyframe, .. })) => keyframe.clone(),
+        _ => None,
+    };
+    let mut accumulators = vec![0; data.len() / dtype.size()];
+    let mut decoded = vec![0; data.len()];
+    let mut exceptions = Vec::new();
+    let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
+    let error = lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
+    Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
 }
 
 /// The bytes between the tensors, patched, in chunks.

@@ -7,26 +7,32 @@
 mod catalog;
 mod encode;
 mod lineage;
+mod merge;
 mod namespace;
 mod notes;
 mod objects;
+mod payload;
 mod plan;
+mod reparent;
 mod settle;
 mod status;
 mod verify;
 
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::recall::{Cache, Chain, Recall};
-use crate::store::object::{Header, Id, ObjectWriter};
+use crate::recall::{Cache, Chain, Recall, usual_memory};
+use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
 use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
+
+use objects::Base;
 
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
@@ -54,24 +60,40 @@ pub struct Archive {
     stopping: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
+    /// States that wait for being merged over objects that nobody names.
+    merges: AtomicUsize,
+    /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
+    /// Taken by the worker alone, and to read, by nobody for long.
+    keep: Mutex<HashSet<Id>>,
+    /// Why states cannot be merged at the moment.
+    merge_stalled: Mutex<Option<String>>,
     /// Files that wait until they have one name only.
     several_names: Mutex<Vec<PathBuf>>,
     worker: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Archive {
-    /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`].
+    /// [`Archive::open_with`] the memory that is usual on this machine.
     ///
     /// # Errors
     /// [`Error::Io`] when directories cannot be read.
     pub fn open(store: Store) -> Result<Arc<Archive>, Error> {
+        Archive::open_with(store, usual_memory())
+    }
+
+    /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`]. Keeps at most `memory`
+    /// bytes of decoded states.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when directories cannot be read.
+    pub fn open_with(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {
         let objects = Objects::load(&store.objects(), |id, error| {
             log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
         });
         let objects = Arc::new(objects.map_err(Error::io(store.objects()))?);
         let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
-        let recall = Recall::new(Arc::clone(&objects), cache, threads).map_err(Error::io(store.root()))?;
+        let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("archive-{n}"))
@@ -90,6 +112,9 @@ impl Archive {
             pool,
             stopping: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
+            merges: AtomicUsize::new(0),
+            keep: Mutex::default(),
+            merge_stalled: Mutex::default(),
             several_names: Mutex::new(Vec::new()),
             worker: Mutex::new(None),
             store,
@@ -137,24 +162,45 @@ impl Archive {
 
     fn run(&self) {
         let mut pause = FIRST_PAUSE;
+        let mut merge_at = Instant::now();
         while !self.stopping.load(Ordering::Relaxed) {
             self.collect();
             let task = {
                 let catalog = self.catalog();
                 let (task, retry) = catalog.next_task(Instant::now());
-                if task.is_none() && !self.stopping.load(Ordering::Relaxed) {
+                let now = Instant::now();
+                let merges = self.merges.load(Ordering::Relaxed) > 0;
+                if task.is_none() && !(merges && merge_at <= now) && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle =
                         if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
-                    let wait = retry.map_or(idle, |at| at.saturating_duration_since(Instant::now()).min(idle));
+                    let next = retry.into_iter().chain(merges.then_some(merge_at)).min();
+                    let wait = next.map_or(idle, |at| at.saturating_duration_since(now).min(idle));
                     drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
                 }
                 task
             };
-            let Some(task) = task else { continue };
+            let Some(task) = task else {
+                // Last of all: it frees room, and nobody waits for it.
+                if merge_at <= Instant::now() {
+                    merge_at = Instant::now() + self.merge();
+                }
+                continue;
+            };
             match self.step(&task) {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => self.failed(&task, &error, &mut pause),
+            }
+        }
+    }
+
+    /// Seals what was closed while the archive is at something that takes longer.
+    fn seal_waiting(&self) {
+        loop {
+            let (task, _) = self.catalog().next_task(Instant::now());
+            let Some(task @ Task::Seal { .. }) = task else { return };
+            if let Err(error) = self.step(&task) {
+                self.failed(&task, &error, &mut FIRST_PAUSE.clone());
             }
         }
     }
@@ -279,11 +325,12 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let (base, goes_on) = self.base(sealed);
-        match self.write_difference(path, sealed, source, (&after, &newer.1), (base.as_ref(), goes_on), stale) {
-            Err(error) if base.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
+        let base = self.base(sealed);
+        match self.write_difference(path, sealed, source, (&after, &newer.1), &base, stale) {
+            Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
-                self.write_difference(path, sealed, source, (&after, &newer.1), (None, goes_on), stale)
+                let none = Base { goes_on: base.goes_on, ..Base::default() };
+                self.write_difference(path, sealed, source, (&after, &newer.1), &none, stale)
             }
             result => result,
         }
@@ -296,7 +343,7 @@ impl Archive {
         sealed: &Sealed,
         source: &File,
         (after, newer): (&File, &Sealed),
-        (base, goes_on): (Option<&Chain>, bool),
+        base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
         let profile = match sealed.description.is_intact(source)? {
@@ -307,13 +354,18 @@ impl Archive {
             source,
             description: &sealed.description,
             newer: (after, &newer.description),
-            base,
-            goes_on,
+            base: base.chain.as_ref(),
+            super_step: base.super_step,
+            goes_on: base.goes_on,
             profile,
         };
         self.pool.install(|| {
-            let plans = plan::plan(&material)?;
-            let base = base.filter(|_| plans.iter().any(|plan| plan.needs_base()));
+            let plan::Planned { plans, forecast } = plan::plan(&material)?;
+            let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
+            let note = forecast.map(|forecast| forecast.words()).unwrap_or_default();
+            if !note.is_empty() {
+                log::info!("{}: {note}", path.display());
+            }
             let mut writer = ObjectWriter::create(&self.store.tmp())?;
             let job = encode::Job {
                 source,
@@ -321,8 +373,9 @@ impl Archive {
                 origin: path,
                 profile: profile.name(),
                 description: &sealed.description,
-                base,
+                base: chain,
                 plans: &plans,
+                note: &note,
                 cancelled: stale,
             };
             let encoded = encode::encode(&job, &mut writer)?;
@@ -332,21 +385,23 @@ impl Archive {
             writer.close(&encoded.index)?;
             let mut header = Header {
                 id: writer.id(),
-                parent: base.map(|chain| chain.leaf().header().id),
-                depth: base.map_or(0, |chain| chain.leaf().header().depth + 1),
+                version: OBJECT_VERSION,
+                parent: chain.map(|chain| chain.leaf().header().id),
+                depth: chain.map_or(0, |chain| chain.objects().len() as u32),
+                position: chain.map_or(0, |_| base.position),
                 logical_len: sealed.len,
                 decoded_hash: 0,
                 source_hash: 0,
-                source_sample: sealed.sample,
                 modified_ns: sealed.modified_ns,
                 lineage: sealed.lineage,
                 signature: sealed.signature,
             };
-            let chain = Chain::with_child(writer.reopen(header.clone())?, base);
-            let hashes = verify::verify(&chain, source, &encoded.patches, stale)?;
+            let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory());
+            let hashes = verify::verify(&chain, source, &encoded.patches, stale)
+                .inspect_err(|_| self.recall.forget(header.id))?;
             (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
             let id = header.id;
-            self.objects.add(writer, header, chain.leaf().stored())?;
+            self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
             Ok(Some(id))
         })
     }

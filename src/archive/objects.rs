@@ -1,15 +1,16 @@
 //! Objects that a file can do with instead of one of its own, or as base of it; and those that nothing needs any more.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::recall::{Chain, Layout, stream};
-use crate::store::object::{Header, Id};
+use crate::store::object::{Header, Id, SUPER_STEP};
 use crate::store::{MAX_CHAIN, Profile};
 
 use super::catalog::{Entry, Sealed, State};
@@ -20,7 +21,8 @@ impl Archive {
     /// a released file), or it was made from them and is as faithful as the profile of this path asks for. It must
     /// still decode: this file may be the last good copy of what it holds.
     pub(super) fn twin(&self, path: &Path, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
-        let candidates = self.objects.find(|h| h.logical_len == sealed.len && h.signature == sealed.signature);
+        let mut candidates = self.objects.of_signature(sealed.signature);
+        candidates.retain(|header| header.logical_len == sealed.len);
         if candidates.is_empty() {
             return Ok(None);
         }
@@ -35,7 +37,7 @@ impl Archive {
     /// Whether an object decodes to what was archived.
     fn decodes(&self, header: &Header) -> bool {
         let mut hash = Xxh3::new();
-        let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
+        let decoded = self.recall.chain(header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());
             self.pool.install(|| {
                 stream(&chain, &layout, |_, _, bytes| {
@@ -50,35 +52,38 @@ impl Archive {
         decoded.is_ok() && hash.digest128() == header.decoded_hash
     }
 
-    /// The archived state to take the difference to: the last one of the lineage before this, else the nearest after
-    /// it, else one with the same tensors. The flag says that the lineage goes on: it has
-    /// archived states, whether or not one can be the base.
-    pub(super) fn base(&self, sealed: &Sealed) -> (Option<Chain>, bool) {
+    /// What to take the difference to: the last archived state of the lineage before this, else the nearest after it, else
+    /// one with the same tensors elsewhere; for a super-step, the super-step before that one.
+    pub(super) fn base(&self, sealed: &Sealed) -> Base {
+        let mut base = Base::default();
         if sealed.description.tensors.is_empty() {
-            return (None, false);
+            return base;
         }
-        let mut states = self.objects.find(|header| header.lineage == sealed.lineage);
-        let goes_on = !states.is_empty();
-        if !goes_on {
-            states = self.objects.find(|header| header.signature == sealed.signature);
+        let mut states = self.objects.of_lineage(sealed.lineage);
+        base.goes_on = !states.is_empty();
+        if !base.goes_on {
+            states = self.objects.of_signature(sealed.signature);
         }
         let distance = |header: &Header| {
             let after = header.modified_ns > sealed.modified_ns;
             (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
         };
         let Some(nearest) = states.into_iter().min_by_key(distance) else {
-            return (None, false);
+            return base;
         };
-        if nearest.depth + 1 >= MAX_CHAIN {
-            return (None, goes_on);
+        let position = nearest.position.saturating_add(1);
+        if position >= MAX_CHAIN || self.objects.chain_len(nearest.id) >= MAX_CHAIN {
+            return base;
         }
-        match Chain::open(&self.objects, nearest.id) {
-            Ok(chain) => (Some(chain), goes_on),
-            Err(error) => {
-                log::error!("{error}; the next state of this lineage is archived without it");
-                (None, goes_on)
+        match self.recall.chain(nearest.id) {
+            Ok(chain) => {
+                base.position = position;
+                base.super_step = position.is_multiple_of(SUPER_STEP);
+                base.chain = if base.super_step { Some(last_super_step(chain)) } else { Some(chain) };
             }
+            Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
+        base
     }
 
     /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
@@ -87,7 +92,7 @@ impl Archive {
         if !self.garbage.load(Ordering::Relaxed) {
             return;
         }
-        let mut newest: HashMap<u64, Option<(i64, Id)>> = HashMap::new();
+        let mut lineages = HashSet::new();
         {
             let catalog = self.catalog();
             let unknown = |entry: &Entry| {
@@ -97,22 +102,44 @@ impl Archive {
             if catalog.entries().any(|(_, entry)| unknown(entry)) {
                 return;
             }
+            // Before the flag, so that nobody finds nothing to do while it is being looked at.
+            self.merges.store(1, Ordering::Relaxed);
             self.garbage.store(false, Ordering::Relaxed);
             for (_, entry) in catalog.entries() {
                 if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
-                    newest.insert(sealed.lineage, None);
+                    lineages.insert(sealed.lineage);
                 }
             }
         }
-        for header in self.objects.find(|header| newest.contains_key(&header.lineage)) {
-            let tip = newest.entry(header.lineage).or_default();
-            *tip = (*tip).max(Some((header.modified_ns, header.id)));
-        }
-        let keep =
-            |header: &Header| newest.get(&header.lineage).is_some_and(|tip| tip.is_some_and(|t| t.1 == header.id));
-        match self.objects.collect(keep) {
-            Ok(removed) => removed.into_iter().for_each(|id| self.recall.forget(id)),
+        let keep: HashSet<Id> = lineages.into_iter().filter_map(|lineage| self.objects.newest(lineage)).collect();
+        match self.objects.collect(&keep) {
+            Ok(removed) => {
+                // Perhaps there is more.
+                self.garbage.fetch_or(!removed.is_empty(), Ordering::Relaxed);
+                removed.into_iter().for_each(|id| self.recall.forget(id));
+            }
             Err(error) => log::error!("an object that nothing needs cannot be removed: {error}"),
         }
+        self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
+        *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = keep;
     }
+}
+
+/// What a state is to become a difference to.
+#[derive(Default)]
+pub(super) struct Base {
+    /// The object and its ancestors; none for a keyframe.
+    pub(super) chain: Option<Chain>,
+    /// The lineage has archived states, whether or not one can be the base.
+    pub(super) goes_on: bool,
+    /// Number of the new state in its chain.
+    pub(super) position: u32,
+    /// The new state is a super-step.
+    pub(super) super_step: bool,
+}
+
+/// The chain from its last super-step on; from its beginning, if none is left.
+fn last_super_step(chain: Chain) -> Chain {
+    let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
+    found.map(|object| object.header().id).and_then(|id| chain.from_ancestor(id)).unwrap_or(chain)
 }

@@ -3,13 +3,17 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use crate::codec::{TILE_BYTES, lattice, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
 use crate::recall::Chain;
-use crate::recall::tile;
+use crate::recall::tile::{self, State};
 use crate::store::Profile;
 use crate::store::object::{Coding, TensorEntry};
+
+use super::encode::quantize;
+use super::payload;
 
 /// Tensors below this many bytes go into the skeleton, bit-exact: an entry in the index costs about 100 bytes.
 const MIN_TENSOR_BYTES: u64 = 4096;
@@ -47,6 +51,12 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Without the base.
+    fn begin_anew(&mut self) {
+        self.fallback = Coding::Lossless;
+        self.coding = self.coding.step().map_or(Coding::Lossless, |step| Coding::LatticeKey { step });
+    }
+
     /// Whether the tensor is, or may become, a difference to the base.
     pub(super) fn needs_base(&self) -> bool {
         self.coding.parent().is_some() || self.fallback.parent().is_some()
@@ -61,13 +71,52 @@ pub(super) struct Material<'a> {
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
+    /// The base is the super-step before this one: the place to ask whether a keyframe would take less room.
+    pub(super) super_step: bool,
     /// The lineage has archived states. Its first one is lossless; without a base, a later one is a lattice keyframe.
     pub(super) goes_on: bool,
     pub(super) profile: Profile,
 }
 
-/// One entry per tensor that gets tiles of its own, in file order. All other bytes are skeleton.
-pub(super) fn plan(material: &Material) -> io::Result<Vec<Plan>> {
+/// How a file is to be encoded.
+pub(super) struct Planned {
+    /// One entry per tensor that gets tiles of its own, in file order. All other bytes are skeleton.
+    pub(super) plans: Vec<Plan>,
+    /// A super-step: what it and a keyframe in its place would take, in bytes of tensors.
+    pub(super) forecast: Option<Forecast>,
+}
+
+/// What the next interval of states costs with a super-step and with a keyframe at its beginning. What follows in it is
+/// the same for both: those states are differences to one another, and the next super-step spans eight of them either
+/// way. So the two may be compared alone (Check-N-Run, 4.1.3, compares intervals whose increments grow with their
+/// distance to the full checkpoint; these do not).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Forecast {
+    pub(super) super_step: f64,
+    pub(super) keyframe: f64,
+}
+
+impl Forecast {
+    /// Whether to begin a new chain. A keyframe that costs the same is worth more: nothing older is needed.
+    pub(super) fn wants_keyframe(&self) -> bool {
+        self.keyframe <= self.super_step
+    }
+
+    /// The choice, for people.
+    pub(super) fn words(&self) -> String {
+        let (kib, other) = (self.super_step / 1024.0, self.keyframe / 1024.0);
+        match self.wants_keyframe() {
+            true => format!("keyframe: {other:.0} KiB expected, {kib:.0} KiB as super-step"),
+            false => format!("super-step: {kib:.0} KiB expected, {other:.0} KiB as keyframe"),
+        }
+    }
+}
+
+/// Chooses the coding of each tensor.
+///
+/// # Errors
+/// What the device reports; a base that cannot be decoded.
+pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let base: HashMap<&str, (u32, &TensorEntry)> = match material.base {
         Some(chain) => {
@@ -77,6 +126,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Vec<Plan>> {
         None => HashMap::new(),
     };
     let mut plans = Vec::new();
+    let mut forecast = Forecast { super_step: 0.0, keyframe: 0.0 };
     for (index, tensor) in material.description.tensors.iter().enumerate() {
         let tensor = without_edges(tensor);
         let len = tensor.extent.end - tensor.extent.start;
@@ -86,15 +136,46 @@ pub(super) fn plan(material: &Material) -> io::Result<Vec<Plan>> {
         let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
         let parent = base.get(tensor.path.as_str()).copied();
         let parent = parent.filter(|(_, p)| p.dtype == tensor.dtype && p.extent.end - p.extent.start == len);
-        let fallback = lossless_coding(material, &tensor, parent)?;
+        let (fallback, mut bits) = lossless_coding(material, &tensor, parent)?;
         let quantize = material.profile == Profile::Balanced && material.goes_on && may_quantize(&tensor);
         let lattice = match (quantize, twin) {
             (true, Some(twin)) => lattice_coding(material, &tensor, &without_edges(twin), parent)?,
             _ => None,
         };
+        if let Some(coding) = lattice.filter(|_| material.super_step) {
+            bits = lattice_bits(material, &tensor, coding)?.unwrap_or(bits);
+        }
+        let middle = len.min(TILE_BYTES as u64) as f64;
+        forecast.super_step += bits.0 / 8.0 * len as f64 / middle;
+        forecast.keyframe += bits.1 / 8.0 * len as f64 / middle;
         plans.push(Plan { index, tensor, coding: lattice.unwrap_or(fallback), fallback });
     }
-    Ok(plans)
+    let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
+    if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
+        plans.iter_mut().for_each(Plan::begin_anew);
+    }
+    Ok(Planned { plans, forecast })
+}
+
+/// Bits of the middle tile of a tensor on the lattice, as a difference to the base and as keyframe.
+fn lattice_bits(material: &Material, tensor: &Tensor, coding: Coding) -> io::Result<Option<(f64, f64)>> {
+    let (Coding::Lattice { parent, step }, Some(chain)) = (coding, material.base) else {
+        return Ok(None);
+    };
+    let middle = tiles(tensor) / 2;
+    let data = Arc::new(read_tile(material.source, tensor, middle)?);
+    let base = tile::state(chain, parent as usize, middle)?;
+    let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
+        let Some((state, ..)) = quantize(tensor.dtype, coding, &data, base) else {
+            return Ok(None);
+        };
+        let mut out = Vec::new();
+        let fits = payload::payload(tensor.dtype, coding, &state, base, &mut out)?;
+        Ok(fits.then_some(8.0 * out.len() as f64))
+    };
+    let super_step = bits(coding, Some(&base))?;
+    let keyframe = bits(Coding::LatticeKey { step }, None)?;
+    Ok(super_step.zip(keyframe))
 }
 
 /// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing. Whoever
@@ -113,17 +194,26 @@ fn may_quantize(tensor: &Tensor) -> bool {
     tensor.role == Role::Weight && tensor.dtype.is_lattice_float() && tensor.shape.len() >= 2
 }
 
-/// Alone or as difference to the base, whichever is estimated to be smaller.
-fn lossless_coding(material: &Material, tensor: &Tensor, parent: Option<(u32, &TensorEntry)>) -> io::Result<Coding> {
+/// Alone or as difference to the base, whichever is estimated to be smaller; with the bits of the middle tile in that
+/// coding and alone.
+fn lossless_coding(
+    material: &Material,
+    tensor: &Tensor,
+    parent: Option<(u32, &TensorEntry)>,
+) -> io::Result<(Coding, (f64, f64))> {
     let (Some((parent, _)), Some(chain)) = (parent, material.base) else {
-        return Ok(Coding::Lossless);
+        return Ok((Coding::Lossless, (0.0, 0.0)));
     };
     let middle = tiles(tensor) / 2;
     let data = read_tile(material.source, tensor, middle)?;
     let base = tile::decode(chain, parent as usize, middle)?;
     let delta = lossless::estimate(tensor.dtype, &data, Some(&base));
     let alone = lossless::estimate(tensor.dtype, &data, None);
-    Ok(if delta < alone { Coding::LosslessDelta { parent } } else { Coding::Lossless })
+    Ok(if delta < alone {
+        (Coding::LosslessDelta { parent }, (delta, alone))
+    } else {
+        (Coding::Lossless, (alone, alone))
+    })
 }
 
 /// The lattice for a weight, or `None` where lossless is right: the first of its lineage, or nothing has moved.
@@ -139,7 +229,11 @@ fn lattice_coding(
         return Ok(next.and_then(|rms| step(tensor, rms)).map(|step| Coding::LatticeKey { step }));
     };
     let last = last_update(material, tensor, chain, parent, entry.coding.step())?;
-    let rms = match (last, next) {
+    if let (true, Some(step)) = (last.is_same, entry.coding.step()) {
+        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing.
+        return Ok(Some(Coding::Lattice { parent, step }));
+    }
+    let rms = match (last.rms, next) {
         (Some(last), Some(next)) => Some(last.min(MOST_OF_NEXT * next)),
         (Some(last), None) => Some(last),
         (None, next) => next,
@@ -157,16 +251,23 @@ fn step(tensor: &Tensor, rms: f64) -> Option<f64> {
     lattice::choose_g(tensor.dtype, &[rms], STEP_PER_RMS)
 }
 
-/// Root mean square of the update from the base's state, as it was written, to this one. The base is known with an
-/// error that is uniform over its step, so a twelfth of its square is taken off: without that, steps would grow from
-/// state to state by feeding on their own error. `None`: what there is may be that error alone.
+/// The update from the base's state, as it was written, to this one.
+struct LastUpdate {
+    /// Its root mean square. The base is known with an error that is uniform over its step, so a twelfth of its square is
+    /// taken off: without that, steps would grow from state to state by feeding on their own error. `None`: what there
+    /// is may be that error alone.
+    rms: Option<f64>,
+    /// Nothing is off by more than the base's bound, not one of a hundred thousand: it is the same state.
+    is_same: bool,
+}
+
 fn last_update(
     material: &Material,
     tensor: &Tensor,
     chain: &Chain,
     parent: u32,
     step: Option<f64>,
-) -> io::Result<Option<f64>> {
+) -> io::Result<LastUpdate> {
     let tiles = tiles(tensor);
     let mut updates = Vec::new();
     for sample in 0..SAMPLE_TILES.min(tiles) {
@@ -177,7 +278,9 @@ fn last_update(
     }
     let noise = step.map_or(0.0, |step| step * step / 12.0);
     let power = mean_square(&updates);
-    Ok((power > 2.0 * noise && power.is_finite()).then(|| (power - noise).sqrt()))
+    let rms = (power > 2.0 * noise && power.is_finite()).then(|| (power - noise).sqrt());
+    let is_same = step.is_some_and(|step| updates.iter().all(|update| update.abs() <= step / 2.0));
+    Ok(LastUpdate { rms, is_same })
 }
 
 /// Root mean square of the update to the state after this one; `None` when nothing moves.

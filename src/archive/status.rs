@@ -3,9 +3,12 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
+use crate::recall::MemoryStatus;
 use crate::store::{STUB_BYTES, Stub};
 
 use super::catalog::{Entry, State};
@@ -32,6 +35,9 @@ pub struct Status {
     pub unnamed_bytes: u64,
     /// Bytes of decoded files in the cache.
     pub cache_bytes: u64,
+    /// Decoded states in memory.
+    #[serde(default)]
+    pub memory: MemoryStatus,
     /// Steps that can be taken now or will be tried again.
     pub queued: u64,
     /// Files that wait for a handle to be closed.
@@ -51,12 +57,15 @@ impl Archive {
             object_bytes: self.objects.stored(),
             unnamed_bytes: self.objects.stored_unnamed(),
             cache_bytes: self.recall.cached_bytes(),
+            memory: self.recall.memory().status(),
             ..Status::default()
         };
         let entries: Vec<_> = {
             let catalog = self.catalog();
             let (queued, stalled) = catalog.queued();
-            (status.queued, status.stalled) = (queued as u64, stalled);
+            let merges = self.merges.load(Ordering::Relaxed);
+            let stalled = stalled.or_else(|| self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone());
+            (status.queued, status.stalled) = ((queued + merges) as u64, stalled);
             catalog.entries().map(|(path, entry)| (path.clone(), entry.clone())).collect()
         };
         for (path, entry) in entries {

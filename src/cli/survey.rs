@@ -1,6 +1,6 @@
 //! Looks at every file of a store, mounted or not, without changing anything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::container::Role;
 use crate::store::object::{Id, Object};
-use crate::store::{STUB_BYTES, Store, Stub};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub};
 
 use super::place::{Place, attribute};
 
@@ -31,6 +31,11 @@ pub(super) struct Entry {
     pub(super) object: Option<String>,
     /// Path, when it was archived, of the state that this one is a difference to.
     pub(super) parent: Option<String>,
+    /// `keyframe`, `super-step` or `delta`; none for a resident file.
+    pub(super) kind: Option<&'static str>,
+    /// Why it is a keyframe or a super-step: what was predicted.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) note: String,
     /// Objects that a read applies; 0 for a resident file.
     pub(super) chain_len: u32,
     /// Largest error of any element of any tensor.
@@ -55,9 +60,10 @@ pub(super) struct Weight {
 pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
     let store = Store::look(&place.store)?;
     let mut entries = Vec::new();
+    let mut parents = HashMap::new();
     for path in files(&store, &place.path)? {
         // A file may go while the store is looked at.
-        if let Ok(entry) = entry(&store, place, &path) {
+        if let Ok(entry) = entry(&store, &mut parents, place, &path) {
             entries.push(entry);
         }
     }
@@ -95,7 +101,20 @@ pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
     Ok(Stub::read(&file, store.id())?)
 }
 
-fn entry(store: &Store, place: &Place, path: &Path) -> Result<Entry> {
+/// Parents of the objects that were looked at: most files of a run share most of their ancestors.
+type Parents = HashMap<Id, Option<Id>>;
+
+/// Objects that a read of this one applies, as far as they are there.
+fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
+    let objects = store.objects();
+    let parent = |id: &Id| {
+        let read = || Object::header_of(&objects, *id).ok().and_then(|(header, _)| header.parent);
+        *parents.entry(*id).or_insert_with(read)
+    };
+    std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).count() as u32
+}
+
+fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Result<Entry> {
     let metadata = fs::symlink_metadata(store.tree().join(path))?;
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
@@ -105,6 +124,8 @@ fn entry(store: &Store, place: &Place, path: &Path) -> Result<Entry> {
         profile: store.settings().profile(path).name().into(),
         object: None,
         parent: None,
+        kind: None,
+        note: String::new(),
         chain_len: 0,
         max_abs_error: 0.0,
         roles: BTreeMap::new(),
@@ -113,19 +134,19 @@ fn entry(store: &Store, place: &Place, path: &Path) -> Result<Entry> {
     if let Some(stub) = stub(store, path)? {
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
-        add_object(store, stub.object, &mut entry);
+        add_object(store, parents, stub.object, &mut entry);
     } else if let Some(mount) = &place.mount {
         // Only the daemon knows about open handles.
         let word = |name| attribute(&mount.join(path), name).ok().and_then(|value| String::from_utf8(value).ok());
         entry.state = word("state").unwrap_or(entry.state);
         if let Some(id) = word("object").filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
-            add_object(store, id, &mut entry);
+            add_object(store, parents, id, &mut entry);
         }
     }
     Ok(entry)
 }
 
-fn add_object(store: &Store, id: Id, entry: &mut Entry) {
+fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     entry.object = Some(id.to_string());
     let object = match Object::open(&store.objects(), id) {
         Ok(object) => object,
@@ -137,7 +158,13 @@ fn add_object(store: &Store, id: Id, entry: &mut Entry) {
     let header = object.header();
     entry.stored_bytes += object.stored();
     entry.profile = object.index().profile.clone();
-    entry.chain_len = header.depth + 1;
+    entry.note = object.index().note.clone();
+    entry.kind = Some(match header.parent {
+        None => "keyframe",
+        Some(_) if header.is_super_step() => "super-step",
+        Some(_) => "delta",
+    });
+    entry.chain_len = chain_len(store, parents, id);
     entry.parent = header.parent.map(|parent| match Object::open(&store.objects(), parent) {
         Ok(parent) => parent.index().origin.clone(),
         Err(_) => parent.to_string(),

@@ -70,7 +70,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             }),
         }
     }
-    let headers = objects.find(|_| true);
+    let headers = objects.all();
     let bar = progress(headers.iter().map(|header| header.logical_len).sum(), true);
     for header in headers {
         bar.set_message(header.id.to_string());

@@ -15,8 +15,8 @@
 //! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain, then
 //! [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
-use super::Dtype;
 use super::float::{Bf16, F16, F32, F64, Float};
+use super::{Dtype, lossless};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
 
@@ -305,6 +305,17 @@ pub fn decode_tile_add(
     let symbols = varint::take_bytes(&mut payload)?;
     ints::decode_add(symbols, acc)?;
     take_exceptions(payload, acc.len(), exceptions_out)
+}
+
+/// Appends the keyframe tile K of a state that holds its own, before its [`encode_tile`] without a parent.
+pub fn put_keyframe(dtype: Dtype, keyframe: &[u8], out: &mut Vec<u8>) {
+    varint::put_bytes(out, |out| lossless::encode(dtype, keyframe, None, out));
+}
+
+/// Fills `keyframe` with what [`put_keyframe`] wrote; returns the payload that follows.
+pub fn take_keyframe<'a>(dtype: Dtype, mut payload: &'a [u8], keyframe: &mut [u8]) -> Result<&'a [u8], Corrupt> {
+    lossless::decode(dtype, varint::take_bytes(&mut payload)?, None, keyframe)?;
+    Ok(payload)
 }
 
 multiversion! {

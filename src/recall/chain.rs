@@ -1,17 +1,46 @@
 //! An object and all that it is a difference to.
 
+use std::io;
 use std::sync::Arc;
 
 use crate::store::object::{Object, TensorEntry};
 use crate::store::{Damage, Id, MAX_CHAIN, Objects};
 
-use super::ReadError;
+use super::{Memory, ReadError};
+
+/// How often a chain is opened anew because an object was re-parented while it was. Each time takes the archive
+/// longer than opening a chain does.
+const ATTEMPTS: u32 = 8;
 
 /// An object, its parent, that one's parent, to the keyframe. All are open, so that they stay readable whatever
 /// happens to their names.
 #[derive(Clone, Debug)]
 pub struct Chain {
     objects: Vec<Arc<Object>>,
+    memory: Option<Arc<Memory>>,
+    leaf: Leaf,
+}
+
+/// What memory is to the object that a chain is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaf {
+    /// As to any other.
+    Known,
+    /// Its states are to be kept: the next state will be a difference to it.
+    Remember,
+    /// Whatever memory has of it is of another encoding: this one is being looked at.
+    Unread,
+}
+
+/// A tensor in one object of a chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// The object.
+    pub object: &'a Object,
+    /// Number of the tensor in its table.
+    pub tensor: usize,
+    /// The tensor.
+    pub entry: &'a TensorEntry,
 }
 
 impl Chain {
@@ -20,9 +49,25 @@ impl Chain {
     /// # Errors
     /// [`ReadError`] names the object that is missing or damaged.
     pub fn open(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
+        let mut attempt = 1;
+        loop {
+            match Chain::open_once(objects, id) {
+                // A parent that is gone may have gone because its child was re-parented after that was opened.
+                Err(error)
+                    if error.object != id && error.source.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS =>
+                {
+                    attempt += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn open_once(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
         let mut chain = Vec::new();
         let mut next = Some(id);
         while let Some(id) = next {
+            // Also what a parent that is its own ancestor leads to.
             if chain.len() > MAX_CHAIN as usize {
                 return Err(ReadError::object(id, Damage("its chain of parents is too long")));
             }
@@ -30,14 +75,25 @@ impl Chain {
             next = object.header().parent;
             chain.push(object);
         }
-        Ok(Chain { objects: chain })
+        Ok(Chain { objects: chain, memory: None, leaf: Leaf::Known })
     }
 
-    /// A chain of an object that has no name yet, on top of its parent's.
-    pub fn with_child(child: Object, parent: Option<&Chain>) -> Chain {
+    /// The same chain, decoded with the help of what is in memory.
+    pub fn with_memory(self, memory: &Arc<Memory>) -> Chain {
+        Chain { memory: Some(Arc::clone(memory)), ..self }
+    }
+
+    /// A chain of a new object that has no name yet, on top of its parent's. Its states are kept in memory as they are
+    /// decoded.
+    pub fn of_new(child: Object, parent: Option<&Chain>, memory: &Arc<Memory>) -> Chain {
+        Chain { memory: Some(Arc::clone(memory)), leaf: Leaf::Remember, ..Chain::of_rewritten(child, parent) }
+    }
+
+    /// A chain of another encoding of an object, on top of its new parent's. What it decodes to comes from the device.
+    pub fn of_rewritten(child: Object, parent: Option<&Chain>) -> Chain {
         let mut objects = vec![Arc::new(child)];
         objects.extend(parent.into_iter().flat_map(|chain| chain.objects.iter().cloned()));
-        Chain { objects }
+        Chain { objects, memory: parent.and_then(|chain| chain.memory.clone()), leaf: Leaf::Unread }
     }
 
     /// The object that the chain is for.
@@ -50,12 +106,31 @@ impl Chain {
         &self.objects
     }
 
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        self.memory.as_deref()
+    }
+
+    pub(super) fn remembers_leaf(&self) -> bool {
+        self.leaf == Leaf::Remember
+    }
+
+    /// Whether what memory has of this object is what the chain would decode.
+    pub(super) fn may_ask_for(&self, object: &Object) -> bool {
+        self.leaf != Leaf::Unread || object.header().id != self.leaf().header().id
+    }
+
+    /// The chain from the ancestor with this id on.
+    pub fn from_ancestor(&self, id: Id) -> Option<Chain> {
+        let at = self.objects.iter().position(|object| object.header().id == id)?;
+        Some(Chain { objects: self.objects[at..].to_vec(), memory: self.memory.clone(), leaf: Leaf::Known })
+    }
+
     /// The objects and tensor entries to apply, from the one that decodes alone to the leaf's `tensor`.
     ///
     /// # Errors
     /// [`ReadError`] when a parent is not what its child says.
-    pub fn path(&self, tensor: usize) -> Result<Vec<(&Object, &TensorEntry)>, ReadError> {
-        let mut path: Vec<(&Object, &TensorEntry)> = Vec::with_capacity(self.objects.len());
+    pub fn path(&self, tensor: usize) -> Result<Vec<Step<'_>>, ReadError> {
+        let mut path: Vec<Step> = Vec::with_capacity(self.objects.len());
         let mut tensor = tensor;
         for object in &self.objects {
             let wrong = |what| ReadError::object(object.header().id, Damage(what));
@@ -63,10 +138,10 @@ impl Chain {
                 return Err(wrong("it has no such tensor"));
             };
             let fits = |child: &TensorEntry| entry.dtype == child.dtype && len(entry) == len(child);
-            if path.last().is_some_and(|(_, child)| !fits(child)) {
+            if path.last().is_some_and(|child| !fits(child.entry)) {
                 return Err(wrong("a tensor is not what its child was made from"));
             }
-            path.push((&**object, entry));
+            path.push(Step { object, tensor, entry });
             match entry.coding.parent() {
                 Some(parent) => tensor = parent as usize,
                 None => {

@@ -8,6 +8,7 @@ mod cache;
 mod chain;
 mod error;
 pub mod layout;
+mod memory;
 mod reader;
 mod stream;
 pub mod tile;
@@ -19,9 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use crate::store::{Id, Objects, durable};
 
 pub use cache::Cache;
-pub use chain::Chain;
+pub use chain::{Chain, Step};
 pub use error::ReadError;
 pub use layout::Layout;
+pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use reader::Reader;
 pub use stream::stream;
 
@@ -30,6 +32,7 @@ pub use stream::stream;
 pub struct Recall {
     objects: Arc<Objects>,
     cache: Cache,
+    memory: Arc<Memory>,
     /// Decodes ahead of readers, and whole files.
     pool: rayon::ThreadPool,
     /// One reader per object, however many handles. Taken to look one up; chains are opened outside it.
@@ -37,11 +40,11 @@ pub struct Recall {
 }
 
 impl Recall {
-    /// Readers for `objects`, decoding into `cache` on `threads` threads.
+    /// Readers for `objects`, decoding into `cache` on `threads` threads, with `memory` bytes of decoded states.
     ///
     /// # Errors
     /// When threads cannot be started.
-    pub fn new(objects: Arc<Objects>, cache: Cache, threads: usize) -> std::io::Result<Arc<Recall>> {
+    pub fn new(objects: Arc<Objects>, cache: Cache, memory: u64, threads: usize) -> std::io::Result<Arc<Recall>> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("recall-{n}"))
@@ -49,7 +52,21 @@ impl Recall {
             .panic_handler(|_| log::error!("a task that read ahead panicked"))
             .build()
             .map_err(std::io::Error::other)?;
-        Ok(Arc::new(Recall { objects, cache, pool, readers: Mutex::new(HashMap::new()) }))
+        let memory = Arc::new(Memory::new(memory));
+        Ok(Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) }))
+    }
+
+    /// Opens an object and its ancestors, to be decoded with what is in memory.
+    ///
+    /// # Errors
+    /// [`ReadError`] names the object that is missing or damaged.
+    pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
+        Chain::open(&self.objects, id).map(|chain| chain.with_memory(&self.memory))
+    }
+
+    /// The states that are kept in memory.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
     /// Opens the file that an object holds. Blocks on the device.
@@ -61,7 +78,7 @@ impl Recall {
         if let Some(reader) = known(&self.readers.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(reader);
         }
-        let chain = Chain::open(&self.objects, id)?;
+        let chain = self.chain(id)?;
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = known(&readers) {
             return Ok(reader);
@@ -79,7 +96,7 @@ impl Recall {
     /// # Errors
     /// [`ReadError`]; one of the device's about `to` is reported as one of the object.
     pub fn copy(&self, id: Id, to: &File) -> Result<(), ReadError> {
-        let chain = Chain::open(&self.objects, id)?;
+        let chain = self.chain(id)?;
         let layout = Layout::of(chain.leaf());
         self.pool.install(|| {
             stream(&chain, &layout, |offset, _, bytes| {
@@ -91,6 +108,7 @@ impl Recall {
     /// Lets go of what is kept about an object that is gone.
     pub fn forget(&self, id: Id) {
         self.cache.forget(id);
+        self.memory.forget(id);
     }
 
     /// Bytes of decoded files in the cache.

@@ -233,7 +233,7 @@ impl Reader {
             let bytes = match last {
                 Some((unit, bytes)) if unit == segment.unit => bytes,
                 _ => {
-                    let bytes = Arc::new(decode_unit(&self.chain, self.layout.units[segment.unit])?);
+                    let bytes = decode_unit(&self.chain, self.layout.units[segment.unit])?;
                     let kept = Some((segment.unit, Arc::clone(&bytes)));
                     *self.last_unit.lock().unwrap_or_else(PoisonError::into_inner) = kept;
                     bytes

@@ -1,5 +1,7 @@
 //! A whole file, decoded from its first byte to its last.
 
+use std::sync::Arc;
+
 use rayon::prelude::*;
 
 use super::layout::{Layout, Unit};
@@ -13,10 +15,10 @@ const BATCH: usize = 32;
 ///
 /// # Errors
 /// [`ReadError`] names object and tensor.
-pub(super) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Vec<u8>, ReadError> {
+pub(super) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, ReadError> {
     match unit {
         Unit::Tile { tensor, tile } => tile::decode(chain, tensor as usize, tile as usize),
-        Unit::Skeleton { chunk } => tile::skeleton(chain.leaf(), chunk as usize),
+        Unit::Skeleton { chunk } => tile::skeleton(chain.leaf(), chunk as usize).map(Arc::new),
     }
 }
 
@@ -30,9 +32,9 @@ pub fn stream<E: From<ReadError>>(
     layout: &Layout,
     mut sink: impl FnMut(u64, Unit, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let mut chunk: Option<(usize, Vec<u8>)> = None;
+    let mut chunk: Option<(usize, Arc<Vec<u8>>)> = None;
     for batch in layout.segments.chunks(BATCH) {
-        let decoded: Vec<Option<Result<Vec<u8>, ReadError>>> = batch
+        let decoded: Vec<Option<Result<Arc<Vec<u8>>, ReadError>>> = batch
             .par_iter()
             .map(|segment| match layout.units[segment.unit] {
                 unit @ Unit::Tile { .. } => Some(decode_unit(chain, unit)),

@@ -1,27 +1,32 @@
 //! One tile of one tensor: from payloads to bytes.
 
+use std::sync::Arc;
+
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::{Corrupt, TILE_BYTES, lattice, lossless};
+use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, lossless};
 use crate::store::Damage;
 use crate::store::object::{Coding, Object, TensorEntry};
 
+use super::memory::Claim;
 use super::{Chain, ReadError};
 
-/// What a tile is made of: enough to give its bytes, and to encode its successor.
-#[derive(Clone, Debug)]
+/// What a tile is made of: enough to give its bytes, and to encode its successor. It belongs to the state, not to the
+/// object: however the object is encoded, and whatever it is a difference to, this is the same.
+#[derive(Clone, Debug, PartialEq)]
 pub enum State {
     /// The bytes themselves.
-    Bytes(Vec<u8>),
+    Bytes(Arc<Vec<u8>>),
     /// R = fl(K + g*A).
     Lattice {
         /// The keyframe's bytes; none for K = 0.
-        keyframe: Option<Vec<u8>>,
+        keyframe: Option<Arc<Vec<u8>>>,
         /// The accumulators A, in units of `step`.
         accumulators: Vec<i32>,
         /// The step g.
         step: f64,
-        /// Elements that are stored as they are, because rounding to their type would break the bound.
+        /// Elements that are stored as they are, because rounding to their type would break the bound. Not part of
+        /// what a successor is encoded from.
         exceptions: Vec<lattice::Exception>,
     },
 }
@@ -31,14 +36,15 @@ impl State {
     ///
     /// # Errors
     /// What is wrong with the state, as words.
-    pub fn into_bytes(self, entry: &TensorEntry) -> Result<Vec<u8>, Corrupt> {
+    pub fn bytes(&self, dtype: Dtype) -> Result<Arc<Vec<u8>>, Corrupt> {
         match self {
-            State::Bytes(bytes) => Ok(bytes),
+            State::Bytes(bytes) => Ok(Arc::clone(bytes)),
             State::Lattice { keyframe, accumulators, step, exceptions } => {
-                let mut out = vec![0; accumulators.len() * entry.dtype.size()];
-                lattice::reconstruct(entry.dtype, keyframe.as_deref(), step, &accumulators, &mut out)?;
-                lattice::apply_exceptions(entry.dtype, &exceptions, &mut out)?;
-                Ok(out)
+                let mut out = vec![0; accumulators.len() * dtype.size()];
+                let keyframe = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
+                lattice::reconstruct(dtype, keyframe, *step, accumulators, &mut out)?;
+                lattice::apply_exceptions(dtype, exceptions, &mut out)?;
+                Ok(Arc::new(out))
             }
         }
     }
@@ -50,17 +56,47 @@ pub fn tile_len(entry: &TensorEntry, tile: usize) -> usize {
     (len - tile as u64 * TILE_BYTES as u64).min(TILE_BYTES as u64) as usize
 }
 
-/// Decodes tile number `tile` of the leaf's tensor number `tensor` as far as [`State`].
+/// Decodes tile number `tile` of the leaf's tensor number `tensor` as far as [`State`]. Begins at the nearest ancestor
+/// that memory has, and leaves the super-steps it comes by there.
 ///
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
 pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadError> {
+    let path = chain.path(tensor)?;
+    let (mut state, mut first) = (None, 0);
+    let mut claims: Vec<(usize, Claim)> = Vec::new();
+    if let Some(memory) = chain.memory() {
+        // From the leaf down: whoever waits for a claim holds none that lies below it, so nobody waits in a circle.
+        for (at, step) in path.iter().enumerate().rev().filter(|(_, step)| chain.may_ask_for(step.object)) {
+            let worth_keeping = step.object.is_super_step() || at + 1 == path.len() && chain.remembers_leaf();
+            let known = match worth_keeping {
+                true => match memory.claim(step.object, step.tensor, tile) {
+                    Ok(known) => Some(known),
+                    Err(claim) => {
+                        claims.push((at, claim));
+                        None
+                    }
+                },
+                false => memory.get(step.object, step.tensor, tile),
+            };
+            if known.is_some() {
+                (state, first) = (known, at + 1);
+                break;
+            }
+        }
+        memory.count(first > 0, path.len() - first);
+    }
     let mut payload = Vec::new();
-    let mut state = None;
-    for (object, entry) in chain.path(tensor)? {
-        let fail = |error: std::io::Error| ReadError::tensor(object.header().id, &entry.path, error);
-        object.payload(&entry.tiles[tile], &mut payload).map_err(fail)?;
-        state = Some(apply(state, entry, tile, &payload).map_err(fail)?);
+    for (at, step) in path.iter().enumerate().skip(first) {
+        let fail = |error: std::io::Error| ReadError::tensor(step.object.header().id, &step.entry.path, error);
+        step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(fail)?;
+        let next = apply(state, step.entry, tile, &payload).map_err(fail)?;
+        if claims.last().is_some_and(|(place, _)| *place == at)
+            && let Some((_, claim)) = claims.pop()
+        {
+            claim.fulfil(chain, &next);
+        }
+        state = Some(next);
     }
     state.ok_or_else(|| ReadError::object(chain.leaf().header().id, Damage("a tensor has no base")))
 }
@@ -69,11 +105,11 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadErr
 ///
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
-pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Vec<u8>, ReadError> {
+pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<Vec<u8>>, ReadError> {
     let leaf = chain.leaf();
     let entry = &leaf.index().tensors[tensor];
     let fail = |error: std::io::Error| ReadError::tensor(leaf.header().id, &entry.path, error);
-    let bytes = state(chain, tensor, tile)?.into_bytes(entry).map_err(|corrupt| fail(corrupt.into()))?;
+    let bytes = state(chain, tensor, tile)?.bytes(entry.dtype).map_err(|corrupt| fail(corrupt.into()))?;
     match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
         true => Ok(bytes),
         false => Err(fail(Damage("a tile does not decode to what was archived").into())),
@@ -83,38 +119,37 @@ pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Vec<u8>, Read
 /// One step of the chain: the parent's state and this object's payload give this object's state.
 fn apply(parent: Option<State>, entry: &TensorEntry, tile: usize, payload: &[u8]) -> std::io::Result<State> {
     let len = tile_len(entry, tile);
-    match entry.coding {
-        Coding::Lossless => {
-            let mut bytes = vec![0; len];
-            lossless::decode(entry.dtype, payload, None, &mut bytes)?;
-            Ok(State::Bytes(bytes))
-        }
+    let elements = len / entry.dtype.size();
+    let (keyframe, mut accumulators, step, payload) = match entry.coding {
+        Coding::Lossless => return Ok(lossless(entry, len, payload, None)?),
         Coding::LosslessDelta { .. } => {
-            let parent = parent.ok_or(Damage("a difference has no base"))?.into_bytes(entry)?;
-            let mut bytes = vec![0; len];
-            lossless::decode(entry.dtype, payload, Some(&parent), &mut bytes)?;
-            Ok(State::Bytes(bytes))
+            let parent = parent.ok_or(Damage("a difference has no base"))?.bytes(entry.dtype)?;
+            return Ok(lossless(entry, len, payload, Some(&parent))?);
         }
-        Coding::Lattice { step, .. } => {
-            let (keyframe, mut accumulators) = match parent {
-                None => return Err(Damage("a difference has no base").into()),
-                Some(State::Bytes(bytes)) => (Some(bytes), vec![0; len / entry.dtype.size()]),
-                Some(State::Lattice { keyframe, mut accumulators, step: from, .. }) => {
-                    lattice::rescale(&mut accumulators, from, step)?;
-                    (keyframe, accumulators)
-                }
-            };
-            let mut exceptions = Vec::new();
-            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
-            Ok(State::Lattice { keyframe, accumulators, step, exceptions })
+        Coding::Lattice { step, .. } => match parent {
+            None => return Err(Damage("a difference has no base").into()),
+            Some(State::Bytes(bytes)) => (Some(bytes), vec![0; elements], step, payload),
+            Some(State::Lattice { keyframe, mut accumulators, step: from, .. }) => {
+                lattice::rescale(&mut accumulators, from, step)?;
+                (keyframe, accumulators, step, payload)
+            }
+        },
+        Coding::LatticeKey { step } => (None, vec![0; elements], step, payload),
+        Coding::LatticeWithKeyframe { step } => {
+            let mut keyframe = vec![0; len];
+            let rest = lattice::take_keyframe(entry.dtype, payload, &mut keyframe)?;
+            (Some(Arc::new(keyframe)), vec![0; elements], step, rest)
         }
-        Coding::LatticeKey { step } => {
-            let mut accumulators = vec![0; len / entry.dtype.size()];
-            let mut exceptions = Vec::new();
-            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
-            Ok(State::Lattice { keyframe: None, accumulators, step, exceptions })
-        }
-    }
+    };
+    let mut exceptions = Vec::new();
+    lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
+    Ok(State::Lattice { keyframe, accumulators, step, exceptions })
+}
+
+fn lossless(entry: &TensorEntry, len: usize, payload: &[u8], parent: Option<&[u8]>) -> Result<State, Corrupt> {
+    let mut bytes = vec![0; len];
+    lossless::decode(entry.dtype, payload, parent, &mut bytes)?;
+    Ok(State::Bytes(Arc::new(bytes)))
 }
 
 /// Decodes chunk number `chunk` of the skeleton.

@@ -16,7 +16,7 @@ mod stub;
 pub use error::{Damage, Error};
 pub use layout::Store;
 pub use object::Id;
-pub use objects::{MAX_CHAIN, Objects};
+pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner};
 pub use settings::{FORMAT, Profile, Settings};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};

@@ -1,6 +1,6 @@
 //! All objects of a store: which there are, which need which, and which nobody needs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use super::durable;
 use super::object::{Header, Id, Object, ObjectWriter};
 
-/// Longest chain of objects that a read may have to apply. A lattice keyframe costs about as much as 32 merged deltas
-/// (facts measured before the first line of code: 4 to 10 bits against 1.9 to 4.0), so longer chains save nothing.
+mod graph;
+#[cfg(test)]
+mod tests;
+
+pub use graph::Merge;
+
+/// Longest chain of objects that is read, in stores of before super-steps; those written now have at most 12. Also the
+/// number of states after which a new chain begins: a lattice keyframe costs about as much as 32 merged deltas (facts
+/// measured before the first line of code: 4 to 10 bits against 1.9 to 4.0), so longer ones save nothing.
 pub const MAX_CHAIN: u32 = 32;
+
+/// Objects removed in one go: the archive has other things to do between.
+const COLLECT_AT_ONCE: usize = 256;
 
 #[derive(Debug)]
 struct Known {
@@ -22,9 +32,26 @@ struct Known {
     /// Files that name it.
     names: u32,
     /// Objects that are differences to it.
-    children: u32,
+    children: Vec<Id>,
     /// Open at the moment, perhaps.
     open: Weak<Object>,
+}
+
+/// The table behind the lock.
+#[derive(Debug, Default)]
+struct Inside {
+    known: HashMap<Id, Known>,
+    /// Those that no file names.
+    unnamed: BTreeSet<Id>,
+    /// States of a lineage, and of files with the same tensors, by modification time.
+    lineages: HashMap<u64, BTreeSet<(i64, Id)>>,
+    signatures: HashMap<u64, BTreeSet<(i64, Id)>>,
+    /// Files that name an object that is not there, or cannot be read.
+    lost: HashMap<Id, u32>,
+    /// Objects whose parent is not there, or cannot be read.
+    orphans: HashSet<Id>,
+    /// Nobody names them, but what they are the base of would take more room without them than with them.
+    shared: HashSet<Id>,
 }
 
 /// The objects of one store.
@@ -33,8 +60,8 @@ pub struct Objects {
     directory: PathBuf,
     /// Not everything that may need an object is known: nothing is removed.
     frozen: AtomicBool,
-    /// Taken for single look-ups and changes only; never while a device is waited for, except to open an object.
-    known: Mutex<HashMap<Id, Known>>,
+    /// Taken for single look-ups and changes only; never while a device is waited for.
+    inside: Mutex<Inside>,
 }
 
 impl Objects {
@@ -44,8 +71,7 @@ impl Objects {
     /// # Errors
     /// What the device reports about the directories.
     pub fn load(directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
-        let mut known = HashMap::new();
-        let mut frozen = false;
+        let mut inside = Inside::default();
         for shard in fs::read_dir(directory)? {
             let shard = shard?;
             if !shard.file_type()?.is_dir() {
@@ -56,29 +82,18 @@ impl Objects {
                     continue;
                 };
                 match Object::header_of(directory, id) {
-                    Ok((header, stored)) => {
-                        known.insert(id, Known { header, stored, names: 0, children: 0, open: Weak::new() });
-                    }
-                    // Its parent is not known, and must not go: perhaps the damage can be mended.
-                    Err(error) => {
-                        frozen = true;
-                        damaged(id, error);
-                    }
+                    Ok((header, stored)) => inside.insert(header, stored),
+                    Err(error) => damaged(id, error),
                 }
             }
         }
-        let parents: Vec<Id> = known.values().filter_map(|k| k.header.parent).collect();
-        for parent in parents {
-            if let Some(parent) = known.get_mut(&parent) {
-                parent.children += 1;
-            }
-        }
-        let frozen = AtomicBool::new(frozen);
-        Ok(Objects { directory: directory.to_path_buf(), frozen, known: Mutex::new(known) })
+        inside.connect();
+        let frozen = AtomicBool::new(false);
+        Ok(Objects { directory: directory.to_path_buf(), frozen, inside: Mutex::new(inside) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Id, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens an object; one that is open already is shared.
@@ -86,12 +101,15 @@ impl Objects {
     /// # Errors
     /// What the device reports; `InvalidData` when the object is damaged, `NotFound` when it is not there.
     pub fn open(&self, id: Id) -> io::Result<Arc<Object>> {
-        if let Some(object) = self.lock().get(&id).and_then(|known| known.open.upgrade()) {
+        if let Some(object) = self.lock().known.get(&id).and_then(|known| known.open.upgrade()) {
             return Ok(object);
         }
         let object = Arc::new(Object::open(&self.directory, id)?);
-        if let Some(known) = self.lock().get_mut(&id) {
-            known.open = Arc::downgrade(&object);
+        if let Some(known) = self.lock().known.get_mut(&id) {
+            // Not one that was re-parented since it was opened: its parent may go any moment.
+            if known.header == *object.header() {
+                known.open = Arc::downgrade(&object);
+            }
         }
         Ok(object)
     }
@@ -102,46 +120,105 @@ impl Objects {
     /// What the device reports; the object then does not exist.
     pub fn add(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
         writer.finish(&header, &self.directory)?;
-        let mut known = self.lock();
-        if let Some(parent) = header.parent.and_then(|id| known.get_mut(&id)) {
-            parent.children += 1;
-        }
-        known.insert(header.id, Known { header, stored, names: 0, children: 0, open: Weak::new() });
+        let mut inside = self.lock();
+        inside.adopt(header.parent, header.id);
+        inside.insert(header, stored);
+        Ok(())
+    }
+
+    /// Finishes another encoding of an object, as a difference to another parent, and puts it in the place of the one
+    /// there is. Whoever has that open keeps it, and its ancestors.
+    ///
+    /// # Errors
+    /// What the device reports; the object then has either encoding, and both decode to the same.
+    pub fn replace(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
+        writer.finish(&header, &self.directory)?;
+        let mut inside = self.lock();
+        let id = header.id;
+        let former = match inside.known.get_mut(&id) {
+            Some(known) => {
+                known.open = Weak::new();
+                known.stored = stored;
+                std::mem::replace(&mut known.header, header.clone()).parent
+            }
+            None => return Ok(()),
+        };
+        inside.disown(former, id);
+        inside.adopt(header.parent, id);
         Ok(())
     }
 
     /// A file names the object.
     pub fn name(&self, id: Id) {
-        if let Some(known) = self.lock().get_mut(&id) {
-            known.names += 1;
+        let mut inside = self.lock();
+        match inside.known.get_mut(&id) {
+            Some(known) => {
+                known.names += 1;
+                inside.unnamed.remove(&id);
+            }
+            None => *inside.lost.entry(id).or_default() += 1,
         }
     }
 
     /// A file names the object no more.
     pub fn unname(&self, id: Id) {
-        if let Some(known) = self.lock().get_mut(&id) {
-            known.names = known.names.saturating_sub(1);
+        let mut inside = self.lock();
+        match inside.known.get_mut(&id) {
+            Some(known) => {
+                known.names = known.names.saturating_sub(1);
+                if known.names == 0 {
+                    inside.unnamed.insert(id);
+                }
+            }
+            None => {
+                if let Some(names) = inside.lost.get_mut(&id) {
+                    *names = names.saturating_sub(1);
+                }
+            }
         }
     }
 
     /// The object's header and the bytes it occupies.
     pub fn get(&self, id: Id) -> Option<(Header, u64)> {
-        self.lock().get(&id).map(|known| (known.header.clone(), known.stored))
+        self.lock().known.get(&id).map(|known| (known.header.clone(), known.stored))
     }
 
-    /// Headers of all objects that `wanted` accepts.
-    pub fn find(&self, wanted: impl Fn(&Header) -> bool) -> Vec<Header> {
-        self.lock().values().filter(|known| wanted(&known.header)).map(|known| known.header.clone()).collect()
+    /// Objects that a read of this one applies, itself among them; as far as its ancestors are there.
+    pub fn chain_len(&self, id: Id) -> u32 {
+        self.lock().depth(id) + 1
+    }
+
+    /// Headers of all objects, in no order.
+    pub fn all(&self) -> Vec<Header> {
+        self.lock().known.values().map(|known| known.header.clone()).collect()
+    }
+
+    /// Headers of the states of a lineage, by modification time.
+    pub fn of_lineage(&self, lineage: u64) -> Vec<Header> {
+        let inside = self.lock();
+        inside.headers(inside.lineages.get(&lineage))
+    }
+
+    /// Headers of the states that have the same tensors, by modification time.
+    pub fn of_signature(&self, signature: u64) -> Vec<Header> {
+        let inside = self.lock();
+        inside.headers(inside.signatures.get(&signature))
+    }
+
+    /// The newest state of a lineage.
+    pub fn newest(&self, lineage: u64) -> Option<Id> {
+        self.lock().lineages.get(&lineage)?.last().map(|(_, id)| *id)
     }
 
     /// Bytes that all objects occupy.
     pub fn stored(&self) -> u64 {
-        self.lock().values().map(|known| known.stored).sum()
+        self.lock().known.values().map(|known| known.stored).sum()
     }
 
     /// Bytes of the objects that no file names: differences of others are taken to them.
     pub fn stored_unnamed(&self) -> u64 {
-        self.lock().values().filter(|known| known.names == 0).map(|known| known.stored).sum()
+        let inside = self.lock();
+        inside.unnamed.iter().filter_map(|id| inside.known.get(id)).map(|known| known.stored).sum()
     }
 
     /// Removes nothing from now on: something was found that may need an object that it cannot name.
@@ -149,29 +226,30 @@ impl Objects {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Removes every object that no file names, no object is a difference to, and `keep` does not ask for. Those that
-    /// are open stay readable for whoever has them open. Returns which went.
+    /// Why nothing may be removed, if so: what is damaged or missing may need an object that it cannot name. That ends
+    /// when the files that cannot be read for it are removed.
+    pub fn frozen(&self) -> Option<&'static str> {
+        if self.frozen.load(Ordering::Relaxed) {
+            return Some("a stub is damaged or unreadable, and what it needs cannot be known");
+        }
+        let inside = self.lock();
+        let lost = inside.lost.values().any(|names| *names > 0) || inside.orphans.iter().any(|id| inside.is_live(*id));
+        lost.then_some("an object that files need is missing or damaged, and what it needs cannot be known")
+    }
+
+    /// Removes objects that no file names, no object is a difference to, and `keep` does not hold; a bounded number at
+    /// once. Those that are open stay readable for whoever has them open. Returns which went: none when all is done.
     ///
     /// # Errors
     /// What the device reports.
-    pub fn collect(&self, keep: impl Fn(&Header) -> bool) -> io::Result<Vec<Id>> {
-        let mut removed = Vec::new();
-        if self.frozen.load(Ordering::Relaxed) {
-            return Ok(removed);
+    pub fn collect(&self, keep: &HashSet<Id>) -> io::Result<Vec<Id>> {
+        if self.frozen().is_some() {
+            return Ok(Vec::new());
         }
-        loop {
-            let mut known = self.lock();
-            let garbage = known.iter().find(|(_, k)| k.names == 0 && k.children == 0 && !keep(&k.header));
-            let Some((&id, _)) = garbage else {
-                return Ok(removed);
-            };
-            let parent = known.remove(&id).and_then(|k| k.header.parent);
-            if let Some(parent) = parent.and_then(|parent| known.get_mut(&parent)) {
-                parent.children = parent.children.saturating_sub(1);
-            }
-            drop(known);
-            durable::remove(&super::object::path_of(&self.directory, id))?;
-            removed.push(id);
+        let removed = self.lock().take_garbage(keep, COLLECT_AT_ONCE);
+        for id in &removed {
+            durable::remove(&super::object::path_of(&self.directory, *id))?;
         }
+        Ok(removed)
     }
 }

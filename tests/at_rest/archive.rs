@@ -97,7 +97,7 @@ fn chains_end() {
         let index = rest.faithful(&step(at));
         let chain = stepfs::recall::Chain::open(&objects, rest.id(&step(at))).unwrap();
         assert!(chain.objects().len() <= MAX_CHAIN as usize);
-        assert_eq!(chain.objects().len() as u32, chain.leaf().header().depth + 1);
+        assert!(chain.objects().len() as u32 <= chain.leaf().header().depth + 1);
         if let Coding::LatticeKey { .. } = entry(&index, "w").coding {
             assert_eq!(chain.objects().len(), 1);
             keyframes += 1;

@@ -10,8 +10,9 @@ use crate::store::bytes::Fields;
 pub const HEADER_BYTES: usize = 128;
 /// Length of the footer at the end of an object, bytes.
 pub const FOOTER_BYTES: usize = 64;
-/// Version of the object format that this program writes, and the newest that it reads.
-pub const OBJECT_VERSION: u32 = 1;
+/// Version of the object format that this program writes, and the newest that it reads. Version 1 had a hash of samples
+/// where the position is now, and no note in the index.
+pub const OBJECT_VERSION: u32 = 2;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
@@ -23,16 +24,20 @@ pub struct Header {
     pub id: Id,
     /// The object that this one is a difference to; none for a keyframe.
     pub parent: Option<Id>,
-    /// Objects below this one: 0 for a keyframe, the parent's depth + 1 otherwise.
+    /// Version of the format it was written in.
+    pub version: u32,
+    /// Objects below this one, at most: 0 for a keyframe. Objects that a re-parenting has taken out from below it are
+    /// still counted.
     pub depth: u32,
+    /// States between this one and the keyframe its chain was begun with; that stays what it is when states go. Every
+    /// eighth is a super-step.
+    pub position: u32,
     /// Length of the decoded file, bytes.
     pub logical_len: u64,
     /// xxh3-128 of the decoded file.
     pub decoded_hash: u128,
     /// xxh3-128 of the file as the application wrote it; equal to `decoded_hash` when nothing was quantized.
     pub source_hash: u128,
-    /// xxh3-64 of a few samples of the file as written: recognises twins without reading them whole.
-    pub source_sample: u64,
     /// Modification time of the file as written, nanoseconds since 1970: orders the states of a lineage.
     pub modified_ns: i64,
     /// Lineage: hash of the tensors' paths, types and shapes and of the file's name with its step wild.
@@ -41,19 +46,30 @@ pub struct Header {
     pub signature: u64,
 }
 
+/// States from one super-step to the next: a read applies at most 32 / 8 super-steps and 7 states after the last of them.
+/// Merged deltas of eight weigh a quarter of the sum of their parts (GPT, 2.9 bits against 11).
+pub const SUPER_STEP: u32 = 8;
+
 impl Header {
+    /// Whether states further on may be differences to it: a keyframe, and every eighth state after it.
+    pub fn is_super_step(&self) -> bool {
+        self.position.is_multiple_of(SUPER_STEP)
+    }
+
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = Vec::with_capacity(HEADER_BYTES);
         out.extend_from_slice(&HEADER_MAGIC);
-        out.extend_from_slice(&OBJECT_VERSION.to_le_bytes());
+        out.extend_from_slice(&self.version.to_le_bytes());
         out.extend_from_slice(&self.depth.to_le_bytes());
         out.extend_from_slice(&self.id.0);
         out.extend_from_slice(&self.parent.unwrap_or(Id::NONE).0);
         out.extend_from_slice(&self.logical_len.to_le_bytes());
         out.extend_from_slice(&self.decoded_hash.to_le_bytes());
         out.extend_from_slice(&self.source_hash.to_le_bytes());
-        out.extend_from_slice(&self.source_sample.to_le_bytes());
+        // Version 1: not looked at by anybody.
+        out.extend_from_slice(&self.position.to_le_bytes());
+        out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.modified_ns.to_le_bytes());
         out.extend_from_slice(&self.lineage.to_le_bytes());
         out.extend_from_slice(&self.signature.to_le_bytes());
@@ -76,18 +92,25 @@ impl Header {
             return Err(Damage("its header's checksum does not match"));
         }
         let mut fields = Fields::new(&body[8..]);
-        if fields.u32()? != OBJECT_VERSION {
+        let version = fields.u32()?;
+        if !(1..=OBJECT_VERSION).contains(&version) {
             return Err(Damage("a newer version of stepfs wrote it"));
         }
         let depth = fields.u32()?;
+        let (id, parent) = (Id(fields.u128()?.to_le_bytes()), Id(fields.u128()?.to_le_bytes()).some());
+        let logical_len = fields.u64()?;
+        let (decoded_hash, source_hash) = (fields.u128()?, fields.u128()?);
+        let (position, _) = (fields.u32()?, fields.u32()?);
         Ok(Header {
+            version,
             depth,
-            id: Id(fields.u128()?.to_le_bytes()),
-            parent: Id(fields.u128()?.to_le_bytes()).some(),
-            logical_len: fields.u64()?,
-            decoded_hash: fields.u128()?,
-            source_hash: fields.u128()?,
-            source_sample: fields.u64()?,
+            // Nothing was ever taken out of a chain of version 1.
+            position: if version == 1 { depth } else { position },
+            id,
+            parent,
+            logical_len,
+            decoded_hash,
+            source_hash,
             modified_ns: fields.u64()? as i64,
             lineage: fields.u64()?,
             signature: fields.u64()?,

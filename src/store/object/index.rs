@@ -29,13 +29,18 @@ pub enum Coding {
         /// Step of the lattice.
         step: f64,
     },
+    /// R = fl(K + g*A) with K in the same tiles: what a state becomes when the object that held its K goes.
+    LatticeWithKeyframe {
+        /// Step of the lattice.
+        step: f64,
+    },
 }
 
 impl Coding {
     /// The tensor of the parent object that is needed to decode this one.
     pub fn parent(self) -> Option<u32> {
         match self {
-            Coding::Lossless | Coding::LatticeKey { .. } => None,
+            Coding::Lossless | Coding::LatticeKey { .. } | Coding::LatticeWithKeyframe { .. } => None,
             Coding::LosslessDelta { parent } | Coding::Lattice { parent, .. } => Some(parent),
         }
     }
@@ -44,7 +49,9 @@ impl Coding {
     pub fn step(self) -> Option<f64> {
         match self {
             Coding::Lossless | Coding::LosslessDelta { .. } => None,
-            Coding::Lattice { step, .. } | Coding::LatticeKey { step } => Some(step),
+            Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
+                Some(step)
+            }
         }
     }
 
@@ -106,6 +113,8 @@ pub struct Index {
     pub profile: String,
     /// Format of the container; for people.
     pub container: String,
+    /// Why it is a keyframe, or a super-step and not a keyframe: what was predicted; for people. Empty for all others.
+    pub note: String,
     /// Tensors by ascending, disjoint extents.
     pub tensors: Vec<TensorEntry>,
     /// All other bytes of the file, concatenated, in chunks of [`TILE_BYTES`].
@@ -115,8 +124,8 @@ pub struct Index {
 /// Bytes of one tile in the index.
 const TILE_ENTRY: usize = 28;
 /// No payload is longer: what does not compress is stored as it is, with a few bytes for modes and lengths; exceptions
-/// of a lattice take at most 14 bytes for each element of two.
-const MAX_TILE_STORED: u32 = 8 * TILE_BYTES as u32;
+/// of a lattice take at most 14 bytes for each element of two, and a keyframe in the same tile once more its bytes.
+const MAX_TILE_STORED: u32 = 10 * TILE_BYTES as u32;
 /// A tensor may have this many dimensions at most; torch stops at 64.
 const MAX_DIMS: usize = 64;
 
@@ -131,12 +140,13 @@ impl Index {
         gaps(self.tensors.iter().map(|t| t.extent.clone()), logical_len)
     }
 
-    /// The index's bytes.
+    /// The index's bytes, of [`super::OBJECT_VERSION`].
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         put_text(&mut out, &self.origin);
         put_text(&mut out, &self.profile);
         put_text(&mut out, &self.container);
+        put_text(&mut out, &self.note);
         out.extend_from_slice(&(self.tensors.len() as u32).to_le_bytes());
         for tensor in &self.tensors {
             put_text(&mut out, &tensor.path);
@@ -145,6 +155,7 @@ impl Index {
                 Coding::LosslessDelta { parent } => (1, parent, 0.0),
                 Coding::Lattice { parent, step } => (2, parent, step),
                 Coding::LatticeKey { step } => (3, 0, step),
+                Coding::LatticeWithKeyframe { step } => (4, 0, step),
             };
             let role = match tensor.role {
                 Role::Weight => 0u8,
@@ -165,16 +176,18 @@ impl Index {
         out
     }
 
-    /// Reads an index of an object whose payloads end at `payload_end` and whose file has `logical_len` bytes. What it
-    /// returns is sound: extents ascend within the file, tiles lie within the payloads and cover their tensors.
+    /// Reads an index of an object of this version, whose payloads end at `payload_end` and whose file has
+    /// `logical_len` bytes. What it returns is sound: extents ascend within the file, tiles lie within the payloads
+    /// and cover their tensors.
     ///
     /// # Errors
     /// [`Damage`] says which rule was broken.
-    pub fn decode(bytes: &[u8], logical_len: u64, payload_end: u64) -> Result<Index, Damage> {
+    pub fn decode(bytes: &[u8], version: u32, logical_len: u64, payload_end: u64) -> Result<Index, Damage> {
         let mut fields = Fields::new(bytes);
         let origin = fields.text()?;
         let profile = fields.text()?;
         let container = fields.text()?;
+        let note = if version == 1 { String::new() } else { fields.text()? };
         let count = fields.count(50)?;
         let mut tensors = Vec::with_capacity(count);
         let mut end = 0;
@@ -189,7 +202,7 @@ impl Index {
         let skeleton_len = logical_len - tensors.iter().map(|t| t.extent.end - t.extent.start).sum::<u64>();
         let skeleton = decode_tiles(&mut fields, skeleton_len, payload_end)?;
         match fields.remaining() {
-            0 => Ok(Index { origin, profile, container, tensors, skeleton }),
+            0 => Ok(Index { origin, profile, container, note, tensors, skeleton }),
             _ => Err(Damage("its index has bytes left over")),
         }
     }
@@ -234,6 +247,7 @@ fn decode_tensor(fields: &mut Fields, payload_end: u64) -> Result<TensorEntry, D
         1 => Coding::LosslessDelta { parent },
         2 => Coding::Lattice { parent, step },
         3 => Coding::LatticeKey { step },
+        4 => Coding::LatticeWithKeyframe { step },
         _ => return Err(Damage("a tensor's coding is unknown")),
     };
     if let Some(step) = coding.step()

@@ -1,7 +1,8 @@
 //! An object: one archived state of one file (docs/FORMAT.md, "Object").
 //!
 //! Header, payloads, index, footer. Written once in `tmp/`, header last, so that a file without a header was never
-//! finished; then renamed into `objects/`. Its bytes never change afterwards, and its decoded bytes never ever.
+//! finished; then renamed into `objects/`. Its bytes never change afterwards, but another encoding may take its name, as a
+//! difference to another object; its decoded bytes never ever change.
 
 mod header;
 mod id;
@@ -9,7 +10,7 @@ mod index;
 mod reader;
 mod writer;
 
-pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, OBJECT_VERSION};
+pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, OBJECT_VERSION, SUPER_STEP};
 pub use id::Id;
 pub use index::{Coding, Index, TensorEntry, Tile, gaps, tiles_of};
 pub use reader::{Object, path_of};

@@ -76,13 +76,18 @@ impl Object {
             .ok()
             .filter(|bytes| bytes.len() as u64 == footer.index_len)
             .ok_or(Damage("its index does not decompress"))?;
-        let index = Index::decode(&bytes, header.logical_len, footer.index_offset)?;
+        let index = Index::decode(&bytes, header.version, header.logical_len, footer.index_offset)?;
         Ok(Object { stored: metadata.blocks() * 512, file, header, index })
     }
 
     /// The header.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+
+    /// Whether states further on may be differences to it: a keyframe, and every eighth state after it.
+    pub fn is_super_step(&self) -> bool {
+        self.header.is_super_step()
     }
 
     /// The index.

@@ -14,7 +14,9 @@ prop_compose! {
         id in id(),
         parent in proptest::option::of(self::id()),
         depth: u32,
-        numbers in any::<[u64; 4]>(),
+        position: u32,
+        version in 1..=OBJECT_VERSION,
+        numbers in any::<[u64; 3]>(),
         hashes in any::<[u128; 2]>(),
         modified_ns: i64,
     ) -> Header {
@@ -22,13 +24,14 @@ prop_compose! {
             id,
             parent,
             depth,
+            version,
+            position: if version == 1 { depth } else { position },
             logical_len: numbers[0],
             decoded_hash: hashes[0],
             source_hash: hashes[1],
-            source_sample: numbers[1],
             modified_ns,
-            lineage: numbers[2],
-            signature: numbers[3],
+            lineage: numbers[1],
+            signature: numbers[2],
         }
     }
 }
@@ -39,7 +42,8 @@ fn coding() -> impl Strategy<Value = Coding> {
         Just(Coding::Lossless),
         any::<u32>().prop_map(|parent| Coding::LosslessDelta { parent }),
         (any::<u32>(), step.clone()).prop_map(|(parent, step)| Coding::Lattice { parent, step }),
-        step.prop_map(|step| Coding::LatticeKey { step }),
+        step.clone().prop_map(|step| Coding::LatticeKey { step }),
+        step.prop_map(|step| Coding::LatticeWithKeyframe { step }),
     ]
 }
 
@@ -85,7 +89,7 @@ prop_compose! {
     /// An index and the length of its file.
     fn index()(
         tensors in vec(tensor(), 0..6),
-        texts in any::<[String; 3]>(),
+        texts in any::<[String; 4]>(),
         rest in 0u64..2 * TILE_BYTES as u64,
         seed: u64,
     ) -> (Index, u64) {
@@ -99,8 +103,8 @@ prop_compose! {
             tensor
         });
         let tensors = tensors.collect();
-        let [origin, profile, container] = texts;
-        (Index { origin, profile, container, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
+        let [origin, profile, container, note] = texts;
+        (Index { origin, profile, container, note, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
     }
 }
 
@@ -156,7 +160,7 @@ proptest! {
     fn an_index_comes_back((index, len) in index()) {
         let bytes = index.encode();
         is_sound(&index, len);
-        prop_assert_eq!(Index::decode(&bytes, len, PAYLOAD_END), Ok(index));
+        prop_assert_eq!(Index::decode(&bytes, OBJECT_VERSION, len, PAYLOAD_END), Ok(index));
     }
 
     /// Its checksum is the footer's; without it a reader must still never panic or believe what is not sound.
@@ -166,21 +170,21 @@ proptest! {
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= mask;
-            if let Ok(index) = Index::decode(&changed, len, PAYLOAD_END) {
+            if let Ok(index) = Index::decode(&changed, OBJECT_VERSION, len, PAYLOAD_END) {
                 is_sound(&index, len);
             }
-            prop_assert!(Index::decode(&bytes[..at], len, PAYLOAD_END).is_err());
+            prop_assert!(Index::decode(&bytes[..at], OBJECT_VERSION, len, PAYLOAD_END).is_err());
         }
         let mut longer = bytes.clone();
         longer.push(0);
-        prop_assert!(Index::decode(&longer, len, PAYLOAD_END).is_err());
+        prop_assert!(Index::decode(&longer, OBJECT_VERSION, len, PAYLOAD_END).is_err());
         // Of a shorter file, or of one whose payloads end earlier.
-        if let Ok(index) = Index::decode(&bytes, len / 2, PAYLOAD_END) {
+        if let Ok(index) = Index::decode(&bytes, OBJECT_VERSION, len / 2, PAYLOAD_END) {
             is_sound(&index, len / 2);
         }
         let stored = index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
         if let Some(end) = stored.max() {
-            prop_assert!(end == 0 || Index::decode(&bytes, len, end - 1).is_err());
+            prop_assert!(end == 0 || Index::decode(&bytes, OBJECT_VERSION, len, end - 1).is_err());
         }
     }
 }
@@ -203,16 +207,16 @@ fn one_tensor() -> (Index, u64) {
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Index)) {
     let (mut index, len) = one_tensor();
-    Index::decode(&index.encode(), len, PAYLOAD_END).unwrap();
+    Index::decode(&index.encode(), OBJECT_VERSION, len, PAYLOAD_END).unwrap();
     change(&mut index);
-    Index::decode(&index.encode(), len, PAYLOAD_END).unwrap_err();
+    Index::decode(&index.encode(), OBJECT_VERSION, len, PAYLOAD_END).unwrap_err();
 }
 
 #[test]
 fn what_lies_about_its_tensors_is_refused() {
     refused(|index| index.tensors[0].extent = 8..409);
     refused(|index| index.tensors[0].extent = u64::MAX - 399..u64::MAX);
-    refused(|index| index.tensors[0].tiles[0].stored = 8 * TILE_BYTES as u32 + 1);
+    refused(|index| index.tensors[0].tiles[0].stored = 10 * TILE_BYTES as u32 + 1);
     refused(|index| index.tensors[0].tiles.clear());
     refused(|index| index.tensors[0].tiles = tiles(2 * TILE_BYTES as u64, 1));
     refused(|index| index.tensors[0].tiles[0].offset = u64::MAX);
@@ -229,12 +233,12 @@ fn what_lies_about_its_tensors_is_refused() {
 fn counts_beyond_what_follows_are_refused() {
     let (index, len) = one_tensor();
     let bytes = index.encode();
-    // The three texts are empty: the lengths of these, the number of tensors, the length of the first one's path.
-    for at in [0, 4, 8, 12, 16] {
+    // The four texts are empty: the lengths of these, the number of tensors, the length of the first one's path.
+    for at in [0, 4, 8, 12, 16, 20] {
         for lie in [u32::MAX, 1 << 30, 1000] {
             let mut changed = bytes.clone();
             changed[at..at + 4].copy_from_slice(&lie.to_le_bytes());
-            assert!(Index::decode(&changed, len, PAYLOAD_END).is_err(), "{lie} at {at}");
+            assert!(Index::decode(&changed, OBJECT_VERSION, len, PAYLOAD_END).is_err(), "{lie} at {at}");
         }
     }
 }

@@ -27,7 +27,18 @@ impl ObjectWriter {
     /// # Errors
     /// What the device reports.
     pub fn create(tmp: &Path) -> io::Result<ObjectWriter> {
-        let id = Id::random()?;
+        ObjectWriter::begin(tmp, Id::random()?)
+    }
+
+    /// Starts another encoding of an object that exists: it decodes to the same, and takes its name when it is finished.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn rewrite(tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
+        ObjectWriter::begin(tmp, id)
+    }
+
+    fn begin(tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
         let path = tmp.join(format!("object-{id}"));
         let file = durable::create_new(&path)?;
         Ok(ObjectWriter { path, file, id, end: HEADER_BYTES as u64, finished: false })
@@ -92,7 +103,8 @@ impl ObjectWriter {
         Object::with_header(File::open(&self.path)?, header)
     }
 
-    /// Writes the header and makes it durable, and gives the object its name in `objects`: from here on it exists.
+    /// Writes the header and makes it durable, and gives the object its name in `objects`: from here on it exists. An
+    /// earlier encoding of that name is replaced, in one rename: *a crash here leaves the one or the other.*
     ///
     /// # Errors
     /// What the device reports.

@@ -1,0 +1,94 @@
+use super::*;
+use crate::store::object::{Header, Index, OBJECT_VERSION, ObjectWriter};
+
+fn object(dir: &std::path::Path) -> Arc<Object> {
+    let mut writer = ObjectWriter::create(dir).unwrap();
+    writer.close(&Index::default()).unwrap();
+    let header = Header {
+        id: writer.id(),
+        version: OBJECT_VERSION,
+        parent: None,
+        depth: 0,
+        position: 0,
+        logical_len: 0,
+        decoded_hash: 0,
+        source_hash: 0,
+        modified_ns: 0,
+        lineage: 0,
+        signature: 0,
+    };
+    Arc::new(writer.reopen(header).unwrap())
+}
+
+fn lattice(a: i32, keyframe: Option<&Arc<Vec<u8>>>) -> State {
+    let exceptions = vec![Exception { index: 3, raw: 7 }];
+    State::Lattice { keyframe: keyframe.cloned(), accumulators: vec![a; 100], step: 0.5, exceptions }
+}
+
+#[test]
+fn states_come_back_narrow_or_wide() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, object) = (Memory::new(1 << 20), object(dir.path()));
+    let keyframe = Arc::new(vec![1; 400]);
+    let states = [lattice(5, Some(&keyframe)), lattice(1 << 20, None), lattice(-32768, None), State::Bytes(keyframe)];
+    for (tile, state) in states.iter().enumerate() {
+        memory.put(key(&object, 0, tile), Use::Read, &[Arc::clone(&object)], state);
+    }
+    for (tile, state) in states.iter().enumerate() {
+        assert_eq!(memory.get(&object, 0, tile).as_ref(), Some(state));
+    }
+    // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes.
+    assert_eq!(memory.status().bytes, 400 + 200 + 400 + 200 + 3 * 16);
+    memory.forget(object.header().id);
+    assert_eq!(memory.status().bytes, 0);
+    assert!(memory.get(&object, 0, 0).is_none());
+}
+
+#[test]
+fn reading_never_drives_out_more_than_its_half() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Memory::new(1000);
+    let put = |object: &Arc<Object>, tile, kind| {
+        let state = State::Bytes(Arc::new(vec![0; 100]));
+        memory.put(key(object, 0, tile), kind, &[Arc::clone(object)], &state);
+        assert!(memory.status().bytes <= 1000);
+        memory.get(object, 0, tile).is_some()
+    };
+    let tip = object(dir.path());
+    assert!((0..4).all(|tile| put(&tip, tile, Use::Encode)));
+    let (first, second) = (object(dir.path()), object(dir.path()));
+    assert!((0..6).all(|tile| put(&first, tile, Use::Read)));
+    // More than there is room for: the older file's goes, the tip stays.
+    assert!((0..6).all(|tile| put(&second, tile, Use::Read)));
+    assert!(memory.get(&first, 0, 0).is_none());
+    assert!((0..4).all(|tile| memory.get(&tip, 0, tile).is_some()));
+    // Nor does an object drive out its own beginning, which whoever reads it again would miss first.
+    assert!(!put(&second, 6, Use::Read));
+    assert!((0..6).all(|tile| memory.get(&second, 0, tile).is_some()));
+    // The next tip takes what is beyond the readers' half, then the place of the former.
+    let next = object(dir.path());
+    assert!((0..8).all(|tile| put(&next, tile, Use::Encode)), "{:?}", memory.status());
+}
+
+#[test]
+fn a_tile_is_decoded_once_however_many_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let (memory, object) = (Memory::new(1 << 20), object(dir.path()));
+    let decoded = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| match memory.claim(&object, 1, 2) {
+                Ok(state) => assert_eq!(state, lattice(9, None)),
+                Err(claim) => {
+                    // The first two give up: the others must not wait for ever.
+                    if decoded.fetch_add(1, Ordering::Relaxed) < 2 {
+                        return;
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                    memory.put(claim.key, Use::Read, &[Arc::clone(&object)], &lattice(9, None));
+                }
+            });
+        }
+    });
+    assert_eq!(decoded.into_inner(), 3);
+}

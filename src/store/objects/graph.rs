@@ -1,0 +1,178 @@
+//! Parents and children: what is garbage, and which state is to be merged over ones that nobody names.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Weak;
+
+use super::{Inside, Known, MAX_CHAIN, Objects};
+use crate::store::object::{Header, Id};
+
+/// Objects that nobody names any more but others are differences to, connected with one another, and who needs them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Merge {
+    /// What the first of them is a difference to; none where the chain begins.
+    pub above: Option<Id>,
+    /// The objects that can go.
+    pub dying: Vec<Id>,
+    /// Those that are differences to one of them, by modification time.
+    pub heirs: Vec<Id>,
+    /// Whether each of them has one child only: then merging takes less room, whatever they hold.
+    pub is_line: bool,
+}
+
+impl Objects {
+    /// What is to be merged next, and how many heirs there are in all that wait for it.
+    pub fn next_merge(&self, keep: &HashSet<Id>) -> (Option<Merge>, usize) {
+        if self.frozen().is_some() {
+            return (None, 0);
+        }
+        let inside = self.lock();
+        let dies = |id: &Id| !keep.contains(id) && !inside.shared.contains(id);
+        let dying: HashSet<Id> = inside.unnamed.iter().copied().filter(dies).collect();
+        let heirs = |id: &Id| inside.known[id].children.iter().filter(|child| !dying.contains(child)).count();
+        let pending = dying.iter().map(heirs).sum();
+        // Not one that only other dying ones need: that goes with them, or they are a circle.
+        let first = dying.iter().filter(|id| heirs(id) > 0).min();
+        (first.map(|first| inside.merge_around(*first, &dying)), pending)
+    }
+
+    /// Another object that a state could become a difference to, as cheaply read as what it is a difference to now: the
+    /// nearest older one of its lineage. After a keyframe went, that is the one that has its K now.
+    pub fn sibling(&self, child: Id, keep: &HashSet<Id>) -> Option<Id> {
+        let inside = self.lock();
+        let known = inside.known.get(&child)?;
+        let deepest = known.header.parent.map_or(0, |parent| inside.depth(parent));
+        let older = inside.lineages.get(&known.header.lineage)?.range(..(known.header.modified_ns, child)).rev();
+        let stays = |id: &Id| inside.known[id].names > 0 || keep.contains(id) || inside.shared.contains(id);
+        older.map(|(_, id)| *id).find(|id| stays(id) && inside.depth(*id) <= deepest && !inside.is_below(*id, child))
+    }
+
+    /// Objects that are differences to this one.
+    pub fn children(&self, id: Id) -> usize {
+        self.lock().known.get(&id).map_or(0, |known| known.children.len())
+    }
+
+    /// Leaves these objects as they are, though nobody names them: merging would take more room.
+    pub fn share(&self, ids: &[Id]) {
+        self.lock().shared.extend(ids);
+    }
+}
+
+impl Inside {
+    pub(super) fn insert(&mut self, header: Header, stored: u64) {
+        let (id, order) = (header.id, (header.modified_ns, header.id));
+        self.lineages.entry(header.lineage).or_default().insert(order);
+        self.signatures.entry(header.signature).or_default().insert(order);
+        self.unnamed.insert(id);
+        self.known.insert(id, Known { header, stored, names: 0, children: Vec::new(), open: Weak::new() });
+    }
+
+    /// Enters the children of all, once all are known.
+    pub(super) fn connect(&mut self) {
+        let edges: Vec<(Option<Id>, Id)> = self.known.values().map(|k| (k.header.parent, k.header.id)).collect();
+        edges.into_iter().for_each(|(parent, child)| self.adopt(parent, child));
+    }
+
+    pub(super) fn adopt(&mut self, parent: Option<Id>, child: Id) {
+        let Some(parent) = parent else { return };
+        // What was decided about it was decided with other children.
+        self.shared.remove(&parent);
+        match self.known.get_mut(&parent) {
+            Some(known) => known.children.push(child),
+            None => {
+                self.orphans.insert(child);
+            }
+        }
+    }
+
+    pub(super) fn disown(&mut self, parent: Option<Id>, child: Id) {
+        self.orphans.remove(&child);
+        let Some(parent) = parent else { return };
+        self.shared.remove(&parent);
+        if let Some(known) = self.known.get_mut(&parent) {
+            known.children.retain(|other| *other != child);
+        }
+    }
+
+    pub(super) fn headers(&self, of: Option<&BTreeSet<(i64, Id)>>) -> Vec<Header> {
+        of.into_iter().flatten().filter_map(|(_, id)| self.known.get(id)).map(|known| known.header.clone()).collect()
+    }
+
+    /// Objects below this one. Bounded: a damaged store may have a circle.
+    pub(super) fn depth(&self, id: Id) -> u32 {
+        let parent = |id: &Id| self.known.get(id).and_then(|known| known.header.parent);
+        std::iter::successors(Some(id), parent).skip(1).take(MAX_CHAIN as usize).count() as u32
+    }
+
+    /// Whether `id` is `ancestor` or a difference to it, however many steps removed.
+    fn is_below(&self, id: Id, ancestor: Id) -> bool {
+        let parent = |id: &Id| self.known.get(id).and_then(|known| known.header.parent);
+        std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).any(|id| id == ancestor)
+    }
+
+    /// Whether a file needs this object.
+    pub(super) fn is_live(&self, id: Id) -> bool {
+        let (mut rest, mut seen) = (vec![id], HashSet::new());
+        while let Some(id) = rest.pop() {
+            let Some(known) = self.known.get(&id).filter(|_| seen.insert(id)) else { continue };
+            if known.names > 0 {
+                return true;
+            }
+            rest.extend(&known.children);
+        }
+        false
+    }
+
+    /// Takes at most `most` objects out that nobody names or needs.
+    pub(super) fn take_garbage(&mut self, keep: &HashSet<Id>, most: usize) -> Vec<Id> {
+        let is_garbage = |inside: &Inside, id: &Id| {
+            !keep.contains(id) && inside.known.get(id).is_some_and(|k| k.names == 0 && k.children.is_empty())
+        };
+        let mut rest: Vec<Id> = self.unnamed.iter().copied().filter(|id| is_garbage(self, id)).take(most).collect();
+        let mut taken = Vec::new();
+        while let Some(id) = rest.pop() {
+            if taken.len() == most {
+                break;
+            }
+            let Some(known) = self.known.remove(&id) else { continue };
+            self.unnamed.remove(&id);
+            self.shared.remove(&id);
+            let order = (known.header.modified_ns, id);
+            remove(&mut self.lineages, known.header.lineage, order);
+            remove(&mut self.signatures, known.header.signature, order);
+            self.disown(known.header.parent, id);
+            taken.push(id);
+            rest.extend(known.header.parent.filter(|parent| is_garbage(self, parent)));
+        }
+        taken
+    }
+
+    /// The dying objects that are connected with `id`, and who needs them.
+    fn merge_around(&self, id: Id, dying: &HashSet<Id>) -> Merge {
+        let parent = |id: Id| self.known.get(&id).and_then(|known| known.header.parent);
+        let (mut top, mut seen) = (id, HashSet::from([id]));
+        while let Some(above) = parent(top).filter(|above| dying.contains(above) && seen.insert(*above)) {
+            top = above;
+        }
+        let (mut rest, mut going, mut heirs, mut is_line) = (vec![top], Vec::new(), Vec::new(), true);
+        let mut seen = HashSet::new();
+        while let Some(id) = rest.pop().filter(|id| seen.insert(*id)) {
+            let children = &self.known[&id].children;
+            is_line &= children.len() <= 1;
+            for child in children {
+                if dying.contains(child) { &mut rest } else { &mut heirs }.push(*child);
+            }
+            going.push(id);
+        }
+        heirs.sort_by_key(|id| (self.known[id].header.modified_ns, *id));
+        Merge { above: parent(top), dying: going, heirs, is_line }
+    }
+}
+
+fn remove(index: &mut HashMap<u64, BTreeSet<(i64, Id)>>, key: u64, order: (i64, Id)) {
+    if let Some(states) = index.get_mut(&key) {
+        states.remove(&order);
+        if states.is_empty() {
+            index.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::object::{Index, OBJECT_VERSION};
+
+fn header(id: Id, parent: Option<Id>, at: u32) -> Header {
+    Header {
+        id,
+        version: OBJECT_VERSION,
+        parent,
+        depth: at,
+        position: at,
+        logical_len: 0,
+        decoded_hash: 0,
+        source_hash: 0,
+        modified_ns: at.into(),
+        lineage: 1,
+        signature: 2,
+    }
+}
+
+struct Store {
+    dir: tempfile::TempDir,
+    objects: Objects,
+}
+
+impl Store {
+    fn new() -> Store {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        fs::create_dir(dir.path().join("objects")).unwrap();
+        let objects = Objects::load(&dir.path().join("objects"), |_, _| {}).unwrap();
+        Store { dir, objects }
+    }
+
+    fn add(&self, parent: Option<Id>, at: u32) -> Id {
+        let mut writer = ObjectWriter::create(&self.dir.path().join("tmp")).unwrap();
+        writer.close(&Index::default()).unwrap();
+        let id = writer.id();
+        self.objects.add(writer, header(id, parent, at), 1).unwrap();
+        id
+    }
+
+    fn reparent(&self, id: Id, parent: Option<Id>) {
+        let mut writer = ObjectWriter::rewrite(&self.dir.path().join("tmp"), id).unwrap();
+        writer.close(&Index::default()).unwrap();
+        let former = self.objects.get(id).unwrap().0;
+        self.objects.replace(writer, Header { parent, ..former }, 1).unwrap();
+    }
+
+    /// Collects and merges until nothing is left to do; the number of merges.
+    fn settle(&self, keep: &HashSet<Id>) -> usize {
+        for merges in 0.. {
+            while !self.objects.collect(keep).unwrap().is_empty() {}
+            let (Some(merge), pending) = self.objects.next_merge(keep) else {
+                return merges;
+            };
+            assert!(pending >= merge.heirs.len() && !merge.heirs.is_empty(), "{merge:?}");
+            self.reparent(merge.heirs[0], merge.above);
+        }
+        unreachable!()
+    }
+
+    fn reload(&self, names: &[Id]) -> Objects {
+        let objects = Objects::load(&self.dir.path().join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
+        names.iter().for_each(|id| objects.name(*id));
+        objects
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Whatever tree of states there is and whatever is named in it: what is named stays, in its order, nothing else does,
+    /// nobody's chain becomes longer, and the table says what a fresh look at the directory says.
+    #[test]
+    fn what_is_named_stays_and_nothing_else(
+        parents in vec(proptest::option::of(0usize..100), 1..40),
+        named in vec(any::<bool>(), 40),
+        kept in proptest::option::of(0usize..40),
+    ) {
+        let store = Store::new();
+        let mut ids: Vec<Id> = Vec::new();
+        for (at, parent) in parents.iter().enumerate() {
+            let parent = parent.filter(|_| at > 0).map(|parent| ids[parent % at]);
+            ids.push(store.add(parent, at as u32));
+        }
+        let depths: Vec<u32> = ids.iter().map(|id| store.objects.chain_len(*id)).collect();
+        let names: Vec<Id> = ids.iter().zip(&named).filter(|(_, named)| **named).map(|(id, _)| *id).collect();
+        names.iter().for_each(|id| store.objects.name(*id));
+        let keep: HashSet<Id> = kept.and_then(|at| ids.get(at)).copied().into_iter().collect();
+        store.settle(&keep);
+        let mut stay: Vec<Id> = store.objects.all().into_iter().map(|header| header.id).collect();
+        let mut expected: Vec<Id> = names.iter().chain(&keep).copied().collect();
+        (stay.sort(), expected.sort());
+        expected.dedup();
+        prop_assert_eq!(&stay, &expected);
+        for (id, depth) in ids.iter().zip(depths).filter(|(id, _)| expected.contains(id)) {
+            prop_assert!(store.objects.chain_len(*id) <= depth);
+        }
+        let fresh = store.reload(&names);
+        for id in &stay {
+            let sorted = |objects: &Objects| {
+                let mut children = objects.lock().known[id].children.clone();
+                children.sort();
+                children
+            };
+            prop_assert_eq!(sorted(&fresh), sorted(&store.objects));
+            prop_assert_eq!(&fresh.get(*id).unwrap().0, &store.objects.get(*id).unwrap().0);
+        }
+        prop_assert_eq!(fresh.frozen(), None);
+        prop_assert_eq!(store.objects.lock().unnamed.len(), keep.iter().filter(|id| !names.contains(id)).count());
+    }
+}
+
+#[test]
+fn nothing_goes_while_what_files_need_is_missing() {
+    let store = Store::new();
+    let root = store.add(None, 0);
+    let middle = store.add(Some(root), 1);
+    let leaf = store.add(Some(middle), 2);
+    let other = store.add(None, 3);
+    fs::remove_file(crate::store::object::path_of(&store.dir.path().join("objects"), middle)).unwrap();
+    let objects = store.reload(&[leaf]);
+    let keep = HashSet::new();
+    // Perhaps the object comes back from a backup; then its parent must be there.
+    assert!(objects.frozen().is_some());
+    assert!(objects.collect(&keep).unwrap().is_empty());
+    assert_eq!(objects.next_merge(&keep), (None, 0));
+    // The file that cannot be read is removed: nobody needs the missing one any more.
+    objects.unname(leaf);
+    assert_eq!(objects.frozen(), None);
+    let mut gone = objects.collect(&keep).unwrap();
+    let mut expected = vec![root, leaf, other];
+    (gone.sort(), expected.sort());
+    assert_eq!(gone, expected);
+    // A file that names an object which is not there.
+    let objects = store.reload(&[middle]);
+    assert!(objects.frozen().is_some());
+    objects.unname(middle);
+    assert_eq!(objects.frozen(), None);
+}
+
+#[test]
+fn a_circle_neither_hangs_nor_goes() {
+    let store = Store::new();
+    let first = store.add(None, 0);
+    let second = store.add(Some(first), 1);
+    store.reparent(first, Some(second));
+    let objects = store.reload(&[]);
+    let keep = HashSet::new();
+    assert!(objects.collect(&keep).unwrap().is_empty());
+    assert_eq!(objects.next_merge(&keep), (None, 0));
+    assert!(objects.chain_len(first) > MAX_CHAIN);
+    let objects = store.reload(&[first]);
+    assert!(objects.collect(&keep).unwrap().is_empty());
+    assert_eq!(objects.all().len(), 2);
+}
+
+#[test]
+fn a_shared_base_is_asked_about_again_when_its_children_change() {
+    let store = Store::new();
+    let base = store.add(None, 0);
+    let children: Vec<Id> = (1..4).map(|at| store.add(Some(base), at)).collect();
+    children.iter().for_each(|id| store.objects.name(*id));
+    let keep = HashSet::new();
+    let (merge, pending) = store.objects.next_merge(&keep);
+    let merge = merge.unwrap();
+    assert_eq!((merge.heirs, merge.above, merge.is_line, pending), (children.clone(), None, false, 3));
+    store.objects.share(&[base]);
+    assert_eq!(store.objects.next_merge(&keep), (None, 0));
+    store.objects.unname(children[0]);
+    assert_eq!(store.objects.collect(&keep).unwrap(), [children[0]]);
+    assert_eq!(store.objects.next_merge(&keep).1, 2);
+}
