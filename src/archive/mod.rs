@@ -329,7 +329,8 @@ impl Archive {
         match self.write_difference(path, sealed, source, (&after, &newer.1), &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
-                let none = Base { goes_on: base.goes_on, ..Base::default() };
+                let note = "keyframe: the state before is damaged";
+                let none = Base { goes_on: base.goes_on, note, ..Base::default() };
                 self.write_difference(path, sealed, source, (&after, &newer.1), &none, stale)
             }
             result => result,
@@ -355,6 +356,7 @@ impl Archive {
             description: &sealed.description,
             newer: (after, &newer.description),
             base: base.chain.as_ref(),
+            previous: base.previous.as_ref(),
             super_step: base.super_step,
             goes_on: base.goes_on,
             profile,
@@ -362,7 +364,7 @@ impl Archive {
         self.pool.install(|| {
             let plan::Planned { plans, forecast } = plan::plan(&material)?;
             let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
-            let note = forecast.map(|forecast| forecast.words()).unwrap_or_default();
+            let note = forecast.map_or(base.note.to_string(), |forecast| forecast.words());
             if !note.is_empty() {
                 log::info!("{}: {note}", path.display());
             }

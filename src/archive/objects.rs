@@ -73,13 +73,15 @@ impl Archive {
         };
         let position = nearest.position.saturating_add(1);
         if position >= MAX_CHAIN || self.objects.chain_len(nearest.id) >= MAX_CHAIN {
+            base.note = "keyframe: the chain has as many states as it may";
             return base;
         }
         match self.recall.chain(nearest.id) {
             Ok(chain) => {
                 base.position = position;
                 base.super_step = position.is_multiple_of(SUPER_STEP);
-                base.chain = if base.super_step { Some(last_super_step(chain)) } else { Some(chain) };
+                base.chain = Some(if base.super_step { last_super_step(&chain) } else { chain.clone() });
+                base.previous = Some(chain);
             }
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
@@ -130,8 +132,12 @@ impl Archive {
 pub(super) struct Base {
     /// The object and its ancestors; none for a keyframe.
     pub(super) chain: Option<Chain>,
+    /// The state before, which the updates are measured from.
+    pub(super) previous: Option<Chain>,
     /// The lineage has archived states, whether or not one can be the base.
     pub(super) goes_on: bool,
+    /// Why there is no base though the lineage goes on; for people.
+    pub(super) note: &'static str,
     /// Number of the new state in its chain.
     pub(super) position: u32,
     /// The new state is a super-step.
@@ -139,7 +145,7 @@ pub(super) struct Base {
 }
 
 /// The chain from its last super-step on; from its beginning, if none is left.
-fn last_super_step(chain: Chain) -> Chain {
+fn last_super_step(chain: &Chain) -> Chain {
     let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
-    found.map(|object| object.header().id).and_then(|id| chain.from_ancestor(id)).unwrap_or(chain)
+    found.and_then(|object| chain.from_ancestor(object.header().id)).unwrap_or_else(|| chain.clone())
 }

@@ -71,11 +71,42 @@ pub(super) struct Material<'a> {
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
+    /// The archived state before this one: the base, or what lies between a super-step and the one before.
+    pub(super) previous: Option<&'a Chain>,
     /// The base is the super-step before this one: the place to ask whether a keyframe would take less room.
     pub(super) super_step: bool,
     /// The lineage has archived states. Its first one is lossless; without a base, a later one is a lattice keyframe.
     pub(super) goes_on: bool,
     pub(super) profile: Profile,
+}
+
+/// A tensor of an archived state.
+#[derive(Clone, Copy)]
+struct Archived<'a> {
+    chain: &'a Chain,
+    /// Number in the leaf's table.
+    number: u32,
+    entry: &'a TensorEntry,
+}
+
+/// The tensors of an archived state by path.
+struct Tensors<'a>(HashMap<&'a str, Archived<'a>>);
+
+impl<'a> Tensors<'a> {
+    fn of(chain: Option<&'a Chain>) -> Tensors<'a> {
+        let tensors = chain.into_iter().flat_map(|chain| {
+            let tensors = chain.leaf().index().tensors.iter().enumerate();
+            tensors.map(move |(at, entry)| (entry.path.as_str(), Archived { chain, number: at as u32, entry }))
+        });
+        Tensors(tensors.collect())
+    }
+
+    /// The one that this tensor can be a difference to.
+    fn get(&self, tensor: &Tensor) -> Option<Archived<'a>> {
+        let len = |extent: &std::ops::Range<u64>| extent.end - extent.start;
+        let found = self.0.get(tensor.path.as_str()).copied();
+        found.filter(|other| other.entry.dtype == tensor.dtype && len(&other.entry.extent) == len(&tensor.extent))
+    }
 }
 
 /// How a file is to be encoded.
@@ -118,13 +149,8 @@ impl Forecast {
 /// What the device reports; a base that cannot be decoded.
 pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
-    let base: HashMap<&str, (u32, &TensorEntry)> = match material.base {
-        Some(chain) => {
-            let tensors = chain.leaf().index().tensors.iter().enumerate();
-            tensors.map(|(at, t)| (t.path.as_str(), (at as u32, t))).collect()
-        }
-        None => HashMap::new(),
-    };
+    let base = Tensors::of(material.base);
+    let previous = Tensors::of(material.previous);
     let mut plans = Vec::new();
     let mut forecast = Forecast { super_step: 0.0, keyframe: 0.0 };
     for (index, tensor) in material.description.tensors.iter().enumerate() {
@@ -134,12 +160,13 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             continue;
         }
         let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
-        let parent = base.get(tensor.path.as_str()).copied();
-        let parent = parent.filter(|(_, p)| p.dtype == tensor.dtype && p.extent.end - p.extent.start == len);
+        let parent = base.get(&tensor);
         let (fallback, mut bits) = lossless_coding(material, &tensor, parent)?;
         let quantize = material.profile == Profile::Balanced && material.goes_on && may_quantize(&tensor);
         let lattice = match (quantize, twin) {
-            (true, Some(twin)) => lattice_coding(material, &tensor, &without_edges(twin), parent)?,
+            (true, Some(twin)) => {
+                lattice_coding(material, &tensor, &without_edges(twin), parent, previous.get(&tensor))?
+            }
             _ => None,
         };
         if let Some(coding) = lattice.filter(|_| material.super_step) {
@@ -196,12 +223,8 @@ fn may_quantize(tensor: &Tensor) -> bool {
 
 /// Alone or as difference to the base, whichever is estimated to be smaller; with the bits of the middle tile in that
 /// coding and alone.
-fn lossless_coding(
-    material: &Material,
-    tensor: &Tensor,
-    parent: Option<(u32, &TensorEntry)>,
-) -> io::Result<(Coding, (f64, f64))> {
-    let (Some((parent, _)), Some(chain)) = (parent, material.base) else {
+fn lossless_coding(material: &Material, tensor: &Tensor, parent: Option<Archived>) -> io::Result<(Coding, (f64, f64))> {
+    let Some(Archived { chain, number: parent, .. }) = parent else {
         return Ok((Coding::Lossless, (0.0, 0.0)));
     };
     let middle = tiles(tensor) / 2;
@@ -221,15 +244,17 @@ fn lattice_coding(
     material: &Material,
     tensor: &Tensor,
     twin: &Tensor,
-    parent: Option<(u32, &TensorEntry)>,
+    parent: Option<Archived>,
+    previous: Option<Archived>,
 ) -> io::Result<Option<Coding>> {
     let next = next_update(material, tensor, twin)?;
-    let (Some((parent, entry)), Some(chain)) = (parent, material.base) else {
+    let Some(base) = parent else {
         // A new chain of a known lineage.
         return Ok(next.and_then(|rms| step(tensor, rms)).map(|step| Coding::LatticeKey { step }));
     };
-    let last = last_update(material, tensor, chain, parent, entry.coding.step())?;
-    if let (true, Some(step)) = (last.is_same, entry.coding.step()) {
+    let (parent, previous) = (base.number, previous.unwrap_or(base));
+    let last = last_update(material, tensor, previous)?;
+    if let (true, Some(step)) = (last.is_same, previous.entry.coding.step()) {
         // Saved a second time (`last.ckpt`): with the same step the difference costs nothing.
         return Ok(Some(Coding::Lattice { parent, step }));
     }
@@ -239,7 +264,7 @@ fn lattice_coding(
         (None, next) => next,
     };
     let wanted = rms.and_then(|rms| step(tensor, rms));
-    let Some(before) = entry.coding.step() else {
+    let Some(before) = previous.entry.coding.step() else {
         // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
         return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
     };
@@ -251,29 +276,24 @@ fn step(tensor: &Tensor, rms: f64) -> Option<f64> {
     lattice::choose_g(tensor.dtype, &[rms], STEP_PER_RMS)
 }
 
-/// The update from the base's state, as it was written, to this one.
+/// The update from the state before, as it was written, to this one.
 struct LastUpdate {
-    /// Its root mean square. The base is known with an error that is uniform over its step, so a twelfth of its square is
+    /// Its root mean square. That state is known with an error that is uniform over its step, so a twelfth of its square is
     /// taken off: without that, steps would grow from state to state by feeding on their own error. `None`: what there
     /// is may be that error alone.
     rms: Option<f64>,
-    /// Nothing is off by more than the base's bound, not one of a hundred thousand: it is the same state.
+    /// Nothing is off by more than that state's bound, not one of a hundred thousand: it is the same state.
     is_same: bool,
 }
 
-fn last_update(
-    material: &Material,
-    tensor: &Tensor,
-    chain: &Chain,
-    parent: u32,
-    step: Option<f64>,
-) -> io::Result<LastUpdate> {
+fn last_update(material: &Material, tensor: &Tensor, previous: Archived) -> io::Result<LastUpdate> {
+    let step = previous.entry.coding.step();
     let tiles = tiles(tensor);
     let mut updates = Vec::new();
     for sample in 0..SAMPLE_TILES.min(tiles) {
         let number = (2 * sample + 1) * tiles / (2 * SAMPLE_TILES.min(tiles));
         let now = read_tile(material.source, tensor, number)?;
-        let then = tile::decode(chain, parent as usize, number)?;
+        let then = tile::decode(previous.chain, previous.number as usize, number)?;
         updates.extend(lattice::updates(tensor.dtype, &now, &then));
     }
     let noise = step.map_or(0.0, |step| step * step / 12.0);

@@ -173,7 +173,7 @@ impl Rest {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.objects().find(|_| true).len()
+        self.objects().all().len()
     }
 
     pub(crate) fn stub(&self, name: &str) -> Option<Stub> {
