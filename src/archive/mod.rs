@@ -4,6 +4,7 @@
 //! [`Archive::release`]); tiles are encoded on a pool of low priority. Everything it needs to know after a crash is in
 //! the store: what was not finished is begun again at the next mount.
 
+mod base;
 mod catalog;
 mod encode;
 mod lineage;
@@ -32,8 +33,7 @@ use crate::recall::{Cache, Chain, Recall, usual_memory};
 use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
 use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
 
-use objects::Base;
-
+use base::Base;
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
@@ -297,9 +297,10 @@ impl Archive {
             },
         };
         self.objects.name(object);
+        // Its lineage has another newest state now.
+        self.garbage.store(true, Ordering::Relaxed);
         if !self.catalog().advance(path, version, State::Archived(Arc::clone(sealed), object)) {
             self.objects.unname(object);
-            self.garbage.store(true, Ordering::Relaxed);
             return Ok(());
         }
         if let Some((header, stored)) = self.objects.get(object) {
@@ -325,7 +326,7 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let base = self.base(sealed);
+        let base = self.base(sealed, source)?;
         match self.write_difference(path, sealed, source, (&after, &newer.1), &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());

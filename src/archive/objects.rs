@@ -1,4 +1,4 @@
-//! Objects that a file can do with instead of one of its own, or as base of it; and those that nothing needs any more.
+//! Objects that a file can do with instead of one of its own; and those that nothing needs any more.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -9,9 +9,9 @@ use std::sync::atomic::Ordering;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::recall::{Chain, Layout, stream};
-use crate::store::object::{Header, Id, SUPER_STEP};
-use crate::store::{MAX_CHAIN, Profile};
+use crate::recall::{Layout, stream};
+use crate::store::Profile;
+use crate::store::object::{Header, Id};
 
 use super::catalog::{Entry, Sealed, State};
 use super::{Archive, ReadError, settle};
@@ -52,42 +52,6 @@ impl Archive {
         decoded.is_ok() && hash.digest128() == header.decoded_hash
     }
 
-    /// What to take the difference to: the last archived state of the lineage before this, else the nearest after it, else
-    /// one with the same tensors elsewhere; for a super-step, the super-step before that one.
-    pub(super) fn base(&self, sealed: &Sealed) -> Base {
-        let mut base = Base::default();
-        if sealed.description.tensors.is_empty() {
-            return base;
-        }
-        let mut states = self.objects.of_lineage(sealed.lineage);
-        base.goes_on = !states.is_empty();
-        if !base.goes_on {
-            states = self.objects.of_signature(sealed.signature);
-        }
-        let distance = |header: &Header| {
-            let after = header.modified_ns > sealed.modified_ns;
-            (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
-        };
-        let Some(nearest) = states.into_iter().min_by_key(distance) else {
-            return base;
-        };
-        let position = nearest.position.saturating_add(1);
-        if position >= MAX_CHAIN || self.objects.chain_len(nearest.id) >= MAX_CHAIN {
-            base.note = "keyframe: the chain has as many states as it may";
-            return base;
-        }
-        match self.recall.chain(nearest.id) {
-            Ok(chain) => {
-                base.position = position;
-                base.super_step = position.is_multiple_of(SUPER_STEP);
-                base.chain = Some(if base.super_step { last_super_step(&chain) } else { chain.clone() });
-                base.previous = Some(chain);
-            }
-            Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
-        }
-        base
-    }
-
     /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
     /// difference to it, even when its own file is gone.
     pub(super) fn collect(&self) {
@@ -125,27 +89,4 @@ impl Archive {
         self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
         *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = keep;
     }
-}
-
-/// What a state is to become a difference to.
-#[derive(Default)]
-pub(super) struct Base {
-    /// The object and its ancestors; none for a keyframe.
-    pub(super) chain: Option<Chain>,
-    /// The state before, which the updates are measured from.
-    pub(super) previous: Option<Chain>,
-    /// The lineage has archived states, whether or not one can be the base.
-    pub(super) goes_on: bool,
-    /// Why there is no base though the lineage goes on; for people.
-    pub(super) note: &'static str,
-    /// Number of the new state in its chain.
-    pub(super) position: u32,
-    /// The new state is a super-step.
-    pub(super) super_step: bool,
-}
-
-/// The chain from its last super-step on; from its beginning, if none is left.
-fn last_super_step(chain: &Chain) -> Chain {
-    let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
-    found.and_then(|object| chain.from_ancestor(object.header().id)).unwrap_or_else(|| chain.clone())
 }

@@ -208,7 +208,7 @@ fn lattice_bits(material: &Material, tensor: &Tensor, coding: Coding) -> io::Res
 /// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing. Whoever
 /// looks for one tensor in a torch zip reads the headers of all: the pages that hold them hold the edges of tensors too,
 /// and would each cost a tile.
-fn without_edges(tensor: &Tensor) -> Tensor {
+pub(super) fn without_edges(tensor: &Tensor) -> Tensor {
     let mut tensor = tensor.clone();
     if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
         tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - TAIL_BYTES;

@@ -88,6 +88,17 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
     if tensors.windows(2).any(|w| w[1].extent.start < w[0].extent.end) {
         return bad("safetensors: tensors overlap");
     }
+    // The format's own library wants every byte to be some tensor's, and refuses to load anything else.
+    let mut end = payload;
+    for tensor in &tensors {
+        if tensor.extent.start != end {
+            return bad("safetensors: bytes between its tensors belong to none");
+        }
+        end = tensor.extent.end;
+    }
+    if end != size {
+        return bad("safetensors: bytes behind its tensors");
+    }
     let mut paths: Vec<&str> = tensors.iter().map(|t| t.path.as_str()).collect();
     paths.sort_unstable();
     if paths.windows(2).any(|w| w[0] == w[1]) {

@@ -3,5 +3,6 @@
 mod archive;
 mod damage;
 mod golden;
+mod merge;
 mod recall;
 mod series;

@@ -1,0 +1,127 @@
+//! What the state of a file becomes a difference to.
+
+use std::fs::File;
+use std::io;
+
+use crate::container::{Description, Tensor};
+use crate::recall::{Chain, tile};
+use crate::store::object::{Header, SUPER_STEP};
+use crate::store::{Id, MAX_CHAIN};
+
+use super::Archive;
+use super::catalog::Sealed;
+use super::plan::{read_tile, without_edges};
+
+/// Another lineage's state is the base when its distance is below this share of the own one's. The same state saved
+/// twice is off by its quantization only, a thirteenth of what it is off by from the state before.
+const MUCH_NEARER: f64 = 0.25;
+/// Tensors whose middle tiles tell how far two states are apart: the largest ones.
+const COMPARED: usize = 4;
+
+/// What a state is to become a difference to.
+#[derive(Default)]
+pub(super) struct Base {
+    /// The object and its ancestors; none for a keyframe.
+    pub(super) chain: Option<Chain>,
+    /// The state before, which the updates are measured from.
+    pub(super) previous: Option<Chain>,
+    /// The lineage has archived states, whether or not one can be the base.
+    pub(super) goes_on: bool,
+    /// Why there is no base though the lineage goes on; for people.
+    pub(super) note: &'static str,
+    /// Number of the new state in its chain.
+    pub(super) position: u32,
+    /// The new state is a super-step.
+    pub(super) super_step: bool,
+}
+
+/// The chain from its last super-step on; from its beginning, if none is left.
+fn last_super_step(chain: &Chain) -> Chain {
+    let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
+    found.and_then(|object| chain.from_ancestor(object.header().id)).unwrap_or_else(|| chain.clone())
+}
+
+impl Archive {
+    /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
+    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one.
+    pub(super) fn base(&self, sealed: &Sealed, source: &File) -> io::Result<Base> {
+        let mut base = Base::default();
+        if sealed.description.tensors.is_empty() {
+            return Ok(base);
+        }
+        let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
+        let mut others = self.objects.of_signature(sealed.signature);
+        others.retain(|header| header.lineage != sealed.lineage);
+        let other = nearest(others, sealed);
+        base.goes_on = own.is_some();
+        let twin = match (&own, &other) {
+            (Some(own), Some(other)) if other.modified_ns > own.modified_ns && self.has_room_below(other) => {
+                let distance = |header: &Header| self.distance(header.id, &sealed.description, source);
+                distance(other)?.zip(distance(own)?).is_some_and(|(other, own)| other < MUCH_NEARER * own)
+            }
+            _ => false,
+        };
+        let Some(nearest) = (if twin { other } else { own.or(other) }) else {
+            return Ok(base);
+        };
+        // A twin has the place in its chain that the state has which it is: there is nothing between them.
+        let position = nearest.position.saturating_add(u32::from(!twin));
+        if position >= MAX_CHAIN || !self.has_room_below(&nearest) {
+            base.note = "keyframe: the chain has as many states as it may";
+            return Ok(base);
+        }
+        match self.recall.chain(nearest.id) {
+            Ok(chain) => {
+                base.position = position;
+                base.super_step = !twin && position.is_multiple_of(SUPER_STEP);
+                base.chain = Some(if base.super_step { last_super_step(&chain) } else { chain.clone() });
+                base.previous = Some(chain);
+            }
+            Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
+        }
+        Ok(base)
+    }
+
+    fn has_room_below(&self, header: &Header) -> bool {
+        self.objects.chain_len(header.id) < MAX_CHAIN
+    }
+
+    /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
+    /// `None` when they have none in common, or it cannot be decoded.
+    fn distance(&self, id: Id, description: &Description, source: &File) -> io::Result<Option<f64>> {
+        let Ok(chain) = self.recall.chain(id) else {
+            return Ok(None);
+        };
+        let mut tensors: Vec<&Tensor> = description.tensors.iter().filter(|t| t.dtype.is_lattice_float()).collect();
+        tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.extent.end - tensor.extent.start));
+        let (mut sum, mut count) = (0.0, 0);
+        for tensor in tensors.into_iter().take(COMPARED) {
+            let entries = &chain.leaf().index().tensors;
+            let Some(number) = entries.iter().position(|entry| entry.path == tensor.path) else { continue };
+            let entry = &entries[number];
+            let middle = entry.tiles.len() / 2;
+            let tensor = without_edges(tensor);
+            let same_len = tensor.extent.end - tensor.extent.start == entry.extent.end - entry.extent.start;
+            if entry.dtype != tensor.dtype || !same_len || entry.tiles.is_empty() {
+                continue;
+            }
+            let now = read_tile(source, &tensor, middle)?;
+            let Ok(then) = tile::decode(&chain, number, middle) else {
+                return Ok(None);
+            };
+            for update in crate::codec::lattice::updates(tensor.dtype, &now, &then) {
+                sum += update * update;
+                count += 1;
+            }
+        }
+        Ok((count > 0 && sum.is_finite()).then(|| sum / f64::from(count)))
+    }
+}
+
+/// Of these states the last that is not newer than the file; else the nearest after it.
+fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
+    states.into_iter().min_by_key(|header| {
+        let after = header.modified_ns > sealed.modified_ns;
+        (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
+    })
+}
