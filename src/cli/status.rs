@@ -45,6 +45,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         println!("           {} of that for removed states that others are differences to", size(status.unnamed_bytes));
     }
     println!("cache      {}", size(status.cache_bytes));
+    let memory = &status.memory;
+    if memory.limit > 0 {
+        let tries = memory.hits + memory.misses;
+        let (bytes, limit) = (size(memory.bytes), size(memory.limit));
+        println!("memory     {bytes} of {limit}, {} of {tries} tiles decoded from there", percent(memory.hits, tries));
+    }
     println!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
     if let Some(why) = &status.stalled {
         println!("stalled    {why}; it is tried again by itself");

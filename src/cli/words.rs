@@ -22,6 +22,24 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
+/// Reads a size as people write it: `512M`, `2G`, `1.5GiB`, `1000000`.
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1u64 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        "t" | "tb" | "tib" => 1 << 40,
+        unit => return Err(format!("{unit} is no unit; write K, M, G or T")),
+    };
+    let bytes = digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    match bytes.map(|number| number * unit as f64) {
+        Some(bytes) if bytes < u64::MAX as f64 => Ok(bytes as u64),
+        _ => Err("write a size such as 512M or 2G".into()),
+    }
+}
+
 /// A share in percent with the digits it deserves.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     match whole {
@@ -93,6 +111,16 @@ mod tests {
     #[test]
     fn names_cannot_steer_a_terminal() {
         assert_eq!(name("step\u{1b}[2J\n.pt é"), "step\\u{1b}[2J\\n.pt é");
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in [("0", 0), ("512M", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048), ("7", 7)] {
+            assert_eq!(parse_size(text), Ok(bytes));
+        }
+        for text in ["", "M", "-1", "1x", "nan", "inf", "1e30G", "1 G"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -93,7 +93,8 @@ proptest! {
         store.settle(&keep);
         let mut stay: Vec<Id> = store.objects.all().into_iter().map(|header| header.id).collect();
         let mut expected: Vec<Id> = names.iter().chain(&keep).copied().collect();
-        (stay.sort(), expected.sort());
+        stay.sort();
+        expected.sort();
         expected.dedup();
         prop_assert_eq!(&stay, &expected);
         for (id, depth) in ids.iter().zip(depths).filter(|(id, _)| expected.contains(id)) {
@@ -133,7 +134,8 @@ fn nothing_goes_while_what_files_need_is_missing() {
     assert_eq!(objects.frozen(), None);
     let mut gone = objects.collect(&keep).unwrap();
     let mut expected = vec![root, leaf, other];
-    (gone.sort(), expected.sort());
+    gone.sort();
+    expected.sort();
     assert_eq!(gone, expected);
     // A file that names an object which is not there.
     let objects = store.reload(&[middle]);
