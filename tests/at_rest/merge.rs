@@ -87,6 +87,23 @@ fn every_eighth_state_is_a_super_step_and_chains_are_short() {
 }
 
 #[test]
+fn a_super_step_costs_at_most_60_percent_of_its_parts() {
+    let mut random = Random(16);
+    let mut model = vec![Tensor::new("w", Dtype::F32, &[256, 512], &mut random)];
+    let mut rest = Rest::new();
+    for at in 1..=20 {
+        train(&mut model, 1e-3, &mut random);
+        rest.write(&step(at), &safetensors(&model));
+    }
+    rest.settle();
+    let stored = |at: usize| entry(rest.object(&step(at)).index(), "w").stored() as f64;
+    for super_step in [9, 17] {
+        let parts: f64 = (super_step - 7..super_step).map(stored).sum::<f64>() * 8.0 / 7.0;
+        assert!(stored(super_step) <= 0.6 * parts, "{super_step}: {} of {parts}", stored(super_step));
+    }
+}
+
+#[test]
 fn a_merged_chain_takes_what_its_survivors_need() {
     let (rest, read) = series(70, 2);
     let keyframe = Object::open(&rest.root().join("objects"), rest.id(&step(1))).unwrap().stored();

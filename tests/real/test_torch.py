@@ -92,13 +92,17 @@ def test_released_file_is_what_torch_save_writes(trained, plain):
         shell(f"cmp {trained.mount / name} {plain / name}")
 
 
+def weights(row):
+    weight = row["roles"]["weight"]
+    assert weight["raw_bytes"], f"{row['path']}: no tensor has the role weight"
+    return weight["stored_bytes"] / weight["raw_bytes"]
+
+
 def test_weights_cost_at_most_seven_percent(trained):
     rows = [trained.mount.entry(name) for name in trained.older]
+    assert [row["kind"] for row in rows] == ["keyframe", *["delta"] * (len(rows) - 1)]
     for row in rows[1:]:
-        weight = row["roles"]["weight"]
-        assert weight["raw_bytes"], f"{row['path']}: no tensor has the role weight"
-        share = weight["stored_bytes"] / weight["raw_bytes"]
-        assert share <= 0.07, f"{row['path']}: weights take {100 * share:.2f} %"
+        assert weights(row) <= 0.07, f"{row['path']}: weights take {100 * weights(row):.2f} %"
 
 
 def test_what_ls_states_is_complete(trained):
