@@ -24,6 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::container::describe;
 use crate::recall::{Cache, Chain, Recall};
 use crate::store::object::{Header, Id, ObjectWriter};
 use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
@@ -79,7 +80,7 @@ impl Archive {
             .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"))
             .build()
             .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
-        let mut catalog = Catalog::default();
+        let mut catalog = Catalog::new(Duration::ZERO);
         settle::scan(&store, &objects, &mut catalog).map_err(Error::io(store.tree()))?;
         Ok(Arc::new(Archive {
             objects,
@@ -140,13 +141,13 @@ impl Archive {
         while !self.stopping.load(Ordering::Relaxed) {
             self.collect();
             let task = {
-                let catalog = self.catalog();
-                let (task, retry) = catalog.next_task(Instant::now());
+                let mut catalog = self.catalog();
+                let (task, retry) = catalog.next_task(Instant::now(), catalog::wall_ns());
                 if task.is_none() && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle =
                         if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
-                    let wait = retry.map_or(idle, |at| at.saturating_duration_since(Instant::now()).min(idle));
+                    let wait = retry.map_or(idle, |wait| wait.min(idle));
                     drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
                 }
                 task
@@ -194,9 +195,9 @@ impl Archive {
             self.catalog().advance(path, version, State::Resident(NOT_DURABLE));
             return Ok(());
         }
-        let state = settle::examine(&file, path)?;
-        if let State::Sealed(sealed) = &state {
-            log::info!("{}: sealed, {}", path.display(), settle::words(sealed));
+        let (state, words) = settle::examine(&file, path)?;
+        if let State::Sealed(_) = &state {
+            log::info!("{}: sealed, {words}", path.display());
         }
         self.catalog().advance(path, version, state);
         Ok(())
@@ -280,10 +281,10 @@ impl Archive {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let (base, goes_on) = self.base(sealed);
-        match self.write_difference(path, sealed, source, (&after, &newer.1), (base.as_ref(), goes_on), stale) {
+        match self.write_difference(path, sealed, source, &after, (base.as_ref(), goes_on), stale) {
             Err(error) if base.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
-                self.write_difference(path, sealed, source, (&after, &newer.1), (None, goes_on), stale)
+                self.write_difference(path, sealed, source, &after, (None, goes_on), stale)
             }
             result => result,
         }
@@ -295,22 +296,21 @@ impl Archive {
         path: &Path,
         sealed: &Sealed,
         source: &File,
-        (after, newer): (&File, &Sealed),
+        after: &File,
         (base, goes_on): (Option<&Chain>, bool),
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        let profile = match sealed.description.is_intact(source)? {
+        let (description, of_newer) = (describe(source)?, describe(after)?);
+        // What is archived is what was sealed, or nothing.
+        if lineage::signature(&description) != sealed.signature {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let profile = match description.is_intact(source)? {
             true => self.store.settings().profile(path),
             false => Profile::Exact,
         };
-        let material = plan::Material {
-            source,
-            description: &sealed.description,
-            newer: (after, &newer.description),
-            base,
-            goes_on,
-            profile,
-        };
+        let material =
+            plan::Material { source, description: &description, newer: (after, &of_newer), base, goes_on, profile };
         self.pool.install(|| {
             let plans = plan::plan(&material)?;
             let base = base.filter(|_| plans.iter().any(|plan| plan.needs_base()));
@@ -320,7 +320,7 @@ impl Archive {
                 len: sealed.len,
                 origin: path,
                 profile: profile.name(),
-                description: &sealed.description,
+                description: &description,
                 base,
                 plans: &plans,
                 cancelled: stale,

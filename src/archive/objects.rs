@@ -12,7 +12,7 @@ use crate::recall::{Chain, Layout, stream};
 use crate::store::object::{Header, Id};
 use crate::store::{MAX_CHAIN, Profile};
 
-use super::catalog::{Entry, Sealed, State};
+use super::catalog::Sealed;
 use super::{Archive, ReadError, settle};
 
 impl Archive {
@@ -54,7 +54,7 @@ impl Archive {
     /// it, else one with the same tensors. The flag says that the lineage goes on: it has
     /// archived states, whether or not one can be the base.
     pub(super) fn base(&self, sealed: &Sealed) -> (Option<Chain>, bool) {
-        if sealed.description.tensors.is_empty() {
+        if sealed.tensors == 0 {
             return (None, false);
         }
         let mut states = self.objects.find(|header| header.lineage == sealed.lineage);
@@ -90,19 +90,11 @@ impl Archive {
         let mut newest: HashMap<u64, Option<(i64, Id)>> = HashMap::new();
         {
             let catalog = self.catalog();
-            let unknown = |entry: &Entry| {
-                let given_up = entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none());
-                matches!(entry.state, State::Closed) && !given_up
-            };
-            if catalog.entries().any(|(_, entry)| unknown(entry)) {
+            if catalog.has_unsealed() {
                 return;
             }
             self.garbage.store(false, Ordering::Relaxed);
-            for (_, entry) in catalog.entries() {
-                if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
-                    newest.insert(sealed.lineage, None);
-                }
-            }
+            newest.extend(catalog.lineages().map(|lineage| (lineage, None)));
         }
         for header in self.objects.find(|header| newest.contains_key(&header.lineage)) {
             let tip = newest.entry(header.lineage).or_default();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::container::{Kind, ReadAt, describe};
+use crate::container::{Description, Kind, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
 
 use super::FileId;
@@ -81,18 +81,19 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     }
 }
 
-/// What a durable file is.
-pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
+/// What a durable file is, and that in a few words for the log.
+pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
     let metadata = file.metadata()?;
     if metadata.len() < MIN_RELEASE_BYTES {
-        return Ok(State::Resident("small"));
+        return Ok((State::Resident("small"), String::new()));
     }
     let description = describe(file)?;
+    let words = words(&description);
     if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok(State::Resident("would not become smaller"));
+        return Ok((State::Resident("would not become smaller"), words));
     }
     let signature = signature(&description);
-    Ok(State::Sealed(Arc::new(Sealed {
+    let sealed = Sealed {
         file: FileId::of(&metadata),
         len: metadata.len(),
         modified_ns: modified_ns(&metadata),
@@ -100,8 +101,9 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
         sample: sample(file)?,
         signature,
         lineage: lineage(path, signature),
-        description,
-    })))
+        tensors: description.tensors.len(),
+    };
+    Ok((State::Sealed(Arc::new(sealed)), words))
 }
 
 fn compressible(file: &File) -> io::Result<bool> {
@@ -138,9 +140,7 @@ pub(super) fn hash(file: &File, len: u64) -> io::Result<u128> {
     Ok(hash.digest128())
 }
 
-/// A sealed file in a few words, for the log.
-pub(super) fn words(sealed: &Sealed) -> String {
-    let description = &sealed.description;
+fn words(description: &Description) -> String {
     match (description.kind, &description.note) {
         (Kind::Opaque, Some(note)) => format!("opaque ({note})"),
         (kind, _) => format!("{} with {} tensors", kind.name(), description.tensors.len()),
