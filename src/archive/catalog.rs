@@ -49,7 +49,7 @@ impl State {
 }
 
 /// What is known of a durable file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Sealed {
     pub(super) file: FileId,
     pub(super) len: u64,
@@ -63,6 +63,8 @@ pub(super) struct Sealed {
     /// How many tensors were found in it. Which they are is read from the file again when it is archived: 20,000 lists
     /// of some hundred tensors would take hundreds of megabytes.
     pub(super) tensors: usize,
+    /// Its bytes are those that an object decodes to: it may become a stub of that one although it is the newest.
+    pub(super) copy: bool,
 }
 
 impl Sealed {
@@ -99,6 +101,11 @@ pub(super) struct Entry {
     pub(super) failed: Option<Failed>,
     /// It counts as newer state for others, but stays as it is.
     pub(super) held: Option<Held>,
+    /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
+    /// is archived again: nothing is ever quantized twice.
+    pub(super) keeps: Option<Id>,
+    /// It lay in the tree when the store was mounted, and was not written since.
+    pub(super) found: bool,
     /// The time of that failed attempt's repetition has come.
     due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
@@ -108,7 +115,18 @@ pub(super) struct Entry {
 impl Entry {
     fn new(state: State, number: u64) -> Entry {
         let seen_ns = wall_ns();
-        Entry { state, version: number, sequence: number, busy: false, failed: None, held: None, due: false, seen_ns }
+        Entry {
+            state,
+            version: number,
+            sequence: number,
+            busy: false,
+            failed: None,
+            held: None,
+            keeps: None,
+            found: false,
+            due: false,
+            seen_ns,
+        }
     }
 
     fn forget_failure(&mut self) {
@@ -155,7 +173,7 @@ impl Catalog {
     /// Adds a file that was found in the tree.
     pub(super) fn found(&mut self, path: PathBuf, state: State) {
         let number = self.number();
-        self.entries.insert(path, Entry::new(state, number));
+        self.entries.insert(path, Entry { found: true, ..Entry::new(state, number) });
     }
 
     pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
@@ -169,21 +187,42 @@ impl Catalog {
     /// The file's content may change from now on.
     pub(super) fn opened_for_writing(&mut self, path: &Path, objects: &Objects) {
         let number = self.number();
-        if let Some(old) = self.entries.insert(path.to_path_buf(), Entry::new(State::Staged, number)) {
-            unname(&old, objects);
+        self.succeed(path, Entry::new(State::Staged, number), objects);
+    }
+
+    /// A released file was brought back with its bytes, and stays so until it is written or a user asks otherwise.
+    pub(super) fn recalled(&mut self, path: &Path, objects: &Objects) {
+        let number = self.number();
+        self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, objects);
+    }
+
+    /// A file's content may have changed. If it was released, the object is kept until it is known whether it has.
+    fn succeed(&mut self, path: &Path, mut entry: Entry, objects: &Objects) {
+        let Some(mut old) = self.entries.remove(path) else {
+            self.entries.insert(path.to_path_buf(), entry);
+            return;
+        };
+        if let State::Released(id) = old.state {
+            entry.keeps = Some(id);
+            old.state = State::Staged;
+        } else {
+            entry.keeps = old.keeps.take();
         }
+        unname(&old, objects);
+        self.entries.insert(path.to_path_buf(), entry);
     }
 
     /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed.
     pub(super) fn closed(&mut self, path: &Path, written: bool, objects: &Objects) {
         let number = self.number();
+        let mut changed = false;
         self.entries.edit(path, |entry| {
             entry.busy = false;
-            if written && !matches!(entry.state, State::Released(_)) {
-                unname(entry, objects);
-                *entry = Entry::new(State::Closed, number);
-            }
+            changed = written && !matches!(entry.state, State::Released(_));
         });
+        if changed {
+            self.succeed(path, Entry::new(State::Closed, number), objects);
+        }
     }
 
     pub(super) fn removed(&mut self, path: &Path, objects: &Objects) {
@@ -192,7 +231,7 @@ impl Catalog {
         }
     }
 
-    pub(super) fn linked(&mut self, from: &Path, to: &Path) {
+    pub(super) fn linked(&mut self, from: &Path, to: &Path, objects: &Objects) {
         if let Some(mut entry) = self.entries.get(from).cloned() {
             // Lineage and profile follow from the name: what is known of the other one does not hold for this.
             if entry.state.follows_from_name() {
@@ -200,6 +239,8 @@ impl Catalog {
             }
             (entry.version, entry.sequence) = (self.number(), self.number());
             entry.busy = false;
+            let released = if let State::Released(id) = entry.state { Some(id) } else { None };
+            released.into_iter().chain(entry.keeps).for_each(|id| objects.name(id));
             self.entries.insert(to.to_path_buf(), entry);
         }
     }
@@ -230,10 +271,14 @@ impl Catalog {
             // That goes for an object made under the old name, too: the new one may ask for an exact file.
             entry.version = self.number();
             if entry.state.follows_from_name() {
-                unname(&entry, objects);
+                if let State::Archived(_, id) = entry.state {
+                    objects.unname(id);
+                }
                 entry.state = State::Closed;
                 entry.forget_failure();
             }
+            // It may have left the directory that was pinned.
+            entry.held = entry.held.filter(|held| *held != Held::Pinned);
             entry.busy = false;
             self.entries.insert(path, entry);
         }
@@ -259,6 +304,65 @@ impl Catalog {
     /// Notes that the file has, or may have, an open handle.
     pub(super) fn set_busy(&mut self, path: &Path, version: u64, busy: bool) {
         self.edit(path, version, |entry| entry.busy = busy);
+    }
+
+    /// Notes that the file stays as it is, or no longer.
+    pub(super) fn hold(&mut self, path: &Path, version: u64, held: Option<Held>) {
+        self.edit(path, version, |entry| entry.held = held);
+    }
+
+    /// Notes which object a plain file was decoded from.
+    pub(super) fn keep(&mut self, path: &Path, version: u64, object: Option<Id>, objects: &Objects) {
+        self.edit(path, version, |entry| {
+            object.into_iter().for_each(|id| objects.name(id));
+            std::mem::replace(&mut entry.keeps, object).into_iter().for_each(|id| objects.unname(id));
+        });
+    }
+
+    /// The pin of a file or directory is gone.
+    pub(super) fn unpinned(&mut self, path: &Path) {
+        let held = self.entries.below(path).filter(|(_, entry)| entry.held == Some(Held::Pinned));
+        let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
+        held.iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
+    }
+
+    /// A user wants everything at and below a path to be released that may be, now.
+    pub(super) fn asked_to_release(&mut self, path: &Path) {
+        let wanted = |entry: &Entry| entry.busy || entry.failed.is_some() || entry.held == Some(Held::Recalled);
+        let stuck = self.entries.below(path).filter(|(_, entry)| wanted(entry));
+        let stuck: Vec<PathBuf> = stuck.map(|(path, _)| path.clone()).collect();
+        for path in stuck {
+            let number = self.number();
+            self.entries.edit(&path, |entry| {
+                entry.forget_failure();
+                entry.busy = false;
+                if entry.held == Some(Held::Recalled) {
+                    entry.held = None;
+                    // It is looked at anew: it may be a copy of an object although it is the newest.
+                    if matches!(entry.state, State::Sealed(_)) {
+                        (entry.state, entry.version) = (State::Closed, number);
+                    }
+                }
+            });
+        }
+        self.entries.hasten(path);
+    }
+
+    /// Whether nothing is left to wait for before the file becomes a stub: it is only a copy, or a newer state is
+    /// sealed of it and of all files of its checkpoint.
+    pub(super) fn may_go(&self, path: &Path, sealed: &Sealed) -> bool {
+        let open = || self.entries.get(path).is_some_and(|entry| self.entries.index().is_open(entry));
+        sealed.copy || (self.is_history(path, sealed) && open())
+    }
+
+    /// The directory of the checkpoint that a file is part of, if its files wait for each other.
+    pub(super) fn group(&self, path: &Path) -> Option<Arc<Path>> {
+        self.entries.index().group(self.get(path)?).cloned()
+    }
+
+    /// The next file of a checkpoint that can be released.
+    pub(super) fn next_release(&self, group: &Path) -> Option<Task> {
+        self.task(Next::Release(self.entries.index().next_release(group)?))
     }
 
     /// Whether a newer state of the same lineage is sealed: only then may this one lose anything.
@@ -326,6 +430,11 @@ impl Catalog {
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
+    /// Number of files that wait for the rest of their checkpoint.
+    pub(super) fn settling(&self) -> usize {
+        self.entries.index().queued().1
+    }
+
     /// Whether it is not yet known of some file what it is.
     pub(super) fn has_unsealed(&self) -> bool {
         self.entries.index().has_unsealed()
@@ -346,4 +455,5 @@ fn unname(entry: &Entry, objects: &Objects) {
     if let State::Released(id) | State::Archived(_, id) = entry.state {
         objects.unname(id);
     }
+    entry.keeps.into_iter().for_each(|id| objects.unname(id));
 }

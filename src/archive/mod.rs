@@ -5,17 +5,19 @@
 //! the store: what was not finished is begun again at the next mount.
 
 mod catalog;
+mod copies;
 mod encode;
 mod lineage;
 mod namespace;
 mod notes;
 mod objects;
 mod plan;
+mod release;
 mod settle;
 mod status;
 mod verify;
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -27,9 +29,9 @@ use std::time::{Duration, Instant};
 use crate::container::describe;
 use crate::recall::{Cache, Chain, Recall};
 use crate::store::object::{Header, Id, ObjectWriter};
-use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
+use crate::store::{Error, Objects, Profile, Store, durable, is_pinned, recalled_from};
 
-use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
+use catalog::{Catalog, Failed, Held, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
@@ -80,7 +82,7 @@ impl Archive {
             .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"))
             .build()
             .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
-        let mut catalog = Catalog::new(Duration::ZERO);
+        let mut catalog = Catalog::new(store.settings().settle);
         settle::scan(&store, &objects, &mut catalog).map_err(Error::io(store.tree()))?;
         Ok(Arc::new(Archive {
             objects,
@@ -199,6 +201,26 @@ impl Archive {
         if let State::Sealed(_) = &state {
             log::info!("{}: sealed, {words}", path.display());
         }
+        // Named before anything is collected: nothing is while a file is not sealed.
+        let known = |id: &Id, of: &Sealed| {
+            self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
+        };
+        let keeps = match &state {
+            State::Sealed(sealed) => recalled_from(&file).filter(|id| known(id, sealed)),
+            _ => None,
+        };
+        self.catalog().keep(path, version, keeps, &self.objects);
+        if let State::Sealed(sealed) = &state
+            && let Some(object) = self.copy_of(path, version, sealed, &file)?
+        {
+            log::info!("{}: a copy of object {object}", path.display());
+            let sealed = Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) });
+            self.objects.name(object);
+            if !self.catalog().advance(path, version, State::Archived(sealed, object)) {
+                self.objects.unname(object);
+            }
+            return Ok(());
+        }
         self.catalog().advance(path, version, state);
         Ok(())
     }
@@ -237,6 +259,13 @@ impl Archive {
             return Ok(());
         }
         self.catalog().set_busy(path, version, false);
+        // Before looking, so that a pin that goes in between is not missed.
+        self.catalog().hold(path, version, Some(Held::Pinned));
+        if is_pinned(&self.store.tree(), path)? {
+            log::debug!("{}: stays as it is, it is pinned", path.display());
+            return Ok(());
+        }
+        self.catalog().hold(path, version, None);
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
@@ -257,6 +286,7 @@ impl Archive {
             self.garbage.store(true, Ordering::Relaxed);
             return Ok(());
         }
+        self.catalog().keep(path, version, None, &self.objects);
         if let Some((header, stored)) = self.objects.get(object) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
@@ -349,64 +379,6 @@ impl Archive {
             self.objects.add(writer, header, chain.leaf().stored())?;
             Ok(Some(id))
         })
-    }
-
-    /// Puts a stub in the place of an archived file.
-    fn release(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
-        let Some(namespace) = self.namespace() else {
-            return Ok(());
-        };
-        let absolute = self.store.tree().join(path);
-        let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
-        let metadata = fs::symlink_metadata(&absolute)?;
-        // A store through a mapping, or a program that set the time: what was archived may not be what is there.
-        if !sealed.describes(&metadata) {
-            self.objects.unname(object);
-            if !self.catalog().advance(path, version, State::Closed) {
-                self.objects.name(object);
-            }
-            return Ok(());
-        }
-        if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
-            return Ok(());
-        }
-        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
-        // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
-        let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
-            // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
-            self.catalog().set_busy(path, version, false);
-            if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            // The newer state may have gone since this one was archived: then this is the newest, and stays exact.
-            if !self.catalog().is_history(path, sealed) {
-                self.catalog().advance(path, version, State::Sealed(Arc::clone(sealed)));
-                self.objects.unname(object);
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            if !prepared.commit(absolute)? {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            self.catalog().advance(path, version, State::Released(object));
-            Ok(())
-        });
-        if !matches!(outcome, Ok(Outcome::Busy)) {
-            self.catalog().set_busy(path, version, false);
-        }
-        match outcome? {
-            Outcome::Done => {
-                // The times of the directory before the note of them goes.
-                if let Err(error) = durable::sync_dir(durable::parent(&absolute)) {
-                    log::warn!("{}: {error}", durable::parent(&absolute).display());
-                }
-                log::info!("{}: released", path.display());
-                Ok(())
-            }
-            Outcome::Busy => Ok(()),
-            Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
-        }
     }
 
     /// A file with several names stays resident until it has one.

@@ -33,7 +33,7 @@ impl Archive {
     }
 
     /// Whether an object decodes to what was archived.
-    fn decodes(&self, header: &Header) -> bool {
+    pub(super) fn decodes(&self, header: &Header) -> bool {
         let mut hash = Xxh3::new();
         let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());

@@ -2,14 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{Description, Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel};
 
 use super::FileId;
 use super::catalog::{Catalog, Sealed, State, modified_ns};
@@ -31,38 +31,48 @@ const HASH_BYTES: usize = 1 << 20;
 /// Enters every file of the tree into the catalog.
 pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> io::Result<()> {
     let root = store.tree();
+    let mut files = Vec::new();
     let mut directories = vec![PathBuf::new()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(root.join(&directory))? {
-            let entry = entry?;
-            let path = directory.join(entry.file_name());
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                directories.push(path);
-            } else if kind.is_file() {
-                let state = state_of(store, &entry.path()).unwrap_or_else(|error| {
-                    log::error!("{}: {error}; it stays as it is", path.display());
-                    State::Resident(UNREADABLE)
-                });
-                match state {
-                    State::Released(id) => objects.name(id),
-                    // Which object it named is not known; that one must not go.
-                    State::Resident(DAMAGED_STUB | UNREADABLE) => objects.freeze(),
-                    _ => {}
-                }
-                catalog.found(path, state);
-            } else {
-                debug_assert!(
-                    kind.is_symlink()
-                        || kind.is_fifo()
-                        || kind.is_socket()
-                        || kind.is_block_device()
-                        || kind.is_char_device()
-                );
-            }
+    while !directories.is_empty() {
+        let mut below = Vec::new();
+        for listed in in_parallel(&directories, |directory| list(&root, directory)) {
+            let (inner, found) = listed?;
+            below.extend(inner);
+            files.extend(found);
         }
+        directories = below;
+    }
+    let states = in_parallel(&files, |path| state_of(store, &root.join(path)));
+    for (path, state) in files.into_iter().zip(states) {
+        let state = state.unwrap_or_else(|error| {
+            log::error!("{}: {error}; it stays as it is", path.display());
+            State::Resident(UNREADABLE)
+        });
+        match state {
+            State::Released(id) => objects.name(id),
+            // Which object it named is not known; that one must not go.
+            State::Resident(DAMAGED_STUB | UNREADABLE) => objects.freeze(),
+            _ => {}
+        }
+        catalog.found(path, state);
     }
     Ok(())
+}
+
+/// Directories and regular files in a directory of the tree.
+fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let (mut directories, mut files) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(root.join(directory))? {
+        let entry = entry?;
+        let path = directory.join(entry.file_name());
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            directories.push(path);
+        } else if kind.is_file() {
+            files.push(path);
+        }
+    }
+    Ok((directories, files))
 }
 
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
@@ -102,6 +112,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
         signature,
         lineage: lineage(path, signature),
         tensors: description.tensors.len(),
+        copy: false,
     };
     Ok((State::Sealed(Arc::new(sealed)), words))
 }

@@ -46,6 +46,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     println!("cache      {}", size(status.cache_bytes));
     println!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
+    if status.settling > 0 {
+        println!("           {} wait for the rest of their checkpoint", status.settling);
+    }
     if let Some(why) = &status.stalled {
         println!("stalled    {why}; it is tried again by itself");
     }

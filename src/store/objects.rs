@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::durable;
 use super::object::{Header, Id, Object, ObjectWriter};
+use super::parallel::in_parallel;
 
 /// Longest chain of objects that a read may have to apply. A lattice keyframe costs about as much as 32 merged deltas
 /// (facts measured before the first line of code: 4 to 10 bits against 1.9 to 4.0), so longer chains save nothing.
@@ -44,8 +45,7 @@ impl Objects {
     /// # Errors
     /// What the device reports about the directories.
     pub fn load(directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
-        let mut known = HashMap::new();
-        let mut frozen = false;
+        let mut ids = Vec::new();
         for shard in fs::read_dir(directory)? {
             let shard = shard?;
             if !shard.file_type()?.is_dir() {
@@ -55,15 +55,21 @@ impl Objects {
                 let Some(id) = entry?.file_name().to_str().and_then(|name| Id::from_str(name).ok()) else {
                     continue;
                 };
-                match Object::header_of(directory, id) {
-                    Ok((header, stored)) => {
-                        known.insert(id, Known { header, stored, names: 0, children: 0, open: Weak::new() });
-                    }
-                    // Its parent is not known, and must not go: perhaps the damage can be mended.
-                    Err(error) => {
-                        frozen = true;
-                        damaged(id, error);
-                    }
+                ids.push(id);
+            }
+        }
+        let mut known = HashMap::new();
+        let mut frozen = false;
+        let headers = in_parallel(&ids, |id| Object::header_of(directory, *id));
+        for (id, found) in ids.into_iter().zip(headers) {
+            match found {
+                Ok((header, stored)) => {
+                    known.insert(id, Known { header, stored, names: 0, children: 0, open: Weak::new() });
+                }
+                // Its parent is not known, and must not go: perhaps the damage can be mended.
+                Err(error) => {
+                    frozen = true;
+                    damaged(id, error);
                 }
             }
         }
@@ -132,6 +138,11 @@ impl Objects {
     /// Headers of all objects that `wanted` accepts.
     pub fn find(&self, wanted: impl Fn(&Header) -> bool) -> Vec<Header> {
         self.lock().values().filter(|known| wanted(&known.header)).map(|known| known.header.clone()).collect()
+    }
+
+    /// Whether there is an object that `wanted` accepts.
+    pub fn any(&self, wanted: impl Fn(&Header) -> bool) -> bool {
+        self.lock().values().any(|known| wanted(&known.header))
     }
 
     /// Bytes that all objects occupy.

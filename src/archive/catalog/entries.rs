@@ -63,10 +63,18 @@ impl Entries {
     /// Changes one, if it is there.
     pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.map.get_mut(path) {
-            let group = self.index.remove(entry.sequence);
+            self.index.remove(entry.sequence);
             change(entry);
-            self.index.add(path, group, entry);
+            self.index.add(path, lineage::group(path).map(Arc::from), entry);
         }
+    }
+
+    /// The groups of the files at and below a path are not waited for any longer.
+    pub(super) fn hasten(&mut self, path: &Path) {
+        let mut groups: Vec<Arc<Path>> =
+            self.below(path).filter_map(|(_, entry)| self.index.group(entry).cloned()).collect();
+        groups.dedup();
+        groups.iter().for_each(|group| self.index.hasten(group));
     }
 
     /// Groups whose time has passed are not waited for any longer.

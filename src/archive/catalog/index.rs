@@ -202,7 +202,12 @@ impl Index {
 
     /// An entry is there from now on. `group`: the directory of the checkpoint it is a part of.
     pub(super) fn add(&mut self, path: &Path, group: Option<Arc<Path>>, entry: &Entry) {
-        let member = Member::new(path, group.filter(|_| self.settle_ns > 0), entry);
+        // A copy of what is archived already loses nothing, whatever becomes of the rest.
+        let waits_for_nobody = matches!(&entry.state, State::Archived(sealed, _) if sealed.copy);
+        let mut member = Member::new(path, group.filter(|_| self.settle_ns > 0), entry);
+        if waits_for_nobody {
+            member.group = None;
+        }
         let (sequence, rank, of, sealed) = (entry.sequence, member.rank.clone(), member.lineage, member.sealed);
         self.members.insert(sequence, member);
         if let Some((id, print)) = of {
@@ -215,10 +220,10 @@ impl Index {
         }
     }
 
-    /// An entry is gone; answers its group.
-    pub(super) fn remove(&mut self, sequence: u64) -> Option<Arc<Path>> {
+    /// An entry is gone.
+    pub(super) fn remove(&mut self, sequence: u64) {
         self.unplace(sequence);
-        let member = self.members.remove(&sequence)?;
+        let Some(member) = self.members.remove(&sequence) else { return };
         if let Some((id, _)) = member.lineage {
             if let Some(lineage) = self.lineages.get_mut(&id) {
                 lineage.states(member.sealed).remove(&member.rank);
@@ -228,7 +233,6 @@ impl Index {
                 self.lineages.remove(&id);
             }
         }
-        member.group
     }
 
     /// Finds out anew whether a file is history; it is not placed meanwhile.
