@@ -259,13 +259,15 @@ impl Archive {
             return Ok(());
         }
         self.catalog().set_busy(path, version, false);
-        // Before looking, so that a pin that goes in between is not missed.
-        self.catalog().hold(path, version, Some(Held::Pinned));
         if is_pinned(&self.store.tree(), path)? {
-            log::debug!("{}: stays as it is, it is pinned", path.display());
-            return Ok(());
+            self.catalog().hold(path, version, Some(Held::Pinned));
+            // Once more, in case the note that the pin went came in between.
+            if is_pinned(&self.store.tree(), path)? {
+                log::debug!("{}: stays as it is, it is pinned", path.display());
+                return Ok(());
+            }
+            self.catalog().hold(path, version, None);
         }
-        self.catalog().hold(path, version, None);
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);

@@ -66,6 +66,8 @@ impl Objects {
                 Ok((header, stored)) => {
                     known.insert(id, Known { header, stored, names: 0, children: 0, open: Weak::new() });
                 }
+                // Removed since its name was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // Its parent is not known, and must not go: perhaps the damage can be mended.
                 Err(error) => {
                     frozen = true;

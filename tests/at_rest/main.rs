@@ -3,5 +3,6 @@
 mod archive;
 mod damage;
 mod golden;
+mod groups;
 mod recall;
 mod series;
