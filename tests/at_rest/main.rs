@@ -5,4 +5,5 @@ mod damage;
 mod golden;
 mod groups;
 mod recall;
+mod scale;
 mod series;
