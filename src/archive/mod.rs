@@ -68,8 +68,13 @@ impl Archive {
     /// # Errors
     /// [`Error::Io`] when directories cannot be read.
     pub fn open(store: Store) -> Result<Arc<Archive>, Error> {
-        let objects = Objects::load(&store.objects(), |id, error| {
-            log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
+        // At the same time: with nothing cached both wait for the device.
+        let (objects, found) = std::thread::scope(|scope| {
+            let found = scope.spawn(|| settle::scan(&store));
+            let objects = Objects::load(&store.objects(), |id, error| {
+                log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
+            });
+            (objects, found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let objects = Arc::new(objects.map_err(Error::io(store.objects()))?);
         let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
@@ -83,7 +88,7 @@ impl Archive {
             .build()
             .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
         let mut catalog = Catalog::new(store.settings().settle);
-        settle::scan(&store, &objects, &mut catalog).map_err(Error::io(store.tree()))?;
+        settle::enter(found.map_err(Error::io(store.tree()))?, &objects, &mut catalog);
         Ok(Arc::new(Archive {
             objects,
             recall,

@@ -28,8 +28,8 @@ const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
-/// Enters every file of the tree into the catalog.
-pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> io::Result<()> {
+/// Every regular file of the tree with its state.
+pub(super) fn scan(store: &Store) -> io::Result<Vec<(PathBuf, io::Result<State>)>> {
     let root = store.tree();
     let mut files = Vec::new();
     let mut directories = vec![PathBuf::new()];
@@ -43,7 +43,12 @@ pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> i
         directories = below;
     }
     let states = in_parallel(&files, |path| state_of(store, &root.join(path)));
-    for (path, state) in files.into_iter().zip(states) {
+    Ok(files.into_iter().zip(states).collect())
+}
+
+/// Enters the files that were found into the catalog.
+pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects, catalog: &mut Catalog) {
+    for (path, state) in found {
         let state = state.unwrap_or_else(|error| {
             log::error!("{}: {error}; it stays as it is", path.display());
             State::Resident(UNREADABLE)
@@ -56,7 +61,6 @@ pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> i
         }
         catalog.found(path, state);
     }
-    Ok(())
 }
 
 /// Directories and regular files in a directory of the tree.
