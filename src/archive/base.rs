@@ -44,9 +44,9 @@ fn last_super_step(chain: &Chain) -> Chain {
 impl Archive {
     /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
     /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one.
-    pub(super) fn base(&self, sealed: &Sealed, source: &File) -> io::Result<Base> {
+    pub(super) fn base(&self, sealed: &Sealed, description: &Description, source: &File) -> io::Result<Base> {
         let mut base = Base::default();
-        if sealed.description.tensors.is_empty() {
+        if description.tensors.is_empty() {
             return Ok(base);
         }
         let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
@@ -56,7 +56,7 @@ impl Archive {
         base.goes_on = own.is_some();
         let twin = match (&own, &other) {
             (Some(own), Some(other)) if other.modified_ns > own.modified_ns && self.has_room_below(other) => {
-                let distance = |header: &Header| self.distance(header.id, &sealed.description, source);
+                let distance = |header: &Header| self.distance(header.id, description, source);
                 distance(other)?.zip(distance(own)?).is_some_and(|(other, own)| other < MUCH_NEARER * own)
             }
             _ => false,

@@ -1,17 +1,21 @@
 //! What the archive knows of every file: a map from path to state, changed by notes from the file system and by the
 //! archive's own thread. No I/O happens here.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Bound;
+mod entries;
+mod index;
+#[cfg(test)]
+mod tests;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime};
 
-use crate::container::Description;
 use crate::store::{Id, Objects};
 
 use super::FileId;
+use entries::Entries;
+use index::{Next, rank};
 
 /// Why a file whose fsync failed stays as it is, under whatever name, until it is written again.
 pub(super) const NOT_DURABLE: &str = "could not be made durable";
@@ -44,8 +48,9 @@ impl State {
     }
 }
 
-/// What is known of a durable file.
-#[derive(Debug)]
+/// What is known of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some hundred
+/// tensors would take hundreds of megabytes.
+#[derive(Clone, Debug)]
 pub(super) struct Sealed {
     pub(super) file: FileId,
     pub(super) len: u64,
@@ -56,7 +61,8 @@ pub(super) struct Sealed {
     pub(super) sample: u64,
     pub(super) signature: u64,
     pub(super) lineage: u64,
-    pub(super) description: Description,
+    /// Its bytes are those that an object decodes to: it may become a stub of that one although it is the newest.
+    pub(super) copy: bool,
 }
 
 impl Sealed {
@@ -71,17 +77,59 @@ pub(super) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
+/// Why a file that could be archived stays as it is for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// A user pinned it, or a directory above it.
+    Pinned,
+    /// A user brought it back.
+    Recalled,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) state: State,
     /// Grows whenever the content may have changed: work begun before is void.
     pub(super) version: u64,
-    /// Order of sealing; decides between files of one modification time.
+    /// Order of sealing; decides between files of one modification time. No two entries have the same.
     pub(super) sequence: u64,
     /// A handle was open when it was to be archived or released: wait for the file system to say it is closed.
     pub(super) busy: bool,
     /// An attempt failed; not before then again. `None` after a failure that trying again cannot mend.
     pub(super) failed: Option<Failed>,
+    /// It counts as newer state for others, but stays as it is.
+    pub(super) held: Option<Held>,
+    /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
+    /// is archived again: nothing is ever quantized twice.
+    pub(super) keeps: Option<Id>,
+    /// It lay in the tree when the store was mounted, and was not written since.
+    pub(super) found: bool,
+    /// The time of that failed attempt's repetition has come.
+    due: bool,
+    /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
+    seen_ns: i64,
+}
+
+impl Entry {
+    fn new(state: State, number: u64) -> Entry {
+        let seen_ns = wall_ns();
+        Entry {
+            state,
+            version: number,
+            sequence: number,
+            busy: false,
+            failed: None,
+            held: None,
+            keeps: None,
+            found: false,
+            due: false,
+            seen_ns,
+        }
+    }
+
+    fn forget_failure(&mut self) {
+        (self.failed, self.due) = (None, false);
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -91,9 +139,9 @@ pub(super) struct Failed {
 }
 
 /// All files of the tree.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Catalog {
-    entries: BTreeMap<PathBuf, Entry>,
+    entries: Entries,
     next: u64,
 }
 
@@ -109,6 +157,12 @@ pub(super) enum Task {
 }
 
 impl Catalog {
+    /// An empty one that waits so long for the rest of a checkpoint that is a directory; zero: not at all.
+    pub(super) fn new(settle: Duration) -> Catalog {
+        let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
+        Catalog { entries: Entries::new(settle_ns), next: 0 }
+    }
+
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -117,7 +171,7 @@ impl Catalog {
     /// Adds a file that was found in the tree.
     pub(super) fn found(&mut self, path: PathBuf, state: State) {
         let number = self.number();
-        self.entries.insert(path, Entry { state, version: number, sequence: number, busy: false, failed: None });
+        self.entries.insert(path, Entry { found: true, ..Entry::new(state, number) });
     }
 
     pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
@@ -131,22 +185,41 @@ impl Catalog {
     /// The file's content may change from now on.
     pub(super) fn opened_for_writing(&mut self, path: &Path, objects: &Objects) {
         let number = self.number();
-        let entry = Entry { state: State::Staged, version: number, sequence: number, busy: false, failed: None };
-        if let Some(old) = self.entries.insert(path.to_path_buf(), entry) {
-            unname(&old, objects);
+        self.succeed(path, Entry::new(State::Staged, number), objects);
+    }
+
+    /// A released file was brought back with its bytes, and stays so until it is written or a user asks otherwise.
+    pub(super) fn recalled(&mut self, path: &Path, objects: &Objects) {
+        let number = self.number();
+        self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, objects);
+    }
+
+    /// A file's content may have changed. If it was released, the object is kept until it is known whether it has.
+    fn succeed(&mut self, path: &Path, mut entry: Entry, objects: &Objects) {
+        let Some(mut old) = self.entries.remove(path) else {
+            self.entries.insert(path.to_path_buf(), entry);
+            return;
+        };
+        if let State::Released(id) = old.state {
+            entry.keeps = Some(id);
+            old.state = State::Staged;
+        } else {
+            entry.keeps = old.keeps.take();
         }
+        unname(&old, objects);
+        self.entries.insert(path.to_path_buf(), entry);
     }
 
     /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed.
     pub(super) fn closed(&mut self, path: &Path, written: bool, objects: &Objects) {
         let number = self.number();
-        let Some(entry) = self.entries.get_mut(path) else {
-            return;
-        };
-        entry.busy = false;
-        if written && !matches!(entry.state, State::Released(_)) {
-            unname(entry, objects);
-            *entry = Entry { state: State::Closed, version: number, sequence: number, busy: false, failed: None };
+        let mut changed = false;
+        self.entries.edit(path, |entry| {
+            entry.busy = false;
+            changed = written && !matches!(entry.state, State::Released(_));
+        });
+        if changed {
+            self.succeed(path, Entry::new(State::Closed, number), objects);
         }
     }
 
@@ -156,7 +229,7 @@ impl Catalog {
         }
     }
 
-    pub(super) fn linked(&mut self, from: &Path, to: &Path) {
+    pub(super) fn linked(&mut self, from: &Path, to: &Path, objects: &Objects) {
         if let Some(mut entry) = self.entries.get(from).cloned() {
             // Lineage and profile follow from the name: what is known of the other one does not hold for this.
             if entry.state.follows_from_name() {
@@ -164,31 +237,25 @@ impl Catalog {
             }
             (entry.version, entry.sequence) = (self.number(), self.number());
             entry.busy = false;
+            let released = if let State::Released(id) = entry.state { Some(id) } else { None };
+            released.into_iter().chain(entry.keeps).for_each(|id| objects.name(id));
             self.entries.insert(to.to_path_buf(), entry);
         }
     }
 
     /// A file or a directory with all that is below it has a new name; what had the name before is gone.
     pub(super) fn renamed(&mut self, from: &Path, to: &Path, objects: &Objects) {
-        let moved = self.take(from);
-        for (_, old) in self.take(to) {
+        let moved = self.entries.take(from);
+        for (_, old) in self.entries.take(to) {
             unname(&old, objects);
         }
         self.put(moved, from, to, objects);
     }
 
     pub(super) fn exchanged(&mut self, a: &Path, b: &Path, objects: &Objects) {
-        let (at_a, at_b) = (self.take(a), self.take(b));
+        let (at_a, at_b) = (self.entries.take(a), self.entries.take(b));
         self.put(at_a, a, b, objects);
         self.put(at_b, b, a, objects);
-    }
-
-    /// Takes out a path and everything below it.
-    fn take(&mut self, path: &Path) -> Vec<(PathBuf, Entry)> {
-        let range = (Bound::Included(path), Bound::Unbounded);
-        let below = self.entries.range::<Path, _>(range).map(|(p, _)| p).take_while(|p| p.starts_with(path));
-        let paths: Vec<PathBuf> = below.cloned().collect();
-        paths.into_iter().filter_map(|p| self.entries.remove_entry(&p)).collect()
     }
 
     fn put(&mut self, entries: Vec<(PathBuf, Entry)>, from: &Path, to: &Path, objects: &Objects) {
@@ -202,157 +269,189 @@ impl Catalog {
             // That goes for an object made under the old name, too: the new one may ask for an exact file.
             entry.version = self.number();
             if entry.state.follows_from_name() {
-                unname(&entry, objects);
+                if let State::Archived(_, id) = entry.state {
+                    objects.unname(id);
+                }
                 entry.state = State::Closed;
-                entry.failed = None;
+                entry.forget_failure();
             }
+            // It may have left the directory that was pinned.
+            entry.held = entry.held.filter(|held| *held != Held::Pinned);
             entry.busy = false;
             self.entries.insert(path, entry);
         }
     }
 
+    /// Changes the entry of `version`; answers whether it is still that.
+    fn edit(&mut self, path: &Path, version: u64, change: impl FnOnce(&mut Entry)) -> bool {
+        let same = self.entries.get(path).is_some_and(|entry| entry.version == version);
+        if same {
+            self.entries.edit(path, change);
+        }
+        same
+    }
+
     /// Changes a file's state if its content is still that of `version`.
     pub(super) fn advance(&mut self, path: &Path, version: u64, state: State) -> bool {
-        match self.entries.get_mut(path) {
-            Some(entry) if entry.version == version => {
-                entry.state = state;
-                entry.failed = None;
-                true
-            }
-            _ => false,
-        }
+        self.edit(path, version, |entry| {
+            entry.state = state;
+            entry.forget_failure();
+        })
     }
 
     /// Notes that the file has, or may have, an open handle.
     pub(super) fn set_busy(&mut self, path: &Path, version: u64, busy: bool) {
-        if let Some(entry) = self.entries.get_mut(path).filter(|entry| entry.version == version) {
-            entry.busy = busy;
+        self.edit(path, version, |entry| entry.busy = busy);
+    }
+
+    /// Notes that the file stays as it is, or no longer.
+    pub(super) fn hold(&mut self, path: &Path, version: u64, held: Option<Held>) {
+        self.edit(path, version, |entry| entry.held = held);
+    }
+
+    /// Notes which object a plain file was decoded from.
+    pub(super) fn keep(&mut self, path: &Path, version: u64, object: Option<Id>, objects: &Objects) {
+        self.edit(path, version, |entry| {
+            object.into_iter().for_each(|id| objects.name(id));
+            std::mem::replace(&mut entry.keeps, object).into_iter().for_each(|id| objects.unname(id));
+        });
+    }
+
+    /// The pin of a file or directory is gone.
+    pub(super) fn unpinned(&mut self, path: &Path) {
+        let held = self.entries.below(path).filter(|(_, entry)| entry.held == Some(Held::Pinned));
+        let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
+        held.iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
+    }
+
+    /// A user wants everything at and below a path to be released that may be, now.
+    pub(super) fn asked_to_release(&mut self, path: &Path) {
+        let wanted = |entry: &Entry| entry.busy || entry.failed.is_some() || entry.held == Some(Held::Recalled);
+        let stuck = self.entries.below(path).filter(|(_, entry)| wanted(entry));
+        let stuck: Vec<PathBuf> = stuck.map(|(path, _)| path.clone()).collect();
+        for path in stuck {
+            let number = self.number();
+            self.entries.edit(&path, |entry| {
+                entry.forget_failure();
+                entry.busy = false;
+                if entry.held == Some(Held::Recalled) {
+                    entry.held = None;
+                    // It is looked at anew: it may be a copy of an object although it is the newest.
+                    if matches!(entry.state, State::Sealed(_)) {
+                        (entry.state, entry.version) = (State::Closed, number);
+                    }
+                }
+            });
         }
+        self.entries.hasten(path);
+    }
+
+    /// Whether nothing is left to wait for before the file becomes a stub: it is only a copy, or a newer state is
+    /// sealed of it and of all files of its checkpoint.
+    pub(super) fn may_go(&self, path: &Path, sealed: &Sealed) -> bool {
+        let open = || self.entries.get(path).is_some_and(|entry| self.entries.index().is_open(entry));
+        sealed.copy || (self.is_history(path, sealed) && open())
+    }
+
+    /// The directory of the checkpoint that a file is part of, if its files wait for each other.
+    pub(super) fn group(&self, path: &Path) -> Option<Arc<Path>> {
+        self.entries.index().group(self.get(path)?).cloned()
+    }
+
+    /// The next file of a checkpoint that can be released.
+    pub(super) fn next_release(&self, group: &Path) -> Option<Task> {
+        self.task(Next::Release(self.entries.index().next_release(group)?))
     }
 
     /// Whether a newer state of the same lineage is sealed: only then may this one lose anything.
     pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
-        let Some(own) = self.entries.get(path).map(order) else {
-            return false;
-        };
-        self.entries.values().any(|entry| match &entry.state {
-            State::Sealed(other) => other.lineage == sealed.lineage && !twins(sealed, other) && order(entry) > own,
-            _ => false,
-        })
+        let index = self.entries.index();
+        let is = |entry: &Entry| index.is_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
+        self.entries.get(path).is_some_and(is)
     }
 
     /// Notes that an attempt failed.
     pub(super) fn set_failed(&mut self, path: &Path, version: u64, failed: Failed) {
-        if let Some(entry) = self.entries.get_mut(path).filter(|entry| entry.version == version) {
-            entry.failed = Some(failed);
-        }
+        self.edit(path, version, |entry| (entry.failed, entry.due) = (Some(failed), false));
     }
 
     /// Forgets all failures, and that handles were open.
     pub(super) fn retry(&mut self) {
-        for entry in self.entries.values_mut() {
-            entry.failed = None;
-            entry.busy = false;
+        let stuck = self.entries.iter().filter(|(_, entry)| entry.busy || entry.failed.is_some());
+        let stuck: Vec<PathBuf> = stuck.map(|(path, _)| path.clone()).collect();
+        for path in stuck {
+            self.entries.edit(&path, |entry| {
+                entry.forget_failure();
+                entry.busy = false;
+            });
         }
     }
 
     /// The first thing that can be done now: make files durable before anything else, then release, then archive the
-    /// oldest. Also says when a failed attempt may be repeated, if that is all there is.
-    pub(super) fn next_task(&self, now: Instant) -> (Option<Task>, Option<Instant>) {
-        let tasks = self.tasks();
-        let mut retry: Option<Instant> = None;
-        let mut best = None;
-        for (path, entry, task) in tasks {
-            if let Some(failed) = &self.entries[path].failed {
-                match failed.retry {
-                    Some(at) if at <= now => {}
-                    Some(at) => {
-                        retry = Some(retry.map_or(at, |other| other.min(at)));
-                        continue;
-                    }
-                    None => continue,
-                }
-            }
-            let urgency = match task {
-                Task::Seal { .. } => 0,
-                Task::Release { .. } => 1,
-                Task::Archive { .. } => 2,
-            };
-            let order = (urgency, order(entry));
-            if best.as_ref().is_none_or(|(other, _)| order < *other) {
-                best = Some((order, task));
-            }
+    /// oldest. Also says after which time there may be more, if that is all there is.
+    pub(super) fn next_task(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
+        while let Some(path) = self.entries.index().due(now).cloned() {
+            self.entries.edit(&path, |entry| entry.due = true);
         }
-        (best.map(|(_, task)| task), retry)
+        self.entries.expire(wall_ns);
+        let index = self.entries.index();
+        let retry = index.retry().map(|at| at.saturating_duration_since(now));
+        let settles = index.settles().map(|at| Duration::from_nanos(at.saturating_sub(wall_ns).max(0) as u64));
+        (index.next().and_then(|next| self.task(next)), retry.into_iter().chain(settles).min())
     }
 
-    /// Number of things that can be done now or after a failure has passed, and why the last one failed.
+    fn task(&self, next: Next) -> Option<Task> {
+        match next {
+            Next::Seal(path) => Some(Task::Seal { version: self.get(&path)?.version, path }),
+            Next::Release(path) => {
+                let entry = self.get(&path)?;
+                let State::Archived(sealed, object) = &entry.state else { return None };
+                Some(Task::Release { version: entry.version, sealed: Arc::clone(sealed), object: *object, path })
+            }
+            Next::Archive(path, newer) => {
+                let sealed = |path: &Path| match &self.get(path)?.state {
+                    State::Sealed(sealed) => Some(Arc::clone(sealed)),
+                    _ => None,
+                };
+                let (version, sealed, after) = (self.get(&path)?.version, sealed(&path)?, sealed(&newer)?);
+                Some(Task::Archive { version, sealed, newer: (newer, after), path })
+            }
+        }
+    }
+
+    /// Number of things that can be done now or after a failure has passed, and why one failed.
     pub(super) fn queued(&self) -> (usize, Option<String>) {
-        let mut queued = 0;
-        let mut why = None;
-        for (path, _, _) in self.tasks() {
-            match &self.entries[path].failed {
-                Some(Failed { retry: None, .. }) => continue,
-                Some(failed) => why = Some(failed.why.clone()),
-                None => {}
-            }
-            queued += 1;
-        }
-        (queued, why)
+        let index = self.entries.index();
+        let stalled = |entry: &Entry| {
+            entry.failed.as_ref().filter(|f| f.retry.is_some() && index.is_queued(entry)).map(|f| f.why.clone())
+        };
+        (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
-    /// Everything that waits for nobody but the archive.
-    fn tasks(&self) -> Vec<(&PathBuf, &Entry, Task)> {
-        let mut lineages: HashMap<u64, Vec<Member>> = HashMap::new();
-        let mut tasks = Vec::new();
-        for (path, entry) in &self.entries {
-            let version = entry.version;
-            match &entry.state {
-                State::Closed => tasks.push((path, entry, Task::Seal { path: path.clone(), version })),
-                State::Sealed(sealed) => {
-                    lineages.entry(sealed.lineage).or_default().push((path, entry, sealed.clone()))
-                }
-                State::Archived(sealed, object) if !entry.busy => {
-                    let (path_, sealed, object) = (path.clone(), sealed.clone(), *object);
-                    tasks.push((path, entry, Task::Release { path: path_, version, sealed, object }));
-                }
-                _ => {}
-            }
-        }
-        for mut members in lineages.into_values() {
-            members.sort_by_key(|(_, entry, _)| order(entry));
-            for (at, (path, entry, sealed)) in members.iter().enumerate() {
-                // A twin is not a newer state: it has the same samples, and is compared whole before it is believed.
-                let newer = members[at + 1..].iter().find(|(_, _, other)| !twins(sealed, other));
-                if let (Some((newer_path, _, newer)), false) = (newer, entry.busy) {
-                    let newer = ((*newer_path).clone(), newer.clone());
-                    let (path_, version, sealed) = ((*path).clone(), entry.version, sealed.clone());
-                    tasks.push((*path, *entry, Task::Archive { path: path_, version, sealed, newer }));
-                }
-            }
-        }
-        tasks
+    /// Number of files that wait for the rest of their checkpoint.
+    pub(super) fn settling(&self) -> usize {
+        self.entries.index().queued().1
+    }
+
+    /// Whether it is not yet known of some file what it is.
+    pub(super) fn has_unsealed(&self) -> bool {
+        self.entries.index().has_unsealed()
+    }
+
+    /// Lineages with files that are not released.
+    pub(super) fn lineages(&self) -> impl Iterator<Item = u64> {
+        self.entries.index().lineages()
     }
 }
 
-/// A sealed file among those of its lineage.
-type Member<'a> = (&'a PathBuf, &'a Entry, Arc<Sealed>);
-
-fn twins(a: &Sealed, b: &Sealed) -> bool {
-    a.len == b.len && a.sample == b.sample
-}
-
-/// Which state of a lineage is the older one: by modification time, then by the steps in their names (an archive is
-/// unpacked with whole seconds), then by the order of closing.
-fn order(entry: &Entry) -> (i64, &[u64], u64) {
-    match &entry.state {
-        State::Sealed(sealed) | State::Archived(sealed, _) => (sealed.modified_ns, &sealed.steps, entry.sequence),
-        _ => (0, &[], entry.sequence),
-    }
+/// Nanoseconds since 1970.
+pub(super) fn wall_ns() -> i64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
 fn unname(entry: &Entry, objects: &Objects) {
     if let State::Released(id) | State::Archived(_, id) = entry.state {
         objects.unname(id);
     }
+    entry.keeps.into_iter().for_each(|id| objects.unname(id));
 }

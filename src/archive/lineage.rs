@@ -5,7 +5,7 @@
 //! it only numbers that do not name a rank or shard. What is not recognised is taken literally: such a file is the
 //! newest of its own lineage and stays exact.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -58,8 +58,19 @@ fn pattern(path: &Path) -> String {
     split(path).0
 }
 
-fn split(path: &Path) -> (String, Vec<u64>) {
-    let components: Vec<String> = path.iter().map(|c| c.to_string_lossy().to_ascii_lowercase()).collect();
+/// The directory that holds all files of a checkpoint, if the component that counts training is a directory.
+pub(super) fn group(path: &Path) -> Option<PathBuf> {
+    let components = lowercase(path);
+    let step = step_component(&components).filter(|step| step + 1 < components.len())?;
+    Some(path.iter().take(step + 1).collect())
+}
+
+fn lowercase(path: &Path) -> Vec<String> {
+    path.iter().map(|c| c.to_string_lossy().to_ascii_lowercase()).collect()
+}
+
+/// Which component counts training.
+fn step_component(components: &[String]) -> Option<usize> {
     let last = components.len().saturating_sub(1);
     let sharded = components.last().is_some_and(|name| name.contains("-of-"));
     let counts = |(at, name): &(usize, &String)| {
@@ -70,10 +81,15 @@ fn split(path: &Path) -> (String, Vec<u64>) {
         bare || version || numbers.iter().any(|n| STEP_WORDS.contains(&n.word) && !n.is_place)
     };
     let step = components.iter().enumerate().rev().find(counts).map(|(at, _)| at);
-    let step = step.or_else(|| {
+    step.or_else(|| {
         let name = components.last()?;
         numbers(name).iter().any(|number| !number.is_place).then_some(last)
-    });
+    })
+}
+
+fn split(path: &Path) -> (String, Vec<u64>) {
+    let components = lowercase(path);
+    let step = step_component(&components);
     let mut steps = Vec::new();
     let mut wild = Vec::with_capacity(components.len());
     for (at, name) in components.iter().enumerate() {
@@ -155,6 +171,17 @@ mod tests {
         assert_eq!(steps(Path::new("run7/epoch=3-step=0120.ckpt")), [3, 120]);
         assert_eq!(steps(Path::new("checkpoint-20/model-00001-of-00002.safetensors")), [20]);
         assert!(steps(Path::new("last.ckpt")).is_empty());
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_a_directory_is_a_group() {
+        let group = |path: &str| group(Path::new(path)).map(|directory| directory.to_string_lossy().into_owned());
+        assert_eq!(group("Out/Checkpoint-20/model.safetensors").as_deref(), Some("Out/Checkpoint-20"));
+        assert_eq!(group("iter_0000100/sub/__0_1.distcp").as_deref(), Some("iter_0000100"));
+        assert_eq!(group("checkpoint-9/model-00001-of-00003.safetensors").as_deref(), Some("checkpoint-9"));
+        for single in ["step_100.pt", "run/epoch=0-step=8.ckpt", "checkpoint-5/step_7.pt", "run2/last.ckpt", "a/b/c"] {
+            assert_eq!(group(single), None, "{single}");
+        }
     }
 
     #[test]

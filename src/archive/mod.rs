@@ -6,6 +6,7 @@
 
 mod base;
 mod catalog;
+mod copies;
 mod encode;
 mod lineage;
 mod merge;
@@ -14,13 +15,14 @@ mod notes;
 mod objects;
 mod payload;
 mod plan;
+mod release;
 mod reparent;
 mod settle;
 mod status;
 mod verify;
 
 use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -29,12 +31,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::container::{Description, describe};
 use crate::recall::{Cache, Chain, Recall, usual_memory};
 use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
-use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
+use crate::store::{Error, Objects, Profile, Store, durable, is_pinned, recalled_from};
 
 use base::Base;
-use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
+use catalog::{Catalog, Failed, Held, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
@@ -60,6 +63,8 @@ pub struct Archive {
     stopping: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
+    /// The worker is taking a step. Set with the catalog locked.
+    stepping: AtomicBool,
     /// States that wait for being merged over objects that nobody names.
     merges: AtomicUsize,
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
@@ -87,8 +92,13 @@ impl Archive {
     /// # Errors
     /// [`Error::Io`] when directories cannot be read.
     pub fn open_with(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {
-        let objects = Objects::load(&store.objects(), |id, error| {
-            log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
+        // At the same time: with nothing cached both wait for the device.
+        let (objects, found) = std::thread::scope(|scope| {
+            let found = scope.spawn(|| settle::scan(&store));
+            let objects = Objects::load(&store.objects(), |id, error| {
+                log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
+            });
+            (objects, found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
         let objects = Arc::new(objects.map_err(Error::io(store.objects()))?);
         let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
@@ -101,8 +111,8 @@ impl Archive {
             .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"))
             .build()
             .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
-        let mut catalog = Catalog::default();
-        settle::scan(&store, &objects, &mut catalog).map_err(Error::io(store.tree()))?;
+        let mut catalog = Catalog::new(store.settings().settle);
+        settle::enter(found.map_err(Error::io(store.tree()))?, &objects, &mut catalog);
         Ok(Arc::new(Archive {
             objects,
             recall,
@@ -112,6 +122,7 @@ impl Archive {
             pool,
             stopping: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
+            stepping: AtomicBool::new(false),
             merges: AtomicUsize::new(0),
             keep: Mutex::default(),
             merge_stalled: Mutex::default(),
@@ -166,17 +177,20 @@ impl Archive {
         while !self.stopping.load(Ordering::Relaxed) {
             self.collect();
             let task = {
-                let catalog = self.catalog();
-                let (task, retry) = catalog.next_task(Instant::now());
+                let mut catalog = self.catalog();
+                let (task, retry) = catalog.next_task(Instant::now(), catalog::wall_ns());
                 let now = Instant::now();
                 let merges = self.merges.load(Ordering::Relaxed) > 0;
                 if task.is_none() && !(merges && merge_at <= now) && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle =
                         if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
-                    let next = retry.into_iter().chain(merges.then_some(merge_at)).min();
-                    let wait = next.map_or(idle, |at| at.saturating_duration_since(now).min(idle));
+                    let merge_in = merges.then(|| merge_at.saturating_duration_since(now));
+                    let wait = retry.into_iter().chain(merge_in).min().map_or(idle, |wait| wait.min(idle));
                     drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
+                } else {
+                    // While a step is being taken, its file may look as if nothing were to be done for it.
+                    self.stepping.store(task.is_some(), Ordering::Relaxed);
                 }
                 task
             };
@@ -191,13 +205,14 @@ impl Archive {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => self.failed(&task, &error, &mut pause),
             }
+            self.stepping.store(false, Ordering::Relaxed);
         }
     }
 
     /// Seals what was closed while the archive is at something that takes longer.
     fn seal_waiting(&self) {
         loop {
-            let (task, _) = self.catalog().next_task(Instant::now());
+            let (task, _) = self.catalog().next_task(Instant::now(), catalog::wall_ns());
             let Some(task @ Task::Seal { .. }) = task else { return };
             if let Err(error) = self.step(&task) {
                 self.failed(&task, &error, &mut FIRST_PAUSE.clone());
@@ -240,9 +255,29 @@ impl Archive {
             self.catalog().advance(path, version, State::Resident(NOT_DURABLE));
             return Ok(());
         }
-        let state = settle::examine(&file, path)?;
-        if let State::Sealed(sealed) = &state {
-            log::info!("{}: sealed, {}", path.display(), settle::words(sealed));
+        let (state, words) = settle::examine(&file, path)?;
+        if let State::Sealed(_) = &state {
+            log::info!("{}: sealed, {words}", path.display());
+        }
+        // Named before anything is collected: nothing is while a file is not sealed.
+        let known = |id: &Id, of: &Sealed| {
+            self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
+        };
+        let keeps = match &state {
+            State::Sealed(sealed) => recalled_from(&file).filter(|id| known(id, sealed)),
+            _ => None,
+        };
+        self.catalog().keep(path, version, keeps, &self.objects);
+        if let State::Sealed(sealed) = &state
+            && let Some(object) = self.copy_of(path, version, sealed, &file)?
+        {
+            log::info!("{}: a copy of object {object}", path.display());
+            let sealed = Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) });
+            self.objects.name(object);
+            if !self.catalog().advance(path, version, State::Archived(sealed, object)) {
+                self.objects.unname(object);
+            }
+            return Ok(());
         }
         self.catalog().advance(path, version, state);
         Ok(())
@@ -282,6 +317,15 @@ impl Archive {
             return Ok(());
         }
         self.catalog().set_busy(path, version, false);
+        if is_pinned(&self.store.tree(), path)? {
+            self.catalog().hold(path, version, Some(Held::Pinned));
+            // Once more, in case the note that the pin went came in between.
+            if is_pinned(&self.store.tree(), path)? {
+                log::debug!("{}: stays as it is, it is pinned", path.display());
+                return Ok(());
+            }
+            self.catalog().hold(path, version, None);
+        }
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
@@ -303,6 +347,7 @@ impl Archive {
             self.objects.unname(object);
             return Ok(());
         }
+        self.catalog().keep(path, version, None, &self.objects);
         if let Some((header, stored)) = self.objects.get(object) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
@@ -326,13 +371,19 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let base = self.base(sealed, source)?;
-        match self.write_difference(path, sealed, source, (&after, &newer.1), &base, stale) {
+        let (description, of_newer) = (describe(source)?, describe(&after)?);
+        // What is archived is what was sealed, or nothing.
+        if lineage::signature(&description) != sealed.signature {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let (own, newer) = ((source, &description), (&after, &of_newer));
+        let base = self.base(sealed, &description, source)?;
+        match self.write_difference(path, sealed, own, newer, &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
                 let note = "keyframe: the state before is damaged";
                 let none = Base { goes_on: base.goes_on, note, ..Base::default() };
-                self.write_difference(path, sealed, source, (&after, &newer.1), &none, stale)
+                self.write_difference(path, sealed, own, newer, &none, stale)
             }
             result => result,
         }
@@ -343,19 +394,19 @@ impl Archive {
         &self,
         path: &Path,
         sealed: &Sealed,
-        source: &File,
-        (after, newer): (&File, &Sealed),
+        (source, description): (&File, &Description),
+        (after, of_newer): (&File, &Description),
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        let profile = match sealed.description.is_intact(source)? {
+        let profile = match description.is_intact(source)? {
             true => self.store.settings().profile(path),
             false => Profile::Exact,
         };
         let material = plan::Material {
             source,
-            description: &sealed.description,
-            newer: (after, &newer.description),
+            description,
+            newer: (after, of_newer),
             base: base.chain.as_ref(),
             previous: base.previous.as_ref(),
             super_step: base.super_step,
@@ -375,7 +426,7 @@ impl Archive {
                 len: sealed.len,
                 origin: path,
                 profile: profile.name(),
-                description: &sealed.description,
+                description,
                 base: chain,
                 plans: &plans,
                 note: &note,
@@ -407,64 +458,6 @@ impl Archive {
             self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
             Ok(Some(id))
         })
-    }
-
-    /// Puts a stub in the place of an archived file.
-    fn release(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
-        let Some(namespace) = self.namespace() else {
-            return Ok(());
-        };
-        let absolute = self.store.tree().join(path);
-        let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
-        let metadata = fs::symlink_metadata(&absolute)?;
-        // A store through a mapping, or a program that set the time: what was archived may not be what is there.
-        if !sealed.describes(&metadata) {
-            self.objects.unname(object);
-            if !self.catalog().advance(path, version, State::Closed) {
-                self.objects.name(object);
-            }
-            return Ok(());
-        }
-        if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
-            return Ok(());
-        }
-        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
-        // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
-        let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
-            // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
-            self.catalog().set_busy(path, version, false);
-            if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            // The newer state may have gone since this one was archived: then this is the newest, and stays exact.
-            if !self.catalog().is_history(path, sealed) {
-                self.catalog().advance(path, version, State::Sealed(Arc::clone(sealed)));
-                self.objects.unname(object);
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            if !prepared.commit(absolute)? {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            self.catalog().advance(path, version, State::Released(object));
-            Ok(())
-        });
-        if !matches!(outcome, Ok(Outcome::Busy)) {
-            self.catalog().set_busy(path, version, false);
-        }
-        match outcome? {
-            Outcome::Done => {
-                // The times of the directory before the note of them goes.
-                if let Err(error) = durable::sync_dir(durable::parent(&absolute)) {
-                    log::warn!("{}: {error}", durable::parent(&absolute).display());
-                }
-                log::info!("{}: released", path.display());
-                Ok(())
-            }
-            Outcome::Busy => Ok(()),
-            Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
-        }
     }
 
     /// A file with several names stays resident until it has one.

@@ -6,12 +6,28 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::Archive;
-use super::catalog::{Catalog, State};
+use super::catalog::Catalog;
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
     pub fn opened_for_writing(&self, path: &Path) {
         self.note(|catalog| catalog.opened_for_writing(path, &self.objects));
+    }
+
+    /// A released file is resident again, with its bytes, because a user wants that.
+    pub fn recalled(&self, path: &Path) {
+        self.note(|catalog| catalog.recalled(path, &self.objects));
+    }
+
+    /// The pin of a file or directory is gone.
+    pub fn unpinned(&self, path: &Path) {
+        self.note(|catalog| catalog.unpinned(path));
+    }
+
+    /// A user wants everything at and below a path to be released now that may be, without waiting for the rest of a
+    /// checkpoint.
+    pub(super) fn asked_to_release(&self, path: &Path) {
+        self.note(|catalog| catalog.asked_to_release(path));
     }
 
     /// The last handle of a file that was written is gone.
@@ -47,12 +63,7 @@ impl Archive {
 
     /// A file got a second name.
     pub fn linked(&self, from: &Path, to: &Path) {
-        self.note(|catalog| {
-            if let Some(State::Released(id)) = catalog.get(from).map(|entry| &entry.state) {
-                self.objects.name(*id);
-            }
-            catalog.linked(from, to);
-        });
+        self.note(|catalog| catalog.linked(from, to, &self.objects));
     }
 
     /// Forgets what failed: a user asks for everything to be done that can be.

@@ -13,7 +13,7 @@ use crate::recall::{Layout, stream};
 use crate::store::Profile;
 use crate::store::object::{Header, Id};
 
-use super::catalog::{Entry, Sealed, State};
+use super::catalog::Sealed;
 use super::{Archive, ReadError, settle};
 
 impl Archive {
@@ -35,7 +35,7 @@ impl Archive {
     }
 
     /// Whether an object decodes to what was archived.
-    fn decodes(&self, header: &Header) -> bool {
+    pub(super) fn decodes(&self, header: &Header) -> bool {
         let mut hash = Xxh3::new();
         let decoded = self.recall.chain(header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());
@@ -61,21 +61,13 @@ impl Archive {
         let mut lineages = HashSet::new();
         {
             let catalog = self.catalog();
-            let unknown = |entry: &Entry| {
-                let given_up = entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none());
-                matches!(entry.state, State::Closed) && !given_up
-            };
-            if catalog.entries().any(|(_, entry)| unknown(entry)) {
+            if catalog.has_unsealed() {
                 return;
             }
             // Before the flag, so that nobody finds nothing to do while it is being looked at.
             self.merges.store(1, Ordering::Relaxed);
             self.garbage.store(false, Ordering::Relaxed);
-            for (_, entry) in catalog.entries() {
-                if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
-                    lineages.insert(sealed.lineage);
-                }
-            }
+            lineages.extend(catalog.lineages());
         }
         let keep: HashSet<Id> = lineages.into_iter().filter_map(|lineage| self.objects.newest(lineage)).collect();
         match self.objects.collect(&keep) {

@@ -2,14 +2,14 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::container::{Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
+use crate::container::{Description, Kind, ReadAt, describe};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel};
 
 use super::FileId;
 use super::catalog::{Catalog, Sealed, State, modified_ns};
@@ -28,41 +28,55 @@ const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
-/// Enters every file of the tree into the catalog.
-pub(super) fn scan(store: &Store, objects: &Objects, catalog: &mut Catalog) -> io::Result<()> {
+/// Every regular file of the tree with its state.
+pub(super) fn scan(store: &Store) -> io::Result<Vec<(PathBuf, io::Result<State>)>> {
     let root = store.tree();
+    let mut files = Vec::new();
     let mut directories = vec![PathBuf::new()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(root.join(&directory))? {
-            let entry = entry?;
-            let path = directory.join(entry.file_name());
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                directories.push(path);
-            } else if kind.is_file() {
-                let state = state_of(store, &entry.path()).unwrap_or_else(|error| {
-                    log::error!("{}: {error}; it stays as it is", path.display());
-                    State::Resident(UNREADABLE)
-                });
-                match state {
-                    State::Released(id) => objects.name(id),
-                    // Which object it named is not known; that one must not go.
-                    State::Resident(DAMAGED_STUB | UNREADABLE) => objects.freeze(),
-                    _ => {}
-                }
-                catalog.found(path, state);
-            } else {
-                debug_assert!(
-                    kind.is_symlink()
-                        || kind.is_fifo()
-                        || kind.is_socket()
-                        || kind.is_block_device()
-                        || kind.is_char_device()
-                );
-            }
+    while !directories.is_empty() {
+        let mut below = Vec::new();
+        for listed in in_parallel(&directories, |directory| list(&root, directory)) {
+            let (inner, found) = listed?;
+            below.extend(inner);
+            files.extend(found);
+        }
+        directories = below;
+    }
+    let states = in_parallel(&files, |path| state_of(store, &root.join(path)));
+    Ok(files.into_iter().zip(states).collect())
+}
+
+/// Enters the files that were found into the catalog.
+pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects, catalog: &mut Catalog) {
+    for (path, state) in found {
+        let state = state.unwrap_or_else(|error| {
+            log::error!("{}: {error}; it stays as it is", path.display());
+            State::Resident(UNREADABLE)
+        });
+        match state {
+            State::Released(id) => objects.name(id),
+            // Which object it named is not known; that one must not go.
+            State::Resident(DAMAGED_STUB | UNREADABLE) => objects.freeze(),
+            _ => {}
+        }
+        catalog.found(path, state);
+    }
+}
+
+/// Directories and regular files in a directory of the tree.
+fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
+    let (mut directories, mut files) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(root.join(directory))? {
+        let entry = entry?;
+        let path = directory.join(entry.file_name());
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            directories.push(path);
+        } else if kind.is_file() {
+            files.push(path);
         }
     }
-    Ok(())
+    Ok((directories, files))
 }
 
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
@@ -81,18 +95,19 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     }
 }
 
-/// What a durable file is.
-pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
+/// What a durable file is, and that in a few words for the log.
+pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
     let metadata = file.metadata()?;
     if metadata.len() < MIN_RELEASE_BYTES {
-        return Ok(State::Resident("small"));
+        return Ok((State::Resident("small"), String::new()));
     }
     let description = describe(file)?;
+    let words = words(&description);
     if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok(State::Resident("would not become smaller"));
+        return Ok((State::Resident("would not become smaller"), words));
     }
     let signature = signature(&description);
-    Ok(State::Sealed(Arc::new(Sealed {
+    let sealed = Sealed {
         file: FileId::of(&metadata),
         len: metadata.len(),
         modified_ns: modified_ns(&metadata),
@@ -100,8 +115,9 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
         sample: sample(file)?,
         signature,
         lineage: lineage(path, signature),
-        description,
-    })))
+        copy: false,
+    };
+    Ok((State::Sealed(Arc::new(sealed)), words))
 }
 
 fn compressible(file: &File) -> io::Result<bool> {
@@ -138,9 +154,7 @@ pub(super) fn hash(file: &File, len: u64) -> io::Result<u128> {
     Ok(hash.digest128())
 }
 
-/// A sealed file in a few words, for the log.
-pub(super) fn words(sealed: &Sealed) -> String {
-    let description = &sealed.description;
+fn words(description: &Description) -> String {
     match (description.kind, &description.note) {
         (Kind::Opaque, Some(note)) => format!("opaque ({note})"),
         (kind, _) => format!("{} with {} tensors", kind.name(), description.tensors.len()),

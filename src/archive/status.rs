@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::recall::MemoryStatus;
 use crate::store::{STUB_BYTES, Stub};
 
-use super::catalog::{Entry, State};
+use super::catalog::{Catalog, Entry, Held, State};
 use super::{Archive, ReadError, Reader};
 
 /// What `stepfs status` shows.
@@ -40,6 +40,9 @@ pub struct Status {
     pub memory: MemoryStatus,
     /// Steps that can be taken now or will be tried again.
     pub queued: u64,
+    /// Files that wait for the rest of their checkpoint, at most for the time set in `stepfs.toml`.
+    #[serde(default)]
+    pub settling: u64,
     /// Files that wait for a handle to be closed.
     pub busy: u64,
     /// Why a queued step could not be taken, when it is being tried again.
@@ -62,10 +65,7 @@ impl Archive {
         };
         let entries: Vec<_> = {
             let catalog = self.catalog();
-            let (queued, stalled) = catalog.queued();
-            let merges = self.merges.load(Ordering::Relaxed);
-            let stalled = stalled.or_else(|| self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone());
-            (status.queued, status.stalled) = ((queued + merges) as u64, stalled);
+            self.count_queue(&catalog, &mut status);
             catalog.entries().map(|(path, entry)| (path.clone(), entry.clone())).collect()
         };
         for (path, entry) in entries {
@@ -89,6 +89,26 @@ impl Archive {
         status.stored_bytes += status.resident_bytes + status.object_bytes;
         status.daemon = Some(std::process::id());
         status
+    }
+
+    /// Only what there is to do and why it is not done: what somebody who waits for it asks again and again.
+    pub fn queue(&self) -> Status {
+        let mut status = Status::default();
+        let catalog = self.catalog();
+        self.count_queue(&catalog, &mut status);
+        let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
+        status.failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
+        status
+    }
+
+    fn count_queue(&self, catalog: &Catalog, status: &mut Status) {
+        let (queued, stalled) = catalog.queued();
+        let working = usize::from(queued == 0 && self.stepping.load(Ordering::Relaxed));
+        let merges = self.merges.load(Ordering::Relaxed);
+        let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        (status.queued, status.stalled) = ((queued + working + merges) as u64, stalled.or_else(merging));
+        status.settling = catalog.settling() as u64;
+        status.daemon = Some(std::process::id());
     }
 
     /// The stub in `file`, if it is one. Reads one block. A damaged one is a stub of no object: it can be removed,
@@ -128,11 +148,13 @@ impl Archive {
     }
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
-    /// On every path: `store`, `status` (JSON). On files: `state`, and once archived `object`.
+    /// On every path: `store`, `status` (JSON). On files: `state`, `profile`, `why` it stays resident, what keeps it
+    /// from its `release`, and once archived `object`.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
+            "queue" => return serde_json::to_vec(&self.queue()).ok(),
             _ => {}
         }
         let catalog = self.catalog();
@@ -144,21 +166,29 @@ impl Archive {
                 State::Released(id) | State::Archived(_, id) => Some(id.to_string().into_bytes()),
                 _ => None,
             },
-            "why" => match (&entry.state, &entry.failed) {
-                (_, Some(failed)) => Some(failed.why.clone().into_bytes()),
-                (State::Resident(why), _) => Some(why.as_bytes().to_vec()),
-                (_, None) => None,
+            "why" => match (&entry.state, &entry.failed, entry.held) {
+                (_, Some(failed), _) => Some(failed.why.clone().into_bytes()),
+                (State::Resident(why), ..) => Some(why.as_bytes().to_vec()),
+                (.., Some(Held::Pinned)) => Some(b"it is pinned".to_vec()),
+                (.., Some(Held::Recalled)) => Some(b"it was recalled".to_vec()),
+                (_, None, None) => None,
             },
+            "release" => Some(what_keeps(&catalog, path, entry).into_bytes()),
             _ => None,
         }
     }
 
-    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be.
+    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be;
+    /// `release` asks for it at and below the path, without waiting for the rest of a checkpoint.
     ///
     /// # Errors
     /// The errno `EPERM`: all other attributes are stepfs's own.
-    pub fn set_attribute(&self, _path: &Path, name: &str, _value: &[u8]) -> Result<(), i32> {
+    pub fn set_attribute(&self, path: &Path, name: &str, _value: &[u8]) -> Result<(), i32> {
         match name {
+            "release" => {
+                self.asked_to_release(path);
+                Ok(())
+            }
             "sync" => {
                 self.retry();
                 Ok(())
@@ -180,12 +210,30 @@ impl Archive {
             self.recall.copy(stub.object, &file)?;
             let metadata = fs::symlink_metadata(path).map_err(fail)?;
             crate::store::copy_attributes(path, &metadata, &file).map_err(fail)?;
+            crate::store::mark_recalled(&file, stub.object);
             crate::store::durable::sync_file(&file).map_err(fail)
         };
         decode().inspect_err(|_| {
             let _ = crate::store::durable::remove(&target);
         })?;
         Ok(target)
+    }
+}
+
+/// Why a file is not a stub: `released` when it is one, `working` while something is done about it, or the reason.
+fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
+    match (&entry.state, &entry.failed, entry.held) {
+        (State::Released(_), ..) => "released".into(),
+        (State::Resident(why), ..) => (*why).into(),
+        (State::Staged, ..) => "it is open for writing".into(),
+        (_, Some(failed), _) => failed.why.clone(),
+        (_, _, Some(Held::Pinned)) => "it is pinned (see `stepfs unpin`)".into(),
+        (_, _, Some(Held::Recalled)) => "it was recalled".into(),
+        _ if entry.busy => "it is open, or has several names".into(),
+        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
+            "it is the newest of its lineage, and stays exact".into()
+        }
+        _ => "working".into(),
     }
 }
 

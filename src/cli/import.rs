@@ -106,7 +106,7 @@ fn archive(store: Store) -> Result<()> {
     let mut total = 0;
     let mut bar = None;
     let result = loop {
-        let status = archive.status();
+        let status = archive.queue();
         if status.queued == 0 {
             break match status.failed.is_empty() {
                 true => Ok(()),

@@ -13,7 +13,7 @@ use super::words::{name, percent, size, table};
 /// List files with what they weigh in the store.
 ///
 /// States: staged (being written), sealed (closed and durable, exact, as written), archived (its object is durable, a
-/// handle is still open), released (kept as an object, decoded when it is read).
+/// handle is still open), released (kept as an object, decoded when it is read). Pinned ones stay what they are.
 ///
 /// Kinds: a keyframe depends on no other object; a delta is the difference to the state before; every eighth state is a
 /// super-step, the difference to the super-step before, so that a read applies at most 12 objects (chain). With --json a
@@ -48,7 +48,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             None => format!("{:.1e}", entry.max_abs_error),
         };
         rows.push(vec![
-            entry.state.clone(),
+            format!("{}{}", entry.state, if entry.pinned { ", pinned" } else { "" }),
             size(entry.logical_bytes),
             size(entry.stored_bytes),
             percent(entry.stored_bytes, entry.logical_bytes),

@@ -8,7 +8,10 @@ mod import;
 mod inspect;
 mod ls;
 mod mount;
+mod pin;
 mod place;
+mod recall;
+mod release;
 mod status;
 mod survey;
 mod sync;
@@ -46,6 +49,10 @@ enum Command {
     Mount(mount::Args),
     Umount(umount::Args),
     Sync(sync::Args),
+    Pin(pin::PinArgs),
+    Unpin(pin::UnpinArgs),
+    Release(release::Args),
+    Recall(recall::Args),
     Ls(ls::Args),
     Status(status::Args),
     Inspect(inspect::Args),
@@ -62,6 +69,10 @@ pub fn main() -> ExitCode {
         Command::Mount(args) => mount::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Sync(args) => sync::run(args),
+        Command::Pin(args) => pin::pin(args),
+        Command::Unpin(args) => pin::unpin(args),
+        Command::Release(args) => release::run(args),
+        Command::Recall(args) => recall::run(args),
         Command::Ls(args) => ls::run(args),
         Command::Status(args) => status::run(args),
         Command::Inspect(args) => inspect::run(args),

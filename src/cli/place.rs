@@ -25,13 +25,29 @@ impl Place {
             return Ok(Place { store: absolute, mount: None, path: PathBuf::new() });
         }
         let Some(mount) = mount_of(&absolute) else {
-            bail!("{} is neither a stepfs store nor in a stepfs mount", path.display());
+            bail!(
+                "{} is neither a stepfs store nor in a stepfs mount (mount the store and name the file there)",
+                path.display()
+            );
         };
         let store = attribute(&mount, "store").with_context(|| {
             format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.display())
         })?;
         let path = absolute.strip_prefix(&mount).unwrap_or(&absolute).to_path_buf();
         Ok(Place { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
+    }
+
+    /// Where in a mount `path` is, for what only the daemon can do.
+    pub(super) fn in_mount(path: &Path) -> Result<(Place, PathBuf)> {
+        let place = Place::of(path)?;
+        match place.mount.clone() {
+            Some(mount) => Ok((place, mount)),
+            None => bail!(
+                "{} is a store; this needs the daemon: `stepfs mount {} DIR`, then name files below DIR",
+                path.display(),
+                path.display()
+            ),
+        }
     }
 
     /// The mount that `path` is in.

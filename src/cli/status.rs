@@ -52,6 +52,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         println!("memory     {bytes} of {limit}, {} of {tries} tiles decoded from there", percent(memory.hits, tries));
     }
     println!("queue      {} to do, {} wait for a handle to be closed", status.queued, status.busy);
+    if status.settling > 0 {
+        println!("           {} wait for the rest of their checkpoint", status.settling);
+    }
     if let Some(why) = &status.stalled {
         println!("stalled    {why}; it is tried again by itself");
     }
@@ -64,6 +67,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// Asks the daemon.
 pub(super) fn of_mount(mount: &std::path::Path) -> Result<Status> {
     let text = attribute(mount, "status").with_context(|| format!("{} does not answer", mount.display()))?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+/// Asks the daemon what there is to do, which is quickly answered.
+pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Status> {
+    let text = attribute(mount, "queue").with_context(|| format!("{} does not answer", mount.display()))?;
     Ok(serde_json::from_slice(&text)?)
 }
 

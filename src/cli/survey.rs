@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::container::Role;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, is_pinned};
 
 use super::place::{Place, attribute};
 
@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub(super) path: String,
     /// `staged`, `sealed`, `archived` or `released`.
     pub(super) state: String,
+    /// It, or a directory above it, is pinned.
+    pub(super) pinned: bool,
     /// Bytes that programs see.
     pub(super) logical_bytes: u64,
     /// Bytes that the file occupies in the store; of a file that is archived and still resident, both.
@@ -119,6 +121,7 @@ fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Re
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
         state: "sealed".into(),
+        pinned: is_pinned(&store.tree(), path)?,
         logical_bytes: metadata.len(),
         stored_bytes: metadata.blocks() * 512,
         profile: store.settings().profile(path).name().into(),

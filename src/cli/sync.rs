@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::place::Place;
-use super::status::of_mount;
+use super::status::queue_of_mount;
 use super::words::progress;
 
 /// Wait until everything is archived and released that can be.
@@ -26,7 +26,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut bar = None;
     let mut stalled = 0;
     loop {
-        let status = of_mount(&mount)?;
+        let status = queue_of_mount(&mount)?;
         if status.queued == 0 {
             return match status.failed.is_empty() {
                 true => Ok(ExitCode::SUCCESS),

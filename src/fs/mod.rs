@@ -348,7 +348,7 @@ impl Filesystem for Face {
     }
 
     fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
-        done(reply, self.core.setxattr(ino.0, name, value, flags));
+        self.core.answer_setxattr(ino.0, name, value, flags, reply);
     }
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {

@@ -135,7 +135,8 @@ pub fn unmount(dir: &Path) -> Result<(), MountError> {
 /// # Errors
 /// When there is a dead mount of stepfs and it cannot be taken down.
 pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
-    match dir.metadata() {
+    // Not by the directory's attributes: the kernel knows those for a second more.
+    match sys::file_system_magic(dir) {
         Err(error) if dead(&error) => {}
         _ => return Ok(false),
     }

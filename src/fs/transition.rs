@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use fuser::FileType;
+
 use super::Core;
 use super::attr::{copy_attributes, restore_times};
 use super::errno::{Fault, Result};
@@ -27,6 +29,8 @@ pub(super) enum Wanted {
     Reader,
     /// Make it resident with its bytes: it is going to be changed.
     Bytes,
+    /// Make it resident with its bytes: a user wants it so.
+    Resident,
     /// Make it resident and empty: its bytes are not wanted any more.
     Empty,
 }
@@ -99,11 +103,30 @@ impl Core {
         self.workers.submit(Box::new(move || {
             let made = match wanted {
                 Wanted::Reader => core.archive.reader(&stub).map(|reader| Some((stub, reader))).map_err(Fault::from),
-                Wanted::Bytes | Wanted::Empty => core.bring_back(ino, &stub, wanted).map(|()| None),
+                Wanted::Bytes | Wanted::Resident | Wanted::Empty => core.bring_back(ino, &stub, wanted).map(|()| None),
             };
             drop(transition);
             again(made);
         }));
+    }
+
+    /// Makes a released file resident, then calls `done` from a worker; at once when it is.
+    pub(super) fn recall(self: &Arc<Self>, ino: u64, done: impl FnOnce(Result<()>) + Send + 'static) {
+        let state = self.table().node(ino).map(|node| (node.kind, node.stub.is_none() && node.waiting.is_none()));
+        match state {
+            Ok((FileType::RegularFile, true)) => done(Ok(())),
+            Ok((FileType::RegularFile, false)) => {
+                let core = Arc::clone(self);
+                let again: Box<dyn FnOnce(Result<Made>) + Send> = Box::new(move |made| match made {
+                    Ok(_) => core.recall(ino, Box::new(done) as Box<dyn FnOnce(Result<()>) + Send>),
+                    Err(fault) => done(Err(fault)),
+                });
+                self.make(ino, Wanted::Resident, again);
+            }
+            Ok((FileType::Directory, _)) => done(Err(libc::EISDIR.into())),
+            Ok(_) => done(Err(libc::EINVAL.into())),
+            Err(fault) => done(Err(fault)),
+        }
     }
 
     /// A new path in the store's `tmp/`.
@@ -128,7 +151,7 @@ impl Core {
                 File::create_new(&path)?;
                 path
             }
-            Wanted::Bytes | Wanted::Reader => self.archive.recall(stub, &place.path)?,
+            Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &place.path)?,
         });
         if wanted == Wanted::Empty {
             copy_attributes(&place, &new.0)?;
@@ -139,7 +162,7 @@ impl Core {
         let place = table.place(ino)?;
         let now = place.metadata()?;
         let changed = (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec());
-        if wanted == Wanted::Bytes && (changed || place.follow()) {
+        if wanted != Wanted::Empty && (changed || place.follow()) {
             // Somebody changed mode, owner, times or attributes meanwhile, or the archive cannot see them.
             copy_attributes(&place, &new.0)?;
             restore_times(&new.0, &now)?;
@@ -153,6 +176,7 @@ impl Core {
         }
         let opened = Arc::new(File::options().read(true).write(true).open(&new.0)?);
         let replacement = file_id(&opened.metadata()?);
+        let paths = table.paths(ino);
         let held = if stale { Some(Arc::new(sys::open_path(&place.path)?)) } else { None };
         let directories = if nameless { Vec::new() } else { self.put(&table, ino, &now, &new.0)? };
         if stale {
@@ -179,6 +203,10 @@ impl Core {
                 handles.source = Source::File(Arc::clone(&opened));
                 handles.handles.values().for_each(|handle| handle.switch(&opened));
             }
+        }
+        if wanted == Wanted::Resident {
+            // Nobody opens it, so that nothing else would tell. The object keeps its name.
+            paths.iter().for_each(|path| self.archive.recalled(path));
         }
         drop(table);
         self.invalidations.inode(ino);

@@ -3,14 +3,16 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use fuser::{Errno, ReplyXattr};
+use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
 use super::Core;
 use super::errno::{Fault, Result};
 use super::sys;
+use crate::store::PIN;
 
-/// Attributes of this name are stepfs's own. They are answered, never stored, and not listed: `cp -a` and `rsync -X`
+/// Attributes of this name are stepfs's own. They are answered, not stored but for pins, and not listed: `cp -a` and `rsync -X`
 /// would otherwise carry them to other files.
 const OWN: &str = "user.stepfs.";
 
@@ -42,6 +44,11 @@ impl Core {
 
     fn getxattr(&self, ino: u64, name: &OsStr) -> Result<Vec<u8>> {
         match classify(name) {
+            Name::Own("pin") => {
+                let table = self.table();
+                let place = table.place(ino)?;
+                Ok(sys::getxattr(&place.path, place.follow(), OsStr::new(PIN))?)
+            }
             // Not under the lock: the archive may have to count a lot for its answer.
             Name::Own(own) => {
                 let path = self.named(ino)?;
@@ -70,8 +77,17 @@ impl Core {
         Ok(shown)
     }
 
-    pub(super) fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
+    fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
         match classify(name) {
+            // The archive looks when it is about to change a file, under the same lock.
+            Name::Own("pin") => {
+                let table = self.table();
+                if !matches!(table.node(ino)?.kind, FileType::RegularFile | FileType::Directory) {
+                    return Err(libc::EOPNOTSUPP.into());
+                }
+                let place = table.place(ino)?;
+                Ok(sys::setxattr(&place.path, place.follow(), OsStr::new(PIN), b"1", flags)?)
+            }
             Name::Own(own) => {
                 let path = self.named(ino)?;
                 Ok(self.archive.set_attribute(&path, own, value)?)
@@ -87,6 +103,13 @@ impl Core {
 
     pub(super) fn removexattr(&self, ino: u64, name: &OsStr) -> Result<()> {
         match classify(name) {
+            Name::Own("pin") => {
+                let table = self.table();
+                let place = table.place(ino)?;
+                sys::removexattr(&place.path, place.follow(), OsStr::new(PIN))?;
+                table.paths(ino).iter().for_each(|path| self.archive.unpinned(path));
+                Ok(())
+            }
             Name::Own(_) => Err(libc::EPERM.into()),
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
             Name::File => {
@@ -97,8 +120,31 @@ impl Core {
         }
     }
 
-    pub(super) fn answer_getxattr(&self, ino: u64, name: &OsStr, size: u32, reply: ReplyXattr) {
+    pub(super) fn answer_getxattr(self: &Arc<Self>, ino: u64, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if let Name::Own("status") = classify(name) {
+            // It looks at every file.
+            let (core, name) = (Arc::clone(self), name.to_owned());
+            return self.workers.submit(Box::new(move || answer(core.getxattr(ino, &name), size, reply)));
+        }
         answer(self.getxattr(ino, name), size, reply);
+    }
+
+    pub(super) fn answer_setxattr(
+        self: &Arc<Self>,
+        ino: u64,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        reply: ReplyEmpty,
+    ) {
+        let done = |reply: ReplyEmpty, result: Result<()>| match result {
+            Ok(()) => reply.ok(),
+            Err(fault) => reply.error(fault.into()),
+        };
+        match classify(name) {
+            Name::Own("recall") => self.recall(ino, move |result| done(reply, result)),
+            _ => done(reply, self.setxattr(ino, name, value, flags)),
+        }
     }
 
     pub(super) fn answer_listxattr(&self, ino: u64, size: u32, reply: ReplyXattr) {

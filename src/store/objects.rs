@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::durable;
 use super::object::{Header, Id, Object, ObjectWriter};
+use super::parallel::in_parallel;
 
 mod graph;
 #[cfg(test)]
@@ -71,7 +72,7 @@ impl Objects {
     /// # Errors
     /// What the device reports about the directories.
     pub fn load(directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
-        let mut inside = Inside::default();
+        let mut ids = Vec::new();
         for shard in fs::read_dir(directory)? {
             let shard = shard?;
             if !shard.file_type()?.is_dir() {
@@ -81,10 +82,17 @@ impl Objects {
                 let Some(id) = entry?.file_name().to_str().and_then(|name| Id::from_str(name).ok()) else {
                     continue;
                 };
-                match Object::header_of(directory, id) {
-                    Ok((header, stored)) => inside.insert(header, stored),
-                    Err(error) => damaged(id, error),
-                }
+                ids.push(id);
+            }
+        }
+        let mut inside = Inside::default();
+        let headers = in_parallel(&ids, |id| Object::header_of(directory, *id));
+        for (id, found) in ids.into_iter().zip(headers) {
+            match found {
+                Ok((header, stored)) => inside.insert(header, stored),
+                // Removed since its name was read.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => damaged(id, error),
             }
         }
         inside.connect();

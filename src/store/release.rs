@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::Fields;
 use super::durable::{self, Times};
+use super::marks::RECALLED;
 use super::object::Id;
 use super::stub::Stub;
 use super::{Damage, Store};
@@ -187,7 +188,8 @@ pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &File) -> io::Result
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         names => Some(names?),
     };
-    for name in names.into_iter().flatten() {
+    // What it was recalled from is said of one file only.
+    for name in names.into_iter().flatten().filter(|name| name != RECALLED) {
         if let Some(value) = xattr::get(from, &name)? {
             to.set_xattr(&name, &value)?;
         }

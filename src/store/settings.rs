@@ -1,5 +1,7 @@
 //! `stepfs.toml`: format version, store id, and what users may choose.
 
+use std::time::Duration;
+
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
@@ -43,8 +45,15 @@ struct Document {
     store: String,
     default_profile: Profile,
     cache_mib: u64,
+    #[serde(default = "default_settle")]
+    settle_seconds: u64,
     #[serde(default, rename = "profile")]
     profiles: Vec<Rule>,
+}
+
+/// Ten minutes: longer than any one checkpoint takes to be written, shorter than anybody waits for room.
+fn default_settle() -> u64 {
+    600
 }
 
 #[derive(Deserialize)]
@@ -59,6 +68,8 @@ pub struct Settings {
     pub id: Id,
     /// Limit of `cache/`, bytes.
     pub cache_bytes: u64,
+    /// How long the files of a checkpoint that is a directory wait for each other; zero: not at all.
+    pub settle: Duration,
     default_profile: Profile,
     profiles: Vec<(GlobMatcher, Profile)>,
 }
@@ -78,6 +89,11 @@ pub(super) fn template(id: Id) -> String {
          # Space for decoded copies of released files that are being read, in MiB. Safe to lose at any time.\n\
          cache_mib = 10240\n\
          \n\
+         # A checkpoint that is a directory (checkpoint-20/...) stays exact until each of its files has a newer state, so\n\
+         # that training can go on from it should the next one never be finished. A file that gets no newer state is not\n\
+         # waited for any longer than this after the others have got theirs. 0: every file for itself.\n\
+         settle_seconds = {settle}\n\
+         \n\
          # The first rule whose glob matches the path inside the mount decides (case does not matter).\n\
          [[profile]]\n\
          glob = \"**/*{{best,final}}*\"\n\
@@ -85,7 +101,8 @@ pub(super) fn template(id: Id) -> String {
          \n\
          [[profile]]\n\
          glob = \"**/*{{best,final}}*/**\"\n\
-         profile = \"exact\"\n"
+         profile = \"exact\"\n",
+        settle = default_settle(),
     )
 }
 
@@ -116,6 +133,7 @@ impl Settings {
             .collect::<Result<_, _>>()?;
         Ok(Settings {
             id,
+            settle: Duration::from_secs(document.settle_seconds),
             cache_bytes: document.cache_mib.saturating_mul(1 << 20),
             default_profile: document.default_profile,
             profiles,

@@ -176,10 +176,10 @@ fn a_link_with_a_name_of_its_own_stays_exact() {
     archive.opened_for_writing(Path::new(&step(3)));
     rest.write(&step(3), &states[2]);
     archive.sealed(Path::new(&step(3)));
-    until(|| archive.status().queued == 0);
+    until(|| archive.queue().queued == 0);
     fs::remove_file(rest.path(&from)).unwrap();
     archive.removed(Path::new(&from));
-    until(|| archive.status().queued == 0);
+    until(|| archive.queue().queued == 0);
     archive.stop();
     assert!(rest.stub(to).is_none());
     assert_eq!(fs::read(rest.path(to)).unwrap(), states[1]);
@@ -304,7 +304,7 @@ fn a_file_renamed_between_archive_and_release_is_what_its_new_name_asks_for() {
     let to = "run/best.safetensors";
     fs::rename(rest.path(&from), rest.path(to)).unwrap();
     archive.renamed(Path::new(&from), Path::new(to));
-    until(|| archive.status().queued == 0);
+    until(|| archive.queue().queued == 0);
     assert_eq!(archive.attribute(Path::new(to), "object"), None);
     archive.stop();
     drop(archive);
@@ -352,7 +352,7 @@ fn what_becomes_the_newest_again_before_it_is_released_stays_exact() {
     archive.removed(Path::new(&step(3)));
     mount.closed.store(true, Ordering::SeqCst);
     (1..=2).for_each(|at| archive.closed(Path::new(&step(at))));
-    until(|| archive.status().queued == 0);
+    until(|| archive.queue().queued == 0);
     archive.stop();
     assert!(rest.stub(&step(2)).is_none(), "it is the newest");
     assert_eq!(fs::read(rest.path(&step(2))).unwrap(), rest.written[&step(2)]);

@@ -3,6 +3,8 @@
 mod archive;
 mod damage;
 mod golden;
+mod groups;
 mod merge;
 mod recall;
+mod scale;
 mod series;

@@ -292,7 +292,7 @@ fn a_merge_that_is_cut_short_is_carried_on() {
         let archive = rest.open();
         archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
         std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60)));
-        let idle = archive.status().queued == 0;
+        let idle = archive.queue().queued == 0;
         // Whatever it is doing then.
         archive.stop();
         unchanged(&rest, &read);
@@ -344,7 +344,7 @@ fn readers_see_nothing_of_it() {
             fs::remove_file(rest.path(&step(at))).unwrap();
             archive.removed(Path::new(&step(at)));
         }
-        until(|| archive.status().queued == 0);
+        until(|| archive.queue().queued == 0);
         done.store(true, Ordering::Relaxed);
     });
     archive.stop();
@@ -365,7 +365,7 @@ fn the_next_state_is_encoded_without_reading_its_parent() {
         archive.opened_for_writing(Path::new(&step(at)));
         rest.write(&step(at), &safetensors(&model));
         archive.sealed(Path::new(&step(at)));
-        until(|| archive.status().queued == 0);
+        until(|| archive.queue().queued == 0);
         read.push(archive.status().memory.tiles_read);
     };
     (1..=20).for_each(|at| write(&mut rest, at));

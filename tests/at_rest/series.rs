@@ -246,7 +246,7 @@ pub(crate) fn step(number: usize) -> String {
 /// Runs the archive until nothing is queued, for at most a minute.
 pub(crate) fn work(archive: &Arc<Archive>) {
     archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
-    until(|| archive.status().queued == 0);
+    until(|| archive.queue().queued == 0);
     assert_eq!(archive.status().failed, [""; 0]);
 }
 

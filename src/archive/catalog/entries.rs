@@ -1,0 +1,84 @@
+//! The entries with their index: there is no way to change one without the other.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Entry;
+use super::index::Index;
+use crate::archive::lineage;
+
+#[derive(Debug)]
+pub(super) struct Entries {
+    map: BTreeMap<PathBuf, Entry>,
+    index: Index,
+}
+
+impl Entries {
+    pub(super) fn new(settle_ns: i64) -> Entries {
+        Entries { map: BTreeMap::new(), index: Index::new(settle_ns) }
+    }
+
+    pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
+        self.map.get(path)
+    }
+
+    /// All, by path.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&PathBuf, &Entry)> {
+        self.map.iter()
+    }
+
+    /// Those at and below a path.
+    pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a Entry)> {
+        let range = (Bound::Included(path), Bound::Unbounded);
+        self.map.range::<Path, _>(range).take_while(move |(p, _)| p.starts_with(path))
+    }
+
+    pub(super) fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Enters one; answers what was there.
+    pub(super) fn insert(&mut self, path: PathBuf, entry: Entry) -> Option<Entry> {
+        let old = self.remove(&path);
+        let group = lineage::group(&path).map(Arc::from);
+        self.index.add(&path, group, &entry);
+        self.map.insert(path, entry);
+        old
+    }
+
+    pub(super) fn remove(&mut self, path: &Path) -> Option<Entry> {
+        let old = self.map.remove(path)?;
+        self.index.remove(old.sequence);
+        Some(old)
+    }
+
+    /// Takes out a path and everything below it.
+    pub(super) fn take(&mut self, path: &Path) -> Vec<(PathBuf, Entry)> {
+        let paths: Vec<PathBuf> = self.below(path).map(|(path, _)| path.clone()).collect();
+        paths.into_iter().filter_map(|path| self.remove(&path).map(|entry| (path, entry))).collect()
+    }
+
+    /// Changes one, if it is there.
+    pub(super) fn edit(&mut self, path: &Path, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.map.get_mut(path) {
+            self.index.remove(entry.sequence);
+            change(entry);
+            self.index.add(path, lineage::group(path).map(Arc::from), entry);
+        }
+    }
+
+    /// The groups of the files at and below a path are not waited for any longer.
+    pub(super) fn hasten(&mut self, path: &Path) {
+        let mut groups: Vec<Arc<Path>> =
+            self.below(path).filter_map(|(_, entry)| self.index.group(entry).cloned()).collect();
+        groups.dedup();
+        groups.iter().for_each(|group| self.index.hasten(group));
+    }
+
+    /// Groups whose time has passed are not waited for any longer.
+    pub(super) fn expire(&mut self, wall_ns: i64) {
+        self.index.expire(wall_ns);
+    }
+}

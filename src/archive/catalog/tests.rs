@@ -1,0 +1,230 @@
+//! The index against what a look at all entries says.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::archive::lineage;
+
+/// Longer than any test, so that groups wait until they are told not to.
+const LONG: Duration = Duration::from_secs(1 << 31);
+const FILES: [&str; 8] =
+    ["checkpoint-1/a", "checkpoint-1/b", "checkpoint-2/a", "checkpoint-2/b", "checkpoint-3/a", "x_1", "x_2", "y"];
+const DIRECTORIES: [&str; 3] = ["checkpoint-1", "checkpoint-2", "checkpoint-3"];
+
+fn sealed(lineage: u64, modified_ns: i64, sample: u64) -> Arc<Sealed> {
+    let file = FileId { dev: 1, ino: 1 };
+    Arc::new(Sealed { file, len: 1, modified_ns, steps: Vec::new(), sample, signature: 0, lineage, copy: false })
+}
+
+fn no_objects() -> Objects {
+    let dir = tempfile::tempdir().unwrap();
+    Objects::load(dir.path(), |_, _| {}).unwrap()
+}
+
+#[derive(Clone, Debug)]
+enum Note {
+    Open(usize),
+    Close(usize, bool),
+    Seal(usize, u64, i64, u64),
+    Archive(usize),
+    Release(usize),
+    Stay(usize),
+    Busy(usize, bool),
+    Fail(usize, Option<u64>),
+    Hold(usize, bool),
+    Remove(usize),
+    Rename(usize, usize),
+    RenameDirectory(usize, usize),
+    Exchange(usize, usize),
+    Link(usize, usize),
+    Retry,
+    Later(u64),
+}
+
+fn note() -> impl Strategy<Value = Note> {
+    let file = 0..FILES.len();
+    let directory = 0..DIRECTORIES.len();
+    prop_oneof![
+        4 => file.clone().prop_map(Note::Open),
+        4 => (file.clone(), any::<bool>()).prop_map(|(f, w)| Note::Close(f, w)),
+        10 => (file.clone(), 0..2u64, 0..4i64, 0..3u64).prop_map(|(f, l, m, s)| Note::Seal(f, l, m, s)),
+        5 => file.clone().prop_map(Note::Archive),
+        3 => file.clone().prop_map(Note::Release),
+        1 => file.clone().prop_map(Note::Stay),
+        2 => (file.clone(), any::<bool>()).prop_map(|(f, b)| Note::Busy(f, b)),
+        2 => (file.clone(), prop::option::of(0..20u64)).prop_map(|(f, r)| Note::Fail(f, r)),
+        2 => (file.clone(), any::<bool>()).prop_map(|(f, h)| Note::Hold(f, h)),
+        2 => file.clone().prop_map(Note::Remove),
+        2 => (file.clone(), file.clone()).prop_map(|(a, b)| Note::Rename(a, b)),
+        1 => (directory.clone(), directory).prop_map(|(a, b)| Note::RenameDirectory(a, b)),
+        1 => (file.clone(), file.clone()).prop_map(|(a, b)| Note::Exchange(a, b)),
+        1 => (file.clone(), file).prop_map(|(a, b)| Note::Link(a, b)),
+        1 => Just(Note::Retry),
+        2 => (0..5u64).prop_map(Note::Later),
+    ]
+}
+
+fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
+    let path = |at: &usize| Path::new(FILES[*at]);
+    let version = |catalog: &Catalog, at: &usize| catalog.get(path(at)).map_or(0, |entry| entry.version);
+    match note {
+        Note::Open(f) => catalog.opened_for_writing(path(f), objects),
+        Note::Close(f, written) => catalog.closed(path(f), *written, objects),
+        Note::Seal(f, lineage, modified, sample) => {
+            let state = State::Sealed(sealed(*lineage, *modified, *sample));
+            catalog.advance(path(f), version(catalog, f), state);
+        }
+        Note::Archive(f) => {
+            if let Some(State::Sealed(sealed)) = catalog.get(path(f)).map(|entry| entry.state.clone()) {
+                catalog.advance(path(f), version(catalog, f), State::Archived(sealed, Id([1; 16])));
+            }
+        }
+        Note::Release(f) => {
+            if let Some(State::Archived(_, id)) = catalog.get(path(f)).map(|entry| entry.state.clone()) {
+                catalog.advance(path(f), version(catalog, f), State::Released(id));
+            }
+        }
+        Note::Stay(f) => {
+            catalog.advance(path(f), version(catalog, f), State::Resident("small"));
+        }
+        Note::Busy(f, busy) => catalog.set_busy(path(f), version(catalog, f), *busy),
+        Note::Fail(f, retry) => {
+            let retry = retry.map(|seconds| start + Duration::from_secs(seconds));
+            catalog.set_failed(path(f), version(catalog, f), Failed { why: f.to_string(), retry });
+        }
+        Note::Hold(f, hold) => {
+            catalog.edit(path(f), version(catalog, f), |entry| entry.held = hold.then_some(Held::Pinned));
+        }
+        Note::Remove(f) => catalog.removed(path(f), objects),
+        Note::Rename(a, b) if a != b => catalog.renamed(path(a), path(b), objects),
+        Note::RenameDirectory(a, b) if a != b => {
+            catalog.renamed(Path::new(DIRECTORIES[*a]), Path::new(DIRECTORIES[*b]), objects);
+        }
+        Note::Exchange(a, b) if a != b => catalog.exchanged(path(a), path(b), objects),
+        Note::Link(a, b) if a != b => catalog.linked(path(a), path(b), objects),
+        Note::Retry => catalog.retry(),
+        _ => {}
+    }
+}
+
+/// What the index says, by looking at everything.
+struct Scan<'a> {
+    catalog: &'a Catalog,
+    groups: bool,
+    /// Groups are waited for.
+    waits: bool,
+}
+
+impl Scan<'_> {
+    fn history(&self, entry: &Entry) -> Option<&PathBuf> {
+        let (State::Sealed(sealed) | State::Archived(sealed, _)) = &entry.state else { return None };
+        let newer = self.catalog.entries().filter(|(_, other)| match &other.state {
+            State::Sealed(of) => {
+                of.lineage == sealed.lineage
+                    && (of.len, of.sample) != (sealed.len, sealed.sample)
+                    && rank(other) > rank(entry)
+            }
+            _ => false,
+        });
+        newer.min_by_key(|(_, other)| rank(other)).map(|(path, _)| path)
+    }
+
+    fn given_up(entry: &Entry) -> bool {
+        entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none())
+    }
+
+    fn is_open(&self, path: &Path) -> bool {
+        let Some(group) = lineage::group(path).filter(|_| self.waits) else { return true };
+        let mut files = self.catalog.entries().filter(|(path, _)| lineage::group(path).as_ref() == Some(&group));
+        files.all(|(_, entry)| {
+            let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
+            stays || Self::given_up(entry) || entry.held.is_some() || self.history(entry).is_some()
+        })
+    }
+
+    /// Everything to do: urgency, path, and the newer state's path.
+    fn tasks(&self) -> Vec<(u8, &Path, Option<&PathBuf>)> {
+        let mut tasks = Vec::new();
+        for (path, entry) in self.catalog.entries().filter(|(_, entry)| !Self::given_up(entry)) {
+            let free = !entry.busy && entry.held.is_none() && self.is_open(path);
+            match &entry.state {
+                State::Closed => tasks.push((0, path.as_path(), None)),
+                State::Archived(..) if free => tasks.push((1, path.as_path(), None)),
+                State::Sealed(_) if free && self.history(entry).is_some() => {
+                    tasks.push((2, path.as_path(), self.history(entry)));
+                }
+                _ => {}
+            }
+        }
+        tasks
+    }
+
+    fn next(&self, now: Instant) -> Option<(u8, &Path, Option<&PathBuf>)> {
+        let entry = |path: &Path| self.catalog.get(path).unwrap();
+        let waits = |path: &Path| entry(path).failed.as_ref().is_some_and(|f| f.retry.is_some_and(|at| at > now));
+        let tasks: Vec<_> = self.tasks().into_iter().filter(|(_, path, _)| !waits(path)).collect();
+        let mut to_archive: HashMap<PathBuf, usize> = HashMap::new();
+        for (_, path, _) in tasks.iter().filter(|task| task.0 == 2) {
+            lineage::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
+        }
+        let in_group = |path: &Path| lineage::group(path).filter(|_| self.groups);
+        let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
+        let ready = tasks.into_iter().filter(|(urgency, path, _)| *urgency != 1 || first(path));
+        ready.min_by_key(|(urgency, path, _)| (*urgency, rank(entry(path))))
+    }
+}
+
+#[track_caller]
+fn check(catalog: &mut Catalog, now: Instant, wall_ns: i64, (groups, waits): (bool, bool)) {
+    let found = catalog.next_task(now, wall_ns).0.map(|task| match task {
+        Task::Seal { path, .. } => (0, path, None),
+        Task::Release { path, .. } => (1, path, None),
+        Task::Archive { path, newer, .. } => (2, path, Some(newer.0)),
+    });
+    let scan = Scan { catalog, groups, waits };
+    let expected = scan.next(now).map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.cloned()));
+    assert_eq!(found, expected);
+    let tasks = scan.tasks();
+    let (queued, why) = catalog.queued();
+    assert_eq!(queued, tasks.len());
+    assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
+    let unsealed = |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed) && !Scan::given_up(entry);
+    assert_eq!(catalog.has_unsealed(), catalog.entries().any(unsealed));
+    let mut lineages: Vec<u64> = Vec::new();
+    for (path, entry) in catalog.entries() {
+        if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
+            lineages.push(sealed.lineage);
+            assert_eq!(catalog.is_history(path, sealed), scan.history(entry).is_some(), "{}", path.display());
+        }
+    }
+    lineages.sort_unstable();
+    lineages.dedup();
+    let mut known: Vec<u64> = catalog.lineages().collect();
+    known.sort_unstable();
+    assert_eq!(known, lineages);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+    #[test]
+    fn the_index_says_what_a_scan_says(notes in prop::collection::vec(note(), 1..80), groups in any::<bool>()) {
+        let objects = no_objects();
+        let start = Instant::now();
+        let mut now = start;
+        let mut catalog = Catalog::new(if groups { LONG } else { Duration::ZERO });
+        for file in FILES {
+            catalog.found(PathBuf::from(file), State::Closed);
+        }
+        for note in &notes {
+            if let Note::Later(seconds) = note {
+                now += Duration::from_secs(*seconds);
+            }
+            make(&mut catalog, note, start, &objects);
+            check(&mut catalog, now, 0, (groups, groups));
+        }
+        // In the end nothing is waited for.
+        check(&mut catalog, now, i64::MAX, (groups, false));
+    }
+}

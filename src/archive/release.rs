@@ -1,0 +1,105 @@
+//! The last step: stubs take the place of files, those of one checkpoint one right after the other.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::store::object::Id;
+use crate::store::{Prepared, Stub, durable, is_pinned};
+
+use super::catalog::{Held, Sealed, State, Task};
+use super::{Archive, FIRST_PAUSE, Outcome};
+
+impl Archive {
+    /// Releases an archived file, and with it all other files of its checkpoint: the catalog offers none of them before
+    /// all that can be are archived. A crash in between is harmless, the rest is released after the next mount: every
+    /// file of the checkpoint had a newer state by then.
+    pub(super) fn release(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
+        let group = self.catalog().group(path);
+        let released = self.put_stub(path, version, sealed, object)?;
+        let Some(group) = group else {
+            if released {
+                log::info!("{}: released", path.display());
+            }
+            return Ok(());
+        };
+        let mut count = usize::from(released);
+        while !self.stopping.load(Ordering::Relaxed) {
+            let next = self.catalog().next_release(&group);
+            let Some(task @ Task::Release { .. }) = next else { break };
+            let Task::Release { path, version, sealed, object } = &task else { break };
+            match self.put_stub(path, *version, sealed, *object) {
+                Ok(released) => count += usize::from(released),
+                Err(error) => self.failed(&task, &error, &mut FIRST_PAUSE.clone()),
+            }
+        }
+        if count > 0 {
+            log::info!("{}: released, {count} file{}", group.display(), if count == 1 { "" } else { "s" });
+        }
+        Ok(())
+    }
+
+    /// Puts a stub in the place of an archived file; answers whether it did.
+    fn put_stub(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<bool> {
+        let Some(namespace) = self.namespace() else {
+            return Ok(false);
+        };
+        let absolute = self.store.tree().join(path);
+        let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
+        let metadata = fs::symlink_metadata(&absolute)?;
+        // A store through a mapping, or a program that set the time: what was archived may not be what is there.
+        if !sealed.describes(&metadata) {
+            self.objects.unname(object);
+            if !self.catalog().advance(path, version, State::Closed) {
+                self.objects.name(object);
+            }
+            return Ok(false);
+        }
+        if metadata.nlink() > 1 {
+            self.wait_for_one_name(path, version);
+            return Ok(false);
+        }
+        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
+        // Before asking, so that a close in between is not missed.
+        self.catalog().set_busy(path, version, true);
+        let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
+            // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
+            self.catalog().set_busy(path, version, false);
+            if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            // The newer state may have gone since this one was archived: then this is the newest, and stays exact. So
+            // does a file that was pinned, or one of a checkpoint that is being written again.
+            let pinned = is_pinned(&self.store.tree(), path)?;
+            if pinned || !self.catalog().may_go(path, sealed) {
+                let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };
+                self.catalog().advance(path, version, State::Sealed(Arc::new(sealed)));
+                self.catalog().hold(path, version, pinned.then_some(Held::Pinned));
+                self.objects.unname(object);
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            if !prepared.commit(absolute)? {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            self.catalog().advance(path, version, State::Released(object));
+            Ok(())
+        });
+        if !matches!(outcome, Ok(Outcome::Busy)) {
+            self.catalog().set_busy(path, version, false);
+        }
+        match outcome? {
+            Outcome::Done => {
+                // The times of the directory before the note of them goes.
+                if let Err(error) = durable::sync_dir(durable::parent(&absolute)) {
+                    log::warn!("{}: {error}", durable::parent(&absolute).display());
+                }
+                Ok(true)
+            }
+            Outcome::Busy => Ok(false),
+            Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! `stepfs pin` and `stepfs unpin`
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::store::PIN;
+
+use super::place::Place;
+
+/// Keep files, or all files below directories, exactly as they are.
+///
+/// A pinned file is never removed by a retention policy. If it is resident, it stays as it was written; if it was released
+/// already, it stays released (`stepfs recall` brings it back). It still counts as newer state for the files before it.
+/// A pin goes with the file when it is renamed and is not copied by `cp -a`. The same as
+/// `setfattr -n user.stepfs.pin -v 1 PATH`.
+#[derive(clap::Args)]
+pub(super) struct PinArgs {
+    /// Files and directories in a mount.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+}
+
+/// Take pins away: the files may be archived, and removed by a retention policy, as any others.
+///
+/// The same as `setfattr -x user.stepfs.pin PATH`. Name what was pinned: a file below a pinned directory has no pin of
+/// its own.
+#[derive(clap::Args)]
+pub(super) struct UnpinArgs {
+    /// Files and directories in a mount.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+}
+
+pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
+    for path in &args.paths {
+        let (place, mount) = Place::in_mount(path)?;
+        xattr::set(mount.join(place.path), PIN, b"1").map_err(words).with_context(|| format!("{}", path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
+    for path in &args.paths {
+        let (place, mount) = Place::in_mount(path)?;
+        match xattr::remove(mount.join(&place.path), PIN) {
+            Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
+                match above(&mount, &place.path) {
+                    Some(directory) => bail!(
+                        "{} has no pin of its own; {} has, and with it all that is below",
+                        path.display(),
+                        directory.display()
+                    ),
+                    None => bail!("{} is not pinned", path.display()),
+                };
+            }
+            result => result.map_err(words).with_context(|| format!("{}", path.display()))?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn above(mount: &Path, path: &Path) -> Option<PathBuf> {
+    let directories = path.ancestors().skip(1).map(|above| mount.join(above));
+    directories.into_iter().find(|directory| matches!(xattr::get(directory, PIN), Ok(Some(_))))
+}
+
+fn words(error: std::io::Error) -> anyhow::Error {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
+            "only files and directories can be pinned, and only where the store's file system has extended attributes"
+        ),
+        _ => error.into(),
+    }
+}

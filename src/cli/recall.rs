@@ -1,0 +1,60 @@
+//! `stepfs recall`
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use super::FAILED;
+use super::place::Place;
+use super::survey::{files, stub};
+use super::words::{name, progress};
+
+/// Bring released files back as plain files, with the bytes that they are read as.
+///
+/// They stay so until `stepfs release`, until they are written, or until the store is mounted again; then the same object
+/// stands for them again, and no bytes change. For programs that read a file many times in small pieces, or that are to
+/// read it when stepfs does not run. Ctrl-C ends it after the file under way.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Files and directories in a mount.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let mut released = Vec::new();
+    let mut total = 0;
+    for path in &args.paths {
+        let (place, mount) = Place::in_mount(path)?;
+        let store = crate::store::Store::look(&place.store)?;
+        for file in files(&store, &place.path)? {
+            // Damaged ones too: the daemon says what is wrong.
+            if !matches!(stub(&store, &file), Ok(None)) {
+                let file = mount.join(file);
+                let len = fs::symlink_metadata(&file).map_or(0, |metadata| metadata.len());
+                total += len;
+                released.push((file, len));
+            }
+        }
+    }
+    let bar = progress(total, true);
+    let mut failed = false;
+    for (file, len) in released {
+        bar.set_message(file.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        if let Err(error) = xattr::set(&file, "user.stepfs.recall", b"1") {
+            let why = match error.raw_os_error() {
+                Some(libc::ENOENT) => continue,
+                Some(libc::ENOSPC) => "there is no room for it in the store".to_string(),
+                Some(libc::EIO) => "it is damaged; the daemon's log and `stepfs verify` say more".to_string(),
+                _ => error.to_string(),
+            };
+            bar.suspend(|| eprintln!("stepfs: {}: {why}", name(&file.to_string_lossy())));
+            failed = true;
+        }
+        bar.inc(len);
+    }
+    bar.finish_and_clear();
+    Ok(if failed { ExitCode::from(FAILED) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,88 @@
+//! `stepfs release`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::FAILED;
+use super::place::{Place, attribute};
+use super::survey::files;
+use super::words::{name, progress};
+
+/// Between two looks at the files.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How often the daemon is asked again: what was not sealed at first may belong to a checkpoint that is waited for.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Looks that must give the same reason: a file is busy for a moment while it is looked at itself.
+const LOOKS: u32 = 4;
+
+/// Archive and release files now, without waiting for the rest of their checkpoint.
+///
+/// What must stay is named with the reason, and the exit code is 1: the newest of a lineage, which is exact, pinned files
+/// and those that somebody has open. Files that were brought back by `stepfs recall` become the same objects again.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Files and directories in a mount.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+}
+
+struct File {
+    path: PathBuf,
+    /// Named by the user, not found in a directory.
+    named: bool,
+    reason: String,
+    looks: u32,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let mut wanted = Vec::new();
+    let mut waiting = Vec::new();
+    for path in &args.paths {
+        let (place, mount) = Place::in_mount(path)?;
+        let store = crate::store::Store::look(&place.store)?;
+        for file in files(&store, &place.path)? {
+            let named = file == place.path;
+            waiting.push(File { path: mount.join(file), named, reason: String::new(), looks: 0 });
+        }
+        wanted.push(mount.join(place.path));
+    }
+    let bar = progress(waiting.len() as u64, false);
+    bar.set_message("releasing");
+    let mut stays = Vec::new();
+    let mut asked: Option<Instant> = None;
+    while !waiting.is_empty() {
+        if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
+            for path in &wanted {
+                xattr::set(path, "user.stepfs.release", b"1").with_context(|| format!("{}", path.display()))?;
+            }
+            asked = Some(Instant::now());
+        }
+        std::thread::sleep(PAUSE);
+        let mut left = Vec::new();
+        for mut file in waiting {
+            // Gone meanwhile.
+            let Ok(reason) = attribute(&file.path, "release") else { continue };
+            let reason = String::from_utf8_lossy(&reason).into_owned();
+            file.looks = if reason == file.reason { file.looks + 1 } else { 0 };
+            file.reason = reason;
+            match &*file.reason {
+                "released" => {}
+                "working" => left.push(file),
+                _ if file.looks < LOOKS => left.push(file),
+                _ => stays.push(file),
+            }
+        }
+        waiting = left;
+        bar.set_position(bar.length().unwrap_or(0) - waiting.len() as u64);
+    }
+    bar.finish_and_clear();
+    // In a directory nobody expects them to go.
+    stays.retain(|file| file.named || file.reason != "small");
+    for file in &stays {
+        eprintln!("stepfs: {} stays as it is: {}", name(&file.path.to_string_lossy()), file.reason);
+    }
+    Ok(if stays.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
+}

@@ -1,0 +1,46 @@
+//! What stepfs notes on files of its tree, as extended attributes: they go with renames, copies of the store, releases
+//! and recalls. The mount does not list them.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use xattr::FileExt as _;
+
+use super::object::Id;
+
+/// A user wants this file, or all files below this directory, to stay.
+pub const PIN: &str = "user.stepfs.pin";
+/// The object that a recalled file was decoded from: as long as nobody writes to the file it can have it back.
+pub const RECALLED: &str = "user.stepfs.recalled";
+
+/// Whether the file or directory at `path` inside the tree, or a directory above it, is pinned.
+///
+/// # Errors
+/// What the device reports; a file system without such attributes has no pins.
+pub fn is_pinned(tree: &Path, path: &Path) -> io::Result<bool> {
+    for above in path.ancestors() {
+        let absolute = if above.as_os_str().is_empty() { tree.to_path_buf() } else { tree.join(above) };
+        match xattr::get(&absolute, PIN) {
+            Ok(None) => {}
+            Ok(Some(_)) => return Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Notes on a file what it was recalled from. Best effort: without it the object may go before the file is archived
+/// again, where the file system has no such attributes.
+pub fn mark_recalled(file: &File, object: Id) {
+    if let Err(error) = file.set_xattr(RECALLED, object.to_string().as_bytes()) {
+        log::debug!("cannot note what a file was recalled from: {error}");
+    }
+}
+
+/// What a file says it was recalled from.
+pub fn recalled_from(file: &File) -> Option<Id> {
+    let value = file.get_xattr(RECALLED).ok().flatten()?;
+    std::str::from_utf8(&value).ok()?.parse().ok()
+}
