@@ -9,11 +9,11 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, names};
 
 use super::FileId;
 use super::catalog::{Catalog, Sealed, State, modified_ns};
-use super::lineage::{lineage, signature, steps};
+use super::lineage::{lineage, signature};
 
 /// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
 /// checksums, and 62 between.
@@ -96,7 +96,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<State> {
         file: FileId::of(&metadata),
         len: metadata.len(),
         modified_ns: modified_ns(&metadata),
-        steps: steps(path),
+        steps: names::steps(path),
         sample: sample(file)?,
         signature,
         lineage: lineage(path, signature),

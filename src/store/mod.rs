@@ -7,6 +7,7 @@ mod bytes;
 pub mod durable;
 mod error;
 mod layout;
+pub mod names;
 pub mod object;
 mod objects;
 mod release;
