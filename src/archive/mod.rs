@@ -5,12 +5,14 @@
 //! the store: what was not finished is begun again at the next mount.
 
 mod catalog;
+mod checkpoints;
 mod encode;
 mod lineage;
 mod namespace;
 mod notes;
 mod objects;
 mod plan;
+mod retention;
 mod settle;
 mod status;
 mod verify;
@@ -31,7 +33,10 @@ use crate::store::{Error, Objects, Prepared, Profile, Store, Stub, durable};
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
+pub use checkpoints::{Checkpoint, Condition, policy};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
+pub(crate) use namespace::{found_at, unless_occupied};
+pub use retention::{GcReport, Removed};
 pub use status::Status;
 
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
@@ -57,6 +62,7 @@ pub struct Archive {
     /// Files that wait until they have one name only.
     several_names: Mutex<Vec<PathBuf>>,
     worker: Mutex<Option<JoinHandle<()>>>,
+    retention: retention::Retention,
 }
 
 impl Archive {
@@ -92,6 +98,7 @@ impl Archive {
             garbage: AtomicBool::new(true),
             several_names: Mutex::new(Vec::new()),
             worker: Mutex::new(None),
+            retention: retention::Retention::default(),
             store,
         }))
     }
@@ -139,6 +146,7 @@ impl Archive {
         let mut pause = FIRST_PAUSE;
         while !self.stopping.load(Ordering::Relaxed) {
             self.collect();
+            self.retain();
             let task = {
                 let catalog = self.catalog();
                 let (task, retry) = catalog.next_task(Instant::now());
@@ -146,7 +154,8 @@ impl Archive {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle =
                         if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
-                    let wait = retry.map_or(idle, |at| at.saturating_duration_since(Instant::now()).min(idle));
+                    let until = |at: Instant| at.saturating_duration_since(Instant::now()).min(idle);
+                    let wait = retry.map_or_else(|| self.until_retention(idle), until);
                     drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
                 }
                 task
@@ -199,6 +208,7 @@ impl Archive {
             log::info!("{}: sealed, {}", path.display(), settle::words(sealed));
         }
         self.catalog().advance(path, version, state);
+        self.retention.news();
         Ok(())
     }
 

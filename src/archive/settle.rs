@@ -22,9 +22,9 @@ const SAMPLE_BYTES: u64 = 4096;
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
 /// Why a file whose stub is damaged stays as it is.
-const DAMAGED_STUB: &str = "it is a damaged stub";
+pub(super) const DAMAGED_STUB: &str = "it is a damaged stub";
 /// Why a file that the daemon may not, or cannot, read stays as it is.
-const UNREADABLE: &str = "it cannot be read";
+pub(super) const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 

@@ -119,11 +119,12 @@ impl Archive {
     }
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
-    /// On every path: `store`, `status` (JSON). On files: `state`, and once archived `object`.
+    /// On every path: `store`, `status` (JSON), `gc` (JSON: how far a run of retention has come). On files: `state`, and once archived `object`.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
+            "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
             _ => {}
         }
         let catalog = self.catalog();
@@ -144,7 +145,8 @@ impl Archive {
         }
     }
 
-    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be.
+    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be; `gc` for
+    /// the policy to be applied now.
     ///
     /// # Errors
     /// The errno `EPERM`: all other attributes are stepfs's own.
@@ -152,6 +154,10 @@ impl Archive {
         match name {
             "sync" => {
                 self.retry();
+                Ok(())
+            }
+            "gc" => {
+                self.ask_gc();
                 Ok(())
             }
             _ => Err(libc::EPERM),

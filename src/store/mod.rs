@@ -11,6 +11,7 @@ pub mod names;
 pub mod object;
 mod objects;
 mod release;
+pub mod retention;
 mod settings;
 mod stub;
 

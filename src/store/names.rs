@@ -20,44 +20,39 @@ const PLACE_WORDS: [&str; 22] = [
 /// Between the index of a shard and the number of shards.
 const OF: &str = "-of-";
 
-/// The path with the numbers that count training replaced by `#`, in lower case: one for all states of one thing.
+/// What the numbers in a path that count training say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The path with each of them replaced by `#`, otherwise as it is: `run` and `Run` are two.
+    pub series: Vec<u8>,
+    /// All of them, in order. One too large for 64 bits is `u64::MAX`.
+    pub steps: Vec<u64>,
+    /// The one that counts the finest: the last after a word such as `step`, else the last after any such word, else the
+    /// first.
+    pub step: Option<u64>,
+}
+
+/// The numbers in a file's path that count training.
+pub fn of_file(path: &Path) -> Counted {
+    counted(path, varying)
+}
+
+/// The numbers in the path of a directory that is one state: those of its own name, if it has any.
+pub fn of_directory(path: &Path) -> Counted {
+    counted(path, |components| numbered_last(components).or_else(|| varying(components)))
+}
+
+/// The path of a file with the numbers that count training replaced by `#`, in lower case: one for all states of one
+/// thing.
 pub fn pattern(path: &Path) -> Vec<u8> {
-    let mut pattern = series(path);
+    let mut pattern = of_file(path).series;
     pattern.make_ascii_lowercase();
     pattern
 }
 
-/// The path with the numbers that count training replaced by `#`, otherwise as it is: `run` and `Run` are two.
-pub fn series(path: &Path) -> Vec<u8> {
-    let names: Vec<&[u8]> = components(path).collect();
-    let folded: Vec<String> = names.iter().map(|name| fold(name)).collect();
-    let varies = varying(&folded);
-    let mut out = Vec::with_capacity(path.as_os_str().len());
-    for (at, (name, folded)) in names.iter().zip(&folded).enumerate() {
-        if at > 0 {
-            out.push(b'/');
-        }
-        let mut done = 0;
-        for number in numbers(folded).iter().filter(|number| varies == Some(at) && !number.is_place) {
-            out.extend_from_slice(&name[done..number.start]);
-            out.push(b'#');
-            done = number.end;
-        }
-        out.extend_from_slice(&name[done..]);
-    }
-    out
-}
-
-/// The numbers in a path that count training, in order. One too large for 64 bits is `u64::MAX`.
+/// The numbers in a file's path that count training.
 pub fn steps(path: &Path) -> Vec<u64> {
-    counting(path, |_| true)
-}
-
-/// The number in a path that counts training the finest: the last one after a word such as `step`, else the last one
-/// after any such word, else the first. None without a number; `u64::MAX` for one too large for 64 bits.
-pub fn step(path: &Path) -> Option<u64> {
-    let after = |words: &'static [&'static str]| counting(path, |word| words.contains(&word)).last().copied();
-    after(&FINE_WORDS).or_else(|| after(&STEP_WORDS)).or_else(|| counting(path, |_| true).first().copied())
+    of_file(path).steps
 }
 
 /// Whether the last name of a path says by itself that its number counts training: `checkpoint-10`, `global_step5` or
@@ -97,14 +92,29 @@ fn fold(name: &[u8]) -> String {
     name.iter().map(|byte| if byte.is_ascii() { byte.to_ascii_lowercase() as char } else { '\u{1}' }).collect()
 }
 
-/// The numbers that vary whose word `wanted` accepts.
-fn counting(path: &Path, wanted: impl Fn(&str) -> bool) -> Vec<u64> {
-    let folded: Vec<String> = components(path).map(fold).collect();
-    let Some(name) = varying(&folded).map(|at| &folded[at]) else {
-        return Vec::new();
-    };
-    let numbers = numbers(name).into_iter().filter(|number| !number.is_place && wanted(number.word));
-    numbers.map(|number| name[number.start..number.end].parse().unwrap_or(u64::MAX)).collect()
+/// What the component that `varying` chooses says.
+fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted {
+    let names: Vec<&[u8]> = components(path).collect();
+    let folded: Vec<String> = names.iter().map(|name| fold(name)).collect();
+    let varies = varying(&folded);
+    let mut series = Vec::with_capacity(path.as_os_str().len());
+    let mut counts: Vec<(&str, u64)> = Vec::new();
+    for (at, (name, folded)) in names.iter().zip(&folded).enumerate() {
+        if at > 0 {
+            series.push(b'/');
+        }
+        let mut done = 0;
+        for number in numbers(folded).into_iter().filter(|number| varies == Some(at) && !number.is_place) {
+            series.extend_from_slice(&name[done..number.start]);
+            series.push(b'#');
+            counts.push((number.word, folded[number.start..number.end].parse().unwrap_or(u64::MAX)));
+            done = number.end;
+        }
+        series.extend_from_slice(&name[done..]);
+    }
+    let after = |words: &[&str]| counts.iter().rev().find(|(word, _)| words.contains(word));
+    let step = after(&FINE_WORDS).or_else(|| after(&STEP_WORDS)).or(counts.first()).map(|(_, step)| *step);
+    Counted { series, steps: counts.into_iter().map(|(_, step)| step).collect(), step }
 }
 
 /// Whether a name says that a number in it counts training.
@@ -124,8 +134,13 @@ fn varying(components: &[String]) -> Option<usize> {
         sharded && at + 1 == last && numbers(name).iter().any(|number| number.word == "version")
     };
     let step = components.iter().enumerate().rev().find(|(at, name)| counts(name) || version(*at, name));
-    let any = || numbers(name).iter().any(|number| !number.is_place).then_some(last);
-    step.map(|(at, _)| at).or_else(any)
+    step.map(|(at, _)| at).or_else(|| numbered_last(components))
+}
+
+/// The last component, if it has a number that may vary.
+fn numbered_last(components: &[String]) -> Option<usize> {
+    let name = components.last()?;
+    numbers(name).iter().any(|number| !number.is_place).then_some(components.len() - 1)
 }
 
 struct Number<'a> {

@@ -4,4 +4,5 @@ mod archive;
 mod damage;
 mod golden;
 mod recall;
+mod retention;
 mod series;

@@ -62,19 +62,30 @@ fn one_of_several_numbers_is_the_step() {
         ("step_99999999999999999999999.pt", Some(u64::MAX)),
         ("", None),
     ] {
-        assert_eq!(step(Path::new(path)), expected, "{path}");
+        assert_eq!(of_file(Path::new(path)).step, expected, "{path}");
     }
 }
 
 #[test]
 fn a_series_is_as_exact_as_the_names_are() {
-    let name = |bytes: &'static [u8]| series(Path::new(OsStr::from_bytes(bytes)));
+    let name = |bytes: &'static [u8]| of_file(Path::new(OsStr::from_bytes(bytes))).series;
     assert_eq!(name(b"run\xff/Step_5.pt"), b"run\xff/Step_#.pt");
     assert_eq!(name(b"run\xff/Step_5.pt"), name(b"run\xff/Step_12.pt"));
     assert_ne!(name(b"run\xff/step_5.pt"), name(b"run\xfe/step_5.pt"));
     assert_ne!(name(b"Run/step_5.pt"), name(b"run/step_5.pt"));
     assert_eq!(name("é5/step_7".as_bytes()), "é5/step_#".as_bytes());
     assert_ne!(pattern(Path::new(OsStr::from_bytes(b"\xff_1"))), pattern(Path::new(OsStr::from_bytes(b"\xfe_1"))));
+}
+
+#[test]
+fn a_directory_counts_by_its_own_name() {
+    let all = |path: &str| {
+        let counted = of_directory(Path::new(path));
+        (String::from_utf8(counted.series).unwrap(), counted.step)
+    };
+    assert_eq!(all("ckpt_1/version-100"), ("ckpt_1/version-#".into(), Some(100)));
+    assert_eq!(all("step_5/model"), ("step_#/model".into(), Some(5)));
+    assert_eq!(all("exp1/run2"), ("exp1/run2".into(), None));
 }
 
 #[test]
