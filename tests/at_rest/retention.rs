@@ -229,7 +229,7 @@ fn shards_are_one_checkpoint_and_versions_go_as_elasticdl_has_it() {
 fn names_may_be_anything() {
     let rest = with(&rule("**/step*", "keep_last = 1"));
     let bytes = |name: &[u8]| rest.root().join("tree").join(OsStr::from_bytes(name));
-    let time = |at| SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + at);
+    let time = |at: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + at);
     let write = |name: &[u8], at| {
         let path = bytes(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
