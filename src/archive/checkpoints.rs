@@ -69,7 +69,9 @@ pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Resu
         walk.directory(PathBuf::new(), is_pinned(&tree))?;
     }
     let mut found = walk.found;
-    found.sort_by(|a, b| (&a.unit.series, &a.unit.steps, &a.unit.path).cmp(&(&b.unit.series, &b.unit.steps, &b.unit.path)));
+    found.sort_by(|a, b| {
+        (&a.unit.series, &a.unit.steps, &a.unit.path).cmp(&(&b.unit.series, &b.unit.steps, &b.unit.path))
+    });
     let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
     Ok(found.into_iter().zip(plan(&units, rules, now_ns)).collect())
 }

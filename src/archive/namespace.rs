@@ -54,12 +54,7 @@ pub trait Namespace: Send + Sync {
     ///
     /// # Errors
     /// What the device reports, or `still`.
-    fn remove(
-        &self,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome>;
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
 
     /// Removes a directory. `Busy`: there is something in it.
     ///
@@ -113,12 +108,7 @@ impl Namespace for AtRest {
         commit(&self.tree.join(path)).map(|()| Outcome::Done)
     }
 
-    fn remove(
-        &self,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let path = self.tree.join(path);
         match found_at(&path)? {
             Some(found) if FileId::of(&found) == expect && !found.is_dir() && still()? => {

@@ -219,7 +219,8 @@ impl Archive {
         let tree = self.store.tree();
         let same = |member: &Member| -> io::Result<bool> {
             let found = found_at(&tree.join(&member.path))?;
-            Ok(found.is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
+            Ok(found
+                .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
         };
         // What was looked at is what is there, as a whole, before any of it goes. From here on a file is void if its
         // version changes: every note of an open, a write or a rename changes it.

@@ -260,7 +260,12 @@ fn print(report: &Report, verbose: bool) {
     match (report.stored_before, report.stored_after) {
         (Some(before), Some(after)) => {
             println!("{count} checkpoint{s} removed, {} as programs saw them", size(bytes));
-            println!("{} freed: the store had {}, has {}", size(before.saturating_sub(after)), size(before), size(after));
+            println!(
+                "{} freed: the store had {}, has {}",
+                size(before.saturating_sub(after)),
+                size(before),
+                size(after)
+            );
         }
         _ => {
             println!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));

@@ -210,13 +210,7 @@ impl Core {
     }
 
     /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
-    pub(super) fn take_away(
-        &self,
-        table: &mut Table,
-        parent: u64,
-        path: &Path,
-        metadata: &Metadata,
-    ) -> io::Result<()> {
+    pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
         let absolute = table.absolute(path);
         let removal = table.before_removal(path, metadata);
         match metadata.is_dir() {

@@ -59,12 +59,7 @@ impl Namespace for Served {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.exclusively(path, expect, commit))
     }
 
-    fn remove(
-        &self,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove(path, expect, still))
     }
 
@@ -114,12 +109,7 @@ impl Namespace for Core {
         committed.map(|()| Outcome::Done)
     }
 
-    fn remove(
-        &self,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let mut table = self.table();
         let found = match found_at(&table.absolute(path))? {
             Some(found) if file_id(&found) == expect && !found.is_dir() => found,

@@ -79,7 +79,8 @@ fn older(rest: &Rest, path: &str, seconds: u64) {
 
 #[test]
 fn a_dry_run_says_what_gc_then_does() {
-    let mut rest = with(&(rule("run/*.safetensors", "keep_last = 2\nkeep_every = 4") + &rule("nothing/*", "keep_last = 1")));
+    let mut rest =
+        with(&(rule("run/*.safetensors", "keep_last = 2\nkeep_every = 4") + &rule("nothing/*", "keep_last = 1")));
     for (at, state) in states(10).into_iter().enumerate() {
         rest.write(&step(at + 1), &state);
     }
@@ -100,15 +101,24 @@ fn a_dry_run_says_what_gc_then_does() {
     assert_eq!(dry["matches_nothing"], serde_json::json!(["nothing/*"]));
     assert_eq!(all(rest.dir.path()), before, "nothing was changed");
     let (_, words) = gc(&rest, &["--dry-run", "-v"]);
-    for part in ["nothing/*", "would go", "9 is no multiple of 4", "stays", "its step is a multiple of 4", "the newest"] {
+    for part in ["nothing/*", "would go", "9 is no multiple of 4", "stays", "its step is a multiple of 4", "the newest"]
+    {
         assert!(words.contains(part), "{part}: {words}");
     }
 
     let done = report(&rest, &[]);
     assert_eq!(going(&done), [step(9), step(10)]);
     assert!(done["stored_after"].as_u64() < done["stored_before"].as_u64(), "{done}");
-    assert_eq!(names(&rest, "run"), ["notes.txt", "step_00004.safetensors", "step_00008.safetensors",
-        "step_00011.safetensors", "step_00012.safetensors"]);
+    assert_eq!(
+        names(&rest, "run"),
+        [
+            "notes.txt",
+            "step_00004.safetensors",
+            "step_00008.safetensors",
+            "step_00011.safetensors",
+            "step_00012.safetensors"
+        ]
+    );
     for name in [4, 8, 11].map(step) {
         rest.faithful(&name);
     }
@@ -132,9 +142,13 @@ fn without_rules_no_file_goes() {
 
 #[test]
 fn bad_rules_are_refused_before_anything_is_touched() {
-    for (keys, word) in [("keep_last = 0", "always stays"), ("keep_for = \"-1d\"", "-1d"), ("keep = 3", "unknown field"),
-        ("", "keeps nothing"), ("keep_last = 99999999999999999999", "keep_last")]
-    {
+    for (keys, word) in [
+        ("keep_last = 0", "always stays"),
+        ("keep_for = \"-1d\"", "-1d"),
+        ("keep = 3", "unknown field"),
+        ("", "keeps nothing"),
+        ("keep_last = 99999999999999999999", "keep_last"),
+    ] {
         let mut rest = Rest::with(|text| text + "\n" + &rule("*", keys));
         rest.write("step_1", b"1");
         rest.write("step_2", b"2");
@@ -169,7 +183,10 @@ fn directories_go_as_a_whole_and_pinned_ones_stay() {
     xattr::set(rest.path("b"), PIN, b"1").unwrap();
     let done = report(&rest, &[]);
     assert_eq!(going(&done), ["a/checkpoint-0", "a/checkpoint-20", "a/checkpoint-40"]);
-    assert_eq!(names(&rest, "a"), ["checkpoint-10", "checkpoint-30", "checkpoint-50", "checkpoint-best", "config.json"]);
+    assert_eq!(
+        names(&rest, "a"),
+        ["checkpoint-10", "checkpoint-30", "checkpoint-50", "checkpoint-best", "config.json"]
+    );
     assert_eq!(names(&rest, "b").len(), 6);
     xattr::remove(rest.path("b"), PIN).unwrap();
     assert_eq!(going(&report(&rest, &[])).len(), 5);
@@ -248,7 +265,11 @@ fn names_may_be_anything() {
     assert_eq!(going(&done).len(), 12);
     for run in [&b"r\xff"[..], b"r\xfe", b"R\xff", "r\u{1b}[2J".as_bytes()] {
         let left: Vec<_> = fs::read_dir(bytes(run)).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(left, ["step_99999999999999999999999999.bin"], "the largest numbers are equal, the last written stays");
+        assert_eq!(
+            left,
+            ["step_99999999999999999999999999.bin"],
+            "the largest numbers are equal, the last written stays"
+        );
     }
 }
 
@@ -274,12 +295,7 @@ impl Namespace for Meddler {
         self.rest.exclusively(path, expect, commit)
     }
 
-    fn remove(
-        &self,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let archive = self.archive.get().and_then(std::sync::Weak::upgrade).unwrap();
         (self.what)(&archive, path, self.count.fetch_add(1, Ordering::SeqCst))?;
         self.rest.remove(path, expect, still)

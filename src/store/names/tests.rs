@@ -102,10 +102,7 @@ fn only_words_for_training_count_it() {
 fn shards_say_how_many_there_are() {
     let all = |name: &str| shard(name.as_bytes()).map(|s| (s.index, s.total, String::from_utf8(s.of).unwrap()));
     assert_eq!(all("variables-0-of-2.ckpt"), Some((0, 2, "variables-*-of-2.ckpt".into())));
-    assert_eq!(
-        all("model-00001-of-00003.safetensors"),
-        Some((1, 3, "model-*-of-00003.safetensors".into()))
-    );
+    assert_eq!(all("model-00001-of-00003.safetensors"), Some((1, 3, "model-*-of-00003.safetensors".into())));
     assert_eq!(all("step_5-00002-of-00002.pt"), Some((2, 2, "step_5-*-of-00002.pt".into())));
     for none in ["variables.ckpt", "a-of-2", "0-of-", "0-of-x", "-of-", "1-of-99999999999999999999999", ""] {
         assert_eq!(all(none), None, "{none}");

@@ -75,7 +75,8 @@ fn globs_match_as_those_of_profiles_do() {
 
 #[test]
 fn a_glob_that_spells_nothing_is_wild() {
-    for (glob, wild) in [("*", true), ("run/*", true), ("**", true), ("*-*", true), ("exp*", false), ("*/exp?", false)] {
+    for (glob, wild) in [("*", true), ("run/*", true), ("**", true), ("*-*", true), ("exp*", false), ("*/exp?", false)]
+    {
         assert_eq!(one(&format!("glob = {glob:?}\nkeep_last = 1")).unwrap().is_wild(), wild, "{glob}");
     }
 }
