@@ -130,7 +130,7 @@ both! {
         let mut bytes = Vec::new();
         released.read_to_end(&mut bytes).unwrap();
         assert!(bytes == text(1));
-        assert_eq!(inside.metadata().unwrap().file_type().is_dir(), true);
+        assert!(inside.metadata().unwrap().file_type().is_dir());
         bytes.clear();
         beside.read_to_end(&mut bytes).unwrap();
         assert!(bytes == text(2));

@@ -88,6 +88,9 @@ pub(super) fn is_pinned(path: &Path) -> bool {
     }
 }
 
+/// A file that is a checkpoint, or one of several shards of one.
+type Part = (Member, Metadata, Option<Shard>);
+
 struct Walk<'a> {
     tree: &'a Path,
     rules: &'a [Rule],
@@ -100,42 +103,34 @@ impl Walk<'_> {
     fn directory(&mut self, root: PathBuf, pinned: bool) -> io::Result<()> {
         let mut rest = vec![(root, pinned)];
         while let Some((directory, pinned)) = rest.pop() {
-            // Shards of one name in one directory, by rule.
-            let mut shards: BTreeMap<(usize, PathBuf), Vec<(Member, Metadata, Shard)>> = BTreeMap::new();
+            // Shards of one name, by rule.
+            let mut shards: BTreeMap<(usize, PathBuf), Vec<Part>> = BTreeMap::new();
             for (path, file_type) in self.list(&directory)? {
                 let is_dir = file_type.is_dir();
                 let rule = self.rules.iter().position(|rule| rule.matches(&path, is_dir));
-                let Some(metadata) = found_at(&self.tree.join(&path))? else { continue };
-                let member = Member::new(path.clone(), &metadata);
                 match rule {
                     // `exp1` and `exp2` are no states of one thing unless the glob says so.
                     Some(rule) if is_dir && (!self.rules[rule].is_wild() || names::counts_training(&path)) => {
-                        let mut gathered = Gathered::default();
+                        let mut gathered = Gathered { pinned, ..Gathered::default() };
                         self.gather(&path, &mut gathered)?;
-                        gathered.pinned |= pinned;
                         self.add(rule, Kind::Directory, path, gathered);
                     }
                     _ if is_dir => {
                         let pinned = pinned || is_pinned(&self.tree.join(&path));
                         rest.push((path, pinned));
                     }
-                    Some(rule) if metadata.is_file() => match names::shard(name(&path)) {
-                        Some(shard) => {
-                            let all = directory.join(OsStr::from_bytes(&shard.of));
-                            shards.entry((rule, all)).or_default().push((member, metadata, shard));
-                        }
-                        None => {
-                            let mut gathered = Gathered { pinned, ..Gathered::default() };
-                            self.file(member, &metadata, &mut gathered);
-                            self.add(rule, Kind::File, path, gathered);
-                        }
-                    },
+                    Some(rule) if file_type.is_file() => {
+                        let Some(metadata) = found_at(&self.tree.join(&path))? else { continue };
+                        let shard = names::shard(name(&path));
+                        let unit = shard.as_ref().map_or(path.clone(), |s| directory.join(OsStr::from_bytes(&s.of)));
+                        shards.entry((rule, unit)).or_default().push((Member::new(path, &metadata), metadata, shard));
+                    }
                     _ => {}
                 }
             }
             for ((rule, path), files) in shards {
                 let mut gathered = Gathered { pinned, ..Gathered::default() };
-                gathered.lacks = lacks(files.iter().map(|(_, _, shard)| shard));
+                gathered.lacks = lacks(files.iter().filter_map(|(_, _, shard)| shard.as_ref()));
                 for (member, metadata, _) in files {
                     self.file(member, &metadata, &mut gathered);
                 }
