@@ -6,6 +6,7 @@
 
 mod base;
 mod catalog;
+mod checkpoints;
 mod copies;
 mod encode;
 mod lineage;
@@ -17,11 +18,12 @@ mod payload;
 mod plan;
 mod release;
 mod reparent;
+mod retention;
 mod settle;
 mod status;
 mod verify;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -40,7 +42,10 @@ use base::Base;
 use catalog::{Catalog, Failed, Held, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
+pub use checkpoints::{Checkpoint, Condition, policy};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
+pub(crate) use namespace::{found_at, unless_occupied};
+pub use retention::{GcReport, Removed};
 pub use status::Status;
 
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
@@ -63,6 +68,8 @@ pub struct Archive {
     stopping: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
+    /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
+    unsynced: Mutex<BTreeSet<PathBuf>>,
     /// The worker is taking a step. Set with the catalog locked.
     stepping: AtomicBool,
     /// States that wait for being merged over objects that nobody names.
@@ -75,6 +82,7 @@ pub struct Archive {
     /// Files that wait until they have one name only.
     several_names: Mutex<Vec<PathBuf>>,
     worker: Mutex<Option<JoinHandle<()>>>,
+    retention: retention::Retention,
 }
 
 impl Archive {
@@ -122,12 +130,14 @@ impl Archive {
             pool,
             stopping: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
+            unsynced: Mutex::default(),
             stepping: AtomicBool::new(false),
             merges: AtomicUsize::new(0),
             keep: Mutex::default(),
             merge_stalled: Mutex::default(),
             several_names: Mutex::new(Vec::new()),
             worker: Mutex::new(None),
+            retention: retention::Retention::default(),
             store,
         }))
     }
@@ -176,6 +186,7 @@ impl Archive {
         let mut merge_at = Instant::now();
         while !self.stopping.load(Ordering::Relaxed) {
             self.collect();
+            self.retain();
             let task = {
                 let mut catalog = self.catalog();
                 let (task, retry) = catalog.next_task(Instant::now(), catalog::wall_ns());
@@ -186,7 +197,9 @@ impl Archive {
                     let idle =
                         if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
                     let merge_in = merges.then(|| merge_at.saturating_duration_since(now));
-                    let wait = retry.into_iter().chain(merge_in).min().map_or(idle, |wait| wait.min(idle));
+                    let retain_in = Some(self.until_retention(idle));
+                    let wait =
+                        [retry, merge_in, retain_in].into_iter().flatten().min().map_or(idle, |wait| wait.min(idle));
                     drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
                 } else {
                     // While a step is being taken, its file may look as if nothing were to be done for it.
@@ -280,6 +293,7 @@ impl Archive {
             return Ok(());
         }
         self.catalog().advance(path, version, state);
+        self.retention.news();
         Ok(())
     }
 

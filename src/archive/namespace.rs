@@ -48,6 +48,43 @@ pub trait Namespace: Send + Sync {
         expect: FileId,
         commit: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Outcome>;
+
+    /// Removes a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
+    /// open or change the file. Whoever has it open keeps it. `Busy`: somebody is about to write to it.
+    ///
+    /// # Errors
+    /// What the device reports, or `still`.
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
+
+    /// Removes a directory. `Busy`: there is something in it.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
+}
+
+/// What is at an absolute path now; none when nothing is.
+///
+/// # Errors
+/// What the device reports.
+pub(crate) fn found_at(path: &Path) -> io::Result<Option<fs::Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The answer to an attempt to remove a directory that may have something in it.
+///
+/// # Errors
+/// What the device reports.
+pub(crate) fn unless_occupied(result: io::Result<()>) -> io::Result<Outcome> {
+    match result {
+        Ok(()) => Ok(Outcome::Done),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => Ok(Outcome::Busy),
+        Err(error) => Err(error),
+    }
 }
 
 /// The namespace of a store that is not mounted: its lock keeps everybody else away.
@@ -69,5 +106,23 @@ impl Namespace for AtRest {
         commit: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Outcome> {
         commit(&self.tree.join(path)).map(|()| Outcome::Done)
+    }
+
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+        let path = self.tree.join(path);
+        match found_at(&path)? {
+            Some(found) if FileId::of(&found) == expect && !found.is_dir() && still()? => {
+                fs::remove_file(path).map(|()| Outcome::Done)
+            }
+            _ => Ok(Outcome::Changed),
+        }
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        let path = self.tree.join(path);
+        match found_at(&path)? {
+            Some(found) if FileId::of(&found) == expect => unless_occupied(fs::remove_dir(path)),
+            _ => Ok(Outcome::Changed),
+        }
     }
 }

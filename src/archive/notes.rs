@@ -43,6 +43,7 @@ impl Archive {
     /// A file or directory has a new name; whatever had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
         self.note(|catalog| {
+            [from, to].iter().for_each(|path| self.not_durable_in(path));
             catalog.renamed(from, to, &self.objects);
             self.a_name_went(catalog);
         });
@@ -56,6 +57,7 @@ impl Archive {
     /// A name of a file is gone (rmdir needs no note).
     pub fn removed(&self, path: &Path) {
         self.note(|catalog| {
+            self.not_durable_in(path);
             catalog.removed(path, &self.objects);
             self.a_name_went(catalog);
         });
@@ -69,6 +71,13 @@ impl Archive {
     /// Forgets what failed: a user asks for everything to be done that can be.
     pub(super) fn retry(&self) {
         self.note(Catalog::retry);
+    }
+
+    /// What just happened to a name is not durable before its directory is. Before the object loses the name: no object
+    /// goes while a crash of the machine could bring back a name of it.
+    fn not_durable_in(&self, path: &Path) {
+        let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(directory);
     }
 
     /// A file that waits for having one name only may have got there.

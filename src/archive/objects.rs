@@ -1,17 +1,17 @@
 //! Objects that a file can do with instead of one of its own; and those that nothing needs any more.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::recall::{Layout, stream};
-use crate::store::Profile;
 use crate::store::object::{Header, Id};
+use crate::store::{Profile, durable};
 
 use super::catalog::Sealed;
 use super::{Archive, ReadError, settle};
@@ -70,15 +70,35 @@ impl Archive {
             lineages.extend(catalog.lineages());
         }
         let keep: HashSet<Id> = lineages.into_iter().filter_map(|lineage| self.objects.newest(lineage)).collect();
-        match self.objects.collect(&keep) {
-            Ok(removed) => {
-                // Perhaps there is more.
-                self.garbage.fetch_or(!removed.is_empty(), Ordering::Relaxed);
-                removed.into_iter().for_each(|id| self.recall.forget(id));
-            }
-            Err(error) => log::error!("an object that nothing needs cannot be removed: {error}"),
+        let garbage = self.objects.take_garbage(&keep);
+        // Perhaps there is more.
+        self.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
+        garbage.iter().for_each(|id| self.recall.forget(*id));
+        if !garbage.is_empty()
+            && let Err(error) = self.sync_removed_names().and_then(|()| self.objects.remove(&garbage))
+        {
+            log::error!("objects that nothing needs cannot be removed, the next mount tries again: {error}");
         }
         self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
         *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = keep;
+    }
+
+    /// Makes durable that names are gone. A directory that is gone itself is so in the nearest one above that is not.
+    fn sync_removed_names(&self) -> io::Result<()> {
+        let directories = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
+        let tree = self.store.tree();
+        let exists = |directory: &PathBuf| {
+            directory.ancestors().map(|above| tree.join(above)).find(|above| above.symlink_metadata().is_ok())
+        };
+        let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
+        let result = standing.iter().try_for_each(|directory| match durable::sync_dir(directory) {
+            // Gone since: its parent is asked at the next time.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        });
+        if result.is_err() {
+            self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(directories);
+        }
+        result
     }
 }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{Description, Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel, names};
 
 use super::FileId;
 use super::catalog::{Catalog, Sealed, State, modified_ns};
-use super::lineage::{lineage, signature, steps};
+use super::lineage::{lineage, signature};
 
 /// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
 /// checksums, and 62 between.
@@ -22,9 +22,9 @@ const SAMPLE_BYTES: u64 = 4096;
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
 /// Why a file whose stub is damaged stays as it is.
-const DAMAGED_STUB: &str = "it is a damaged stub";
+pub(super) const DAMAGED_STUB: &str = "it is a damaged stub";
 /// Why a file that the daemon may not, or cannot, read stays as it is.
-const UNREADABLE: &str = "it cannot be read";
+pub(super) const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
@@ -111,7 +111,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
         file: FileId::of(&metadata),
         len: metadata.len(),
         modified_ns: modified_ns(&metadata),
-        steps: steps(path),
+        steps: names::steps(path),
         sample: sample(file)?,
         signature,
         lineage: lineage(path, signature),

@@ -148,13 +148,15 @@ impl Archive {
     }
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
-    /// On every path: `store`, `status` (JSON). On files: `state`, `profile`, `why` it stays resident, what keeps it
-    /// from its `release`, and once archived `object`.
+    /// On every path: `store`, `status` (JSON), `queue` (that of it which is quickly answered), `gc` (JSON: how far a run of
+    /// retention has come). On files: `state`, `profile`, `why` it stays resident, what keeps it from its `release`, and
+    /// once archived `object`.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
+            "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
             _ => {}
         }
         let catalog = self.catalog();
@@ -178,8 +180,9 @@ impl Archive {
         }
     }
 
-    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be;
-    /// `release` asks for it at and below the path, without waiting for the rest of a checkpoint.
+    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be; `gc` for
+    /// the policy to be applied now; `release` asks for it at and below the path, without waiting for the rest of a
+    /// checkpoint.
     ///
     /// # Errors
     /// The errno `EPERM`: all other attributes are stepfs's own.
@@ -191,6 +194,10 @@ impl Archive {
             }
             "sync" => {
                 self.retry();
+                Ok(())
+            }
+            "gc" => {
+                self.ask_gc();
                 Ok(())
             }
             _ => Err(libc::EPERM),

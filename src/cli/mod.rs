@@ -4,6 +4,7 @@
 mod cat;
 mod export;
 mod files;
+mod gc;
 mod import;
 mod inspect;
 mod ls;
@@ -59,6 +60,7 @@ enum Command {
     Import(import::Args),
     Export(export::Args),
     Cat(cat::Args),
+    Gc(gc::Args),
     Verify(verify::Args),
 }
 
@@ -79,6 +81,7 @@ pub fn main() -> ExitCode {
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
         Command::Cat(args) => cat::run(args),
+        Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
     };
     result.unwrap_or_else(|error| {

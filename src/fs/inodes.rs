@@ -96,6 +96,12 @@ impl Table {
         Some(names.into_iter().rev().collect())
     }
 
+    /// The node of a path relative to the tree, as far as the kernel knows it; else 0, which no node has.
+    pub(super) fn find(&self, path: &Path) -> u64 {
+        let child = |at: u64, name| self.nodes.get(&at)?.children.get(name).copied();
+        path.iter().try_fold(ROOT, child).unwrap_or(0)
+    }
+
     /// All paths of a node that are known.
     pub(super) fn paths(&self, ino: u64) -> Vec<PathBuf> {
         let names = self.nodes.get(&ino).map_or(&[][..], |node| &node.names);

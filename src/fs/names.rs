@@ -192,28 +192,35 @@ impl Core {
     pub(super) fn unlink(&self, parent: u64, name: &OsStr) -> Result<()> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
-        let absolute = table.absolute(&path);
-        let metadata = absolute.symlink_metadata()?;
+        let metadata = table.absolute(&path).symlink_metadata()?;
         if metadata.is_dir() {
             return Err(libc::EISDIR.into());
         }
-        let removal = table.before_removal(&path, &metadata);
-        std::fs::remove_file(&absolute)?;
-        table.removed(parent, name, removal);
-        if metadata.is_file() {
-            self.archive.removed(&path);
-        }
-        Ok(())
+        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
     }
 
     pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
-        let absolute = table.absolute(&path);
-        let metadata = absolute.symlink_metadata()?;
-        let removal = table.before_removal(&path, &metadata);
-        std::fs::remove_dir(&absolute)?;
-        table.removed(parent, name, removal);
+        let metadata = table.absolute(&path).symlink_metadata()?;
+        if !metadata.is_dir() {
+            return Err(libc::ENOTDIR.into());
+        }
+        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
+    }
+
+    /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
+    pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
+        let absolute = table.absolute(path);
+        let removal = table.before_removal(path, metadata);
+        match metadata.is_dir() {
+            true => std::fs::remove_dir(&absolute)?,
+            false => std::fs::remove_file(&absolute)?,
+        }
+        table.removed(parent, path.file_name().unwrap_or_default(), removal);
+        if metadata.is_file() {
+            self.archive.removed(path);
+        }
         Ok(())
     }
 

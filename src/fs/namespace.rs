@@ -1,5 +1,6 @@
 //! What the archive may do to a file while the tree is mounted.
 
+use std::fs::Metadata;
 use std::io;
 use std::path::Path;
 use std::sync::Weak;
@@ -7,7 +8,7 @@ use std::sync::Weak;
 use super::Core;
 use super::inodes::Table;
 use super::node::{Place, file_id};
-use crate::archive::{FileId, Namespace, Outcome};
+use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use crate::store::{Id, Stub};
 
 impl Core {
@@ -28,6 +29,16 @@ impl Core {
         }
         Ok(Outcome::Done)
     }
+
+    /// Removes a name for which the kernel did not ask: it has to be told.
+    fn take_away_unasked(&self, table: &mut Table, path: &Path, metadata: &Metadata) -> io::Result<Outcome> {
+        let parent = table.find(path.parent().unwrap_or(Path::new("")));
+        let outcome = unless_occupied(self.take_away(table, parent, path, metadata))?;
+        if let (Outcome::Done, Some(name), 1..) = (outcome, path.file_name(), parent) {
+            self.invalidations.entry(parent, name);
+        }
+        Ok(outcome)
+    }
 }
 
 /// What the archive gets to hold: not the mount itself, which holds the archive. Once the mount is gone, so is the
@@ -46,6 +57,14 @@ impl Namespace for Served {
         commit: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Outcome> {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.exclusively(path, expect, commit))
+    }
+
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove(path, expect, still))
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove_directory(path, expect))
     }
 }
 
@@ -88,5 +107,32 @@ impl Namespace for Core {
             }
         }
         committed.map(|()| Outcome::Done)
+    }
+
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+        let mut table = self.table();
+        let found = match found_at(&table.absolute(path))? {
+            Some(found) if file_id(&found) == expect && !found.is_dir() => found,
+            _ => return Ok(Outcome::Changed),
+        };
+        let ino = table.number(expect);
+        if table.get_mut(ino).is_some_and(|node| node.waiting.is_some()) {
+            // It is being brought back to be written, or is opened this moment.
+            return Ok(Outcome::Busy);
+        }
+        if !still()? {
+            return Ok(Outcome::Changed);
+        }
+        self.take_away_unasked(&mut table, path, &found)
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        let mut table = self.table();
+        match found_at(&table.absolute(path))? {
+            Some(found) if file_id(&found) == expect && found.is_dir() => {
+                self.take_away_unasked(&mut table, path, &found)
+            }
+            _ => Ok(Outcome::Changed),
+        }
     }
 }

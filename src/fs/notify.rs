@@ -4,18 +4,28 @@
 //! for a lock of ours. So invalidations go out from a thread of their own, which holds no lock while it sends.
 
 use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use fuser::{INodeNo, Notifier};
 
+/// What the kernel is to forget.
+#[derive(PartialEq, Eq)]
+enum Stale {
+    /// Data and attributes of an inode.
+    Inode(u64),
+    /// A name in a directory, and the directory's attributes.
+    Entry(u64, OsString),
+}
+
 #[derive(Default)]
 struct State {
-    queue: VecDeque<u64>,
+    queue: VecDeque<Stale>,
     stopping: bool,
 }
 
-/// Queue of files whose cached data and attributes are out of date.
+/// Queue of files and names of which what the kernel cached is out of date.
 #[derive(Default)]
 pub(super) struct Invalidations {
     /// Taken for moments only, also under the inode table's lock; never held while sending.
@@ -31,8 +41,18 @@ impl Invalidations {
     /// Asks for data and attributes of a file to be dropped, soon.
     pub(super) fn inode(&self, ino: u64) {
         let mut state = self.state();
-        if !state.stopping && !state.queue.contains(&ino) {
-            state.queue.push_back(ino);
+        let stale = Stale::Inode(ino);
+        if !state.stopping && !state.queue.contains(&stale) {
+            state.queue.push_back(stale);
+            self.work.notify_one();
+        }
+    }
+
+    /// Asks for a name in a directory to be looked up anew, soon.
+    pub(super) fn entry(&self, parent: u64, name: &OsStr) {
+        let mut state = self.state();
+        if !state.stopping {
+            state.queue.push_back(Stale::Entry(parent, name.to_owned()));
             self.work.notify_one();
         }
     }
@@ -58,12 +78,17 @@ impl Invalidations {
             if state.stopping {
                 return;
             }
-            let Some(ino) = state.queue.pop_front() else {
+            let Some(stale) = state.queue.pop_front() else {
                 continue;
             };
             drop(state);
-            // Offset 0 and length 0: everything.
-            if let Err(error) = notifier.inval_inode(INodeNo(ino), 0, 0) {
+            let (ino, sent) = match stale {
+                // Offset 0 and length 0: everything.
+                Stale::Inode(ino) => (ino, notifier.inval_inode(INodeNo(ino), 0, 0)),
+                Stale::Entry(parent, name) => (parent, notifier.inval_entry(INodeNo(parent), &name)),
+            };
+            // It may not know it any more.
+            if let Err(error) = sent {
                 log::debug!("the kernel did not take an invalidation of inode {ino}: {error}");
             }
         }

@@ -8,10 +8,12 @@ pub mod durable;
 mod error;
 mod layout;
 mod marks;
+pub mod names;
 pub mod object;
 mod objects;
 mod parallel;
 mod release;
+pub mod retention;
 mod settings;
 mod stub;
 

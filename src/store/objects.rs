@@ -245,19 +245,20 @@ impl Objects {
         lost.then_some("an object that files need is missing or damaged, and what it needs cannot be known")
     }
 
-    /// Removes objects that no file names, no object is a difference to, and `keep` does not hold; a bounded number at
-    /// once. Those that are open stay readable for whoever has them open. Returns which went: none when all is done.
+    /// Takes out of the table what no file names, no object is a difference to, and `keep` does not hold; a bounded number
+    /// at once, a child before its parent. Nobody can name them from here on, and the caller removes them.
+    pub fn take_garbage(&self, keep: &HashSet<Id>) -> Vec<Id> {
+        match self.frozen() {
+            Some(_) => Vec::new(),
+            None => self.lock().take_garbage(keep, COLLECT_AT_ONCE),
+        }
+    }
+
+    /// Removes objects that were taken out. Those that are open stay readable for whoever has them open.
     ///
     /// # Errors
-    /// What the device reports.
-    pub fn collect(&self, keep: &HashSet<Id>) -> io::Result<Vec<Id>> {
-        if self.frozen().is_some() {
-            return Ok(Vec::new());
-        }
-        let removed = self.lock().take_garbage(keep, COLLECT_AT_ONCE);
-        for id in &removed {
-            durable::remove(&super::object::path_of(&self.directory, *id))?;
-        }
-        Ok(removed)
+    /// What the device reports; what is left is removed after the next mount.
+    pub fn remove(&self, garbage: &[Id]) -> io::Result<()> {
+        garbage.iter().try_for_each(|id| durable::remove(&super::object::path_of(&self.directory, *id)))
     }
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::object::Id;
+use super::retention::{self, RuleText};
 
 /// Version of the store's layout that this program writes, and the newest that it opens.
 pub const FORMAT: u32 = 1;
@@ -49,6 +50,8 @@ struct Document {
     settle_seconds: u64,
     #[serde(default, rename = "profile")]
     profiles: Vec<Rule>,
+    #[serde(default)]
+    retention: Vec<RuleText>,
 }
 
 /// Ten minutes: longer than any one checkpoint takes to be written, shorter than anybody waits for room.
@@ -72,6 +75,7 @@ pub struct Settings {
     pub settle: Duration,
     default_profile: Profile,
     profiles: Vec<(GlobMatcher, Profile)>,
+    retention: Vec<retention::Rule>,
 }
 
 /// What a new store's `stepfs.toml` says.
@@ -101,7 +105,19 @@ pub(super) fn template(id: Id) -> String {
          \n\
          [[profile]]\n\
          glob = \"**/*{{best,final}}*/**\"\n\
-         profile = \"exact\"\n",
+         profile = \"exact\"\n\
+         \n\
+         # Retention: which checkpoints go by themselves. None, unless a rule here says so; try one with\n\
+         # `stepfs gc --dry-run`. The glob speaks of checkpoints that are one file (\"run/*.pt\") or one directory\n\
+         # (\"run/checkpoint-*\"); the first rule that matches decides. Those that differ in their step only are one\n\
+         # series; one stays if any line wants it, and always if it is the newest complete one or pinned.\n\
+         # [[retention]]\n\
+         # glob = \"**/checkpoint-*\"\n\
+         # keep_last = 3            # the three newest complete ones\n\
+         # keep_every = 1000        # those whose step is a multiple of 1000\n\
+         # keep_for = \"7d\"          # those younger than that: s, m, h, d, w\n\
+         # ElasticDL's version directories, valid when all shards are there; 0 keeps all:\n\
+         # keep_checkpoint_max = 5\n",
         settle = default_settle(),
     )
 }
@@ -131,13 +147,20 @@ impl Settings {
                     .map_err(|error| Error::Settings(format!("glob = {:?}: {error}", rule.glob)))
             })
             .collect::<Result<_, _>>()?;
+        let retention = retention::parse(document.retention).map_err(Error::Settings)?;
         Ok(Settings {
+            retention,
             id,
             settle: Duration::from_secs(document.settle_seconds),
             cache_bytes: document.cache_mib.saturating_mul(1 << 20),
             default_profile: document.default_profile,
             profiles,
         })
+    }
+
+    /// The rules by which checkpoints go; none unless a user wrote some.
+    pub fn retention(&self) -> &[retention::Rule] {
+        &self.retention
     }
 
     /// The profile for a path inside the mount.
@@ -161,6 +184,22 @@ mod tests {
         for path in ["step_1.pt", "run/checkpoint-5/model.safetensors"] {
             assert_eq!(settings.profile(Path::new(path)), Profile::Balanced, "{path}");
         }
+    }
+
+    #[test]
+    fn retention_is_off_until_its_example_is_uncommented() {
+        let text = template(Id([7; 16]));
+        assert!(Settings::parse(&text).unwrap().retention().is_empty());
+        let example = |line: &str| ["[[retention]]", "glob = \"**/c", "keep_"].iter().any(|key| line.starts_with(key));
+        let uncomment = |line| match str::strip_prefix(line, "# ") {
+            Some(rest) if example(rest) => rest,
+            _ => line,
+        };
+        let text = text.lines().map(uncomment).collect::<Vec<_>>().join("\n");
+        let settings = Settings::parse(&text).unwrap();
+        let [rule] = settings.retention() else { panic!("{:?}", settings.retention()) };
+        assert_eq!((rule.keep_last, rule.keep_every, rule.keep_checkpoint_max), (Some(3), Some(1000), Some(5)));
+        assert!(matches!(Settings::parse(&text.replace("keep_every", "keep_evry")), Err(Error::Settings(_))));
     }
 
     #[test]

@@ -288,6 +288,14 @@ impl Namespace for InUse {
     ) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
+
+    fn remove(&self, _: &Path, _: FileId, _: &mut dyn FnMut() -> std::io::Result<bool>) -> std::io::Result<Outcome> {
+        Ok(Outcome::Busy)
+    }
+
+    fn remove_directory(&self, _: &Path, _: FileId) -> std::io::Result<Outcome> {
+        Ok(Outcome::Busy)
+    }
 }
 
 #[test]
@@ -334,6 +342,19 @@ impl Namespace for InUseUntil {
             true => self.rest.exclusively(path, expect, commit),
             false => Ok(Outcome::Busy),
         }
+    }
+
+    fn remove(
+        &self,
+        path: &Path,
+        expect: FileId,
+        still: &mut dyn FnMut() -> std::io::Result<bool>,
+    ) -> std::io::Result<Outcome> {
+        self.rest.remove(path, expect, still)
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
+        self.rest.remove_directory(path, expect)
     }
 }
 

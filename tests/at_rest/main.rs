@@ -6,5 +6,6 @@ mod golden;
 mod groups;
 mod merge;
 mod recall;
+mod retention;
 mod scale;
 mod series;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::archive::lineage;
+use crate::store::names;
 
 /// Longer than any test, so that groups wait until they are told not to.
 const LONG: Duration = Duration::from_secs(1 << 31);
@@ -136,8 +136,8 @@ impl Scan<'_> {
     }
 
     fn is_open(&self, path: &Path) -> bool {
-        let Some(group) = lineage::group(path).filter(|_| self.waits) else { return true };
-        let mut files = self.catalog.entries().filter(|(path, _)| lineage::group(path).as_ref() == Some(&group));
+        let Some(group) = names::group(path).filter(|_| self.waits) else { return true };
+        let mut files = self.catalog.entries().filter(|(path, _)| names::group(path).as_ref() == Some(&group));
         files.all(|(_, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
             stays || Self::given_up(entry) || entry.held.is_some() || self.history(entry).is_some()
@@ -167,9 +167,9 @@ impl Scan<'_> {
         let tasks: Vec<_> = self.tasks().into_iter().filter(|(_, path, _)| !waits(path)).collect();
         let mut to_archive: HashMap<PathBuf, usize> = HashMap::new();
         for (_, path, _) in tasks.iter().filter(|task| task.0 == 2) {
-            lineage::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
+            names::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
         }
-        let in_group = |path: &Path| lineage::group(path).filter(|_| self.groups);
+        let in_group = |path: &Path| names::group(path).filter(|_| self.groups);
         let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
         let ready = tasks.into_iter().filter(|(urgency, path, _)| *urgency != 1 || first(path));
         ready.min_by_key(|(urgency, path, _)| (*urgency, rank(entry(path))))

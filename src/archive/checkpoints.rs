@@ -1,0 +1,263 @@
+//! Finds the checkpoints in the tree that the rules of retention speak of. Looks at the store's directories only.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::store::Store;
+use crate::store::names::{self, Counted, Shard};
+use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
+
+use super::FileId;
+use super::catalog::modified_ns;
+use super::namespace::found_at;
+
+/// What is known of a regular file's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It is durable, and can be read.
+    Whole,
+    /// It is open for writing, not durable yet, or not known.
+    BeingWritten,
+    /// It is a stub that cannot be read.
+    Damaged,
+}
+
+/// A checkpoint and all that it consists of.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The facts that the verdict follows from.
+    pub unit: Unit,
+    /// Everything in it but directories.
+    pub(super) members: Vec<Member>,
+    /// It and the directories in it, each before those below it.
+    pub(super) directories: Vec<Member>,
+}
+
+/// Something that a checkpoint consists of.
+#[derive(Clone, Debug)]
+pub(super) struct Member {
+    pub(super) path: PathBuf,
+    pub(super) file: FileId,
+    pub(super) modified_ns: i64,
+}
+
+impl Member {
+    fn new(path: PathBuf, metadata: &Metadata) -> Member {
+        Member { path, file: FileId::of(metadata), modified_ns: modified_ns(metadata) }
+    }
+}
+
+/// What becomes of each checkpoint of a store, by path. `condition` tells of a regular file inside the tree.
+///
+/// # Errors
+/// What the device reports about the tree's directories.
+pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Result<Vec<(Checkpoint, Verdict)>> {
+    let rules = store.settings().retention();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+    let tree = store.tree();
+    let mut walk = Walk { tree: &tree, rules, condition, found: Vec::new() };
+    if !rules.is_empty() {
+        walk.directory(PathBuf::new(), is_pinned(&tree))?;
+    }
+    let mut found = walk.found;
+    found.sort_by(|a, b| {
+        (&a.unit.series, &a.unit.steps, &a.unit.path).cmp(&(&b.unit.series, &b.unit.steps, &b.unit.path))
+    });
+    let units: Vec<Unit> = found.iter().map(|checkpoint| checkpoint.unit.clone()).collect();
+    Ok(found.into_iter().zip(plan(&units, rules, now_ns)).collect())
+}
+
+/// Whether the file or directory at an absolute path is pinned itself. Where there are no attributes, nothing is.
+pub(super) fn is_pinned(path: &Path) -> bool {
+    match xattr::get(path, crate::store::PIN) {
+        Ok(value) => value.is_some(),
+        // Gone, or a file system without attributes. Anything else might hide one.
+        Err(error) => !matches!(
+            error.raw_os_error(),
+            Some(libc::ENOENT | libc::ENOTDIR | libc::EOPNOTSUPP | libc::ENODATA | libc::EPERM)
+        ),
+    }
+}
+
+/// A file that is a checkpoint, or one of several shards of one.
+type Part = (Member, Metadata, Option<Shard>);
+
+struct Walk<'a> {
+    tree: &'a Path,
+    rules: &'a [Rule],
+    condition: &'a dyn Fn(&Path) -> Condition,
+    found: Vec<Checkpoint>,
+}
+
+impl Walk<'_> {
+    /// Everything in a directory and below it. A path is at most `PATH_MAX` long and so is the stack.
+    fn directory(&mut self, root: PathBuf, pinned: bool) -> io::Result<()> {
+        let mut rest = vec![(root, pinned)];
+        while let Some((directory, pinned)) = rest.pop() {
+            // Shards of one name, by rule.
+            let mut shards: BTreeMap<(usize, PathBuf), Vec<Part>> = BTreeMap::new();
+            for (path, file_type) in self.list(&directory)? {
+                let is_dir = file_type.is_dir();
+                let rule = self.rules.iter().position(|rule| rule.matches(&path, is_dir));
+                match rule {
+                    // `exp1` and `exp2` are no states of one thing unless the glob says so.
+                    Some(rule) if is_dir && (!self.rules[rule].is_wild() || names::counts_training(&path)) => {
+                        let mut gathered = Gathered { pinned, ..Gathered::default() };
+                        self.gather(&path, &mut gathered)?;
+                        self.add(rule, Kind::Directory, path, gathered);
+                    }
+                    _ if is_dir => {
+                        let pinned = pinned || is_pinned(&self.tree.join(&path));
+                        rest.push((path, pinned));
+                    }
+                    Some(rule) if file_type.is_file() => {
+                        let Some(metadata) = found_at(&self.tree.join(&path))? else { continue };
+                        let shard = names::shard(name(&path));
+                        let unit = shard.as_ref().map_or(path.clone(), |s| directory.join(OsStr::from_bytes(&s.of)));
+                        shards.entry((rule, unit)).or_default().push((Member::new(path, &metadata), metadata, shard));
+                    }
+                    _ => {}
+                }
+            }
+            for ((rule, path), files) in shards {
+                let mut gathered = Gathered { pinned, ..Gathered::default() };
+                gathered.lacks = lacks(files.iter().filter_map(|(_, _, shard)| shard.as_ref()));
+                for (member, metadata, _) in files {
+                    self.file(member, &metadata, &mut gathered);
+                }
+                self.add(rule, Kind::File, path, gathered);
+            }
+        }
+        Ok(())
+    }
+
+    /// Entries of a directory; none when it is gone.
+    fn list(&self, directory: &Path) -> io::Result<Vec<(PathBuf, fs::FileType)>> {
+        let entries = match fs::read_dir(self.tree.join(directory)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let mut listed = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            // It may be gone when we ask.
+            if let Ok(file_type) = entry.file_type() {
+                listed.push((directory.join(entry.file_name()), file_type));
+            }
+        }
+        Ok(listed)
+    }
+
+    /// Everything that belongs to the checkpoint in a directory.
+    fn gather(&self, root: &Path, gathered: &mut Gathered) -> io::Result<()> {
+        let mut rest = vec![root.to_path_buf()];
+        while let Some(directory) = rest.pop() {
+            let absolute = self.tree.join(&directory);
+            let Some(metadata) = found_at(&absolute)? else { continue };
+            gathered.pinned |= is_pinned(&absolute);
+            gathered.directories.push(Member::new(directory.clone(), &metadata));
+            let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
+            let entries = self.list(&directory)?;
+            if directory == root {
+                gathered.is_version = is_version(entries.iter().map(|(path, file_type)| (name(path), *file_type)));
+            }
+            for (path, file_type) in entries {
+                if file_type.is_dir() {
+                    rest.push(path);
+                    continue;
+                }
+                let Some(metadata) = found_at(&self.tree.join(&path))? else { continue };
+                if let Some(shard) = names::shard(name(&path)) {
+                    shards.entry(shard.of.clone()).or_default().push(shard);
+                }
+                let member = Member::new(path, &metadata);
+                match metadata.is_file() {
+                    true => self.file(member, &metadata, gathered),
+                    false => gathered.members.push(member),
+                }
+            }
+            gathered.lacks |= shards.values().any(|shards| lacks(shards.iter()));
+        }
+        Ok(())
+    }
+
+    /// A regular file of a checkpoint.
+    fn file(&self, member: Member, metadata: &Metadata, gathered: &mut Gathered) {
+        match (self.condition)(&member.path) {
+            Condition::Whole => {}
+            Condition::BeingWritten => gathered.being_written = true,
+            Condition::Damaged => gathered.lacks = true,
+        }
+        gathered.pinned |= is_pinned(&self.tree.join(&member.path));
+        gathered.modified_ns = gathered.modified_ns.max(Some(member.modified_ns));
+        gathered.files += 1;
+        gathered.bytes += metadata.len();
+        gathered.members.push(member);
+    }
+
+    fn add(&mut self, rule: usize, kind: Kind, path: PathBuf, gathered: Gathered) {
+        let Counted { series, steps, step } = match kind {
+            Kind::File => names::of_file(&path),
+            Kind::Directory => names::of_directory(&path),
+        };
+        let own = || gathered.directories.first().map(|directory| directory.modified_ns);
+        let unit = Unit {
+            path,
+            rule,
+            kind,
+            series,
+            steps,
+            step,
+            modified_ns: gathered.modified_ns.or_else(own).unwrap_or(i64::MAX),
+            files: gathered.files,
+            bytes: gathered.bytes,
+            being_written: gathered.being_written,
+            lacks: gathered.lacks,
+            is_version: gathered.is_version,
+            pinned: gathered.pinned,
+        };
+        self.found.push(Checkpoint { unit, members: gathered.members, directories: gathered.directories });
+    }
+}
+
+#[derive(Default)]
+struct Gathered {
+    members: Vec<Member>,
+    directories: Vec<Member>,
+    modified_ns: Option<i64>,
+    files: u64,
+    bytes: u64,
+    being_written: bool,
+    lacks: bool,
+    is_version: bool,
+    pinned: bool,
+}
+
+fn name(path: &Path) -> &[u8] {
+    path.file_name().unwrap_or_default().as_bytes()
+}
+
+/// Whether one of the shards of one name is not there.
+fn lacks<'a>(shards: impl Iterator<Item = &'a Shard>) -> bool {
+    let (mut there, mut total) = (BTreeSet::new(), 0);
+    for shard in shards {
+        there.insert(shard.index);
+        total = shard.total;
+    }
+    (there.len() as u64) < total
+}
+
+/// Whether the entries of a directory are what ElasticDL calls a valid version: as many as each of their names says.
+fn is_version<'a>(entries: impl Iterator<Item = (&'a [u8], fs::FileType)>) -> bool {
+    let shards: Option<Vec<Shard>> =
+        entries.map(|(name, file_type)| names::shard(name).filter(|_| file_type.is_file())).collect();
+    let Some(shards) = shards else { return false };
+    let indices: BTreeSet<u64> = shards.iter().map(|shard| shard.index).collect();
+    !shards.is_empty() && indices.len() == shards.len() && shards.iter().all(|s| s.total == shards.len() as u64)
+}

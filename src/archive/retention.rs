@@ -1,0 +1,267 @@
+//! The policy at work: when it runs, and how a checkpoint is removed.
+
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::durable;
+use crate::store::retention::{Unit, Verdict};
+
+use super::catalog::{NOT_DURABLE, State, modified_ns};
+use super::checkpoints::{Checkpoint, Condition, Member, is_pinned, policy};
+use super::namespace::{Namespace, Outcome, found_at};
+use super::{Archive, FileId, settle};
+
+/// Without news, rules are looked at this often: `keep_for` needs no more.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// The next run by itself waits so many times as long as the last one took: looking at a large tree after every file
+/// must not take the time of archiving them.
+const PAUSE_FACTOR: u32 = 10;
+/// Failures that a report names; the log has all of them.
+const MOST_FAILURES: usize = 16;
+
+/// When the policy runs, and what it last did.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    /// Taken for moments only, by the worker and by whoever asks; no other lock under it.
+    state: Mutex<Schedule>,
+}
+
+#[derive(Debug, Default)]
+struct Schedule {
+    /// A file was sealed since the last run.
+    news: bool,
+    /// When the last run ended, and how long it took.
+    last: Option<(Instant, Duration)>,
+    report: GcReport,
+    removed: Vec<Removed>,
+}
+
+/// How far a run that somebody asked for has come, and what the last one did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GcReport {
+    /// How often somebody has asked.
+    pub asked: u64,
+    /// How many of these were answered by a run that began after them.
+    pub done: u64,
+    /// Checkpoints that the last such run removed.
+    pub removed: u64,
+    /// Why others that should have gone are still there.
+    pub failed: Vec<String>,
+}
+
+/// A checkpoint that went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Removed {
+    /// Path inside the tree.
+    pub path: PathBuf,
+    /// Bytes that programs saw.
+    pub bytes: u64,
+    /// The number in its name that counts training.
+    pub step: Option<u64>,
+    /// Index of the rule that matched it.
+    pub rule: usize,
+    /// Why it went.
+    pub why: String,
+}
+
+impl Retention {
+    fn state(&self) -> MutexGuard<'_, Schedule> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A file was sealed: something may be complete now.
+    pub(super) fn news(&self) {
+        self.state().news = true;
+    }
+
+    /// For how long the worker may sleep, if the policy has rules.
+    pub(super) fn pause(&self) -> Duration {
+        let state = self.state();
+        if state.report.asked > state.report.done {
+            return Duration::ZERO;
+        }
+        let wait = |(ended, took): (Instant, Duration)| {
+            let pause = if state.news { took * PAUSE_FACTOR } else { INTERVAL };
+            (ended + pause).saturating_duration_since(Instant::now())
+        };
+        state.last.map_or(Duration::ZERO, wait)
+    }
+}
+
+impl Archive {
+    /// Asks for the policy to be applied and for what nothing needs to be removed, soon; answers the number that
+    /// [`GcReport::done`] reaches then.
+    pub fn ask_gc(&self) -> u64 {
+        let ticket = {
+            let mut state = self.retention.state();
+            state.report.asked += 1;
+            state.report.asked
+        };
+        self.notify();
+        ticket
+    }
+
+    /// What the last run that was asked for did, and which checkpoints it removed.
+    pub fn gc_report(&self) -> (GcReport, Vec<Removed>) {
+        let state = self.retention.state();
+        (state.report.clone(), state.removed.clone())
+    }
+
+    /// How long the worker may wait for news, with `idle` if there is no policy.
+    pub(super) fn until_retention(&self, idle: Duration) -> Duration {
+        let asked = {
+            let state = self.retention.state();
+            state.report.asked > state.report.done
+        };
+        match self.store.settings().retention().is_empty() && !asked {
+            true => idle,
+            false => self.retention.pause().min(idle),
+        }
+    }
+
+    /// Applies the policy if it is time to, and every closed file is known to be durable or not.
+    pub(super) fn retain(&self) {
+        let Some(namespace) = self.namespace() else { return };
+        if self.until_retention(INTERVAL) > Duration::ZERO {
+            return;
+        }
+        if self.catalog().has_unsealed() {
+            return;
+        }
+        let asked = {
+            let mut state = self.retention.state();
+            state.news = false;
+            state.report.asked
+        };
+        let started = Instant::now();
+        let (removed, mut failed) = self.apply_policy(namespace.as_ref());
+        failed.truncate(MOST_FAILURES);
+        self.collect();
+        let mut state = self.retention.state();
+        state.last = Some((Instant::now(), started.elapsed()));
+        if asked > state.report.done {
+            state.report = GcReport { asked: state.report.asked, done: asked, removed: removed.len() as u64, failed };
+            state.removed = removed;
+        }
+    }
+
+    fn apply_policy(&self, namespace: &dyn Namespace) -> (Vec<Removed>, Vec<String>) {
+        let (mut removed, mut failed) = (Vec::new(), Vec::new());
+        let planned = match policy(&self.store, &|path| self.condition(path)) {
+            Ok(planned) => planned,
+            Err(error) => {
+                log::error!("retention: {error}; nothing was removed");
+                return (removed, vec![error.to_string()]);
+            }
+        };
+        let mut touched = BTreeSet::new();
+        for (checkpoint, verdict) in planned {
+            let Verdict::Remove(why) = verdict else { continue };
+            if self.stopping.load(Ordering::Relaxed) {
+                break;
+            }
+            let path = &checkpoint.unit.path;
+            let members = checkpoint.members.iter().chain(&checkpoint.directories);
+            touched.extend(members.map(|member| durable::parent(&self.store.tree().join(&member.path)).to_path_buf()));
+            match self.remove_checkpoint(namespace, &checkpoint) {
+                Ok(None) => {
+                    log::info!("{}: removed by retention: {why}", path.display());
+                    let Unit { path, bytes, step, rule, .. } = checkpoint.unit;
+                    removed.push(Removed { path, bytes, step, rule, why });
+                }
+                Ok(Some(because)) => {
+                    log::info!("{}: stays: {because}", path.display());
+                    failed.push(format!("{}: {because}", path.display()));
+                }
+                Err(error) => {
+                    log::warn!("{}: cannot be removed: {error}", path.display());
+                    failed.push(format!("{}: {error}", path.display()));
+                }
+            }
+        }
+        // Names before objects: a stub that came back after a crash would have nothing to stand for.
+        for directory in touched {
+            match durable::sync_dir(&directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    log::warn!("{}: {error}", directory.display());
+                }
+                _ => {}
+            }
+        }
+        (removed, failed)
+    }
+
+    /// What is known of a file's content.
+    fn condition(&self, path: &Path) -> Condition {
+        match self.catalog().get(path).map(|entry| &entry.state) {
+            None | Some(State::Staged | State::Closed | State::Resident(NOT_DURABLE)) => Condition::BeingWritten,
+            Some(State::Resident(settle::DAMAGED_STUB | settle::UNREADABLE)) => Condition::Damaged,
+            Some(State::Released(id)) if self.objects.get(*id).is_none() => Condition::Damaged,
+            Some(State::Sealed(_) | State::Archived(..) | State::Released(_) | State::Resident(_)) => Condition::Whole,
+        }
+    }
+
+    /// Removes a checkpoint: files first, the deepest first, then directories. Answers why it, or what is left of it,
+    /// stays, if it was changed since it was looked at. A crash in between leaves some of its files; the next run
+    /// finishes that (see `store/retention/plan.rs`).
+    fn remove_checkpoint(&self, namespace: &dyn Namespace, checkpoint: &Checkpoint) -> io::Result<Option<String>> {
+        let tree = self.store.tree();
+        let same = |member: &Member| -> io::Result<bool> {
+            let found = found_at(&tree.join(&member.path))?;
+            Ok(found
+                .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
+        };
+        // What was looked at is what is there, as a whole, before any of it goes. From here on a file is void if its
+        // version changes: every note of an open, a write or a rename changes it.
+        let mut members: Vec<(&Member, Option<u64>)> = Vec::with_capacity(checkpoint.members.len());
+        let changed = || Ok(Some("it was changed meanwhile".to_string()));
+        for member in &checkpoint.members {
+            let version = self.catalog().get(&member.path).map(|entry| entry.version);
+            let written = version.is_some() && self.condition(&member.path) == Condition::BeingWritten;
+            if written || !same(member)? {
+                return changed();
+            }
+            members.push((member, version));
+        }
+        for directory in &checkpoint.directories {
+            if !same(directory)? {
+                return changed();
+            }
+        }
+        members.sort_by_key(|(member, _)| Reverse(member.path.components().count()));
+        for (member, version) in members {
+            let mut still = || {
+                let pinned = member.path.ancestors().any(|path| is_pinned(&tree.join(path)));
+                Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
+            };
+            match namespace.remove(&member.path, member.file, &mut still)? {
+                Outcome::Done => {}
+                Outcome::Changed if found_at(&tree.join(&member.path))?.is_none() => {}
+                Outcome::Changed | Outcome::Busy => {
+                    return Ok(Some(format!("{} was changed, opened or pinned meanwhile", member.path.display())));
+                }
+            }
+            // Whoever serves the tree has noted it; where nobody does, it is still there.
+            if version.is_some() && self.catalog().get(&member.path).map(|entry| entry.version) == version {
+                self.removed(&member.path);
+            }
+        }
+        for directory in checkpoint.directories.iter().rev() {
+            match namespace.remove_directory(&directory.path, directory.file)? {
+                Outcome::Done => {}
+                Outcome::Changed if found_at(&tree.join(&directory.path))?.is_none() => {}
+                Outcome::Changed | Outcome::Busy => {
+                    return Ok(Some(format!("{} is not empty any more", directory.path.display())));
+                }
+            }
+        }
+        Ok(None)
+    }
+}

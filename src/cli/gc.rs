@@ -1,0 +1,278 @@
+//! `stepfs gc`
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::archive::{Archive, AtRest, Condition, GcReport, Removed, Status, policy};
+use crate::store::object::path_of;
+use crate::store::retention::Verdict;
+use crate::store::{Error, Store};
+
+use super::place::{Place, attribute};
+use super::status::of_mount;
+use super::survey::stub;
+use super::words::{name, progress, size, table};
+
+/// Remove the checkpoints that the policy in stepfs.toml does not keep, and all that nothing needs any more.
+///
+/// A mount does this by itself while it is mounted; this does it now, and waits. The newest complete checkpoint of each
+/// series and everything pinned stay, whatever the policy says. Without [[retention]] rules no file goes.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A store that is not mounted, a mount, or a path in a mount.
+    path: PathBuf,
+    /// Change nothing; say what would go, and why.
+    #[arg(long)]
+    dry_run: bool,
+    /// With --dry-run: also what stays, and why.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// A checkpoint and what becomes of it.
+#[derive(Serialize)]
+struct Line {
+    path: String,
+    /// `remove` or `keep`.
+    verdict: &'static str,
+    why: String,
+    /// Bytes that programs see.
+    bytes: u64,
+    /// The number in its name that counts training.
+    step: Option<u64>,
+    /// The rule that matched it.
+    glob: String,
+}
+
+#[derive(Serialize)]
+struct Report {
+    dry_run: bool,
+    /// Of a dry run all checkpoints, else those that went.
+    checkpoints: Vec<Line>,
+    /// Globs that match nothing.
+    matches_nothing: Vec<String>,
+    /// What the policy wanted to remove and could not.
+    failed: Vec<String>,
+    /// Bytes that the store occupies before and after; the same for a dry run.
+    stored_before: Option<u64>,
+    stored_after: Option<u64>,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("warn");
+    let place = Place::of(&args.path)?;
+    if place.mount.is_none() && args.dry_run && Store::is_locked(&place.store)? {
+        bail!("{} is in use; name the directory where it is mounted", place.store.display());
+    }
+    let report = match (&place.mount, args.dry_run) {
+        (None, false) => at_rest(&place)?,
+        (_, true) => planned(&place)?,
+        (Some(mount), false) => mounted(&place, mount)?,
+    };
+    let failed = !report.failed.is_empty();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print(&report, args.verbose);
+    }
+    Ok(ExitCode::from(if failed { super::FAILED } else { 0 }))
+}
+
+/// What the policy would do now.
+fn planned(place: &Place) -> Result<Report> {
+    let store = Store::look(&place.store)?;
+    let condition = |path: &Path| match &place.mount {
+        Some(mount) if is_written(&mount.join(path)) => Condition::BeingWritten,
+        _ => on_disk(&store, path),
+    };
+    let planned = policy(&store, &condition).with_context(|| format!("{}", store.tree().display()))?;
+    let rules = store.settings().retention();
+    let mut matched = vec![false; rules.len()];
+    let mut checkpoints = Vec::with_capacity(planned.len());
+    for (checkpoint, verdict) in planned {
+        let unit = checkpoint.unit;
+        matched[unit.rule] = true;
+        let (verdict, why) = match verdict {
+            Verdict::Keep(keep) => ("keep", keep.to_string()),
+            Verdict::Remove(why) => ("remove", why),
+        };
+        checkpoints.push(Line {
+            path: unit.path.to_string_lossy().into_owned(),
+            verdict,
+            why,
+            bytes: unit.bytes,
+            step: unit.step,
+            glob: rules[unit.rule].glob.clone(),
+        });
+    }
+    let unmatched = rules.iter().zip(matched).filter(|(_, matched)| !matched);
+    Ok(Report {
+        dry_run: true,
+        checkpoints,
+        matches_nothing: unmatched.map(|(rule, _)| rule.glob.clone()).collect(),
+        failed: Vec::new(),
+        stored_before: None,
+        stored_after: None,
+    })
+}
+
+/// What the daemon says of a file: whether it is open for writing, or not durable yet.
+fn is_written(path: &Path) -> bool {
+    attribute(path, "state").map_or(true, |state| state == b"staged")
+}
+
+/// What there is to see of a file that nobody writes.
+fn on_disk(store: &Store, path: &Path) -> Condition {
+    match stub(store, path) {
+        Ok(Some(stub)) if !path_of(&store.objects(), stub.object).exists() => Condition::Damaged,
+        Ok(_) => Condition::Whole,
+        Err(_) => Condition::Damaged,
+    }
+}
+
+/// Has the daemon do it.
+fn mounted(place: &Place, mount: &Path) -> Result<Report> {
+    let words = || format!("{} does not answer", mount.display());
+    let asked = || -> Result<GcReport> { Ok(serde_json::from_slice(&attribute(mount, "gc").with_context(words)?)?) };
+    let before = of_mount(mount)?;
+    let mut report = planned(place)?;
+    let ticket = asked()?.asked + 1;
+    xattr::set(mount, "user.stepfs.gc", b"1").with_context(|| format!("{}", mount.display()))?;
+    let mut done = asked()?;
+    let is_applied = || {
+        done = asked()?;
+        Ok(done.done >= ticket)
+    };
+    let after = wait_for(|| of_mount(mount), is_applied)?;
+    // What was planned and is gone; the daemon's log has each with its reason.
+    let tree = Store::look(&place.store)?.tree();
+    report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
+    report.dry_run = false;
+    report.failed = done.failed;
+    (report.stored_before, report.stored_after) = (Some(before.stored_bytes), Some(after.stored_bytes));
+    Ok(report)
+}
+
+/// Whether something is at a path inside the tree, or, of shards, one of them.
+fn exists(tree: &Path, path: &str) -> bool {
+    let shown = tree.join(path);
+    let Some((head, tail)) = path.rsplit('/').next().and_then(|name| name.split_once('*')) else {
+        return std::fs::symlink_metadata(shown).is_ok();
+    };
+    let entries = shown.parent().and_then(|directory| std::fs::read_dir(directory).ok());
+    let shard = |name: &str| name.starts_with(head) && name.ends_with(tail);
+    entries.into_iter().flatten().flatten().any(|entry| shard(&entry.file_name().to_string_lossy()))
+}
+
+/// Does it here.
+fn at_rest(place: &Place) -> Result<Report> {
+    let store = Store::open(&place.store).map_err(|error| match error {
+        Error::Busy { .. } => anyhow::Error::new(error).context("name the directory where the store is mounted"),
+        error => error.into(),
+    })?;
+    let namespace = Arc::new(AtRest { tree: store.tree() });
+    let archive = Archive::open(store)?;
+    let before = archive.status();
+    let ticket = archive.ask_gc();
+    archive.start(namespace);
+    let after = wait_for(|| Ok(archive.status()), || Ok(archive.gc_report().0.done >= ticket));
+    archive.stop();
+    let (after, (gc, removed)) = (after?, archive.gc_report());
+    let rules = archive.store().settings().retention();
+    Ok(Report {
+        dry_run: false,
+        checkpoints: removed.into_iter().map(|removed| line(removed, rules)).collect(),
+        matches_nothing: Vec::new(),
+        failed: gc.failed,
+        stored_before: Some(before.stored_bytes),
+        stored_after: Some(after.stored_bytes),
+    })
+}
+
+fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
+    Line {
+        path: removed.path.to_string_lossy().into_owned(),
+        verdict: "remove",
+        why: removed.why,
+        bytes: removed.bytes,
+        step: removed.step,
+        glob: rules.get(removed.rule).map(|rule| rule.glob.clone()).unwrap_or_default(),
+    }
+}
+
+/// Waits until the policy was applied and nothing is left to do; answers the status at the end.
+fn wait_for(
+    mut status: impl FnMut() -> Result<Status>,
+    mut is_applied: impl FnMut() -> Result<bool>,
+) -> Result<Status> {
+    let mut total = 0;
+    let mut bar = None;
+    let mut stalled = 0;
+    loop {
+        // Applied first: what that removed may give something to do.
+        let applied = is_applied()?;
+        let now = status()?;
+        if applied && now.queued == 0 {
+            return Ok(now);
+        }
+        // Room may be made any moment, but nobody should wait for ever for it.
+        stalled = if now.stalled.is_some() { stalled + 1 } else { 0 };
+        if stalled > 100 {
+            bail!("stalled: {}; it goes on by itself once that is mended", now.stalled.unwrap_or_default());
+        }
+        total = total.max(now.queued);
+        let bar = bar.get_or_insert_with(|| progress(total, false));
+        bar.set_message(if applied { "archiving" } else { "applying the policy" });
+        bar.set_length(total);
+        bar.set_position(total - now.queued);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn print(report: &Report, verbose: bool) {
+    for glob in &report.matches_nothing {
+        println!("glob {:?} matches nothing", name(glob));
+    }
+    let goes = |line: &Line| line.verdict == "remove";
+    let mut rows = vec![["", "size", "checkpoint", "why"].map(String::from).to_vec()];
+    for line in report.checkpoints.iter().filter(|line| verbose || goes(line)) {
+        let word = match (goes(line), report.dry_run) {
+            (true, true) => "would go",
+            (true, false) => "gone",
+            (false, _) => "stays",
+        };
+        rows.push(vec![word.into(), size(line.bytes), name(&line.path), name(&line.why)]);
+    }
+    if rows.len() > 1 {
+        print!("{}", table(&rows, &[false, true, false, false]));
+    }
+    let count = report.checkpoints.iter().filter(|line| goes(line)).count();
+    let bytes: u64 = report.checkpoints.iter().filter(|line| goes(line)).map(|line| line.bytes).sum();
+    let s = if count == 1 { "" } else { "s" };
+    match (report.stored_before, report.stored_after) {
+        (Some(before), Some(after)) => {
+            println!("{count} checkpoint{s} removed, {} as programs saw them", size(bytes));
+            println!(
+                "{} freed: the store had {}, has {}",
+                size(before.saturating_sub(after)),
+                size(before),
+                size(after)
+            );
+        }
+        _ => {
+            println!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
+            println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v says why" });
+        }
+    }
+    for why in &report.failed {
+        println!("not removed  {}", name(why));
+    }
+}

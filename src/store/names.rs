@@ -1,0 +1,185 @@
+//! What the numbers in a path say: which count training, which name a rank or a shard.
+//!
+//! In a path one component only may vary, the one that counts training steps, and in it only numbers that do not name a
+//! rank or shard. What is not recognised is taken literally. Works on bytes: two names that differ in bytes that are
+//! no UTF-8 must never become one.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Words before a number that counts training.
+const STEP_WORDS: [&str; 13] =
+    ["checkpoint", "ckpt", "chkpt", "cp", "step", "steps", "iter", "iteration", "it", "epoch", "ep", "update", "batch"];
+/// Those of them whose number counts the finest: in `epoch=3-step=120` it is 120 that counts.
+const FINE_WORDS: [&str; 7] = ["step", "steps", "iter", "iteration", "it", "update", "batch"];
+/// Words before a number that says who wrote a file, not when.
+const PLACE_WORDS: [&str; 22] = [
+    "rank", "shard", "part", "of", "mp", "pp", "tp", "dp", "ep_rank", "worker", "node", "gpu", "replica", "expert",
+    "layer", "stage", "process", "seed", "fold", "run", "job", "zero",
+];
+/// Between the index of a shard and the number of shards.
+const OF: &str = "-of-";
+
+/// What the numbers in a path that count training say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The path with each of them replaced by `#`, otherwise as it is: `run` and `Run` are two.
+    pub series: Vec<u8>,
+    /// All of them, in order. One too large for 64 bits is `u64::MAX`.
+    pub steps: Vec<u64>,
+    /// The one that counts the finest: the last after a word such as `step`, else the last after any such word, else the
+    /// first.
+    pub step: Option<u64>,
+}
+
+/// The numbers in a file's path that count training.
+pub fn of_file(path: &Path) -> Counted {
+    counted(path, varying)
+}
+
+/// The numbers in the path of a directory that is one state: those of its own name, if it has any.
+pub fn of_directory(path: &Path) -> Counted {
+    counted(path, |components| numbered_last(components).or_else(|| varying(components)))
+}
+
+/// The path of a file with the numbers that count training replaced by `#`, in lower case: one for all states of one
+/// thing.
+pub fn pattern(path: &Path) -> Vec<u8> {
+    let mut pattern = of_file(path).series;
+    pattern.make_ascii_lowercase();
+    pattern
+}
+
+/// The numbers in a file's path that count training.
+pub fn steps(path: &Path) -> Vec<u64> {
+    of_file(path).steps
+}
+
+/// The directory that holds all files of a checkpoint, if the component that counts training is a directory.
+pub fn group(path: &Path) -> Option<PathBuf> {
+    let folded: Vec<String> = components(path).map(fold).collect();
+    let step = varying(&folded).filter(|step| step + 1 < folded.len())?;
+    Some(path.iter().take(step + 1).collect())
+}
+
+/// Whether the last name of a path says by itself that its number counts training: `checkpoint-10`, `global_step5` or
+/// a bare `100`, but not `exp1`.
+pub fn counts_training(path: &Path) -> bool {
+    components(path).last().is_some_and(|name| counts(&fold(name)))
+}
+
+/// One of several files that are one state together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Which one.
+    pub index: u64,
+    /// How many there are.
+    pub total: u64,
+    /// The name with the index left out: the same for all of them.
+    pub of: Vec<u8>,
+}
+
+/// What a name says of its shard: `variables-0-of-2.ckpt`, `model-00001-of-00003.safetensors`.
+pub fn shard(name: &[u8]) -> Option<Shard> {
+    let folded = fold(name);
+    let numbers = numbers(&folded);
+    let at = numbers.iter().position(|number| folded[number.end..].starts_with(OF))?;
+    let total = numbers.get(at + 1).filter(|total| total.start == numbers[at].end + OF.len())?;
+    let value = |number: &Number<'_>| folded[number.start..number.end].parse().ok();
+    let of = [&name[..numbers[at].start], b"*", &name[numbers[at].end..]].concat();
+    Some(Shard { index: value(&numbers[at])?, total: value(total)?, of })
+}
+
+fn components(path: &Path) -> impl Iterator<Item = &[u8]> {
+    path.iter().map(|name| name.as_bytes())
+}
+
+/// Lower case, and as long as the name: what is not ASCII is neither letter nor digit nor separator.
+fn fold(name: &[u8]) -> String {
+    name.iter().map(|byte| if byte.is_ascii() { byte.to_ascii_lowercase() as char } else { '\u{1}' }).collect()
+}
+
+/// What the component that `varying` chooses says.
+fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted {
+    let names: Vec<&[u8]> = components(path).collect();
+    let folded: Vec<String> = names.iter().map(|name| fold(name)).collect();
+    let varies = varying(&folded);
+    let mut series = Vec::with_capacity(path.as_os_str().len());
+    let mut counts: Vec<(&str, u64)> = Vec::new();
+    for (at, (name, folded)) in names.iter().zip(&folded).enumerate() {
+        if at > 0 {
+            series.push(b'/');
+        }
+        let mut done = 0;
+        for number in numbers(folded).into_iter().filter(|number| varies == Some(at) && !number.is_place) {
+            series.extend_from_slice(&name[done..number.start]);
+            series.push(b'#');
+            counts.push((number.word, folded[number.start..number.end].parse().unwrap_or(u64::MAX)));
+            done = number.end;
+        }
+        series.extend_from_slice(&name[done..]);
+    }
+    let after = |words: &[&str]| counts.iter().rev().find(|(word, _)| words.contains(word));
+    let step = after(&FINE_WORDS).or_else(|| after(&STEP_WORDS)).or(counts.first()).map(|(_, step)| *step);
+    Counted { series, steps: counts.into_iter().map(|(_, step)| step).collect(), step }
+}
+
+/// Whether a name says that a number in it counts training.
+fn counts(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default();
+    let bare = !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_digit());
+    bare || numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
+}
+
+/// Which component may vary: the deepest that counts training, else the last if it has a number at all.
+fn varying(components: &[String]) -> Option<usize> {
+    let name = components.last()?;
+    let last = components.len() - 1;
+    let sharded = name.contains(OF);
+    let version = |at: usize, name: &str| {
+        // As ElasticDL writes it; elsewhere (Lightning) a version is a run.
+        sharded && at + 1 == last && numbers(name).iter().any(|number| number.word == "version")
+    };
+    let step = components.iter().enumerate().rev().find(|(at, name)| counts(name) || version(*at, name));
+    step.map(|(at, _)| at).or_else(|| numbered_last(components))
+}
+
+/// The last component, if it has a number that may vary.
+fn numbered_last(components: &[String]) -> Option<usize> {
+    let name = components.last()?;
+    numbers(name).iter().any(|number| !number.is_place).then_some(components.len() - 1)
+}
+
+struct Number<'a> {
+    start: usize,
+    end: usize,
+    /// The letters before it, separators left out.
+    word: &'a str,
+    is_place: bool,
+}
+
+/// The runs of digits in a name, with the word before each.
+fn numbers(name: &str) -> Vec<Number<'_>> {
+    let bytes = name.as_bytes();
+    let mut numbers = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        if !bytes[at].is_ascii_digit() {
+            at += 1;
+            continue;
+        }
+        let start = at;
+        while at < bytes.len() && bytes[at].is_ascii_digit() {
+            at += 1;
+        }
+        let letters_end = name[..start].trim_end_matches(|c: char| "-_=.".contains(c)).len();
+        let letters = &name[..letters_end];
+        let word = &letters[letters.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len()..];
+        let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF);
+        numbers.push(Number { start, end: at, word, is_place });
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests;

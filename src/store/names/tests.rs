@@ -1,0 +1,121 @@
+use super::*;
+use std::ffi::OsStr;
+
+#[track_caller]
+fn is(path: &str, expected: &str) {
+    assert_eq!(String::from_utf8(pattern(Path::new(path))).unwrap(), expected);
+}
+
+#[test]
+fn the_step_varies_whatever_the_framework_calls_it() {
+    is("step_00100.pt", "step_#.pt");
+    is("run1/ckpt_5.pt", "run1/ckpt_#.pt");
+    is("seed3/500.pt", "seed3/#.pt");
+    is("epoch=0-step=8.ckpt", "epoch=#-step=#.ckpt");
+    is(
+        "lightning_logs/version_0/checkpoints/epoch=1-step=16.ckpt",
+        "lightning_logs/version_0/checkpoints/epoch=#-step=#.ckpt",
+    );
+    is("out/checkpoint-20/model.safetensors", "out/checkpoint-#/model.safetensors");
+    is("weights7.pt", "weights#.pt");
+    is("iter_0000100/__0_1.distcp", "iter_#/__0_1.distcp");
+    is("10/default/d/abc", "#/default/d/abc");
+    is("Run/CKPT_5.pt", "run/ckpt_#.pt");
+}
+
+#[test]
+fn steps_are_the_numbers_that_vary() {
+    assert_eq!(steps(Path::new("run7/epoch=3-step=0120.ckpt")), [3, 120]);
+    assert_eq!(steps(Path::new("checkpoint-20/model-00001-of-00002.safetensors")), [20]);
+    assert!(steps(Path::new("last.ckpt")).is_empty());
+}
+
+#[test]
+fn ranks_shards_and_runs_do_not() {
+    is(
+        "global_step9/zero_pp_rank_0_mp_rank_01_optim_states.pt",
+        "global_step#/zero_pp_rank_0_mp_rank_01_optim_states.pt",
+    );
+    is("checkpoint-9/model-00001-of-00003.safetensors", "checkpoint-#/model-00001-of-00003.safetensors");
+    is("version-100/variables-0-of-2.ckpt", "version-#/variables-0-of-2.ckpt");
+    is("checkpoint-9/rng_state_1.pth", "checkpoint-#/rng_state_1.pth");
+    is("ckpt_step5_rank3.pt", "ckpt_step#_rank3.pt");
+    is("seed1/ckpt.pt", "seed1/ckpt.pt");
+    is("run2/last.ckpt", "run2/last.ckpt");
+    is("lightning_logs/version_3/checkpoints/last.ckpt", "lightning_logs/version_3/checkpoints/last.ckpt");
+}
+
+#[test]
+fn one_of_several_numbers_is_the_step() {
+    for (path, expected) in [
+        ("epoch=3-step=120.ckpt", Some(120)),
+        ("step=120-epoch=3.ckpt", Some(120)),
+        ("epoch=3-val_loss=0.25.ckpt", Some(3)),
+        ("run/checkpoint-500", Some(500)),
+        ("run/global_step7", Some(7)),
+        ("ckpt_step5_rank3.pt", Some(5)),
+        ("version-12", Some(12)),
+        ("10", Some(10)),
+        ("weights7.pt", Some(7)),
+        ("run2/last.ckpt", None),
+        ("model-00001-of-00003.safetensors", None),
+        ("step_99999999999999999999999.pt", Some(u64::MAX)),
+        ("", None),
+    ] {
+        assert_eq!(of_file(Path::new(path)).step, expected, "{path}");
+    }
+}
+
+#[test]
+fn a_series_is_as_exact_as_the_names_are() {
+    let name = |bytes: &'static [u8]| of_file(Path::new(OsStr::from_bytes(bytes))).series;
+    assert_eq!(name(b"run\xff/Step_5.pt"), b"run\xff/Step_#.pt");
+    assert_eq!(name(b"run\xff/Step_5.pt"), name(b"run\xff/Step_12.pt"));
+    assert_ne!(name(b"run\xff/step_5.pt"), name(b"run\xfe/step_5.pt"));
+    assert_ne!(name(b"Run/step_5.pt"), name(b"run/step_5.pt"));
+    assert_eq!(name("é5/step_7".as_bytes()), "é5/step_#".as_bytes());
+    assert_ne!(pattern(Path::new(OsStr::from_bytes(b"\xff_1"))), pattern(Path::new(OsStr::from_bytes(b"\xfe_1"))));
+}
+
+#[test]
+fn a_directory_counts_by_its_own_name() {
+    let all = |path: &str| {
+        let counted = of_directory(Path::new(path));
+        (String::from_utf8(counted.series).unwrap(), counted.step)
+    };
+    assert_eq!(all("ckpt_1/version-100"), ("ckpt_1/version-#".into(), Some(100)));
+    assert_eq!(all("step_5/model"), ("step_#/model".into(), Some(5)));
+    assert_eq!(all("exp1/run2"), ("exp1/run2".into(), None));
+}
+
+#[test]
+fn only_words_for_training_count_it() {
+    for path in ["checkpoint-5", "a/global_step10", "a/100", "iter_0000100", "epoch=1-step=2.ckpt"] {
+        assert!(counts_training(Path::new(path)), "{path}");
+    }
+    for path in ["exp1", "run2", "step_5/model", "version_3", "seed7", "model-00001-of-00002.safetensors", ""] {
+        assert!(!counts_training(Path::new(path)), "{path}");
+    }
+}
+
+#[test]
+fn shards_say_how_many_there_are() {
+    let all = |name: &str| shard(name.as_bytes()).map(|s| (s.index, s.total, String::from_utf8(s.of).unwrap()));
+    assert_eq!(all("variables-0-of-2.ckpt"), Some((0, 2, "variables-*-of-2.ckpt".into())));
+    assert_eq!(all("model-00001-of-00003.safetensors"), Some((1, 3, "model-*-of-00003.safetensors".into())));
+    assert_eq!(all("step_5-00002-of-00002.pt"), Some((2, 2, "step_5-*-of-00002.pt".into())));
+    for none in ["variables.ckpt", "a-of-2", "0-of-", "0-of-x", "-of-", "1-of-99999999999999999999999", ""] {
+        assert_eq!(all(none), None, "{none}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_is_a_directory_is_a_group() {
+    let group = |path: &str| group(Path::new(path)).map(|directory| directory.to_string_lossy().into_owned());
+    assert_eq!(group("Out/Checkpoint-20/model.safetensors").as_deref(), Some("Out/Checkpoint-20"));
+    assert_eq!(group("iter_0000100/sub/__0_1.distcp").as_deref(), Some("iter_0000100"));
+    assert_eq!(group("checkpoint-9/model-00001-of-00003.safetensors").as_deref(), Some("checkpoint-9"));
+    for single in ["step_100.pt", "run/epoch=0-step=8.ckpt", "checkpoint-5/step_7.pt", "run2/last.ckpt", "a/b/c"] {
+        assert_eq!(group(single), None, "{single}");
+    }
+}

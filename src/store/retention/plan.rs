@@ -1,0 +1,258 @@
+//! Decides which checkpoints stay. Pure: facts in, a verdict for each out.
+//!
+//! The checkpoints that one rule matches and that differ in their step only are a *series*, ordered by step, then by
+//! modification time. What must never go, whatever a rule says: what is pinned; the newest complete one; what is newer
+//! than that, for it may still be being written; the complete one that was written last, should steps have begun anew.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::Rule;
+
+/// Between two files of one checkpoint no job pauses longer than this, nanoseconds: what nobody has changed for an hour
+/// is not being written.
+pub const SETTLED_NS: i64 = 3600 * 1_000_000_000;
+
+/// What a checkpoint is in the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// One file, or all shards of one name beside each other.
+    File,
+    /// A directory with all that is in it.
+    Directory,
+}
+
+/// One checkpoint as it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// Path inside the tree; of several shards, with `*` for their number.
+    pub path: PathBuf,
+    /// Index of the first rule that matches.
+    pub rule: usize,
+    /// What it is.
+    pub kind: Kind,
+    /// The same for all of one series.
+    pub series: Vec<u8>,
+    /// Its place in the series: all numbers that count training.
+    pub steps: Vec<u64>,
+    /// The one of them that `keep_every` divides; `u64::MAX`: larger than that.
+    pub step: Option<u64>,
+    /// When its newest file was changed; of a directory without files, when that was. Nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Regular files in it.
+    pub files: u64,
+    /// Bytes that programs see.
+    pub bytes: u64,
+    /// A file of it is open for writing, or not durable yet.
+    pub being_written: bool,
+    /// A shard is not there, or bytes of a released file.
+    pub lacks: bool,
+    /// It has as many entries as the names of them say, and at least one: what ElasticDL calls valid.
+    pub is_version: bool,
+    /// It, something above it or something in it is pinned.
+    pub pinned: bool,
+}
+
+/// Why a checkpoint stays.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Keep {
+    /// `user.stepfs.pin` on it, above it or in it.
+    Pinned,
+    /// Open for writing, or not durable yet.
+    BeingWritten,
+    /// The newest complete one of its series.
+    Newest,
+    /// Newer than that, and not complete.
+    NotComplete,
+    /// Complete, and none was written after it.
+    WrittenLast,
+    /// Written after the newest, a moment ago: steps have begun anew.
+    JustWritten,
+    /// Less than so many complete ones are newer.
+    Last(u64),
+    /// Its step is a multiple of this.
+    Every(u64),
+    /// Younger than this.
+    For(String),
+    /// `keep_checkpoint_max = 0`.
+    All,
+    /// `keep_checkpoint_max` speaks of directories.
+    NoVersion,
+}
+
+impl fmt::Display for Keep {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Keep::Pinned => out.write_str("pinned"),
+            Keep::BeingWritten => out.write_str("being written"),
+            Keep::Newest => out.write_str("the newest complete one"),
+            Keep::NotComplete => out.write_str("not complete, may still be being written"),
+            Keep::WrittenLast => out.write_str("the one written last"),
+            Keep::JustWritten => out.write_str("written after the one with the largest step, less than an hour ago"),
+            Keep::Last(1) => out.write_str("no newer one is complete"),
+            Keep::Last(count) => write!(out, "among the last {count}"),
+            Keep::Every(number) => write!(out, "its step is a multiple of {number}"),
+            Keep::For(span) => write!(out, "younger than {span}"),
+            Keep::All => out.write_str("keep_checkpoint_max = 0 keeps all"),
+            Keep::NoVersion => out.write_str("no version directory"),
+        }
+    }
+}
+
+/// What becomes of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It stays.
+    Keep(Keep),
+    /// It goes: what the rule would have kept, in words.
+    Remove(String),
+}
+
+impl Verdict {
+    /// Whether it goes.
+    pub fn removes(&self) -> bool {
+        matches!(self, Verdict::Remove(_))
+    }
+}
+
+/// A verdict for each of `units`, whose rules are in `rules`, at the time `now_ns` (since 1970).
+///
+/// Planned again for what is left, it removes nothing: completeness is judged by what stands before a checkpoint, so
+/// each answer is itself planned until nothing more goes.
+pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
+    let mut series: BTreeMap<(usize, Kind, &[u8]), Vec<usize>> = BTreeMap::new();
+    for (at, unit) in units.iter().enumerate() {
+        series.entry((unit.rule, unit.kind, &unit.series)).or_default().push(at);
+    }
+    let mut verdicts = vec![Verdict::Keep(Keep::NotComplete); units.len()];
+    for ((rule, _, _), mut members) in series {
+        let Some(rule) = rules.get(rule) else { continue };
+        members.sort_by_key(|&at| (&units[at].steps, units[at].modified_ns, &units[at].path));
+        while let Some(gone) = one_pass(units, rule, now_ns, &members, &mut verdicts) {
+            members = gone;
+        }
+    }
+    verdicts
+}
+
+/// Decides for the members of one series, oldest first; answers those that are left if any goes.
+fn one_pass(
+    units: &[Unit],
+    rule: &Rule,
+    now_ns: i64,
+    members: &[usize],
+    verdicts: &mut [Verdict],
+) -> Option<Vec<usize>> {
+    let complete = complete(units, rule, now_ns, members);
+    let newest = complete.iter().rposition(|complete| *complete);
+    let of_complete = members.iter().zip(&complete).filter(|(_, complete)| **complete).map(|(&at, _)| at);
+    let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == members[newest.unwrap_or(0)]));
+    // Complete ones that are newer than the one looked at.
+    let mut newer = 0;
+    let mut stay = Vec::new();
+    for (place, &at) in members.iter().enumerate().rev() {
+        let unit = &units[at];
+        let kept = match newest {
+            _ if unit.pinned => Some(Keep::Pinned),
+            _ if unit.being_written => Some(Keep::BeingWritten),
+            _ if newest == Some(place) => Some(Keep::Newest),
+            // A checkpoint that was half removed when the power went is never taken for one that is half written: it
+            // is older than a complete one by its step, and by the times of its files, which removing others does not
+            // change. Of an empty directory only its own time is left; it waits for an hour.
+            Some(newest) if place < newest => {
+                let after = unit.modified_ns > units[members[newest]].modified_ns;
+                match after && now_ns.saturating_sub(unit.modified_ns) < SETTLED_NS {
+                    true => Some(Keep::JustWritten),
+                    false if last_written == Some(at) => Some(Keep::WrittenLast),
+                    false => wanted(unit, rule, newer, now_ns),
+                }
+            }
+            _ => Some(Keep::NotComplete),
+        };
+        newer += u64::from(complete[place]);
+        verdicts[at] = match kept {
+            Some(keep) => {
+                stay.push(at);
+                Verdict::Keep(keep)
+            }
+            None => Verdict::Remove(unwanted(unit, rule, complete[place])),
+        };
+    }
+    stay.reverse();
+    (stay.len() < members.len()).then_some(stay)
+}
+
+/// Which members of a series are whole checkpoints that nobody writes.
+fn complete(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<bool> {
+    let mut complete = Vec::with_capacity(members.len());
+    // Files of the last complete one, and of the one just before.
+    let (mut reference, mut before) = (0, None);
+    for &at in members {
+        let unit = &units[at];
+        // A program that writes several files closes each before it opens the next: between two there is nothing to
+        // see but that files are missing which the checkpoint before has. Fewer are right if that is so twice and
+        // nothing is added any more.
+        let settled = now_ns.saturating_sub(unit.modified_ns) >= SETTLED_NS;
+        let whole = unit.files >= reference || (before == Some(unit.files) && settled);
+        let is_complete = match (rule.keep_checkpoint_max, unit.kind) {
+            (Some(_), _) => unit.is_version,
+            (None, Kind::File) => true,
+            (None, Kind::Directory) => whole,
+        };
+        let is_complete = is_complete && unit.files > 0 && !unit.lacks && !unit.being_written;
+        complete.push(is_complete);
+        reference = if is_complete { unit.files } else { reference };
+        before = Some(unit.files);
+    }
+    complete
+}
+
+/// Which part of the rule wants a checkpoint; `newer` complete ones are newer.
+fn wanted(unit: &Unit, rule: &Rule, newer: u64, now_ns: i64) -> Option<Keep> {
+    let last = rule.keep_last.filter(|count| newer < *count).map(Keep::Last);
+    let every = || {
+        // What is too large to be told may be a multiple.
+        let multiple = |number: &u64| unit.step.is_some_and(|step| step == u64::MAX || step % number == 0);
+        rule.keep_every.filter(multiple).map(Keep::Every)
+    };
+    let young = || {
+        let age = now_ns.saturating_sub(unit.modified_ns);
+        let span = rule.keep_for.as_ref().filter(|(span, _)| age < i64::try_from(*span).unwrap_or(i64::MAX));
+        span.map(|(_, text)| Keep::For(text.clone()))
+    };
+    let versions = || match rule.keep_checkpoint_max {
+        Some(0) => Some(Keep::All),
+        Some(_) if unit.kind == Kind::File => Some(Keep::NoVersion),
+        Some(max) if newer < max => Some(Keep::Last(max)),
+        _ => None,
+    };
+    last.or_else(every).or_else(young).or_else(versions)
+}
+
+/// Why nothing in the rule wants a checkpoint.
+fn unwanted(unit: &Unit, rule: &Rule, complete: bool) -> String {
+    let mut why = Vec::new();
+    if !complete {
+        why.push(if unit.files == 0 { "empty".to_string() } else { "not complete".to_string() });
+    }
+    if let Some(count) = rule.keep_last.or(rule.keep_checkpoint_max) {
+        why.push(match count {
+            1 => "a newer one is complete".into(),
+            count => format!("not among the last {count}"),
+        });
+    }
+    if let Some(number) = rule.keep_every {
+        why.push(match unit.step {
+            Some(step) => format!("{step} is no multiple of {number}"),
+            None => format!("it has no step that could be a multiple of {number}"),
+        });
+    }
+    if let Some((_, text)) = &rule.keep_for {
+        why.push(format!("older than {text}"));
+    }
+    why.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,288 @@
+use super::*;
+use crate::store::retention::{RuleText, parse};
+use proptest::prelude::*;
+
+const HOUR: i64 = SETTLED_NS;
+const NOW: i64 = 1_800_000_000_000_000_000;
+
+fn rule(keys: &str) -> Rule {
+    let text: RuleText = toml::from_str(&format!("glob = \"**\"\n{keys}")).unwrap();
+    parse(vec![text]).unwrap().remove(0)
+}
+
+/// A complete directory, written a day and a bit ago, in the order of steps.
+fn unit(step: u64) -> Unit {
+    Unit {
+        path: PathBuf::from(format!("checkpoint-{step}")),
+        rule: 0,
+        kind: Kind::Directory,
+        series: b"checkpoint-#".to_vec(),
+        steps: vec![step],
+        step: Some(step),
+        modified_ns: NOW - 24 * HOUR + step as i64 * 1_000_000_000,
+        files: 3,
+        bytes: 1000,
+        being_written: false,
+        lacks: false,
+        is_version: true,
+        pinned: false,
+    }
+}
+
+fn units(steps: impl IntoIterator<Item = u64>) -> Vec<Unit> {
+    steps.into_iter().map(unit).collect()
+}
+
+fn gone(units: &[Unit], keys: &str) -> Vec<u64> {
+    let verdicts = plan(units, &[rule(keys)], NOW);
+    let mut gone: Vec<u64> =
+        units.iter().zip(verdicts).filter(|(_, v)| v.removes()).map(|(u, _)| u.step.unwrap_or(0)).collect();
+    gone.sort_unstable();
+    gone
+}
+
+#[test]
+fn each_part_of_a_rule_keeps_its_own() {
+    let ten = units((1..=10).map(|i| i * 100));
+    assert_eq!(gone(&ten, "keep_last = 3"), [100, 200, 300, 400, 500, 600, 700]);
+    assert_eq!(gone(&ten, "keep_every = 500"), [100, 200, 300, 400, 600, 700, 800, 900]);
+    assert_eq!(gone(&ten, "keep_last = 2\nkeep_every = 400"), [100, 200, 300, 500, 600, 700]);
+    assert_eq!(gone(&ten, "keep_for = \"1w\""), [0; 0]);
+    // Written 86,100 to 85,400 s ago; the last of them is the newest.
+    assert_eq!(gone(&ten, "keep_for = \"85650s\""), [100, 200, 300, 400, 500, 600, 700]);
+    assert_eq!(gone(&ten, "keep_checkpoint_max = 4"), [100, 200, 300, 400, 500, 600]);
+    assert_eq!(gone(&ten, "keep_checkpoint_max = 0"), [0; 0]);
+    assert_eq!(gone(&ten, "keep_last = 100"), [0; 0]);
+    assert_eq!(gone(&ten, "keep_last = 9223372036854775807"), [0; 0]);
+}
+
+#[test]
+fn a_rule_that_wants_nothing_leaves_the_newest() {
+    let ten = units(1..=10);
+    assert_eq!(gone(&ten, "keep_for = \"0s\""), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(gone(&ten, "keep_every = 1000000"), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(gone(&units([5]), "keep_for = \"0s\""), [0; 0]);
+    assert_eq!(gone(&[], "keep_last = 1"), [0; 0]);
+}
+
+#[test]
+fn step_0_is_a_multiple_and_one_too_large_may_be() {
+    let mut some = units([0, 1, 7, 8]);
+    some[2].steps = vec![u64::MAX];
+    some[2].step = Some(u64::MAX);
+    some[2].modified_ns = NOW - HOUR;
+    // The too large one is the newest; the one before it is not.
+    assert_eq!(gone(&some, "keep_every = 10"), [1, 8]);
+    some.push(Unit { steps: vec![u64::MAX], step: Some(u64::MAX), modified_ns: NOW, ..unit(9) });
+    assert_eq!(gone(&some, "keep_every = 10"), [1, 8]);
+}
+
+#[test]
+fn names_without_a_number_are_ordered_by_time() {
+    let mut some = units([1, 2, 3]);
+    for (unit, age) in some.iter_mut().zip([2, 9, 4]) {
+        (unit.steps, unit.step, unit.modified_ns) = (Vec::new(), None, NOW - age * HOUR);
+    }
+    let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
+    assert_eq!(verdicts[0], Verdict::Keep(Keep::Newest));
+    assert!(verdicts[1].removes() && verdicts[2].removes());
+}
+
+#[test]
+fn series_do_not_mix() {
+    let mut some = units(1..=4);
+    some[0].series = b"a/checkpoint-#".to_vec();
+    some[1].rule = 1;
+    some[2].kind = Kind::File;
+    let verdicts = plan(&some, &[rule("keep_last = 1"), rule("keep_for = \"0s\"")], NOW);
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Keep(Keep::Newest)), "{verdicts:?}");
+}
+
+#[test]
+fn what_is_not_complete_does_not_count_and_may_be_in_the_making() {
+    for spoil in [
+        |unit: &mut Unit| unit.being_written = true,
+        |unit: &mut Unit| unit.lacks = true,
+        // As many as the writer has closed so far.
+        |unit: &mut Unit| (unit.files, unit.modified_ns) = (2, NOW),
+        |unit: &mut Unit| unit.files = 0,
+    ] {
+        let mut some = units(1..=4);
+        spoil(&mut some[3]);
+        assert_eq!(gone(&some, "keep_last = 1"), [1, 2]);
+        spoil(&mut some[2]);
+        assert_eq!(gone(&some, "keep_last = 1"), [1]);
+    }
+    let mut versions = units(1..=4);
+    versions[3].is_version = false;
+    assert_eq!(gone(&versions, "keep_checkpoint_max = 2"), [1]);
+    // Fewer shards than the version before, and all there.
+    versions[3].is_version = true;
+    versions[3].files = 1;
+    assert_eq!(gone(&versions, "keep_checkpoint_max = 2"), [1, 2]);
+}
+
+#[test]
+fn what_was_half_removed_goes_on_going() {
+    let mut some = units(1..=4);
+    some[0].files = 1;
+    some[0].is_version = false;
+    for keys in ["keep_last = 2", "keep_checkpoint_max = 2", "keep_for = \"1h\""] {
+        assert!(gone(&some, keys).starts_with(&[1]), "{keys}");
+    }
+    // Empty: its own time is that of the removal.
+    some[0].files = 0;
+    some[0].modified_ns = NOW - HOUR / 2;
+    assert_eq!(gone(&some, "keep_last = 2"), [2]);
+    some[0].modified_ns = NOW - HOUR;
+    assert_eq!(gone(&some, "keep_last = 2"), [1, 2]);
+}
+
+#[test]
+fn fewer_files_are_believed_once_two_agree_and_an_hour_has_passed() {
+    let mut some = units(1..=5);
+    for unit in &mut some[2..] {
+        unit.files = 2;
+    }
+    assert_eq!(gone(&some, "keep_last = 1"), [1, 2, 3, 4]);
+    for unit in &mut some[2..] {
+        unit.modified_ns += 23 * HOUR + HOUR / 2;
+    }
+    assert_eq!(gone(&some, "keep_last = 1"), [1]);
+}
+
+#[test]
+fn a_run_that_goes_on_from_an_earlier_step_is_not_pruned_under_its_feet() {
+    let mut some = units([100, 110, 200, 300]);
+    // Taken up again at 100: 110 is new, and the only one of the new branch.
+    some[1].modified_ns = NOW - HOUR / 2;
+    assert_eq!(gone(&some, "keep_last = 1"), [100, 200]);
+    some[1].files = 1;
+    assert_eq!(gone(&some, "keep_last = 1"), [100, 200], "nor while it is being written");
+    some[1].files = 3;
+    some[1].modified_ns = NOW - 2 * HOUR;
+    let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
+    assert_eq!(verdicts[1], Verdict::Keep(Keep::WrittenLast));
+}
+
+#[test]
+fn reasons_are_words() {
+    let verdicts = plan(&units([7, 8, 9]), &[rule("keep_last = 2\nkeep_every = 5\nkeep_for = \"2h\"")], NOW);
+    let Verdict::Remove(why) = &verdicts[0] else { panic!("{verdicts:?}") };
+    assert_eq!(why, "not among the last 2, 7 is no multiple of 5, older than 2h");
+    assert_eq!(verdicts[1], Verdict::Keep(Keep::Last(2)));
+}
+
+fn any_unit() -> impl Strategy<Value = Unit> {
+    let weird = (prop::bool::weighted(0.1), prop::bool::weighted(0.1), prop::bool::weighted(0.2), 0..4u64);
+    (0..30u64, 0..3u8, -3 * HOUR..48 * HOUR, weird, prop::bool::weighted(0.2)).prop_map(
+        |(step, series, age, (being_written, lacks, is_invalid, files), pinned)| Unit {
+            series: vec![series],
+            path: PathBuf::from(format!("{series}/{step}-{age}")),
+            modified_ns: NOW - age,
+            being_written,
+            lacks,
+            is_version: !is_invalid,
+            files,
+            pinned,
+            ..unit(step)
+        },
+    )
+}
+
+fn any_rule() -> impl Strategy<Value = Rule> {
+    let parts = (prop::option::of(1..5u64), prop::option::of(1..9u64), prop::option::of(0..60u64));
+    (parts, prop::option::of(0..4u64)).prop_filter_map("a rule", |((last, every, hours), max)| {
+        let mut keys = String::new();
+        last.into_iter().for_each(|n| keys += &format!("keep_last = {n}\n"));
+        every.into_iter().for_each(|n| keys += &format!("keep_every = {n}\n"));
+        hours.into_iter().for_each(|n| keys += &format!("keep_for = \"{n}h\"\n"));
+        max.into_iter().for_each(|n| keys += &format!("keep_checkpoint_max = {n}\n"));
+        (!keys.is_empty()).then(|| rule(&keys))
+    })
+}
+
+/// Members of each series in order.
+fn ordered(units: &[Unit]) -> Vec<Vec<usize>> {
+    let mut series: BTreeMap<&[u8], Vec<usize>> = BTreeMap::new();
+    for (at, unit) in units.iter().enumerate() {
+        series.entry(&unit.series).or_default().push(at);
+    }
+    let mut all: Vec<Vec<usize>> = series.into_values().collect();
+    for members in &mut all {
+        members.sort_by_key(|&at| (&units[at].steps, units[at].modified_ns, &units[at].path));
+    }
+    all
+}
+
+proptest! {
+    #[test]
+    fn what_must_stay_stays(units in prop::collection::vec(any_unit(), 0..40), rule in any_rule()) {
+        let rules = [rule];
+        let verdicts = plan(&units, &rules, NOW);
+        for (unit, verdict) in units.iter().zip(&verdicts) {
+            prop_assert!(!verdict.removes() || (!unit.pinned && !unit.being_written));
+            let multiple = rules[0].keep_every.is_some_and(|n| unit.steps[0] % n == 0);
+            let young = rules[0].keep_for.as_ref().is_some_and(|f| NOW - unit.modified_ns < f.0 as i64);
+            prop_assert!(!verdict.removes() || !(multiple || young));
+        }
+        for members in ordered(&units) {
+            let complete = complete(&units, &rules[0], NOW, &members);
+            let newest = complete.iter().rposition(|complete| *complete);
+            // The newest complete one, and everything after it; without one, everything.
+            for &at in &members[newest.unwrap_or(0)..] {
+                prop_assert!(!verdicts[at].removes(), "{:?}", units[at]);
+            }
+            // The last N complete ones.
+            let count = rules[0].keep_last.unwrap_or(0) as usize;
+            let last = members.iter().zip(&complete).rev().filter(|(_, c)| **c).take(count);
+            for (&at, _) in last {
+                prop_assert!(!verdicts[at].removes(), "{:?}", units[at]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_second_run_removes_nothing(units in prop::collection::vec(any_unit(), 0..40), rule in any_rule()) {
+        let rules = [rule];
+        let verdicts = plan(&units, &rules, NOW);
+        let left: Vec<Unit> =
+            units.iter().zip(&verdicts).filter(|(_, v)| !v.removes()).map(|(u, _)| u.clone()).collect();
+        let again = plan(&left, &rules, NOW);
+        prop_assert!(again.iter().all(|verdict| !verdict.removes()), "{again:?}");
+    }
+
+    #[test]
+    fn the_order_of_looking_does_not_matter(
+        units in prop::collection::vec(any_unit(), 0..30), rule in any_rule(), turn in 0..30usize
+    ) {
+        let mut units = units;
+        units.sort_by(|a, b| a.path.cmp(&b.path));
+        units.dedup_by(|a, b| a.path == b.path);
+        let rules = [rule];
+        let by_path = |units: &[Unit]| {
+            let verdicts = plan(units, &rules, NOW);
+            units.iter().map(|unit| unit.path.clone()).zip(verdicts).collect::<BTreeMap<_, _>>()
+        };
+        let expected = by_path(&units);
+        units.reverse();
+        prop_assert_eq!(&by_path(&units), &expected);
+        let middle = turn % units.len().max(1);
+        units.rotate_left(middle);
+        prop_assert_eq!(&by_path(&units), &expected);
+    }
+
+    #[test]
+    fn keep_last_keeps_exactly_so_many(
+        steps in prop::collection::btree_set(0..1000u64, 1..40), pins in prop::collection::vec(any::<bool>(), 40),
+        count in 1..10u64
+    ) {
+        // Written in the order of their steps; pinned ones count like all others.
+        let mut units = units(steps);
+        units.iter_mut().zip(pins).for_each(|(unit, pinned)| unit.pinned = pinned && unit.step.unwrap_or(0) % 3 == 0);
+        let verdicts = plan(&units, &[rule(&format!("keep_last = {count}"))], NOW);
+        for (place, (unit, verdict)) in units.iter().rev().zip(verdicts.iter().rev()).enumerate() {
+            prop_assert_eq!(verdict.removes(), place as u64 >= count && !unit.pinned);
+        }
+    }
+}
