@@ -13,7 +13,7 @@ import harness
 import policies
 import safetensors.torch
 from series import torch_bytes, walk
-from tree_model import Inode, Tree, wants_exact
+from tree_model import Inode, Tree, require, wants_exact
 
 # A quarter of a megabyte as .pt with two moments, above the 64 KiB below which nothing is released.
 SHAPES = {"wte.weight": (96, 64), "block.attn.weight": (128, 64), "block.attn.bias": (128,), "block.up.weight": (64, 96), "ln.weight": (64,)}
@@ -59,6 +59,10 @@ class History:
         }
         if supports("gc"):
             self.operations |= {self.gc: 3, self.gc_at_rest: 0.7}
+        if supports("pin"):
+            self.operations |= {self.pin: 2, self.unpin: 1.5}
+        if supports("recall"):
+            self.operations |= {self.recall: 2, self.release: 1.5}
         if policies.supported(self.mount.base):
             self.operations[self.policy] = 1
 
@@ -338,6 +342,39 @@ class History:
 
     def gc(self):
         harness.run("gc", self.mount.dir)
+
+    def pin(self):
+        """From now on a file that is not released stays so."""
+        if self.tree.files:
+            path = self.any_file()
+            harness.run("pin", self.tree.full(path))
+            inode = self.tree.files[path]
+            inode.pinned = True
+            inode.stays = inode.stays or self.tree.attribute(path, "state") != "released"
+            self.note(path, path)
+
+    def unpin(self):
+        pinned = sorted(path for path, inode in self.tree.files.items() if inode.pinned)
+        if pinned:
+            path = self.rng.choice(pinned)
+            harness.run("unpin", self.tree.full(path))
+            self.tree.files[path].pinned = self.tree.files[path].stays = False
+            self.note(path, path)
+
+    def recall(self):
+        """Back to a plain file: what it reads stays what it is, now and when it is released again."""
+        if self.tree.files:
+            path = self.any_file()
+            harness.run("recall", self.tree.full(path))
+            self.note(path, path)
+
+    def release(self):
+        """Exit code 1 says that it must stay."""
+        if self.tree.files:
+            path = self.any_file()
+            code = harness.run("release", self.tree.full(path), check=False).returncode
+            require(code in (harness.OK, harness.FAILURE), f"release: exit code {code}")
+            self.note(path, path)
 
     def gc_at_rest(self):
         self.mount.umount()

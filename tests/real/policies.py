@@ -1,5 +1,6 @@
 """Retention rules and pins in a history, against an implementation of their own in the model."""
 
+import os
 import re
 
 import harness
@@ -69,8 +70,12 @@ def policy(history):
     # And one that matches nothing.
     settings.write_text(text + rule(name("*"), last, every) + rule("policy/nothing/step_*.pt", 1, 0))
     mount.mount()
-    mount.sync()
     kept = survivors(steps, last, every, pinned)
+    if rng.random() < 0.5:
+        harness.run("gc", mount.dir)
+    else:
+        names = {os.path.basename(name(step)) for step in kept}
+        harness.wait_until(lambda: set(os.listdir(tree.full(folder))) <= names, 60, f"{folder} holds {sorted(names)} only")
     for step in set(steps) - kept:
         if directories:
             tree.remove_tree(name(step))

@@ -41,6 +41,8 @@ class Inode:
 
     def __init__(self, data, kind, mode=0o644, mtime=0):
         self.mode, self.mtime, self.xattrs = mode, mtime, {}
+        self.pinned = False
+        self.stays = False  # it was resident when it was pinned
         self.rewrite(data, kind, False)
 
     def rewrite(self, data, kind, exact, carried=None):
@@ -58,7 +60,6 @@ class Tree:
     def __init__(self, root):
         self.root = str(root)
         self.files, self.dirs, self.dir_times = {}, {""}, {}
-        self.newly_final = []
         self.counts = {"released": 0, "quantized": 0, "second losses": 0}
 
     def full(self, path):
@@ -182,6 +183,7 @@ class Tree:
             self.judge_loss(path, inode, data, bound)
             self.counts["quantized"] += 1
         require(inode.superseded, lambda: f"{path}: released although it is the newest; {self.describe(path)}")
+        require(not (released and inode.stays), lambda: f"{path}: released although it is pinned; {self.describe(path)}")
         self.counts["released"] += 1
         inode.final, inode.data = sha(data), data
 
