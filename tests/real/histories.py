@@ -289,7 +289,7 @@ class History:
         else:
             with open(self.tree.full(path), "r+b", buffering=0) as f:
                 data = f.readall()
-                self.tree.settle(path, data, bound=False)
+                self.tree.settle(path, data)
                 f.truncate(size)
                 os.fsync(f.fileno())
                 os.utime(f.fileno(), ns=(mtime, mtime))
@@ -304,7 +304,7 @@ class History:
         with open(self.tree.full(path), "a+b", buffering=0) as f:
             f.seek(0)
             data = f.readall()
-            self.tree.settle(path, data, bound=False)
+            self.tree.settle(path, data)
             f.write(extra)
             os.fsync(f.fileno())
             os.utime(f.fileno(), ns=(mtime, mtime))

@@ -170,8 +170,9 @@ class Tree:
         return (f"state {self.attribute(path, 'state')}, object {self.attribute(path, 'object')}, kind {inode.kind}, "
                 f"{'final' if inode.final else 'not final'}, {'superseded' if inode.superseded else 'the newest'}")
 
-    def settle(self, path, data, released=False, bound=True):
-        """Judge what a file reads. `bound`: `ls` can be asked for it; not of a file that is open for writing."""
+    def settle(self, path, data, released=False):
+        """Judge what a file reads. `released`: it was before it was read, so `ls` tells its bound. A file that is open for
+        writing, or was recalled, has none to be asked for."""
         inode = self.files[path]
         if inode.final:
             require(sha(data) == inode.final, lambda: f"{path}: WAS FINAL, AND CHANGED: {first_difference(data, inode.data)}; {self.describe(path)}")
@@ -180,14 +181,14 @@ class Tree:
             if not released:
                 return
         else:
-            self.judge_loss(path, inode, data, bound)
+            self.judge_loss(path, inode, data, released)
             self.counts["quantized"] += 1
         require(inode.superseded, lambda: f"{path}: released although it is the newest; {self.describe(path)}")
         require(not (released and inode.stays), lambda: f"{path}: released although it is pinned; {self.describe(path)}")
         self.counts["released"] += 1
         inode.final, inode.data = sha(data), data
 
-    def judge_loss(self, path, inode, data, bound):
+    def judge_loss(self, path, inode, data, released):
         words = lambda why: f"{path}: {why}; {first_difference(data, inode.data)}; {self.describe(path)}"
         require(inode.superseded, lambda: words("the newest is not exact"))
         require(not inode.exact, lambda: words("its name asks for an exact file"))
@@ -197,7 +198,7 @@ class Tree:
             require(not alive, lambda: words(f"a copy of the released {alive[:1]} lost a second time"))
             self.counts["second losses"] += 1
         limit = LOOSE_BOUND
-        if bound:
+        if released:
             rows = run_json("ls", "--json", self.full(path))
             require(len(rows) == 1, lambda: words(f"`ls` shows {len(rows)} files"))
             limit = rows[0]["max_abs_error"]
