@@ -15,6 +15,7 @@ small tensors) and two lineages of larger files. Everything is removed at the en
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -180,7 +181,7 @@ def remove(paths):
 
 
 def while_digesting(mount, paths, removing_counts):
-    """Remove, and let the archive digest it; returns the event that this is over. `removing_counts`: return at once."""
+    """Remove, and let the archive digest it; returns the event that this is over. `removing_counts`: while removing, too."""
     over = threading.Event()
 
     def digest():
@@ -212,10 +213,10 @@ def bench_read(mount, arguments):
     random.Random(1).shuffle(files)
     turn = 0
 
-    def read_until(over, least):
+    def read_until(over, least, most=math.inf):
         nonlocal turn
         size, began = 0, time.perf_counter()
-        while not over.is_set() or time.perf_counter() - began < least:
+        while (not over.is_set() or time.perf_counter() - began < least) and time.perf_counter() - began < most:
             with open(files[turn % len(files)], "rb", buffering=0) as f:
                 while data := f.read(4 * MB):
                     size += len(data)
@@ -233,12 +234,13 @@ def bench_read(mount, arguments):
         measure = [lambda: alone.append(read_until(done, arguments.seconds)[0]), lambda: None]
 
         def measure_with(paths=paths):
-            speed, seconds = read_until(while_digesting(mount, paths, False), 0.0)
+            speed, seconds = read_until(while_digesting(mount, paths, False), 0.0, 4 * arguments.seconds)
             along.append(speed), lasted.append(seconds)
 
         measure[1] = measure_with
         for step in measure if n % 2 == 0 else measure[::-1]:
             step()
+            mount.sync(timeout=3600)
     mount.umount()
     settings.write_text(text)
     return {"alone_mb_s": alone, "with_mb_s": along, "digesting_s": lasted, "loss": 1 - statistics.median(along) / statistics.median(alone)}
@@ -272,7 +274,8 @@ def bench_save(mount, arguments):
         def measure_with(paths=paths):
             began = time.perf_counter()
             over = while_digesting(mount, paths, True)
-            while not over.is_set():
+            end = len(along) + 4 * arguments.saves  # of what takes long a part is enough
+            while not over.is_set() and len(along) < end:
                 along.append(save())
             lasted.append(time.perf_counter() - began)
 
