@@ -79,6 +79,9 @@ class History:
             self.finish()
         except Exception as error:
             last = "\n".join(self.done[-30:])
+            path = str(error).split(":")[0]
+            before = "\n".join(line for line in self.done[:-30] if path in line.replace(",", " ").split())
+            last = f"{before}\n...\n{last}" if before else last
             raise AssertionError(f"seed {self.seed}, operation {self.number}: {type(error).__name__}: {error}\n"
                                  f"the last operations:\n{last}\nthe daemon's log:\n{self.mount.log_tail(25)}") from error
         return self.tree.counts
@@ -282,7 +285,9 @@ class History:
         path, to_nothing = self.any_file(), self.rng.random() < 0.4
         inode = self.tree.files[path]
         mtime, size = self.tick(), 0 if to_nothing else len(inode.data) // 2
-        if to_nothing or (inode.final and self.rng.random() < 0.5):
+        coin = self.rng.random() < 0.5  # drawn in any case: what comes next must not depend on what was released
+        by_path = to_nothing or (coin and bool(inode.final))
+        if by_path:
             os.truncate(self.tree.full(path), size)
             data = inode.data
             os.utime(self.tree.full(path), ns=(mtime, mtime))
@@ -294,6 +299,7 @@ class History:
                 os.fsync(f.fileno())
                 os.utime(f.fileno(), ns=(mtime, mtime))
         self.rewritten(inode, data[:size], None, mtime)
+        inode.superseded = by_path and size > 0  # until its time is set it is older than all others
         self.note(f"{path} to {size}", path)
 
     def append(self):
