@@ -48,10 +48,13 @@ def is_mounted(path):
 
 
 def is_alive(pid):
+    """Also of a killed process some of whose threads are still in a call to the device: it holds its locks until they are out."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        states = [(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        # It is gone, or a thread of it just now.
+        return os.path.exists(f"/proc/{pid}/task") and is_alive(pid)
+    return any(state not in "ZX" for state in states)
 
 
 def wait_until(condition, timeout, what):

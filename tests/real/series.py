@@ -1,5 +1,6 @@
 """Small checkpoint series that behave like training, without the training: quick to make, the same every time."""
 
+import io
 import os
 import shutil
 
@@ -45,6 +46,13 @@ def save_walk(folder, count, name="step_{:04d}.pt", save=torch.save, **options):
         names.append(name.format(step))
         save(state, f"{folder}/{names[-1]}")
     return names
+
+
+def torch_bytes(state):
+    """What `torch.save` writes for it."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
 
 
 def copy_in_order(source, target, names):
