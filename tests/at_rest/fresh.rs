@@ -174,3 +174,47 @@ fn what_was_removed_gives_its_room_back_to_the_device() {
     archive.stop();
     assert_eq!(held.len(), 0, "{held:?}");
 }
+
+#[test]
+fn states_saved_after_an_object_went_bad_do_not_need_it() {
+    let mut random = Random(6);
+    let mut model = one(&mut random);
+    let mut rest = Rest::new();
+    let archive = rest.open();
+    work(&archive);
+    let mut next = |rest: &mut Rest, at: usize| {
+        train(&mut model, 1e-3, &mut random);
+        save(rest, &archive, &step(at), &safetensors(&model));
+    };
+    (1..=4).for_each(|at| next(&mut rest, at));
+    let object = rest.object(&step(3));
+    let tile = entry(object.index(), "w").tiles[0];
+    let path = rest.object_path(&step(3));
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[(tile.offset + u64::from(tile.stored) / 2) as usize] ^= 0x10;
+    fs::write(&path, bytes).unwrap();
+    (5..=8).for_each(|at| next(&mut rest, at));
+    archive.stop();
+    let lost: Vec<usize> = (4..8).filter(|at| rest.read(&step(*at)).is_err()).collect();
+    assert_eq!(lost, [0; 0]);
+}
+
+#[test]
+fn the_same_state_saved_by_many_ranks_does_not_make_chains_long() {
+    let mut random = Random(8);
+    let mut model = one(&mut random);
+    let mut rest = Rest::new();
+    for at in 1..=9 {
+        train(&mut model, 1e-3, &mut random);
+        for rank in 0..16 {
+            // The same weights, and something of its own.
+            let mut own = model.clone();
+            own.push(Tensor::new("rng", Dtype::I64, &[8], &mut random));
+            rest.write(&format!("rank{rank:02}/step_{at}.safetensors"), &safetensors(&own));
+        }
+    }
+    rest.settle();
+    let objects = rest.objects();
+    let longest = objects.all().iter().map(|header| objects.chain_len(header.id)).max();
+    assert!(longest <= Some(12), "{longest:?}");
+}
