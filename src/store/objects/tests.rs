@@ -197,6 +197,7 @@ fn a_new_parent_stays_when_the_directory_could_not_be_synced_after_the_rename() 
     // SAFETY: no memory is passed; both concern this thread's access to files only.
     unsafe { libc::setfsuid(65534) };
     let result = store.objects.replace(writer, header, 1);
+    // SAFETY: as above.
     unsafe { libc::setfsuid(0) };
     mode(&shard, 0o755);
     assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
