@@ -2,6 +2,7 @@
 
 mod archive;
 mod damage;
+mod fresh;
 mod golden;
 mod groups;
 mod merge;

@@ -92,3 +92,24 @@ fn a_tile_is_decoded_once_however_many_wait() {
     });
     assert_eq!(decoded.into_inner(), 3);
 }
+
+#[test]
+fn a_state_that_was_encoded_and_completed_by_a_reader_is_taken_off_the_right_accounts() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = Memory::new(1000);
+    let (tip, read) = (object(dir.path()), object(dir.path()));
+    let put = |object: &Arc<Object>, tile, kind| {
+        memory.put(key(object, 0, tile), kind, &[Arc::clone(object)], &lattice(5, None));
+    };
+    // A reader has its half, a large state that is encoded all of the other half, and no room for its last tile.
+    (0..2).for_each(|tile| put(&read, tile, Use::Read));
+    (0..3).for_each(|tile| put(&tip, tile, Use::Encode));
+    assert!(memory.get(&tip, 0, 2).is_none());
+    // What was read is removed; then the large state is read, as the super-step of another.
+    memory.forget(read.header().id);
+    put(&tip, 2, Use::Read);
+    assert!(memory.get(&tip, 0, 2).is_some());
+    memory.forget(tip.header().id);
+    assert_eq!(memory.status().bytes, 0);
+    assert_eq!(memory.lock().used, [0, 0]);
+}

@@ -182,3 +182,36 @@ fn a_shared_base_is_asked_about_again_when_its_children_change() {
     assert_eq!(collect(&store.objects, &keep), [children[0]]);
     assert_eq!(store.objects.next_merge(&keep).1, 2);
 }
+
+#[test]
+fn a_new_parent_stays_when_the_directory_could_not_be_synced_after_the_rename() {
+    use std::os::unix::fs::PermissionsExt;
+    let store = Store::new();
+    let dying = store.add(None, 0);
+    let other = store.add(None, 1);
+    let heir = store.add(Some(dying), 2);
+    [heir, other].iter().for_each(|id| store.objects.name(*id));
+    let mut writer = ObjectWriter::rewrite(&store.dir.path().join("tmp"), heir).unwrap();
+    writer.close(&Index::default()).unwrap();
+    let header = Header { parent: Some(other), ..store.objects.get(heir).unwrap().0 };
+    // Names can be changed in it, but it cannot be opened: as when there is no descriptor left, or its sync fails.
+    let objects = store.dir.path().join("objects");
+    let shard = crate::store::object::path_of(&objects, heir).parent().unwrap().to_path_buf();
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    mode(store.dir.path(), 0o755);
+    mode(&objects, 0o755);
+    mode(&store.dir.path().join("tmp"), 0o777);
+    mode(&shard, 0o333);
+    // SAFETY: no memory is passed; both concern this thread's access to files only.
+    unsafe { libc::setfsuid(65534) };
+    let result = store.objects.replace(writer, header, 1);
+    // SAFETY: as above.
+    unsafe { libc::setfsuid(0) };
+    mode(&shard, 0o755);
+    assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    assert_eq!(Object::header_of(&objects, heir).unwrap().0.parent, Some(other));
+    // The file that named the new parent goes before the next try.
+    store.objects.unname(other);
+    store.objects.collect(&HashSet::new()).unwrap();
+    assert!(Object::header_of(&objects, other).is_ok(), "what the object on the device is a difference to is gone");
+}
