@@ -15,6 +15,9 @@ use super::plan::{read_tile, without_edges};
 /// Another lineage's state is the base when its distance is below this share of the own one's. The same state saved
 /// twice is off by its quantization only, a thirteenth of what it is off by from the state before.
 const MUCH_NEARER: f64 = 0.25;
+/// Objects that a read applies at most: a keyframe, three super-steps, seven states after the last, and one more where the
+/// last is the same state as another lineage's.
+const LONGEST_READ: u32 = 12;
 /// Tensors whose middle tiles tell how far two states are apart: the largest ones.
 const COMPARED: usize = 4;
 
@@ -52,10 +55,12 @@ impl Archive {
         let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
         let mut others = self.objects.of_signature(sealed.signature);
         others.retain(|header| header.lineage != sealed.lineage);
-        let other = nearest(others, sealed);
+        let other = nearest(others, sealed).map(|other| self.first_of_twins(other));
         base.goes_on = own.is_some();
         let twin = match (&own, &other) {
-            (Some(own), Some(other)) if other.modified_ns > own.modified_ns && self.has_room_below(other) => {
+            (Some(own), Some(other))
+                if other.modified_ns > own.modified_ns && self.objects.chain_len(other.id) < LONGEST_READ =>
+            {
                 let distance = |header: &Header| self.distance(header.id, description, source);
                 distance(other)?.zip(distance(own)?).is_some_and(|(other, own)| other < MUCH_NEARER * own)
             }
@@ -66,7 +71,8 @@ impl Archive {
         };
         // A twin has the place in its chain that the state has which it is: there is nothing between them.
         let position = nearest.position.saturating_add(u32::from(!twin));
-        if position >= MAX_CHAIN || !self.has_room_below(&nearest) {
+        let len = self.objects.chain_len(nearest.id);
+        if position >= MAX_CHAIN || len >= MAX_CHAIN {
             base.note = "keyframe: the chain has as many states as it may";
             return Ok(base);
         }
@@ -74,7 +80,9 @@ impl Archive {
             Ok(chain) => {
                 base.position = position;
                 base.super_step = !twin && position.is_multiple_of(SUPER_STEP);
-                base.chain = Some(if base.super_step { last_super_step(&chain) } else { chain.clone() });
+                // Where twins have made a chain longer than it would be, as if it were one.
+                let far = base.super_step || len >= LONGEST_READ;
+                base.chain = Some(if far { last_super_step(&chain) } else { chain.clone() });
                 base.previous = Some(chain);
             }
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
@@ -82,8 +90,17 @@ impl Archive {
         Ok(base)
     }
 
-    fn has_room_below(&self, header: &Header) -> bool {
-        self.objects.chain_len(header.id) < MAX_CHAIN
+    /// Of states that are the same, saved by many, the one that the others are differences to: a chain of twins would be
+    /// as long as there are ranks.
+    fn first_of_twins(&self, state: Header) -> Header {
+        let mut first = state;
+        while let Some(parent) = first.parent.and_then(|parent| self.objects.get(parent)) {
+            match parent.0.position == first.position {
+                true => first = parent.0,
+                false => break,
+            }
+        }
+        first
     }
 
     /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;

@@ -1,6 +1,6 @@
 //! States that nobody names any more: what is a difference to them is merged over them, one object at a time.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -12,63 +12,101 @@ use crate::store::{Id, Merge};
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};
 
-/// Merging must bring this share of what goes: less is not worth reading and writing everything for.
+/// Several heirs together must grow by this share less than what goes.
 const LEAST_GAIN: f64 = 0.05;
+/// A single heir must free this share of what is written for it. A run that keeps its last few checkpoints would else
+/// write its keyframe again with each, for a few percent.
+const LEAST_FREED: f64 = 0.1;
 /// Another parent than the next one above must save this share: it may be further from the keyframe.
 const BETTER: f64 = 0.9;
+/// Heirs that are looked at before it is decided about all: what many runs were begun from may have thousands.
+const MOST_ESTIMATED: usize = 16;
+
+/// A merge that was decided, heir by heir.
+#[derive(Debug)]
+pub(super) struct Merging {
+    merge: Merge,
+    todo: VecDeque<Id>,
+}
 
 impl Archive {
     /// One step: one object becomes a difference to one that stays. What it was a difference to goes once no other needs
-    /// it.
-    /// Returns how long to wait before the next.
+    /// it. Returns how long to wait before the next.
     pub(super) fn merge(&self) -> Duration {
         let keep = self.keep.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (merge, pending) = self.objects.next_merge(&keep);
-        self.merges.store(pending, Ordering::Relaxed);
-        let Some(merge) = merge else { return Duration::ZERO };
-        let step = self.is_worth_it(&merge, &keep).and_then(|worth_it| match (worth_it, merge.heirs.first()) {
-            (true, Some(heir)) => self.reparent(*heir, merge.above, &keep),
-            _ => {
-                // Not asked again before something about it changes.
-                let joints = merge.dying.iter().filter(|id| self.objects.children(**id) != 1).copied();
-                self.objects.share(&joints.collect::<Vec<Id>>());
-                Ok(())
+        let begun = self.merging.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let merging = match begun.filter(|merging| self.still_holds(merging, &keep)) {
+            Some(merging) => merging,
+            None => {
+                let (merge, pending) = self.objects.next_merge(&keep);
+                self.merges.store(pending, Ordering::Relaxed);
+                let Some(merge) = merge else { return Duration::ZERO };
+                Merging { merge, todo: VecDeque::new() }
             }
-        });
+        };
+        let dying = merging.merge.dying.clone();
+        let step = self.take_step(merging, &keep);
         self.garbage.store(true, Ordering::Relaxed);
         let (pause, why) = match step {
             Ok(()) => (Duration::ZERO, None),
-            Err(error) => self.merge_failed(&merge, &error),
+            Err(error) => self.merge_failed(&dying, &error),
         };
         *self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner) = why;
         pause
     }
 
-    /// Whether all heirs together grow by less than what goes. In a line there is one, and it does.
-    fn is_worth_it(&self, merge: &Merge, keep: &HashSet<Id>) -> io::Result<bool> {
-        if merge.heirs.is_empty() || merge.is_line {
-            return Ok(!merge.heirs.is_empty());
-        }
-        let stored = |id: &Id| self.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
-        let freed: f64 = merge.dying.iter().map(stored).sum();
-        let mut growth = 0.0;
-        let mut before = None;
-        for heir in &merge.heirs {
-            self.breathe()?;
-            let sibling = before.or_else(|| self.objects.sibling(*heir, keep));
-            let (_, bytes) = self.cheapest(*heir, merge.above, sibling)?;
-            growth += bytes - stored(heir);
-            if growth > freed * (1.0 - LEAST_GAIN) {
-                return Ok(false);
-            }
-            before = Some(*heir);
-        }
-        Ok(true)
+    /// Whether nothing has changed about a merge since it was decided.
+    fn still_holds(&self, merging: &Merging, keep: &HashSet<Id>) -> bool {
+        let parent = |id: &Id| self.objects.get(*id).and_then(|(header, _)| header.parent);
+        let Some(next) = merging.todo.front() else { return false };
+        let waits = parent(next).is_some_and(|parent| merging.merge.dying.contains(&parent));
+        waits && merging.merge.above.is_none_or(|above| self.objects.stays(above, keep))
     }
 
-    /// The parent with which an object takes the least room, and how much that is: the next one above that stays, or a
-    /// sibling, which has what both were differences to.
-    fn cheapest(&self, heir: Id, above: Option<Id>, sibling: Option<Id>) -> io::Result<(Option<Id>, f64)> {
+    fn take_step(&self, mut merging: Merging, keep: &HashSet<Id>) -> io::Result<()> {
+        if merging.todo.is_empty() {
+            if !self.is_worth_it(&merging.merge, keep)? {
+                return Ok(());
+            }
+            merging.todo.extend(&merging.merge.heirs);
+        }
+        let Some(heir) = merging.todo.pop_front() else { return Ok(()) };
+        self.reparent(heir, &merging.merge, keep)?;
+        if !merging.todo.is_empty() {
+            *self.merging.lock().unwrap_or_else(PoisonError::into_inner) = Some(merging);
+        }
+        Ok(())
+    }
+
+    /// Whether to merge. If not, that is noted, and not asked again before something about it has changed.
+    fn is_worth_it(&self, merge: &Merge, keep: &HashSet<Id>) -> io::Result<bool> {
+        let stored = |id: &Id| self.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
+        let goes: f64 = merge.dying.iter().map(stored).sum();
+        if let ([heir], true) = (merge.heirs.as_slice(), merge.is_line) {
+            let (_, written) = self.cheapest(*heir, merge, keep)?;
+            let worth_it = goes + stored(heir) - written >= LEAST_FREED * written;
+            if !worth_it {
+                self.objects.defer(&merge.dying);
+            }
+            return Ok(worth_it);
+        }
+        let every = merge.heirs.len().div_ceil(MOST_ESTIMATED).max(1);
+        let mut growth = 0.0;
+        for heir in merge.heirs.iter().step_by(every) {
+            self.breathe()?;
+            growth += (self.cheapest(*heir, merge, keep)?.1 - stored(heir)) * every as f64;
+        }
+        let worth_it = growth < goes * (1.0 - LEAST_GAIN);
+        if !worth_it {
+            let joints = merge.dying.iter().filter(|id| self.objects.children(**id) != 1).copied();
+            self.objects.share(&joints.collect::<Vec<Id>>());
+        }
+        Ok(worth_it)
+    }
+
+    /// The parent with which an heir takes the least room, and how much that is: the next one above that stays, or another
+    /// that has the keyframe, like the first of the heirs.
+    fn cheapest(&self, heir: Id, merge: &Merge, keep: &HashSet<Id>) -> io::Result<(Option<Id>, f64)> {
         let old = self.recall.chain(heir)?;
         let estimate = |parent: Option<Id>| -> io::Result<f64> {
             let parent = self.chain_of(parent)?;
@@ -76,28 +114,32 @@ impl Archive {
             let change = Move { old: &old, parent: parent.as_ref(), breathe: &breathe };
             self.pool.install(|| change.estimate())
         };
-        let bytes = estimate(above)?;
-        if sibling.is_some() && sibling != above {
-            let other = estimate(sibling)?;
-            if other < BETTER * bytes {
-                return Ok((sibling, other));
+        let mut best = (merge.above, estimate(merge.above)?);
+        let first = merge.heirs.first().copied().filter(|first| self.objects.can_follow(heir, *first));
+        for sibling in first.into_iter().chain(self.objects.siblings(heir, keep)) {
+            if sibling == heir || merge.above == Some(sibling) || merge.dying.contains(&sibling) {
+                continue;
+            }
+            match estimate(Some(sibling)) {
+                Ok(bytes) if bytes < BETTER * best.1 => best = (Some(sibling), bytes),
+                Ok(_) => {}
+                // One that cannot be decoded is none.
+                Err(error) if is_damage(&error) => log::error!("{error}"),
+                Err(error) => return Err(error),
             }
         }
-        Ok((above, bytes))
+        Ok(best)
     }
 
-    fn reparent(&self, heir: Id, above: Option<Id>, keep: &HashSet<Id>) -> io::Result<()> {
+    fn reparent(&self, heir: Id, merge: &Merge, keep: &HashSet<Id>) -> io::Result<()> {
         let started = Instant::now();
-        let sibling = self.objects.sibling(heir, keep);
-        let parent = match sibling.is_some() && sibling != above {
-            true => self.cheapest(heir, above, sibling)?.0,
-            false => above,
-        };
+        let (parent, _) = self.cheapest(heir, merge, keep)?;
         let old = self.recall.chain(heir)?;
         let chain = self.chain_of(parent)?;
         let breathe = || self.breathe();
         let change = Move { old: &old, parent: chain.as_ref(), breathe: &breathe };
         self.pool.install(|| change.carry_out(&self.objects, &self.store.tmp()))?;
+        self.recall.memory().reencoded(heir);
         let origin = &old.leaf().index().origin;
         let (former, words) = (old.leaf().header().parent, parent_words(parent));
         log::info!(
@@ -129,12 +171,12 @@ impl Archive {
     }
 
     /// How long to wait, and why merging stalls if it does.
-    fn merge_failed(&self, merge: &Merge, error: &io::Error) -> (Duration, Option<String>) {
+    fn merge_failed(&self, dying: &[Id], error: &io::Error) -> (Duration, Option<String>) {
         match error.kind() {
             io::ErrorKind::Interrupted => (Duration::ZERO, None),
-            _ if error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
+            _ if is_damage(error) => {
                 log::error!("{error}; removed states that others are differences to are left as they are");
-                self.objects.share(&merge.dying);
+                self.objects.share(dying);
                 (Duration::ZERO, None)
             }
             _ => {
@@ -144,4 +186,10 @@ impl Archive {
             }
         }
     }
+}
+
+/// Whether something cannot be decoded, as opposed to a device that cannot give it just now.
+fn is_damage(error: &io::Error) -> bool {
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ReadError>());
+    inner.is_some_and(ReadError::is_damage)
 }

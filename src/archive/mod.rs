@@ -77,6 +77,8 @@ pub struct Archive {
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
     /// Taken by the worker alone, and to read, by nobody for long.
     keep: Mutex<HashSet<Id>>,
+    /// What is being merged. Taken by the worker alone.
+    merging: Mutex<Option<merge::Merging>>,
     /// Why states cannot be merged at the moment.
     merge_stalled: Mutex<Option<String>>,
     /// Files that wait until they have one name only.
@@ -134,6 +136,7 @@ impl Archive {
             stepping: AtomicBool::new(false),
             merges: AtomicUsize::new(0),
             keep: Mutex::default(),
+            merging: Mutex::default(),
             merge_stalled: Mutex::default(),
             several_names: Mutex::new(Vec::new()),
             worker: Mutex::new(None),
@@ -192,10 +195,12 @@ impl Archive {
                 let (task, retry) = catalog.next_task(Instant::now(), catalog::wall_ns());
                 let now = Instant::now();
                 let merges = self.merges.load(Ordering::Relaxed) > 0;
-                if task.is_none() && !(merges && merge_at <= now) && !self.stopping.load(Ordering::Relaxed) {
+                // What could not be looked at yet, because a closed file may need it, must wait for that file.
+                let garbage = self.garbage.load(Ordering::Relaxed);
+                let work = task.is_some() || merges && merge_at <= now || garbage && !catalog.has_unsealed();
+                if !work && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
-                    let idle =
-                        if self.garbage.load(Ordering::Relaxed) { LONGEST_PAUSE } else { Duration::from_secs(3600) };
+                    let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
                     let merge_in = merges.then(|| merge_at.saturating_duration_since(now));
                     let retain_in = Some(self.until_retention(idle));
                     let wait =
@@ -464,12 +469,14 @@ impl Archive {
                 lineage: sealed.lineage,
                 signature: sealed.signature,
             };
-            let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory());
+            // A base that went bad on the device while memory had it is found by the next super-step.
+            let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
             let hashes = verify::verify(&chain, source, &encoded.patches, stale)
                 .inspect_err(|_| self.recall.forget(header.id))?;
             (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
             let id = header.id;
             self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
+            self.remember(id, base);
             Ok(Some(id))
         })
     }
@@ -516,6 +523,17 @@ impl Archive {
 
     fn namespace(&self) -> Option<&Arc<dyn Namespace>> {
         self.namespace.get()
+    }
+
+    /// The next state will be a difference to this one, or to the super-step before it, and to nothing between.
+    fn remember(&self, id: Id, base: &Base) {
+        let former = base.previous.as_ref().map(|chain| chain.leaf());
+        if let Some(former) = former.filter(|former| !former.is_super_step()) {
+            self.recall.memory().forget(former.header().id);
+        }
+        if let Ok(chain) = self.recall.chain(id) {
+            self.recall.memory().hold(&chain);
+        }
     }
 
     /// Opens a regular file of the tree to read it.

@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::recall::{Layout, stream};
+use crate::recall::{Chain, Layout, stream};
 use crate::store::object::{Header, Id};
 use crate::store::{Profile, durable};
 
-use super::catalog::Sealed;
-use super::{Archive, ReadError, settle};
+use super::catalog::{Entry, Sealed, State};
+use super::settle::{self, DAMAGED_STUB, UNREADABLE};
+use super::{Archive, ReadError};
 
 impl Archive {
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
@@ -37,7 +38,8 @@ impl Archive {
     /// Whether an object decodes to what was archived.
     pub(super) fn decodes(&self, header: &Header) -> bool {
         let mut hash = Xxh3::new();
-        let decoded = self.recall.chain(header.id).and_then(|chain| {
+        // From the device, whatever is in memory.
+        let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());
             self.pool.install(|| {
                 stream(&chain, &layout, |_, _, bytes| {
@@ -47,6 +49,8 @@ impl Archive {
             })
         });
         if let Err(error) = &decoded {
+            // Whatever memory has of it, nothing may be built on it.
+            [error.object, header.id].into_iter().for_each(|id| self.recall.memory().forget(id));
             log::error!("{error}; a copy of its file is archived anew");
         }
         decoded.is_ok() && hash.digest128() == header.decoded_hash
@@ -58,6 +62,7 @@ impl Archive {
         if !self.garbage.load(Ordering::Relaxed) {
             return;
         }
+        self.thaw();
         let mut lineages = HashSet::new();
         {
             let catalog = self.catalog();
@@ -81,6 +86,17 @@ impl Archive {
         }
         self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
         *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = keep;
+    }
+
+    /// Once the last stub that could not be read is gone, everything is known again.
+    fn thaw(&self) {
+        if self.objects.frozen().is_none() {
+            return;
+        }
+        let unreadable = |entry: &Entry| matches!(entry.state, State::Resident(DAMAGED_STUB | UNREADABLE));
+        if !self.catalog().entries().any(|(_, entry)| unreadable(entry)) {
+            self.objects.thaw();
+        }
     }
 
     /// Makes durable that names are gone. A directory that is gone itself is so in the nearest one above that is not.

@@ -52,9 +52,8 @@ impl Archive {
         let metadata = fs::symlink_metadata(&absolute)?;
         // A store through a mapping, or a program that set the time: what was archived may not be what is there.
         if !sealed.describes(&metadata) {
-            self.objects.unname(object);
-            if !self.catalog().advance(path, version, State::Closed) {
-                self.objects.name(object);
+            if self.catalog().advance(path, version, State::Closed) {
+                self.objects.unname(object);
             }
             return Ok(false);
         }

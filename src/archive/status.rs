@@ -47,6 +47,9 @@ pub struct Status {
     pub busy: u64,
     /// Why a queued step could not be taken, when it is being tried again.
     pub stalled: Option<String>,
+    /// Why no room is given back at the moment, if so: something is damaged or missing.
+    #[serde(default)]
+    pub frozen: Option<String>,
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
     /// Process number of the daemon; none when the store is not mounted.
@@ -61,6 +64,7 @@ impl Archive {
             unnamed_bytes: self.objects.stored_unnamed(),
             cache_bytes: self.recall.cached_bytes(),
             memory: self.recall.memory().status(),
+            frozen: self.objects.frozen().map(String::from),
             ..Status::default()
         };
         let entries: Vec<_> = {
@@ -104,7 +108,8 @@ impl Archive {
     fn count_queue(&self, catalog: &Catalog, status: &mut Status) {
         let (queued, stalled) = catalog.queued();
         let working = usize::from(queued == 0 && self.stepping.load(Ordering::Relaxed));
-        let merges = self.merges.load(Ordering::Relaxed);
+        // What lost its name was not looked at yet.
+        let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
         (status.queued, status.stalled) = ((queued + working + merges) as u64, stalled.or_else(merging));
         status.settling = catalog.settling() as u64;

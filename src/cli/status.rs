@@ -58,6 +58,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(why) = &status.stalled {
         println!("stalled    {why}; it is tried again by itself");
     }
+    if let Some(why) = &status.frozen {
+        println!("kept       nothing is removed: {why}; `stepfs verify` names it");
+    }
     for why in &status.failed {
         println!("not archived  {why}");
     }

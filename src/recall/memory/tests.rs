@@ -32,7 +32,7 @@ fn states_come_back_narrow_or_wide() {
     let keyframe = Arc::new(vec![1; 400]);
     let states = [lattice(5, Some(&keyframe)), lattice(1 << 20, None), lattice(-32768, None), State::Bytes(keyframe)];
     for (tile, state) in states.iter().enumerate() {
-        memory.put(key(&object, 0, tile), Use::Read, &[Arc::clone(&object)], state);
+        memory.put(key(&object, 0, tile), Use::Read, state);
     }
     for (tile, state) in states.iter().enumerate() {
         assert_eq!(memory.get(&object, 0, tile).as_ref(), Some(state));
@@ -50,7 +50,7 @@ fn reading_never_drives_out_more_than_its_half() {
     let memory = Memory::new(1000);
     let put = |object: &Arc<Object>, tile, kind| {
         let state = State::Bytes(Arc::new(vec![0; 100]));
-        memory.put(key(object, 0, tile), kind, &[Arc::clone(object)], &state);
+        memory.put(key(object, 0, tile), kind, &state);
         assert!(memory.status().bytes <= 1000);
         memory.get(object, 0, tile).is_some()
     };
@@ -85,7 +85,7 @@ fn a_tile_is_decoded_once_however_many_wait() {
                         return;
                     }
                     std::thread::sleep(std::time::Duration::from_millis(20));
-                    memory.put(claim.key, Use::Read, &[Arc::clone(&object)], &lattice(9, None));
+                    memory.put(claim.key, Use::Read, &lattice(9, None));
                 }
             });
         }
@@ -99,7 +99,7 @@ fn a_state_that_was_encoded_and_completed_by_a_reader_is_taken_off_the_right_acc
     let memory = Memory::new(1000);
     let (tip, read) = (object(dir.path()), object(dir.path()));
     let put = |object: &Arc<Object>, tile, kind| {
-        memory.put(key(object, 0, tile), kind, &[Arc::clone(object)], &lattice(5, None));
+        memory.put(key(object, 0, tile), kind, &lattice(5, None));
     };
     // A reader has its half, a large state that is encoded all of the other half, and no room for its last tile.
     (0..2).for_each(|tile| put(&read, tile, Use::Read));

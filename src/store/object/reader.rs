@@ -27,6 +27,8 @@ pub struct Object {
     index: Index,
     /// Bytes that the file occupies on its device.
     stored: u64,
+    /// Device and inode number.
+    place: (u64, u64),
 }
 
 impl Object {
@@ -77,7 +79,14 @@ impl Object {
             .filter(|bytes| bytes.len() as u64 == footer.index_len)
             .ok_or(Damage("its index does not decompress"))?;
         let index = Index::decode(&bytes, header.version, header.logical_len, footer.index_offset)?;
-        Ok(Object { stored: metadata.blocks() * 512, file, header, index })
+        let place = (metadata.dev(), metadata.ino());
+        Ok(Object { stored: metadata.blocks() * 512, place, file, header, index })
+    }
+
+    /// Whether this is the file that has its name in `objects`: not one that was removed, or replaced, since.
+    pub fn has_its_name(&self, objects: &Path) -> bool {
+        let metadata = std::fs::symlink_metadata(path_of(objects, self.header.id));
+        metadata.is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.place)
     }
 
     /// The header.

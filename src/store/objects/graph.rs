@@ -6,6 +6,9 @@ use std::sync::Weak;
 use super::{Inside, Known, MAX_CHAIN, Objects};
 use crate::store::object::{Header, Id};
 
+/// States looked at to find another parent: a run may have thousands.
+const SIBLINGS_LOOKED_AT: usize = 64;
+
 /// Objects that nobody names any more but others are differences to, connected with one another, and who needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merge {
@@ -28,27 +31,53 @@ impl Objects {
         let inside = self.lock();
         let dies = |id: &Id| !keep.contains(id) && !inside.shared.contains(id);
         let dying: HashSet<Id> = inside.unnamed.iter().copied().filter(dies).collect();
-        let heirs = |id: &Id| inside.known[id].children.iter().filter(|child| !dying.contains(child)).count();
-        let pending = dying.iter().map(heirs).sum();
-        // Not one that only other dying ones need: that goes with them, or they are a circle.
-        let first = dying.iter().filter(|id| heirs(id) > 0).min();
-        (first.map(|first| inside.merge_around(*first, &dying)), pending)
+        // Those that were put off come along with the first of their neighbours that was not.
+        let mut rest: BTreeSet<Id> = dying.difference(&inside.deferred).copied().collect();
+        let (mut next, mut pending) = (None, 0);
+        while let Some(first) = rest.pop_first() {
+            let merge = inside.merge_around(first, &dying);
+            rest.retain(|id| !merge.dying.contains(id));
+            // Without heirs they go by themselves, or they are a circle.
+            pending += merge.heirs.len();
+            if next.is_none() && !merge.heirs.is_empty() {
+                next = Some(merge);
+            }
+        }
+        (next, pending)
     }
 
-    /// Another object that a state could become a difference to, as cheaply read as what it is a difference to now: the
-    /// nearest older one of its lineage. After a keyframe went, that is the one that has its K now.
-    pub fn sibling(&self, child: Id, keep: &HashSet<Id>) -> Option<Id> {
+    /// Other objects that a state could become a difference to, as cheaply read as what it is a difference to now: the
+    /// nearest older ones of its lineage and with the same tensors. After a keyframe went, one of them has its K.
+    pub fn siblings(&self, child: Id, keep: &HashSet<Id>) -> Vec<Id> {
         let inside = self.lock();
-        let known = inside.known.get(&child)?;
-        let deepest = known.header.parent.map_or(0, |parent| inside.depth(parent));
-        let older = inside.lineages.get(&known.header.lineage)?.range(..(known.header.modified_ns, child)).rev();
+        let Some(known) = inside.known.get(&child) else { return Vec::new() };
+        let header = &known.header;
+        let deepest = header.parent.map_or(0, |parent| inside.depth(parent));
         let stays = |id: &Id| inside.known[id].names > 0 || keep.contains(id) || inside.shared.contains(id);
-        older.map(|(_, id)| *id).find(|id| stays(id) && inside.depth(*id) <= deepest && !inside.is_below(*id, child))
+        let fits = |id: &Id| stays(id) && inside.depth(*id) <= deepest && !inside.is_below(*id, child);
+        let nearest = |of: Option<&BTreeSet<(i64, Id)>>| -> Option<Id> {
+            let older = of?.range(..(header.modified_ns, child)).rev();
+            older.map(|(_, id)| *id).take(SIBLINGS_LOOKED_AT).find(fits)
+        };
+        let own = nearest(inside.lineages.get(&header.lineage));
+        let same = nearest(inside.signatures.get(&header.signature)).filter(|same| own != Some(*same));
+        own.into_iter().chain(same).collect()
+    }
+
+    /// Whether an object may still become a difference to another: both are there, and the one does not need the other.
+    pub fn can_follow(&self, child: Id, parent: Id) -> bool {
+        let inside = self.lock();
+        inside.known.contains_key(&child) && inside.known.contains_key(&parent) && !inside.is_below(parent, child)
     }
 
     /// Objects that are differences to this one.
     pub fn children(&self, id: Id) -> usize {
         self.lock().known.get(&id).map_or(0, |known| known.children.len())
+    }
+
+    /// Leaves these objects until others beside them have lost their names, too.
+    pub fn defer(&self, ids: &[Id]) {
+        self.lock().deferred.extend(ids);
     }
 
     /// Leaves these objects as they are, though nobody names them: merging would take more room.
@@ -76,7 +105,10 @@ impl Inside {
         let Some(parent) = parent else { return };
         // What was decided about it was decided with other children.
         self.shared.remove(&parent);
+        self.deferred.remove(&parent);
         match self.known.get_mut(&parent) {
+            // Once, however often it is tried.
+            Some(known) if known.children.contains(&child) => {}
             Some(known) => known.children.push(child),
             None => {
                 self.orphans.insert(child);
@@ -88,6 +120,7 @@ impl Inside {
         self.orphans.remove(&child);
         let Some(parent) = parent else { return };
         self.shared.remove(&parent);
+        self.deferred.remove(&parent);
         if let Some(known) = self.known.get_mut(&parent) {
             known.children.retain(|other| *other != child);
         }
@@ -136,6 +169,8 @@ impl Inside {
             let Some(known) = self.known.remove(&id) else { continue };
             self.unnamed.remove(&id);
             self.shared.remove(&id);
+            self.deferred.remove(&id);
+            self.tried.remove(&id);
             let order = (known.header.modified_ns, id);
             remove(&mut self.lineages, known.header.lineage, order);
             remove(&mut self.signatures, known.header.signature, order);
