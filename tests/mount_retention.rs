@@ -118,13 +118,14 @@ both! {
             }
         };
         write(1);
-        pin(&m, "checkpoint-1");
+        // One pinned file keeps all of its checkpoint; the other is released all the same.
+        pin(&m, "checkpoint-1/optimizer.txt");
         write(2);
         wait_until("it is released", || state(&m.mnt().join("checkpoint-1/model.txt")) == "released");
         let model = m.mnt().join("checkpoint-1/model.txt");
         let (mut released, mut beside) = (File::open(&model).unwrap(), File::open(m.mnt().join("checkpoint-2/model.txt")).unwrap());
         let inside = File::open(m.mnt().join("checkpoint-1")).unwrap();
-        xattr::remove(m.tree().join("checkpoint-1"), PIN).unwrap();
+        xattr::remove(m.tree().join("checkpoint-1/optimizer.txt"), PIN).unwrap();
         assert_eq!(gc(&m).removed, 1);
         assert_eq!(names(&m.mnt()), ["checkpoint-2"]);
         wait_until("the kernel was told", || errno(fs::metadata(&model)) == libc::ENOENT);
