@@ -1,9 +1,10 @@
 //! After the last close: find the tensors, choose the base, encode, verify, commit, release.
 //!
-//! One thread takes one step of one file's life after the other ([`Archive::seal`], [`Archive::encode`],
-//! [`Archive::release`]); tiles are encoded on a pool of low priority. Everything it needs to know after a crash is in
+//! One thread takes one step of one file's life after the other (`seal` here, `archiving`, `release`), and then what frees
+//! room (`retention`, `objects`, `merge`); tiles are encoded on a pool of low priority. Everything it needs to know after a crash is in
 //! the store: what was not finished is begun again at the next mount.
 
+mod archiving;
 mod base;
 mod catalog;
 mod checkpoints;
@@ -26,20 +27,18 @@ mod verify;
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::container::{Description, describe};
-use crate::recall::{Cache, Chain, Recall, usual_memory};
-use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
-use crate::store::{Error, Objects, Profile, Store, durable, is_pinned, recalled_from};
+use crate::recall::{Cache, Recall, usual_memory};
+use crate::store::object::Id;
+use crate::store::{Error, Objects, Store, durable, recalled_from};
 
-use base::Base;
-use catalog::{Catalog, Failed, Held, NOT_DURABLE, Sealed, State, Task};
+use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
@@ -312,175 +311,6 @@ impl Archive {
         })
     }
 
-    /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
-    fn encode(
-        &self,
-        path: &Path,
-        version: u64,
-        sealed: &Arc<Sealed>,
-        newer: &(PathBuf, Arc<Sealed>),
-    ) -> io::Result<()> {
-        let source = self.open_file(path)?;
-        let metadata = source.metadata()?;
-        if !sealed.describes(&metadata) {
-            self.catalog().advance(path, version, State::Closed);
-            return Ok(());
-        }
-        if metadata.nlink() > 1 {
-            self.wait_for_one_name(path, version);
-            return Ok(());
-        }
-        // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
-        if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
-            return Ok(());
-        }
-        self.catalog().set_busy(path, version, false);
-        if is_pinned(&self.store.tree(), path)? {
-            self.catalog().hold(path, version, Some(Held::Pinned));
-            // Once more, in case the note that the pin went came in between.
-            if is_pinned(&self.store.tree(), path)? {
-                log::debug!("{}: stays as it is, it is pinned", path.display());
-                return Ok(());
-            }
-            self.catalog().hold(path, version, None);
-        }
-        let started = Instant::now();
-        let stale =
-            || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
-        let object = match self.twin(path, sealed, &source)? {
-            Some(object) => object,
-            None => match self.write_object(path, sealed, &source, newer, &stale)? {
-                Some(object) => object,
-                None => {
-                    let why = "would not become smaller";
-                    self.catalog().advance(path, version, State::Resident(why));
-                    return Ok(());
-                }
-            },
-        };
-        self.objects.name(object);
-        // Its lineage has another newest state now.
-        self.garbage.store(true, Ordering::Relaxed);
-        if !self.catalog().advance(path, version, State::Archived(Arc::clone(sealed), object)) {
-            self.objects.unname(object);
-            return Ok(());
-        }
-        self.catalog().keep(path, version, None, &self.objects);
-        if let Some((header, stored)) = self.objects.get(object) {
-            let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
-            log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
-        }
-        Ok(())
-    }
-
-    /// Encodes, reads back and commits. `None`: not worth it.
-    fn write_object(
-        &self,
-        path: &Path,
-        sealed: &Sealed,
-        source: &File,
-        newer: &(PathBuf, Arc<Sealed>),
-        stale: &(dyn Fn() -> bool + Sync),
-    ) -> io::Result<Option<Id>> {
-        let after = self.open_file(&newer.0)?;
-        if !newer.1.describes(&after.metadata()?) {
-            // Changed without a note: a program set its time, or writes through a mapping.
-            let version = self.catalog().get(&newer.0).map(|entry| entry.version);
-            self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let (description, of_newer) = (describe(source)?, describe(&after)?);
-        // What is archived is what was sealed, or nothing.
-        if lineage::signature(&description) != sealed.signature {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let (own, newer) = ((source, &description), (&after, &of_newer));
-        let base = self.base(sealed, &description, source)?;
-        match self.write_difference(path, sealed, own, newer, &base, stale) {
-            Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
-                log::error!("{error}; {} begins a new chain", path.display());
-                let note = "keyframe: the state before is damaged";
-                let none = Base { goes_on: base.goes_on, note, ..Base::default() };
-                self.write_difference(path, sealed, own, newer, &none, stale)
-            }
-            result => result,
-        }
-    }
-
-    /// Encodes a file as difference to `base`, or as keyframe.
-    fn write_difference(
-        &self,
-        path: &Path,
-        sealed: &Sealed,
-        (source, description): (&File, &Description),
-        (after, of_newer): (&File, &Description),
-        base: &Base,
-        stale: &(dyn Fn() -> bool + Sync),
-    ) -> io::Result<Option<Id>> {
-        let profile = match description.is_intact(source)? {
-            true => self.store.settings().profile(path),
-            false => Profile::Exact,
-        };
-        let material = plan::Material {
-            source,
-            description,
-            newer: (after, of_newer),
-            base: base.chain.as_ref(),
-            previous: base.previous.as_ref(),
-            super_step: base.super_step,
-            goes_on: base.goes_on,
-            profile,
-        };
-        self.pool.install(|| {
-            let plan::Planned { plans, forecast } = plan::plan(&material)?;
-            let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
-            let note = forecast.map_or(base.note.to_string(), |forecast| forecast.words());
-            if !note.is_empty() {
-                log::info!("{}: {note}", path.display());
-            }
-            let mut writer = ObjectWriter::create(&self.store.tmp())?;
-            let job = encode::Job {
-                source,
-                len: sealed.len,
-                origin: path,
-                profile: profile.name(),
-                description,
-                base: chain,
-                plans: &plans,
-                note: &note,
-                cancelled: stale,
-            };
-            let encoded = encode::encode(&job, &mut writer)?;
-            if writer.position() > sealed.len / 20 * 19 {
-                return Ok(None);
-            }
-            writer.close(&encoded.index)?;
-            let mut header = Header {
-                id: writer.id(),
-                version: OBJECT_VERSION,
-                parent: chain.map(|chain| chain.leaf().header().id),
-                depth: chain.map_or(0, |chain| chain.objects().len() as u32),
-                position: chain.map_or(0, |_| base.position),
-                logical_len: sealed.len,
-                decoded_hash: 0,
-                source_hash: 0,
-                modified_ns: sealed.modified_ns,
-                lineage: sealed.lineage,
-                signature: sealed.signature,
-            };
-            // A base that went bad on the device while memory had it is found by the next super-step.
-            let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
-            let hashes = verify::verify(&chain, source, &encoded.patches, stale)
-                .inspect_err(|_| self.recall.forget(header.id))?;
-            (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
-            let id = header.id;
-            self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
-            self.remember(id, base);
-            Ok(Some(id))
-        })
-    }
-
     /// A file with several names stays resident until it has one.
     fn wait_for_one_name(&self, path: &Path, version: u64) {
         self.catalog().set_busy(path, version, true);
@@ -523,17 +353,6 @@ impl Archive {
 
     fn namespace(&self) -> Option<&Arc<dyn Namespace>> {
         self.namespace.get()
-    }
-
-    /// The next state will be a difference to this one, or to the super-step before it, and to nothing between.
-    fn remember(&self, id: Id, base: &Base) {
-        let former = base.previous.as_ref().map(|chain| chain.leaf());
-        if let Some(former) = former.filter(|former| !former.is_super_step()) {
-            self.recall.memory().forget(former.header().id);
-        }
-        if let Ok(chain) = self.recall.chain(id) {
-            self.recall.memory().hold(&chain);
-        }
     }
 
     /// Opens a regular file of the tree to read it.
