@@ -1,16 +1,17 @@
-//! A store that an earlier version wrote (`tests/golden/v1`): this one must read it, bit for bit, for ever.
+//! Stores that earlier versions wrote (`tests/golden/v1`, `v2`): this one must read them, bit for bit, for ever.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use stepfs::archive::Archive;
 use stepfs::store::Store;
+use stepfs::store::object::Coding;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::series::{Dtype, Random, Rest, Tensor, copy, decode, safetensors, step, until, work};
+use super::series::{Dtype, Random, Rest, Tensor, copy, decode, safetensors, step, train, until, work};
 
-fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1")
+fn golden(version: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(version)
 }
 
 /// Every coding and every lattice type, small: what makes the files long enough to be released costs nothing.
@@ -43,9 +44,19 @@ fn written() -> Rest {
         model[1].update(1e-3, &mut random);
         rest.write(&key(at), &safetensors(&model));
     }
+    // A chain whose first object goes, so that another holds its keyframe.
+    let mut model = vec![
+        Tensor::new("w", Dtype::F32, &[64, 160], &mut random),
+        Tensor::new("b.bias", Dtype::F32, &[8000], &mut random),
+    ];
+    for at in 1..=4 {
+        train(&mut model, 1e-3, &mut random);
+        rest.write(&heir(at), &safetensors(&model));
+    }
     rest.settle();
     // The newest are resident: not what this is about, and large. Nor are the states of the chain before.
-    for name in [step(34), "log_2.txt".to_string(), key(35)].into_iter().chain((1..33).map(key)) {
+    let resident = [step(34), "log_2.txt".to_string(), key(35), heir(4)];
+    for name in resident.into_iter().chain((1..33).map(key)).chain([heir(1)]) {
         fs::remove_file(rest.path(&name)).unwrap();
     }
     let archive = rest.open();
@@ -59,12 +70,17 @@ fn key(number: usize) -> String {
     format!("key/step_{number}.safetensors")
 }
 
+fn heir(number: usize) -> String {
+    format!("heir/step_{number}.safetensors")
+}
+
 fn names() -> Vec<String> {
-    (1..=4).map(step).chain((33..=34).map(key)).chain(["log_1.txt".to_string()]).collect()
+    let log = ["log_1.txt".to_string()];
+    (1..=4).map(step).chain((33..=34).map(key)).chain(log).chain((2..=3).map(heir)).collect()
 }
 
 /// What this version makes of the same files is as faithful as ever. Where STEPFS_GOLDEN names a directory that does
-/// not exist, the store goes there, with the hashes of what it decodes to: so `v1` was made.
+/// not exist, the store goes there, with the hashes of what it decodes to: so `v1` and `v2` were made.
 #[test]
 fn the_same_series_can_be_archived_today() {
     let rest = written();
@@ -88,9 +104,23 @@ fn the_same_series_can_be_archived_today() {
 
 #[test]
 fn version_1_is_read_for_ever() {
+    // With parents and without: both codecs.
+    assert_eq!(is_read("v1", 7).len(), 4);
+}
+
+#[test]
+fn version_2_is_read_for_ever() {
+    let codings = is_read("v2", 9);
+    assert!(codings.contains("lattice with its keyframe"), "{codings:?}");
+    assert_eq!(codings.len(), 5);
+}
+
+/// Reads every file of a golden store, and again after one of each chain was removed and the rest merged. Returns the
+/// codings in it.
+fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static str> {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("store");
-    copy(&golden(), &root);
+    copy(&golden(version), &root);
     // It is not part of a store.
     let hashes = fs::read_to_string(root.join("hashes.txt")).unwrap();
     fs::remove_file(root.join("hashes.txt")).unwrap();
@@ -110,17 +140,29 @@ fn version_1_is_read_for_ever() {
             assert_eq!(reader.read_at(at as u64 * 7777, piece).unwrap(), piece.len());
         }
         assert!(pieces == bytes, "{name}");
-        codings.extend(
-            objects
-                .open(stub.object)
-                .unwrap()
-                .index()
-                .tensors
-                .iter()
-                .map(|t| (t.coding.codec(), t.coding.parent().is_some())),
-        );
+        let object = objects.open(stub.object).unwrap();
+        codings.extend(object.index().tensors.iter().map(|tensor| match tensor.coding {
+            Coding::Lossless => "lossless",
+            Coding::LosslessDelta { .. } => "lossless difference",
+            Coding::Lattice { .. } => "lattice",
+            Coding::LatticeKey { .. } => "lattice keyframe",
+            Coding::LatticeWithKeyframe { .. } => "lattice with its keyframe",
+        }));
         read += 1;
     }
-    assert_eq!(read, names().len());
-    assert_eq!(codings.len(), 4, "both codecs, alone and as differences: {codings:?}");
+    assert_eq!(read, files);
+    drop(archive);
+    let gone = [step(1), step(3), key(33)];
+    gone.iter().for_each(|name| fs::remove_file(root.join("tree").join(name)).unwrap());
+    let archive = Archive::open(Store::open(&root).unwrap()).unwrap();
+    work(&archive);
+    archive.stop();
+    let objects = stepfs::store::Objects::load(&root.join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
+    for (hash, name) in hashes.lines().map(|line| line.split_once(' ').unwrap()) {
+        let Ok(file) = fs::File::open(root.join("tree").join(name)) else { continue };
+        let stub = archive.stub(&file).unwrap().unwrap();
+        assert_eq!(format!("{:032x}", xxh3_128(&decode(&objects, stub.object).unwrap())), hash, "{name}, merged");
+    }
+    assert!(objects.all().len() < files, "{}", objects.all().len());
+    codings
 }
