@@ -11,7 +11,9 @@ into a mount, and waits until everything is released. Then, each on a copy of th
 After each, every other file must read the same bytes (SHA-256), `stepfs verify` must find no damage and `tmp/` be empty.
 
     lineage.py --raw DIR       keeps the series there, and takes it from there when it is complete
-    lineage.py --reference N   for `sixteenth`: bytes that the survivors need as direct differences to one another
+
+With STEPFS_SURVIVORS naming examples/survivors (lineage.sh builds it), what is left of `sixteenth` is compared with what those
+files need at least, as differences to one another.
 """
 
 import argparse
@@ -156,13 +158,15 @@ def remove(case, base, origin, names, expected, seed):
         mount.umount()
         harness.require_clean(mount.store)
         after = object_bytes(mount.store)
+        survivors = os.environ.get("STEPFS_SURVIVORS") if case == "sixteenth" else None
+        needed = survivors and int(subprocess.run([survivors, mount.store], check=True, capture_output=True).stdout)
     finally:
         mount.close()
         shutil.rmtree(folder)
     released = [name for name in left if rows[name]["state"] == "released"]
     raw = sum(rows[name]["logical_bytes"] for name in released)
     return {"case": case, "removed": len(gone), "left": len(left), "released": len(released), "before_bytes": before, "after_bytes": after,
-            "per_file": after / max(1, len(released)), "share_of_raw": after / max(1, raw), "removing_s": removing, "settled_s": seconds,
+            "per_file": after / max(1, len(released)), "share_of_raw": after / max(1, raw), "removing_s": removing, "settled_s": seconds, "needed_bytes": needed,
             "longest_chain": max(rows[name]["chain_len"] for name in released)}
 
 
@@ -221,14 +225,13 @@ def main():
     parser.add_argument("--raw", type=Path, help="directory of the series (default: made, and removed at the end)")
     parser.add_argument("--dir", help="where to work; decides the disk (default: the temporary directory)")
     parser.add_argument("--case", choices=CASES, action="append", help="only this removal; may be repeated")
-    parser.add_argument("--reference", type=int, metavar="BYTES")
     parser.add_argument("--json", metavar="FILE", help="write the numbers here; - for stdout")
     arguments = parser.parse_args()
     if not 2 * KEPT <= arguments.count <= 9999:
         parser.error(f"--count must be {2 * KEPT} to 9999")
     base = Path(tempfile.mkdtemp(prefix="stepfs-lineage-", dir=arguments.dir))
     raw = arguments.raw or base / "raw"
-    report = {"cases": [], "only_survivors_bytes": None, "reference_bytes": arguments.reference}
+    report = {"cases": [], "only_survivors_bytes": None, "reference_bytes": None}
     try:
         began = time.perf_counter()
         names = train(raw, arguments)
@@ -256,15 +259,16 @@ def main():
             report["cases"].append(remove(case, base, mount.store, names, expected, arguments.seed))
         after = {case["case"]: case["after_bytes"] for case in report["cases"]}
         if "sixteenth" in after:
+            report["reference_bytes"] = next(c["needed_bytes"] for c in report["cases"] if c["case"] == "sixteenth")
             report["only_survivors_bytes"] = only_survivors(base, raw, names)
     finally:
         if left := harness.mounts_below(base):
             sys.exit(f"lineage.py: {left} could not be unmounted; files left in {base}")
         shutil.rmtree(base)
     lineage, worst = report["lineage"], report["lineage"]["super_share"]
-    reference = arguments.reference and "sixteenth" in after
+    reference = report["reference_bytes"]
     report["goals"] = {"chain": lineage["longest_chain"] <= MAX_APPLIED, "super": worst is not None and worst <= MAX_SUPER_SHARE,
-                       "reference": after["sixteenth"] <= MAX_AGAINST_REFERENCE * arguments.reference if reference else None}
+                       "reference": after["sixteenth"] <= MAX_AGAINST_REFERENCE * reference if reference else None}
     if arguments.json == "-":
         print(json.dumps(report, indent=2))
     else:

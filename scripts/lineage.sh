@@ -10,4 +10,9 @@ if [ -z "${STEPFS_BIN:-}" ]; then
     command -v cargo >/dev/null || source "$HOME/.cargo/env"
     cargo build --release --locked --quiet
 fi
+if [ -z "${STEPFS_SURVIVORS:-}" ]; then
+    command -v cargo >/dev/null || source "$HOME/.cargo/env"
+    cargo build --release --locked --quiet --example survivors
+    export STEPFS_SURVIVORS=$ROOT/target/release/examples/survivors
+fi
 exec "$PYTHON" scripts/lineage.py "$@"

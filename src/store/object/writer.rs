@@ -113,9 +113,12 @@ impl ObjectWriter {
         durable::sync_file(&self.file)?;
         let target = super::reader::path_of(objects, self.id);
         let shard = durable::parent(&target);
-        // Also where the shard exists: whoever made it may have been killed before its name was durable.
-        std::fs::create_dir_all(shard)?;
-        durable::sync_dir(objects)?;
+        // Also where the shard exists: whoever made it may have been killed before its name was durable. Not where the
+        // object does, which was published in it.
+        if !target.exists() {
+            std::fs::create_dir_all(shard)?;
+            durable::sync_dir(objects)?;
+        }
         durable::publish(&self.path, &target)?;
         self.finished = true;
         Ok(())
