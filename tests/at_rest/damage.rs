@@ -5,6 +5,7 @@ use std::fs;
 use assert_cmd::Command;
 use stepfs::archive::ReadError;
 use stepfs::recall::Chain;
+use stepfs::store::object::{HEADER_BYTES, Header};
 
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, safetensors, states, step};
 
@@ -221,4 +222,61 @@ fn nothing_is_removed_while_something_damaged_may_need_it() {
     assert_eq!(files(&rest), before);
     fs::write(&path, &whole).unwrap();
     rest.read(&step(2)).unwrap();
+}
+
+#[test]
+fn a_circle_of_parents_is_reported_and_harms_no_other_file() {
+    let mut rest = Rest::of(4);
+    // Of another shape, or it would be a difference to these.
+    let mut random = Random(17);
+    let mut model = vec![Tensor::new("w", Dtype::F32, &[130, 130], &mut random)];
+    for at in 0..3 {
+        model[0].update(1e-3, &mut random);
+        rest.write(&format!("other/step_{at}.safetensors"), &safetensors(&model));
+    }
+    rest.settle();
+    // The first is a difference to the third, which is one to the second, which is one to the first.
+    let path = rest.object_path(&step(1));
+    let mut bytes = fs::read(&path).unwrap();
+    let header = Header { parent: Some(rest.id(&step(3))), ..rest.object(&step(1)).header().clone() };
+    bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
+    fs::write(&path, bytes).unwrap();
+    for at in 1..4 {
+        let error = rest.read(&step(at)).unwrap_err();
+        assert!(error.is_damage(), "{error}");
+    }
+    assert_eq!(rest.read("other/step_0.safetensors").unwrap(), rest.written["other/step_0.safetensors"]);
+    let verify = || {
+        let done = Command::cargo_bin("stepfs").unwrap().args(["verify", "--json"]).arg(rest.root()).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).unwrap();
+        let of = |damaged: &serde_json::Value| damaged["paths"][0].as_str().unwrap_or("no file").to_string();
+        let mut paths: Vec<String> = report["damaged"].as_array().unwrap().iter().map(of).collect();
+        paths.sort();
+        (done.status.code(), paths)
+    };
+    assert_eq!(verify(), (Some(3), (1..4).map(step).collect()));
+    // Neither removing nor archiving hangs on it; when its files are gone, it is nobody's.
+    fs::remove_file(rest.path(&step(2))).unwrap();
+    rest.settle();
+    assert_eq!(verify().0, Some(3));
+    [1, 3].iter().for_each(|at| fs::remove_file(rest.path(&step(*at))).unwrap());
+    rest.settle();
+    rest.read("other/step_1.safetensors").unwrap();
+}
+
+#[test]
+fn an_object_deleted_by_hand_is_reported_by_its_files() {
+    let rest = Rest::of(6);
+    let kept: Vec<Vec<u8>> = (1..3).map(|at| rest.read(&step(at)).unwrap()).collect();
+    fs::remove_file(rest.object_path(&step(3))).unwrap();
+    let done = Command::cargo_bin("stepfs").unwrap().arg("verify").arg(rest.root()).output().unwrap();
+    assert_eq!(done.status.code(), Some(3));
+    let text = String::from_utf8(done.stdout).unwrap();
+    (3..6).for_each(|at| assert!(text.contains(&step(at)), "{text}"));
+    (1..3).for_each(|at| assert!(!text.contains(&step(at)), "{text}"));
+    rest.settle();
+    (1..3).for_each(|at| assert!(rest.read(&step(at)).unwrap() == kept[at - 1]));
+    (3..6).for_each(|at| drop(rest.read(&step(at)).unwrap_err()));
+    // The newest is whole, and the run goes on from it.
+    assert_eq!(fs::read(rest.path(&step(6))).unwrap(), rest.written[&step(6)]);
 }
