@@ -33,6 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MB = 1 << 20
 PARTS = ("save", "load", "cold", "memory", "codec")
 
+# Memory for decoded states: far less than one of the checkpoints here takes.
+MEMORY = "64M"
+
 
 class Daemon:
     """A mounted store, and the most memory its daemon ever held."""
@@ -50,7 +53,8 @@ class Daemon:
         return done.stdout
 
     def mount(self):
-        self.run("mount", self.store, self.dir, "--log", self.log)
+        # What decoded states may take is a setting (--memory); what this measures is all the rest.
+        self.run("mount", self.store, self.dir, "--log", self.log, "--memory", MEMORY)
         needle = os.fsencode(self.store)
         for entry in Path("/proc").iterdir():
             try:
