@@ -171,6 +171,7 @@ impl Archive {
                 logical_len: sealed.len,
                 decoded_hash: 0,
                 source_hash: 0,
+                sample: 0,
                 modified_ns: sealed.modified_ns,
                 lineage: sealed.lineage,
                 signature: sealed.signature,
@@ -179,7 +180,7 @@ impl Archive {
             let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
             let hashes = verify::verify(&chain, source, &encoded.patches, stale)
                 .inspect_err(|_| self.recall.forget(header.id))?;
-            (header.source_hash, header.decoded_hash) = (hashes.source, hashes.decoded);
+            (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);
             let id = header.id;
             self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
             self.remember(id, base);

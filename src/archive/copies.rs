@@ -8,7 +8,7 @@ use crate::store::is_pinned;
 use crate::store::object::{Header, Id};
 
 use super::catalog::Sealed;
-use super::{Archive, settle};
+use super::{Archive, samples, settle};
 
 impl Archive {
     /// The object that decodes to the very bytes of a file that was just closed: a copy of a released file, or one that
@@ -21,7 +21,9 @@ impl Archive {
             entry.is_none_or(|entry| entry.held.is_some() || (entry.found && entry.keeps.is_none()))
         };
         let candidates = self.objects.of_signature(sealed.signature);
-        let like = |h: &Header| h.logical_len == sealed.len;
+        // Of two states of a lineage hardly a sample is the same: other files are not even hashed.
+        let sample = samples::short(sealed.sample);
+        let like = |h: &Header| h.logical_len == sealed.len && (h.sample == 0 || h.sample == sample);
         if looked_at || !candidates.iter().any(like) || is_pinned(&self.store.tree(), path)? {
             return Ok(None);
         }

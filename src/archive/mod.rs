@@ -20,6 +20,7 @@ mod plan;
 mod release;
 mod reparent;
 mod retention;
+mod samples;
 mod settle;
 mod status;
 mod verify;

@@ -11,14 +11,10 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::container::{Description, Kind, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel, names};
 
-use super::FileId;
 use super::catalog::{Catalog, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
+use super::{FileId, samples};
 
-/// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
-/// checksums, and 62 between.
-const SAMPLES: u64 = 64;
-const SAMPLE_BYTES: u64 = 4096;
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
 /// Why a file whose stub is damaged stays as it is.
@@ -112,7 +108,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
         len: metadata.len(),
         modified_ns: modified_ns(&metadata),
         steps: names::steps(path),
-        sample: sample(file)?,
+        sample: xxhash_rust::xxh3::xxh3_64(&samples::read(file)?),
         signature,
         lineage: lineage(path, signature),
         copy: false,
@@ -121,23 +117,8 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
 }
 
 fn compressible(file: &File) -> io::Result<bool> {
-    let bytes = samples(file)?;
+    let bytes = samples::read(file)?;
     Ok((zstd::bulk::compress(&bytes, 1)?.len() as f64) < COMPRESSIBLE * bytes.len() as f64)
-}
-
-fn sample(file: &File) -> io::Result<u64> {
-    Ok(xxhash_rust::xxh3::xxh3_64(&samples(file)?))
-}
-
-fn samples(file: &File) -> io::Result<Vec<u8>> {
-    let len = file.size();
-    let size = SAMPLE_BYTES.min(len);
-    let mut bytes = vec![0; (size * SAMPLES) as usize];
-    for (at, sample) in (0u64..).zip(bytes.chunks_mut(size.max(1) as usize)) {
-        let offset = (len - size) as u128 * u128::from(at) / u128::from(SAMPLES - 1);
-        ReadAt::read_exact_at(file, sample, offset as u64)?;
-    }
-    Ok(bytes)
 }
 
 /// xxh3-128 of a whole file.

@@ -11,11 +11,14 @@ use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, stream};
 
 use super::encode::patch;
+use super::samples::Sampler;
 
 /// Hashes of a file as written and as it will be read, xxh3-128.
 pub(super) struct Hashes {
     pub(super) source: u128,
     pub(super) decoded: u128,
+    /// Of samples of what will be read.
+    pub(super) sample: u32,
 }
 
 /// Decodes the object at the chain's leaf and compares it with `source`: lossless tensors and skeleton byte for byte
@@ -32,6 +35,7 @@ pub(super) fn verify(
     let layout = Layout::of(chain.leaf());
     let tensors = &chain.leaf().index().tensors;
     let (mut source_hash, mut decoded_hash) = (Xxh3::new(), Xxh3::new());
+    let mut sample = Sampler::new(chain.leaf().header().logical_len);
     let mut original = Vec::new();
     let mut expected = 0;
     stream(chain, &layout, |offset, unit, decoded| -> io::Result<()> {
@@ -47,6 +51,7 @@ pub(super) fn verify(
         source.read_exact_at(&mut original, offset)?;
         source_hash.update(&original);
         decoded_hash.update(decoded);
+        sample.update(offset, decoded);
         match unit {
             Unit::Tile { tensor, .. } if tensors[tensor as usize].coding.step().is_some() => {
                 let entry = &tensors[tensor as usize];
@@ -70,5 +75,5 @@ pub(super) fn verify(
     if expected != chain.leaf().header().logical_len || source.size() != expected {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the end of the file is missing"));
     }
-    Ok(Hashes { source: source_hash.digest128(), decoded: decoded_hash.digest128() })
+    Ok(Hashes { source: source_hash.digest128(), decoded: decoded_hash.digest128(), sample: sample.finish() })
 }

@@ -13,6 +13,7 @@ fn object(dir: &std::path::Path) -> Arc<Object> {
         logical_len: 0,
         decoded_hash: 0,
         source_hash: 0,
+        sample: 0,
         modified_ns: 0,
         lineage: 0,
         signature: 0,

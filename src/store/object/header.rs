@@ -38,6 +38,9 @@ pub struct Header {
     pub decoded_hash: u128,
     /// xxh3-128 of the file as the application wrote it; equal to `decoded_hash` when nothing was quantized.
     pub source_hash: u128,
+    /// Hash of samples of the decoded file, as far as a word goes: copies of other files need not be read whole to be told
+    /// apart. 0: not known.
+    pub sample: u32,
     /// Modification time of the file as written, nanoseconds since 1970: orders the states of a lineage.
     pub modified_ns: i64,
     /// Lineage: hash of the tensors' paths, types and shapes and of the file's name with its step wild.
@@ -69,7 +72,7 @@ impl Header {
         out.extend_from_slice(&self.source_hash.to_le_bytes());
         // Version 1: not looked at by anybody.
         out.extend_from_slice(&self.position.to_le_bytes());
-        out.extend_from_slice(&[0; 4]);
+        out.extend_from_slice(&self.sample.to_le_bytes());
         out.extend_from_slice(&self.modified_ns.to_le_bytes());
         out.extend_from_slice(&self.lineage.to_le_bytes());
         out.extend_from_slice(&self.signature.to_le_bytes());
@@ -100,7 +103,7 @@ impl Header {
         let (id, parent) = (Id(fields.u128()?.to_le_bytes()), Id(fields.u128()?.to_le_bytes()).some());
         let logical_len = fields.u64()?;
         let (decoded_hash, source_hash) = (fields.u128()?, fields.u128()?);
-        let (position, _) = (fields.u32()?, fields.u32()?);
+        let (position, sample) = (fields.u32()?, fields.u32()?);
         Ok(Header {
             version,
             depth,
@@ -111,6 +114,7 @@ impl Header {
             logical_len,
             decoded_hash,
             source_hash,
+            sample: if version == 1 { 0 } else { sample },
             modified_ns: fields.u64()? as i64,
             lineage: fields.u64()?,
             signature: fields.u64()?,

@@ -26,6 +26,7 @@ prop_compose! {
             depth,
             version,
             position: if version == 1 { depth } else { position },
+            sample: if version == 1 { 0 } else { position.rotate_left(9) },
             logical_len: numbers[0],
             decoded_hash: hashes[0],
             source_hash: hashes[1],

@@ -14,6 +14,7 @@ fn header(id: Id, parent: Option<Id>, at: u32) -> Header {
         logical_len: 0,
         decoded_hash: 0,
         source_hash: 0,
+        sample: 0,
         modified_ns: at.into(),
         lineage: 1,
         signature: 2,
