@@ -8,7 +8,7 @@ use std::path::Path;
 
 use stepfs::codec::{lattice, lossless};
 use stepfs::recall::Chain;
-use stepfs::recall::tile::{self, State};
+use stepfs::recall::{State, tile};
 use stepfs::store::object::TensorEntry;
 use stepfs::store::{Objects, Store};
 

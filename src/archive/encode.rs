@@ -9,10 +9,10 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::{Dtype, TILE_BYTES, lattice};
+use crate::codec::TILE_BYTES;
 use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use crate::recall::Chain;
-use crate::recall::tile::{self, State};
+use crate::recall::tile;
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
 use super::payload;
@@ -162,7 +162,7 @@ fn encode_tile(
         Some(parent) => Some(tile::state(job.base.ok_or(io::ErrorKind::InvalidInput)?, parent as usize, number)?),
         None => None,
     };
-    let Some((state, decoded, max_abs_error)) = quantize(tensor.dtype, coding, &data, parent.as_ref()) else {
+    let Some((state, decoded, max_abs_error)) = payload::quantize(tensor.dtype, coding, &data, parent.as_ref()) else {
         return Ok(None);
     };
     let mut payload = Vec::new();
@@ -175,29 +175,6 @@ fn encode_tile(
         crc_after.update(&decoded);
     }
     Ok(Some(EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error }))
-}
-
-/// A tile's state in this coding, what it decodes to, and the largest error. `None`: not for the lattice.
-pub(super) fn quantize(
-    dtype: Dtype,
-    coding: Coding,
-    data: &Arc<Vec<u8>>,
-    parent: Option<&State>,
-) -> Option<(State, Arc<Vec<u8>>, f64)> {
-    let Some(step) = coding.step() else {
-        return Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0));
-    };
-    let keyframe = match (coding, parent) {
-        (Coding::Lattice { .. }, Some(State::Bytes(bytes))) => Some(Arc::clone(bytes)),
-        (Coding::Lattice { .. }, Some(State::Lattice { keyframe, .. })) => keyframe.clone(),
-        _ => None,
-    };
-    let mut accumulators = vec![0; data.len() / dtype.size()];
-    let mut decoded = vec![0; data.len()];
-    let mut exceptions = Vec::new();
-    let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
-    let error = lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
-    Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
 }
 
 /// The bytes between the tensors, patched, in chunks.

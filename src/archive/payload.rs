@@ -1,11 +1,35 @@
-//! The payload of a tile: its state as a difference to the same tile of a parent, or alone. The inverse of what
-//! `recall::tile` does.
+//! From a tile's bytes to its state, and from that to its payload: a difference to the same tile of a parent, or alone. The
+//! inverse of what `recall::tile` does.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::codec::{Dtype, lattice, lossless};
-use crate::recall::tile::State;
+use crate::recall::State;
 use crate::store::object::Coding;
+
+/// A tile's state in this coding, what it decodes to, and the largest error. `None`: not for the lattice.
+pub(super) fn quantize(
+    dtype: Dtype,
+    coding: Coding,
+    data: &Arc<Vec<u8>>,
+    parent: Option<&State>,
+) -> Option<(State, Arc<Vec<u8>>, f64)> {
+    let Some(step) = coding.step() else {
+        return Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0));
+    };
+    let keyframe = match (coding, parent) {
+        (Coding::Lattice { .. }, Some(State::Bytes(bytes))) => Some(Arc::clone(bytes)),
+        (Coding::Lattice { .. }, Some(State::Lattice { keyframe, .. })) => keyframe.clone(),
+        _ => None,
+    };
+    let mut accumulators = vec![0; data.len() / dtype.size()];
+    let mut decoded = vec![0; data.len()];
+    let mut exceptions = Vec::new();
+    let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
+    let error = lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
+    Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
+}
 
 /// Appends the payload of `state` in this coding. `false`: it cannot be said so (another keyframe than the parent's, too
 /// many steps from it); `out` then holds nothing of use.

@@ -8,11 +8,10 @@ use std::sync::Arc;
 use crate::codec::{TILE_BYTES, lattice, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
 use crate::recall::Chain;
-use crate::recall::tile::{self, State};
+use crate::recall::{State, tile};
 use crate::store::Profile;
 use crate::store::object::{Coding, TensorEntry};
 
-use super::encode::quantize;
 use super::payload;
 
 /// Tensors below this many bytes go into the skeleton, bit-exact: an entry in the index costs about 100 bytes.
@@ -193,7 +192,7 @@ fn lattice_bits(material: &Material, tensor: &Tensor, coding: Coding) -> io::Res
     let data = Arc::new(read_tile(material.source, tensor, middle)?);
     let base = tile::state(chain, parent as usize, middle)?;
     let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
-        let Some((state, ..)) = quantize(tensor.dtype, coding, &data, base) else {
+        let Some((state, ..)) = payload::quantize(tensor.dtype, coding, &data, base) else {
             return Ok(None);
         };
         let mut out = Vec::new();

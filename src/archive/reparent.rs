@@ -16,8 +16,8 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::codec::{TILE_BYTES, lossless};
-use crate::recall::tile::{self, State};
 use crate::recall::{Chain, ReadError};
+use crate::recall::{State, tile};
 use crate::store::object::{Coding, Header, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 

@@ -15,8 +15,7 @@ use crate::codec::lattice::Exception;
 use crate::store::Id;
 use crate::store::object::Object;
 
-use super::Chain;
-use super::tile::State;
+use super::{Chain, State};
 
 /// Chains that are kept open, for as many lineages; with at most 12 objects each, far from the 1024 files that a process
 /// may usually open.

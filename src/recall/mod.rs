@@ -10,6 +10,7 @@ mod error;
 pub mod layout;
 mod memory;
 mod reader;
+mod state;
 mod stream;
 pub mod tile;
 
@@ -25,6 +26,7 @@ pub use error::ReadError;
 pub use layout::Layout;
 pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use reader::Reader;
+pub use state::State;
 pub use stream::stream;
 
 /// What all readers of a store share.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use stepfs::archive::{Archive, AtRest};
 use stepfs::codec::lattice;
 use stepfs::recall::Chain;
-use stepfs::recall::tile::{self, State};
+use stepfs::recall::{State, tile};
 use stepfs::store::object::{Coding, Object};
 use stepfs::store::{Id, Objects, Store};
 
