@@ -37,6 +37,12 @@ fn check(bytes: &[u8]) -> Description {
         assert_eq!(elements * t.dtype.size() as u64, t.extent.end - t.extent.start);
         assert!(t.path.len() < 5000 && t.aliases.len() <= 16);
         assert!(!t.why.is_empty());
+        for other in [t.of, t.partner].into_iter().flatten() {
+            assert_eq!(d.tensors[other].shape, t.shape, "{}: {}", t.path, t.why);
+        }
+        let partner = t.partner.map(|other| &d.tensors[other]);
+        assert!(t.role != Role::FirstMoment || partner.is_some_and(|v| v.role == Role::SecondMoment));
+        assert!(partner.is_none_or(|other| other.dtype == t.dtype));
     }
     let mut paths: Vec<_> = d.tensors.iter().map(|t| &t.path).collect();
     paths.sort();
@@ -63,6 +69,11 @@ struct ExpectedTensor {
     shape: Vec<u64>,
     offset: u64,
     role: String,
+    /// Path of the parameter that it is state of, and of its other moment.
+    #[serde(default)]
+    of: Option<String>,
+    #[serde(default)]
+    partner: Option<String>,
 }
 
 #[test]
@@ -89,7 +100,9 @@ fn real_files_are_described_as_python_sees_them() {
                 dtype: t.dtype.name().to_string(),
                 shape: t.shape.clone(),
                 offset: t.extent.start,
-                role: format!("{:?}", t.role).to_lowercase(),
+                role: t.role.name().to_string(),
+                of: t.of.map(|i| d.tensors[i].path.clone()),
+                partner: t.partner.map(|i| d.tensors[i].path.clone()),
             })
             .collect();
         for (got, want) in got.iter().zip(&want.tensors) {
@@ -201,6 +214,9 @@ fn signatures_name_lineages() {
         shape: vec![n],
         role: Role::Weight,
         why: "test",
+        of: None,
+        partner: None,
+        lossless: false,
         extent: 0..4 * n,
     };
     let of = |tensors: Vec<Tensor>| {
