@@ -17,8 +17,7 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 /// Names of a file's tensors: those of the model, or all when it has none (an optimizer's file).
 pub(super) fn signature(description: &Description) -> u64 {
     let large = |t: &&Tensor| t.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS;
-    let mut tensors: Vec<_> =
-        description.tensors.iter().filter(large).filter(|tensor| tensor.is_weight()).collect();
+    let mut tensors: Vec<_> = description.tensors.iter().filter(large).filter(|tensor| tensor.is_weight()).collect();
     if tensors.is_empty() {
         tensors = description.tensors.iter().filter(large).collect();
     }

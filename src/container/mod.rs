@@ -3,8 +3,8 @@
 //! A container is found by its content, never by its name. What is not understood is described as opaque, and then
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
-mod patch;
 mod pairing;
+mod patch;
 mod path;
 mod pickle;
 mod read;

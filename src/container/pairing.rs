@@ -12,19 +12,8 @@ use super::{Role, Tensor};
 use crate::codec::Dtype;
 
 /// Names of state that say what it is.
-const CLAIMS: [&str; 11] = [
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "sum",
-    "ax",
-    "m",
-    "v",
-    "mu",
-    "nu",
-];
+const CLAIMS: [&str; 11] =
+    ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
 
 /// State with an entry for each element of the parameter.
 const FULL: [&str; 17] = [
@@ -95,7 +84,7 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
             }
             let known = match (parameter, groups) {
                 (Parameter::Number(n), Some(groups)) => *n < groups.iter().fold(0, |a, &g| a.saturating_add(g)),
-                (_, groups) => groups.is_some(),
+                (_, groups) => groups.is_some_and(|groups| !groups.is_empty()),
             };
             let found = match misfit {
                 true => doubt(slots, "named like optimizer state, but not of its parameter's shape"),
@@ -112,10 +101,13 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
         let tensor = &mut tensors[verdict.tensor];
         (tensor.role, tensor.why, tensor.partner) = (verdict.role, verdict.why, verdict.partner);
         tensor.of = of.filter(|_| verdict.role != Role::Other);
+        // Part of an optimizer's state: never was a weight.
+        tensor.lossless = verdict.role == Role::Ema;
     }
     for (i, tensor) in tensors.iter_mut().enumerate() {
         if !done[i] && tensor.role == Role::Optimizer && role::by_name_only(tensor.why) {
-            (tensor.role, tensor.why) = (Role::Other, "named like optimizer state, but nothing beside it bears that out");
+            (tensor.role, tensor.why) =
+                (Role::Other, "named like optimizer state, but nothing beside it bears that out");
         }
     }
 }
@@ -185,7 +177,11 @@ fn kinds(tensors: &[Tensor], slots: &Slots, known: bool, matched: bool) -> Vec<V
     let letters = get("m").zip(get("v")).or(get("mu").zip(get("nu")));
     if let Some((m, v)) = letters.filter(|_| !known) {
         if matched && only(&["m", "v", "mu", "nu"]) && slots.len() == 2 && same(m, v) {
-            return pair(m, v, ["m beside v, both of a weight's name and shape", "v beside m, both of a weight's name and shape"]);
+            return pair(
+                m,
+                v,
+                ["m beside v, both of a weight's name and shape", "v beside m, both of a weight's name and shape"],
+            );
         }
         return doubt(slots, "named like a moment, but not of a weight's name and shape");
     }
@@ -343,7 +339,8 @@ fn masters(tensors: &mut [Tensor], standings: &[Option<Standing>]) -> HashMap<u3
             && tensors[i].role == Role::Optimizer
             && is_real(tensors[i].dtype)
         {
-            (tensors[i].role, tensors[i].why) = (Role::Master, "an optimizer's own copy of parameters, beside its state");
+            (tensors[i].role, tensors[i].why) =
+                (Role::Master, "an optimizer's own copy of parameters, beside its state");
             found.entry(*owner).or_default().insert(*number, i);
         }
     }

@@ -87,7 +87,18 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
             other => other,
         };
         let (aliases, shape) = (Vec::new(), info.shape.0);
-        tensors.push(Tensor { path, aliases, dtype, shape, role, why, of: None, partner: None, lossless: false, extent });
+        tensors.push(Tensor {
+            path,
+            aliases,
+            dtype,
+            shape,
+            role,
+            why,
+            of: None,
+            partner: None,
+            lossless: false,
+            extent,
+        });
     }
     tensors.sort_by_key(|t| t.extent.start);
     if tensors.windows(2).any(|w| w[1].extent.start < w[0].extent.end) {

@@ -29,7 +29,8 @@ impl Standing {
         match key.rsplit_once('.') {
             Some((parameter, slot)) if FLAT.contains(&slot) => {
                 // As torch.distributed flattens a state dict: `state.layer.weight.exp_avg`.
-                let name = ["optimizer.state.", "optim.state.", "state."].iter().find_map(|p| parameter.strip_prefix(p));
+                let name =
+                    ["optimizer.state.", "optim.state.", "state."].iter().find_map(|p| parameter.strip_prefix(p));
                 let parameter = Parameter::Name(name.unwrap_or(parameter).to_string());
                 Standing::Slot { owner: mapping, parameter, slot: slot.to_string() }
             }
@@ -67,7 +68,8 @@ pub(super) const BASES: [&str; 3] = ["base_optimizer_state", "optimizer_state_di
 /// The optimizers of a file that are known by their structure.
 #[derive(Debug, Default)]
 pub(super) struct Optimizers {
-    /// Number of parameters in each group, by the node that holds the state of all parameters.
+    /// Number of parameters in each group, by the node that holds the state of all parameters. Empty if there are no
+    /// groups as optimizers have them: then it is not believed.
     pub(super) groups: HashMap<u32, Rc<Vec<u64>>>,
     /// The node of the state, by the node of the list of the optimizer's own copies.
     pub(super) masters: HashMap<u32, u32>,

@@ -99,8 +99,8 @@ struct Walk<'a, 's, 'z> {
     /// Of mappings, by node: a shared one is asked for often.
     key_sets: HashMap<u32, u64>,
     optimizers: Optimizers,
-    /// Parameters of each group, by the node of `param_groups`; `None` if it is none. A shared one is asked for often.
-    group_lists: HashMap<u32, Option<Rc<Vec<u64>>>>,
+    /// Parameters of each group, by the node of `param_groups`. A shared one is asked for often.
+    group_lists: HashMap<u32, Rc<Vec<u64>>>,
     /// Copies of parameters seen so far, by the node of their list.
     masters: HashMap<u32, u64>,
     path: String,
@@ -228,7 +228,9 @@ impl Walk<'_, '_, '_> {
             let parameter = match frame.part {
                 Part::Key(Item::Int(n)) if n >= 0 => Parameter::Number(n as u64),
                 Part::Index(n) => Parameter::Number(n),
-                Part::Key(name) => self.graph.str(name).map_or(Parameter::Node(frame.node), |n| Parameter::Name(n.into())),
+                Part::Key(name) => {
+                    self.graph.str(name).map_or(Parameter::Node(frame.node), |n| Parameter::Name(n.into()))
+                }
                 _ => Parameter::Node(frame.node),
             };
             return Some(Standing::Slot { owner, parameter, slot: key.into() });
@@ -247,11 +249,15 @@ impl Walk<'_, '_, '_> {
             Some(&(_, Item::Node(n))) => Some(n),
             _ => None,
         };
-        if let (Some(state), Some(groups)) = (get(pairs, "state"), get(pairs, "param_groups")) {
-            let groups = self.group_lists.entry(groups).or_insert_with(|| group_sizes(graph, groups).map(Rc::new));
-            if let Some(groups) = groups {
-                self.optimizers.groups.insert(state, groups.clone());
-            }
+        if let Some(state) = get(pairs, "state")
+            && pairs.iter().any(|&(k, _)| graph.str(k) == Some("param_groups"))
+        {
+            let sizes = |groups| {
+                let sizes = self.group_lists.entry(groups).or_insert_with(|| Rc::new(group_sizes(graph, groups)));
+                sizes.clone()
+            };
+            let sizes = get(pairs, "param_groups").map(sizes).unwrap_or_default();
+            self.optimizers.groups.insert(state, sizes);
         }
         let Some(list) = slots::MASTERS.iter().find_map(|name| get(pairs, name)) else {
             return;
@@ -335,10 +341,11 @@ impl Walk<'_, '_, '_> {
     }
 }
 
-/// Number of parameters in each of an optimizer's groups: a list of mappings with a list `params` each.
-fn group_sizes(graph: &Graph, groups: u32) -> Option<Vec<u64>> {
+/// Number of parameters in each of an optimizer's groups: a list of mappings with a list `params` each. Empty for
+/// anything else.
+fn group_sizes(graph: &Graph, groups: u32) -> Vec<u64> {
     let Node::List(groups) = graph.node(groups) else {
-        return None;
+        return Vec::new();
     };
     let size = |&(_, group): &(u64, u32)| {
         let pairs = pairs(graph, Item::Node(group)).iter();
@@ -352,7 +359,7 @@ fn group_sizes(graph: &Graph, groups: u32) -> Option<Vec<u64>> {
         }
     };
     let sizes: Option<Vec<u64>> = groups.nodes.iter().map(size).collect();
-    sizes.filter(|sizes| sizes.len() as u64 == groups.len && !sizes.is_empty())
+    sizes.filter(|sizes| sizes.len() as u64 == groups.len).unwrap_or_default()
 }
 
 /// The pairs of a dict or of an object that was filled like one.
