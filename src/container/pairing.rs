@@ -36,6 +36,10 @@ const FULL: [&str; 17] = [
     "nu",
 ];
 
+/// Optimizers in one file whose parameters are looked for by number, which takes time in proportion to all weights. A GAN
+/// has two; thousands would be an attack.
+const MAX_NUMBERED: usize = 64;
+
 /// One parameter's state: slots with the indices of their tensors.
 type Slots<'a> = Vec<(&'a str, usize)>;
 
@@ -63,12 +67,12 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
     let weights = Weights::of(tensors, standings);
     let mut done = vec![false; tensors.len()];
     let mut verdicts = Vec::new();
-    for (owner, parameters) in &owners {
+    for (at, (owner, parameters)) in owners.iter().enumerate() {
         let groups = optimizers.groups.get(owner).map(|groups| groups.as_slice());
         let numbered = match (masters.get(owner), groups) {
             (Some(masters), _) => masters.clone(),
-            (None, Some(groups)) => weights.by_number(tensors, groups, parameters),
-            (None, None) => HashMap::new(),
+            (None, Some(groups)) if at < MAX_NUMBERED => weights.by_number(tensors, groups, parameters),
+            (None, _) => HashMap::new(),
         };
         for (parameter, slots) in parameters {
             let mut misfit = false;
