@@ -8,7 +8,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::container::{Description, Role};
+use crate::container::{Description, Tensor};
 use crate::store::names;
 
 /// Tensors smaller than this many elements do not count: they come and go with schedulers and counters.
@@ -16,9 +16,8 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 
 /// Names of a file's tensors: those of the model, or all when it has none (an optimizer's file).
 pub(super) fn signature(description: &Description) -> u64 {
-    let large = |t: &&crate::container::Tensor| t.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS;
-    let mut tensors: Vec<_> =
-        description.tensors.iter().filter(large).filter(|tensor| tensor.role == Role::Weight).collect();
+    let large = |t: &&Tensor| t.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS;
+    let mut tensors: Vec<_> = description.tensors.iter().filter(large).filter(|tensor| tensor.is_weight()).collect();
     if tensors.is_empty() {
         tensors = description.tensors.iter().filter(large).collect();
     }

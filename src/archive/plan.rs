@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::codec::{TILE_BYTES, lattice, lossless};
-use crate::container::{Description, ReadAt, Role, Tensor};
+use crate::container::{Description, ReadAt, Tensor};
 use crate::recall::Chain;
 use crate::recall::{State, tile};
 use crate::store::Profile;
@@ -215,9 +215,9 @@ pub(super) fn without_edges(tensor: &Tensor) -> Tensor {
     tensor
 }
 
-/// Only what is known to be a weight, and has a shape that bears error: vectors (norms, biases) cost nothing to keep.
+/// Only what is known to be a weight, or an average of one where models stand, and has a shape that bears error: vectors (norms, biases) cost nothing to keep.
 fn may_quantize(tensor: &Tensor) -> bool {
-    tensor.role == Role::Weight && tensor.dtype.is_lattice_float() && tensor.shape.len() >= 2
+    tensor.is_weight() && tensor.dtype.is_lattice_float() && tensor.shape.len() >= 2
 }
 
 /// Alone or as difference to the base, whichever is estimated to be smaller; with the bits of the middle tile in that

@@ -13,7 +13,6 @@ use crate::store::Store;
 use crate::store::object::Object;
 
 use super::place::{Place, attribute};
-use super::survey::role_name;
 use super::words::{name, size, table};
 
 /// Show what stepfs finds in a checkpoint: its tensors, their roles, where they lie; and how they are kept.
@@ -43,6 +42,10 @@ struct Row {
     shape: Vec<u64>,
     role: &'static str,
     why: &'static str,
+    /// Path of the parameter that this is state or an average of, if that is known.
+    of: Option<String>,
+    /// Path of the parameter's other moment.
+    partner: Option<String>,
     offset: u64,
     bytes: u64,
     /// `lossless` or `lattice`.
@@ -68,13 +71,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bytes: file.metadata()?.len(),
         tensors: Vec::new(),
     };
+    let paths: Vec<String> = description.tensors.iter().map(|t| t.path.clone()).collect();
+    let path_of = |index: Option<usize>| index.and_then(|index| paths.get(index).cloned());
     for tensor in description.tensors {
         let kept = object.as_ref().and_then(|o| o.index().tensors.iter().find(|t| t.path == tensor.path));
         report.tensors.push(Row {
             aliases: tensor.aliases,
             dtype: tensor.dtype.name(),
-            role: role_name(tensor.role),
+            role: tensor.role.name(),
             why: tensor.why,
+            of: path_of(tensor.of),
+            partner: path_of(tensor.partner),
             offset: tensor.extent.start,
             bytes: tensor.extent.end - tensor.extent.start,
             codec: kept.map_or("lossless", |kept| kept.coding.codec()),
@@ -112,13 +119,16 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             name(&row.path),
             row.dtype.into(),
             format!("{:?}", row.shape),
-            row.role.into(),
+            row.role.replace('_', " "),
             size(row.bytes),
             row.offset.to_string(),
             format!("{} {}", row.codec, row.kept),
             row.stored_bytes.map(size).unwrap_or_default(),
             if row.bound == 0.0 { "exact".into() } else { format!("{:.1e}", row.bound) },
-            row.why.into(),
+            match &row.of {
+                Some(of) => format!("{}; of {}", row.why, name(of)),
+                None => row.why.into(),
+            },
         ]);
     }
     let right = [false, false, false, false, true, true, false, true, true, false];

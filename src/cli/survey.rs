@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::container::Role;
 use crate::store::object::{Id, Object};
 use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, is_pinned};
 
@@ -42,8 +41,10 @@ pub(super) struct Entry {
     pub(super) chain_len: u32,
     /// Largest error of any element of any tensor.
     pub(super) max_abs_error: f64,
-    /// Bytes per role.
+    /// Bytes of the weights, of all of the optimizer's state, of other tensors, and of the skeleton.
     pub(super) roles: BTreeMap<&'static str, Weight>,
+    /// Bytes per role of the tensors, the optimizer's by kind.
+    pub(super) kinds: BTreeMap<&'static str, Weight>,
     /// Why it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) damage: Option<String>,
@@ -132,6 +133,7 @@ fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Re
         chain_len: 0,
         max_abs_error: 0.0,
         roles: BTreeMap::new(),
+        kinds: BTreeMap::new(),
         damage: None,
     };
     if let Some(stub) = stub(store, path)? {
@@ -174,22 +176,15 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     });
     let mut tensors = 0;
     for tensor in &object.index().tensors {
-        let weight = entry.roles.entry(role_name(tensor.role)).or_default();
-        weight.raw_bytes += tensor.extent.end - tensor.extent.start;
-        weight.stored_bytes += tensor.stored();
+        let (role, kind) = (tensor.role.group().name(), tensor.role.name());
+        for weight in [entry.roles.entry(role).or_default(), entry.kinds.entry(kind).or_default()] {
+            weight.raw_bytes += tensor.extent.end - tensor.extent.start;
+            weight.stored_bytes += tensor.stored();
+        }
         tensors += tensor.extent.end - tensor.extent.start;
         entry.max_abs_error = entry.max_abs_error.max(tensor.max_abs_error);
     }
     let skeleton = object.index().skeleton.iter().map(|chunk| u64::from(chunk.stored)).sum();
     let raw_bytes = header.logical_len - tensors;
     entry.roles.insert("skeleton", Weight { raw_bytes, stored_bytes: skeleton });
-}
-
-/// The word for a role.
-pub(super) fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Weight => "weight",
-        Role::Optimizer => "optimizer",
-        Role::Other => "other",
-    }
 }

@@ -3,12 +3,14 @@
 //! A container is found by its content, never by its name. What is not understood is described as opaque, and then
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
+mod pairing;
 mod patch;
 mod path;
 mod pickle;
 mod read;
 mod role;
 mod safetensors;
+mod slots;
 mod storages;
 #[cfg(test)]
 mod tests;
@@ -59,15 +61,72 @@ impl Kind {
     }
 }
 
-/// What a tensor is to training. Decides whether it may be quantized.
+/// What a tensor is to training. Decides whether it may be quantized. The number of each is its code in objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// A model parameter: may be quantized.
-    Weight,
-    /// State of an optimizer.
+    Weight = 0,
+    /// State of an optimizer that is none of the kinds below: steps, factors, what only one optimizer has.
     Optimizer,
     /// Anything else, or not known.
     Other,
+    /// Mean of gradients, which the update divides by the root of its partner: Adam's `exp_avg`.
+    FirstMoment,
+    /// Mean of squared gradients, whose root the update divides by: never negative. With a partner it is Adam's,
+    /// without one RMSprop's.
+    SecondMoment,
+    /// A momentum buffer: the update is a multiple of it.
+    Momentum,
+    /// Sum of squared gradients (Adagrad): never negative.
+    SquareSum,
+    /// An average of weights over time.
+    Ema,
+    /// The copy of a parameter that an optimizer for low precision updates.
+    Master,
+}
+
+impl Role {
+    /// All roles, by code.
+    pub const ALL: [Role; 9] = [
+        Role::Weight,
+        Role::Optimizer,
+        Role::Other,
+        Role::FirstMoment,
+        Role::SecondMoment,
+        Role::Momentum,
+        Role::SquareSum,
+        Role::Ema,
+        Role::Master,
+    ];
+
+    /// The word people and scripts are shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Weight => "weight",
+            Role::Optimizer => "optimizer",
+            Role::Other => "other",
+            Role::FirstMoment => "first_moment",
+            Role::SecondMoment => "second_moment",
+            Role::Momentum => "momentum",
+            Role::SquareSum => "square_sum",
+            Role::Ema => "ema",
+            Role::Master => "master",
+        }
+    }
+
+    /// The coarser role that it belongs to: a weight, an optimizer's, or something else.
+    pub fn group(self) -> Role {
+        match self {
+            Role::Weight | Role::Ema => Role::Weight,
+            Role::Other => Role::Other,
+            Role::Optimizer
+            | Role::FirstMoment
+            | Role::SecondMoment
+            | Role::Momentum
+            | Role::SquareSum
+            | Role::Master => Role::Optimizer,
+        }
+    }
 }
 
 /// One tensor payload: a run of bytes in the file that holds elements of one type.
@@ -85,6 +144,14 @@ pub struct Tensor {
     pub role: Role,
     /// Why it has that role, in words for `stepfs inspect`.
     pub why: &'static str,
+    /// Index in the description of the parameter that this is state or an average of, if it is in the file, has the
+    /// same shape, and no other can be meant.
+    pub of: Option<usize>,
+    /// Index of the parameter's other moment, of the same shape and type: of a first moment the second, of a second
+    /// moment the first.
+    pub partner: Option<usize>,
+    /// Not to be quantized whatever its role: by where it stands it is no weight.
+    pub lossless: bool,
     /// Bytes of the file. Extents of a description are disjoint and ascending.
     pub extent: Range<u64>,
 }
@@ -105,6 +172,13 @@ pub struct Description {
 /// Smallest tensor, in elements, that counts for a file's signature: small ones (steps, RNG state, statistics) come
 /// and go within a run.
 const SIGNATURE_MIN_ELEMENTS: u64 = 1024;
+
+impl Tensor {
+    /// A parameter of a model, or an average of one that stands where models do.
+    pub fn is_weight(&self) -> bool {
+        self.role.group() == Role::Weight && !self.lossless
+    }
+}
 
 impl Description {
     /// A file that is not looked into, and why.

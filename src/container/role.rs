@@ -24,14 +24,25 @@ pub(super) const OPTIMIZER_STATE: Context =
     Context::Closed(Role::Optimizer, "below a mapping with `state` and `param_groups`");
 
 /// A mapping that has, by its name, one parameter's optimizer state in it.
-pub(super) const BESIDE_SLOT: Context = Context::Closed(Role::Optimizer, "beside a tensor named like optimizer state");
+pub(super) const BESIDE_SLOT: Context = Context::Closed(Role::Optimizer, BESIDE);
 
 /// Below one of two keys that name the moments of Adam.
-pub(super) const MOMENT: Context = Context::Closed(Role::Optimizer, "below one of two keys that name Adam's moments");
+pub(super) const MOMENT: Context = Context::Closed(Role::Optimizer, BY_MOMENT);
 
 /// A mapping with the same keys as a sibling that is named like a model, without being named so itself.
 pub(super) const PAIRED: Context =
     Context::Closed(Role::Other, "same keys as the model's mapping beside it: may be state of an optimizer");
+
+/// Reasons that are names alone.
+const BESIDE: &str = "beside a tensor named like optimizer state";
+const BY_MOMENT: &str = "below one of two keys that name Adam's moments";
+const BY_KEY: &str = "below a key that names optimizer state";
+const BY_NAME: &str = "named like optimizer state";
+
+/// Whether the reason for an optimizer's role is a name that is not an optimizer's own.
+pub(super) fn by_name_only(why: &str) -> bool {
+    [BESIDE, BY_MOMENT, BY_KEY, BY_NAME].contains(&why)
+}
 
 /// Parts of names that only optimizers use for their per-parameter state.
 const SLOT_PARTS: [&str; 7] =
@@ -193,7 +204,7 @@ pub(super) fn below(context: Context, name: &str) -> Context {
     }
     let slot = |list: &[&str]| list.contains(&lower.as_str());
     if has_slot_part(&lower) || slot(&SLOTS) {
-        return Context::Closed(Role::Optimizer, "below a key that names optimizer state");
+        return Context::Closed(Role::Optimizer, BY_KEY);
     }
     if lower == "_buffers" {
         return Context::Closed(Role::Other, "a buffer of a module, not a parameter");
@@ -231,7 +242,7 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
     }
     let last = parts.next_back().unwrap_or("");
     if has_slot_part(&lower) || SLOTS.contains(&last) {
-        return (Role::Optimizer, "named like optimizer state");
+        return (Role::Optimizer, BY_NAME);
     }
     if !is_float(dtype) {
         return (Role::Other, "not a floating-point type");

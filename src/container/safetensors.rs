@@ -6,7 +6,8 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 
 use super::read::{Fail, bad};
 use super::role::{self, Context};
-use super::{Description, Kind, ReadAt, Role, Tensor};
+use super::slots::{Optimizers, Standing};
+use super::{Description, Kind, ReadAt, Role, Tensor, pairing};
 use crate::codec::Dtype;
 
 /// Largest header looked at: the reference implementation's own limit.
@@ -67,6 +68,9 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
                     shape: vec![len],
                     role: Role::Other,
                     why: "an element type that stepfs does not know",
+                    of: None,
+                    partner: None,
+                    lossless: false,
                     extent,
                 });
             }
@@ -82,7 +86,19 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
             (Role::Weight, _) => (Role::Weight, "floating point, in a safetensors file"),
             other => other,
         };
-        tensors.push(Tensor { path, aliases: Vec::new(), dtype, shape: info.shape.0, role, why, extent });
+        let (aliases, shape) = (Vec::new(), info.shape.0);
+        tensors.push(Tensor {
+            path,
+            aliases,
+            dtype,
+            shape,
+            role,
+            why,
+            of: None,
+            partner: None,
+            lossless: false,
+            extent,
+        });
     }
     tensors.sort_by_key(|t| t.extent.start);
     if tensors.windows(2).any(|w| w[1].extent.start < w[0].extent.end) {
@@ -104,6 +120,8 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
     if paths.windows(2).any(|w| w[0] == w[1]) {
         return bad("safetensors: two tensors have the same name");
     }
+    let standings: Vec<_> = tensors.iter().map(|t| Some(Standing::named(0, &t.path, false))).collect();
+    pairing::refine(&mut tensors, &standings, &Optimizers::default());
     Ok(tensors)
 }
 

@@ -3,10 +3,10 @@
 use std::collections::{HashMap, HashSet};
 
 use super::read::{Fail, bad};
-use super::role;
+use super::slots::{Optimizers, Standing};
 use super::view::Storage;
 use super::zip::Zip;
-use super::{Role, Tensor};
+use super::{Role, Tensor, pairing, role};
 use crate::codec::Dtype;
 
 /// Other paths kept for one tensor. Two are common (tied embeddings); a thousand would be an attack.
@@ -26,6 +26,8 @@ pub(super) struct Use<'a> {
     pub(super) role: (Role, &'static str),
     /// Says where the tensor is used, but not what it is, if any other place does.
     pub(super) reference: bool,
+    /// Where it stands there among other tensors.
+    pub(super) standing: Option<Standing>,
 }
 
 /// A storage's tensor.
@@ -33,6 +35,8 @@ struct Found {
     tensor: Tensor,
     /// So far only references to it were seen.
     reference: bool,
+    /// Where it stands, at its first use that is none.
+    standing: Option<Standing>,
 }
 
 /// The storages found so far.
@@ -67,8 +71,8 @@ impl<'z> Storages<'z> {
         }
     }
 
-    /// The tensors, each with its record, and a note on storages that were left out.
-    pub(super) fn finish(mut self) -> (Vec<(Tensor, u32)>, Option<String>) {
+    /// The tensors by ascending extent, the record of each, and a note on storages that were left out.
+    pub(super) fn finish(mut self, optimizers: &Optimizers) -> (Vec<Tensor>, Vec<u32>, Option<String>) {
         for index in &self.misfits {
             self.found.remove(index);
         }
@@ -80,10 +84,13 @@ impl<'z> Storages<'z> {
         ];
         let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
-        let found = self.found.into_iter();
-        let mut tensors: Vec<_> = found.map(|(i, f)| (f.tensor, i as u32)).collect();
-        role::pair(tensors.iter_mut().map(|(t, _)| t));
-        (tensors, note)
+        let mut found: Vec<(usize, Found)> = self.found.into_iter().collect();
+        found.sort_by_key(|(_, f)| f.tensor.extent.start);
+        role::pair(found.iter_mut().map(|(_, f)| &mut f.tensor));
+        let of_tensor = found.iter().map(|&(i, _)| i as u32).collect();
+        let (mut tensors, standings): (Vec<_>, Vec<_>) = found.into_iter().map(|(_, f)| (f.tensor, f.standing)).unzip();
+        pairing::refine(&mut tensors, &standings, optimizers);
+        (tensors, of_tensor, note)
     }
 
     /// Notes a use of a storage.
@@ -112,7 +119,7 @@ impl<'z> Storages<'z> {
         if len == 0 {
             return Ok(());
         }
-        self.path_bytes += used.path.len();
+        self.path_bytes += used.path.len() + used.standing.as_ref().map_or(0, Standing::len);
         if self.path_bytes > MAX_PATH_BYTES {
             return bad("torch: the tensors' names are too long to keep");
         }
@@ -128,20 +135,21 @@ impl<'z> Storages<'z> {
                 (Dtype::U8, vec![len], (Role::Other, why))
             }
         };
-        if let Some(Found { tensor, reference }) = self.found.get_mut(&index) {
+        if let Some(Found { tensor, reference, standing }) = self.found.get_mut(&index) {
             if tensor.aliases.len() < MAX_ALIASES {
                 tensor.aliases.push(used.path.to_string());
             }
             if tensor.dtype != dtype {
                 (tensor.dtype, tensor.shape) = (Dtype::U8, vec![len]);
                 (tensor.role, tensor.why) = (Role::Other, "read as two different element types");
-                *reference = false;
+                (*reference, *standing) = (false, None);
             } else if *reference && !used.reference {
                 (tensor.role, tensor.why) = (role, why);
-                *reference = false;
+                (*reference, *standing) = (false, used.standing);
             } else if !used.reference && tensor.role == Role::Weight && role != Role::Weight {
                 // One use that is no parameter's is enough: the bytes are the same.
                 (tensor.role, tensor.why) = (role, why);
+                *standing = None;
             }
             return Ok(());
         }
@@ -152,10 +160,13 @@ impl<'z> Storages<'z> {
             shape,
             role,
             why,
+            of: None,
+            partner: None,
+            lossless: false,
             extent: record.payload.clone(),
         };
-        let reference = used.reference;
-        self.found.insert(index, Found { tensor, reference });
+        let Use { reference, standing, .. } = used;
+        self.found.insert(index, Found { tensor, reference, standing });
         Ok(())
     }
 

@@ -37,6 +37,12 @@ fn check(bytes: &[u8]) -> Description {
         assert_eq!(elements * t.dtype.size() as u64, t.extent.end - t.extent.start);
         assert!(t.path.len() < 5000 && t.aliases.len() <= 16);
         assert!(!t.why.is_empty());
+        for other in [t.of, t.partner].into_iter().flatten() {
+            assert_eq!(d.tensors[other].shape, t.shape, "{}: {}", t.path, t.why);
+        }
+        let partner = t.partner.map(|other| &d.tensors[other]);
+        assert!(t.role != Role::FirstMoment || partner.is_some_and(|v| v.role == Role::SecondMoment));
+        assert!(partner.is_none_or(|other| other.dtype == t.dtype));
     }
     let mut paths: Vec<_> = d.tensors.iter().map(|t| &t.path).collect();
     paths.sort();
@@ -89,7 +95,7 @@ fn real_files_are_described_as_python_sees_them() {
                 dtype: t.dtype.name().to_string(),
                 shape: t.shape.clone(),
                 offset: t.extent.start,
-                role: format!("{:?}", t.role).to_lowercase(),
+                role: t.role.group().name().to_string(),
             })
             .collect();
         for (got, want) in got.iter().zip(&want.tensors) {
@@ -97,6 +103,54 @@ fn real_files_are_described_as_python_sees_them() {
         }
         assert_eq!(got.len(), want.tensors.len(), "{name}");
     }
+}
+
+/// Role, path of the parameter, path of the other moment.
+type Told = (String, Option<String>, Option<String>);
+
+#[test]
+fn state_is_told_apart_and_paired() {
+    let expected = fs::read(corpus("roles").join("expected.json")).expect("expected.json");
+    let expected: BTreeMap<String, BTreeMap<String, Told>> = serde_json::from_slice(&expected).expect("json");
+    let files = files("roles");
+    assert_eq!(files.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, bytes) in files {
+        let d = check(&bytes);
+        let path = |index: Option<usize>| index.map(|index| d.tensors[index].path.clone());
+        let found: BTreeMap<String, Told> = d
+            .tensors
+            .iter()
+            .map(|t| (t.path.clone(), (t.role.name().to_string(), path(t.of), path(t.partner))))
+            .collect();
+        for (path, told) in &found {
+            let why = d.tensors.iter().find(|t| t.path == *path).map(|t| t.why);
+            assert_eq!(Some(told), expected[&name].get(path), "{name}: {path}: {why:?}");
+        }
+        assert_eq!(found.keys().collect::<Vec<_>>(), expected[&name].keys().collect::<Vec<_>>(), "{name}");
+    }
+}
+
+#[test]
+fn roles_have_their_codes() {
+    for (code, role) in Role::ALL.into_iter().enumerate() {
+        assert_eq!(role as usize, code);
+        assert_eq!(Role::ALL.iter().filter(|other| other.name() == role.name()).count(), 1);
+        assert!(role == Role::Ema || (role.group() == Role::Weight) == (role == Role::Weight));
+    }
+}
+
+#[test]
+fn only_what_stands_where_models_do_counts_as_weight() {
+    let files = files("roles");
+    let weights = |name: &str| {
+        let d = check(&files[name]);
+        d.tensors.iter().filter(|t| t.is_weight()).map(|t| t.path.clone()).collect::<Vec<_>>()
+    };
+    // Averages beside the model were weights before they had a role of their own; those of callbacks were not.
+    assert!(weights("swa.pt").iter().any(|path| path.starts_with("swa_model/")));
+    assert!(weights("lightning.ckpt").iter().all(|path| path.starts_with("state_dict/")));
+    assert!(weights("asgd.pt").iter().all(|path| path.starts_with("model/")));
+    assert_eq!(weights("zero2.pt"), [""; 0]);
 }
 
 #[test]
@@ -201,6 +255,9 @@ fn signatures_name_lineages() {
         shape: vec![n],
         role: Role::Weight,
         why: "test",
+        of: None,
+        partner: None,
+        lossless: false,
         extent: 0..4 * n,
     };
     let of = |tensors: Vec<Tensor>| {

@@ -11,7 +11,7 @@ use super::read::{Fail, bad};
 use super::storages::Storages;
 use super::walk::walk;
 use super::zip::Zip;
-use super::{Description, Kind, ReadAt, Tensor};
+use super::{Description, Kind, ReadAt};
 
 /// Describes the file, whose first bytes are those of a zip.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail> {
@@ -21,16 +21,14 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     if !pickle.stored {
         return bad("torch: data.pkl is compressed");
     }
-    let (mut tensors, note): (Vec<(Tensor, u32)>, _) = if is_big_endian(src, &zip, &layout)? {
-        (Vec::new(), Some("torch: tensors are big-endian".to_string()))
+    let (tensors, of_tensor, note) = if is_big_endian(src, &zip, &layout)? {
+        (Vec::new(), Vec::new(), Some("torch: tensors are big-endian".to_string()))
     } else {
         let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
         let mut storages = Storages::new(&zip, &layout.data);
-        walk(&graph, &mut storages)?;
-        storages.finish()
+        let optimizers = walk(&graph, &mut storages)?;
+        storages.finish(&optimizers)
     };
-    tensors.sort_by_key(|(t, _)| t.extent.start);
-    let (tensors, of_tensor) = tensors.into_iter().unzip();
     let serialization_id = layout.serialization_id;
     drop(layout);
     Ok(Description { kind: Kind::TorchZip, note, tensors, zip: Some(Crcs::new(zip, of_tensor, serialization_id)) })

@@ -5,12 +5,14 @@
 //! possible or not), so the walk is linear in the graph's size; paths are cut off at [`MAX_PATH`].
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::Role;
 use super::path::{self, Part};
 use super::pickle::{Elements, Graph, Item, Node};
 use super::read::{Fail, bad};
 use super::role::{self, Context};
+use super::slots::{self, Optimizers, Parameter, Standing};
 use super::storages::{Storages, Use};
 use super::view;
 use crate::codec::Dtype;
@@ -34,6 +36,14 @@ struct Frame {
     /// What holds for its children.
     context: Context,
     shape: Mapping,
+    /// The step that leads to it.
+    part: Part,
+    /// Has, by its name, one parameter's optimizer state in it.
+    beside_slot: bool,
+    /// Its own key, in the mapping above, is that of one slot of all parameters.
+    is_slot: bool,
+    /// A key on the way to it names an average of weights.
+    average: bool,
 }
 
 /// What a container's keys and values say about its tensors.
@@ -48,13 +58,16 @@ struct Mapping {
     moments: Option<[&'static str; 2]>,
 }
 
-/// Finds all tensors below the graph's root.
-pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<(), Fail> {
+/// Finds all tensors below the graph's root, and the optimizers that are known by their structure.
+pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<Optimizers, Fail> {
     let mut walk = Walk {
         graph,
         storages,
         visited: vec![0; graph.len()],
         key_sets: HashMap::new(),
+        optimizers: Optimizers::default(),
+        group_lists: HashMap::new(),
+        masters: HashMap::new(),
         path: String::new(),
         written: 0,
         frames: Vec::new(),
@@ -75,7 +88,7 @@ pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<(), Fail> {
             }
         }
     }
-    Ok(())
+    Ok(walk.optimizers)
 }
 
 struct Walk<'a, 's, 'z> {
@@ -85,6 +98,11 @@ struct Walk<'a, 's, 'z> {
     visited: Vec<u8>,
     /// Of mappings, by node: a shared one is asked for often.
     key_sets: HashMap<u32, u64>,
+    optimizers: Optimizers,
+    /// Parameters of each group, by the node of `param_groups`. A shared one is asked for often.
+    group_lists: HashMap<u32, Rc<Vec<u64>>>,
+    /// Copies of parameters seen so far, by the node of their list.
+    masters: HashMap<u32, u64>,
     path: String,
     written: usize,
     frames: Vec<Frame>,
@@ -116,12 +134,13 @@ impl Walk<'_, '_, '_> {
             Part::Key(key) => graph.str(key).unwrap_or(""),
             _ => "",
         };
-        // A file may be one tensor and nothing else.
-        let path = match self.path.as_str() {
-            "" => ".",
-            path => path,
-        };
         if let Some(v) = view::view(graph, item) {
+            let standing = parent.and_then(|p| self.standing(p, key));
+            // A file may be one tensor and nothing else.
+            let path = match self.path.as_str() {
+                "" => ".",
+                path => path,
+            };
             let dtype = v.dtype.unwrap_or(Dtype::U8);
             return self.storages.add(Use {
                 storage: v.storage,
@@ -131,6 +150,7 @@ impl Walk<'_, '_, '_> {
                 role: role::tensor(context, listed || v.parameter, key, dtype),
                 // A pickled optimizer lists the model's parameters among its param_groups.
                 reference: v.parameter && matches!(context, Context::Closed(Role::Optimizer, _)),
+                standing,
             });
         }
         if let Some(storage) = view::storage(graph, item) {
@@ -138,12 +158,16 @@ impl Walk<'_, '_, '_> {
                 storage,
                 dtype: storage.dtype,
                 shape: None,
-                path,
+                path: match self.path.as_str() {
+                    "" => ".",
+                    path => path,
+                },
                 role: match context {
                     Context::Closed(Role::Optimizer, why) => (Role::Optimizer, why),
                     _ => (Role::Other, "a storage without a tensor that stepfs knows"),
                 },
                 reference: false,
+                standing: None,
             });
         }
         let context = match parent {
@@ -168,9 +192,91 @@ impl Walk<'_, '_, '_> {
             return Ok(());
         }
         *visited |= bit;
-        let (context, shape) = self.mapping(item, context);
-        self.frames.push(Frame { node: index, cursor: 0, path_len: self.path.len(), context, shape });
+        let children = pairs(graph, item);
+        let moments = role::moments(|name| children.iter().any(|&(k, _)| graph.str(k) == Some(name)));
+        let beside_slot = children.iter().any(|&(k, v)| {
+            let name = graph.str(k).filter(|name| name.len() <= MAX_MODEL_NAME);
+            name.is_some_and(role::is_slot) && view::is_tensor(graph, v)
+        });
+        let above = parent.map(|p| &self.frames[p]);
+        let is_slot = role::is_slot(key) || above.and_then(|a| a.shape.moments).is_some_and(|keys| keys.contains(&key));
+        let named = key.len() <= MAX_MODEL_NAME && slots::names_average(key);
+        let average = named || above.is_some_and(|a| a.average);
+        self.note_optimizers(children);
+        let (context, mut shape) = self.mapping(item, context, beside_slot);
+        shape.moments = moments;
+        let (cursor, path_len) = (0, self.path.len());
+        self.frames.push(Frame { node: index, cursor, path_len, context, shape, part, beside_slot, is_slot, average });
         Ok(())
+    }
+
+    /// Where a tensor under `key` of the frame `parent` stands.
+    fn standing(&mut self, parent: usize, key: &str) -> Option<Standing> {
+        let frame = &self.frames[parent];
+        let above = parent.checked_sub(1).map(|p| self.frames[p].node);
+        let lists = [Some(frame.node), above];
+        if let Some(list) = lists.into_iter().flatten().find(|node| self.optimizers.masters.contains_key(node)) {
+            let next = self.masters.entry(list).or_default();
+            *next += 1;
+            return Some(Standing::Master { owner: self.optimizers.masters[&list], number: *next - 1 });
+        }
+        if key.is_empty() {
+            return None;
+        }
+        let owner = above.unwrap_or(frame.node);
+        if frame.beside_slot || above.is_some_and(|node| self.optimizers.groups.contains_key(&node)) {
+            let parameter = match frame.part {
+                Part::Key(Item::Int(n)) if n >= 0 => Parameter::Number(n as u64),
+                Part::Index(n) => Parameter::Number(n),
+                Part::Key(name) => {
+                    self.graph.str(name).map_or(Parameter::Node(frame.node), |n| Parameter::Name(n.into()))
+                }
+                _ => Parameter::Node(frame.node),
+            };
+            return Some(Standing::Slot { owner, parameter, slot: key.into() });
+        }
+        if let (true, Part::Key(slot)) = (frame.is_slot, frame.part) {
+            let slot = self.graph.str(slot)?.into();
+            return Some(Standing::Slot { owner, parameter: Parameter::Name(key.into()), slot });
+        }
+        Some(Standing::named(frame.node, key, frame.average))
+    }
+
+    /// Notes the optimizer that a mapping is, or that it wraps with copies of the parameters.
+    fn note_optimizers(&mut self, pairs: &[(Item, Item)]) {
+        let graph = self.graph;
+        let get = |pairs: &[(Item, Item)], name: &str| match pairs.iter().find(|&&(k, _)| graph.str(k) == Some(name)) {
+            Some(&(_, Item::Node(n))) => Some(n),
+            _ => None,
+        };
+        if let Some(state) = get(pairs, "state")
+            && pairs.iter().any(|&(k, _)| graph.str(k) == Some("param_groups"))
+        {
+            let sizes = |groups| {
+                let sizes = self.group_lists.entry(groups).or_insert_with(|| Rc::new(group_sizes(graph, groups)));
+                sizes.clone()
+            };
+            let sizes = get(pairs, "param_groups").map(sizes).unwrap_or_default();
+            self.optimizers.groups.insert(state, sizes);
+        }
+        let Some(list) = slots::MASTERS.iter().find_map(|name| get(pairs, name)) else {
+            return;
+        };
+        let Some(base) = slots::BASES.iter().find_map(|name| get(pairs, name)) else {
+            return;
+        };
+        let owner = match graph.node(base) {
+            // DeepSpeed's elastic checkpoints list the state of one flat parameter per group.
+            Node::List(states) => {
+                self.optimizers.groups.insert(base, Rc::new(vec![states.len]));
+                base
+            }
+            _ => match get(self::pairs(graph, Item::Node(base)), "state") {
+                Some(state) => state,
+                None => return,
+            },
+        };
+        self.optimizers.masters.insert(list, owner);
     }
 
     /// Whether the frame is the `_modules` of a module.
@@ -190,7 +296,7 @@ impl Walk<'_, '_, '_> {
     }
 
     /// What an item's keys and values say, and the context below it.
-    fn mapping(&mut self, item: Item, context: Context) -> (Context, Mapping) {
+    fn mapping(&mut self, item: Item, context: Context, beside_slot: bool) -> (Context, Mapping) {
         let graph = self.graph;
         let pairs = pairs(graph, item);
         if context != Context::Open || pairs.is_empty() {
@@ -200,11 +306,7 @@ impl Walk<'_, '_, '_> {
         if has("param_groups") && has("state") {
             return (role::OPTIMIZER_STATE, Mapping::default());
         }
-        let is_slot = |(k, v)| {
-            let name = graph.str(k).filter(|name| name.len() <= MAX_MODEL_NAME);
-            name.is_some_and(role::is_slot) && view::is_tensor(graph, v)
-        };
-        if pairs.iter().any(|&pair| is_slot(pair)) {
+        if beside_slot {
             return (role::BESIDE_SLOT, Mapping::default());
         }
         let (mut tensors, mut others, mut strings) = (0, 0, true);
@@ -234,9 +336,30 @@ impl Walk<'_, '_, '_> {
             models.sort_unstable();
         }
         let state_dict = strings && tensors > 0 && others * 10 <= tensors + others;
-        let shape = Mapping { state_dict, models, moments: role::moments(has) };
+        let shape = Mapping { state_dict, models, moments: None };
         (context, shape)
     }
+}
+
+/// Number of parameters in each of an optimizer's groups: a list of mappings with a list `params` each. Empty for
+/// anything else.
+fn group_sizes(graph: &Graph, groups: u32) -> Vec<u64> {
+    let Node::List(groups) = graph.node(groups) else {
+        return Vec::new();
+    };
+    let size = |&(_, group): &(u64, u32)| {
+        let pairs = pairs(graph, Item::Node(group)).iter();
+        let mut params = pairs.filter(|&&(k, _)| graph.str(k) == Some("params"));
+        match params.next() {
+            Some(&(_, Item::Node(n))) => match graph.node(n) {
+                Node::List(list) => Some(list.len),
+                _ => None,
+            },
+            _ => None,
+        }
+    };
+    let sizes: Option<Vec<u64>> = groups.nodes.iter().map(size).collect();
+    sizes.filter(|sizes| sizes.len() as u64 == groups.len).unwrap_or_default()
 }
 
 /// The pairs of a dict or of an object that was filled like one.

@@ -2,7 +2,7 @@
 """Writes the corpus of the container tests: small checkpoints by the real writers, hostile files, and what must be
 found in them. Needs torch, numpy and safetensors; the tests themselves need none of them.
 
-  good/NAME and good/expected.json   files, and their tensors as Python finds them
+  good/NAME and good/expected.json   files, and their tensors as Python finds them; an optimizer's are not told apart
   pairs/NAME.before, NAME.after      the same checkpoint with a few tensors altered, both written by the same writer
   bad/NAME                           inputs that must end as opaque or sane
 
@@ -202,8 +202,7 @@ def torch_files():
         "replay": {"obs": torch.randn(7, 2)}, 3: {0: torch.randn(2, 2)}, "flat": {"param": torch.randn(4), "exp_avg": torch.randn(4)}, "a/b": {"c": torch.randn(2)},
         "a": {"b": {"c": torch.randn(3)}}, ("k", 1): torch.randn(6),
     }
-    roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "v/a": "optimizer", "m/b": "optimizer", "list/1": "weight",
-             "flat/param": "optimizer", "flat/exp_avg": "optimizer",
+    roles = {"params/a": "weight", "params/b": "weight", "m/a": "optimizer", "v/a": "optimizer", "list/1": "weight",
              "a/b/c": "weight"}
     torch.save(hand, good("handwritten.pt"))
     list_torch("handwritten.pt", lambda p, t: roles.get(p, "other"))
@@ -273,7 +272,7 @@ def safetensors_files():
              "scalar": torch.tensor(2.0), "é\n": torch.randn(2), "c": torch.randn(2).to(torch.complex64)}
     safetensors.torch.save_file(mixed, good("mixed.safetensors"), {"format": "pt"})
     os.chmod(good("mixed.safetensors"), 0o644)
-    role = {"h.0.exp_avg": "optimizer", "bn.running_mean": "other"}
+    role = {"h.0.exp_avg": "other", "bn.running_mean": "other"}
     list_safetensors("mixed.safetensors",
                      lambda k, d: role.get(k, "weight" if d.startswith(("F", "BF", "C")) else "other"))
 

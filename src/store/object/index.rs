@@ -157,12 +157,7 @@ impl Index {
                 Coding::LatticeKey { step } => (3, 0, step),
                 Coding::LatticeWithKeyframe { step } => (4, 0, step),
             };
-            let role = match tensor.role {
-                Role::Weight => 0u8,
-                Role::Optimizer => 1,
-                Role::Other => 2,
-            };
-            out.extend_from_slice(&[tensor.dtype as u8, role, coding, tensor.shape.len() as u8]);
+            out.extend_from_slice(&[tensor.dtype as u8, tensor.role as u8, coding, tensor.shape.len() as u8]);
             tensor.shape.iter().for_each(|dim| out.extend_from_slice(&dim.to_le_bytes()));
             out.extend_from_slice(&tensor.extent.start.to_le_bytes());
             out.extend_from_slice(&(tensor.extent.end - tensor.extent.start).to_le_bytes());
@@ -224,12 +219,7 @@ pub fn gaps(extents: impl Iterator<Item = Range<u64>>, len: u64) -> Vec<Range<u6
 fn decode_tensor(fields: &mut Fields, payload_end: u64) -> Result<TensorEntry, Damage> {
     let path = fields.text()?;
     let dtype = Dtype::from_code(fields.u8()?).ok_or(Damage("a tensor's type is unknown"))?;
-    let role = match fields.u8()? {
-        0 => Role::Weight,
-        1 => Role::Optimizer,
-        2 => Role::Other,
-        _ => return Err(Damage("a tensor's role is unknown")),
-    };
+    let role = *Role::ALL.get(usize::from(fields.u8()?)).ok_or(Damage("a tensor's role is unknown"))?;
     let coding = fields.u8()?;
     let dims = fields.u8()? as usize;
     if dims > MAX_DIMS {

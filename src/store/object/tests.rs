@@ -67,7 +67,7 @@ prop_compose! {
     fn tensor()(
         path in ".{0,12}",
         dtype in 0..Dtype::ALL.len(),
-        role in 0..3usize,
+        role in 0..Role::ALL.len(),
         shape in vec(any::<u64>(), 0..5),
         gap in 0u64..3000,
         len in prop_oneof![0u64..5000, 0..3 * TILE_BYTES as u64],
@@ -80,7 +80,7 @@ prop_compose! {
             Some(_) if !dtype.is_lattice_float() => Coding::Lossless,
             _ => coding,
         };
-        let role = [Role::Weight, Role::Optimizer, Role::Other][role];
+        let role = Role::ALL[role];
         let tiles = tiles(len, seed);
         (gap, TensorEntry { path, dtype, role, shape, extent: 0..len, coding, bound, max_abs_error: bound / 3.0, tiles })
     }

@@ -1,0 +1,386 @@
+//! Which moment belongs to which parameter, and what kind of state it is.
+//!
+//! Names propose, structure decides: a kind is given only where one parameter's state is complete, of one shape, and
+//! has nothing in it that stepfs does not know, since an unknown optimizer may mean something else by the same name.
+//! What calls itself a moment and is not borne out becomes `Other`. `Weight` is never given here.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::role;
+use super::slots::{Optimizers, Parameter, Standing};
+use super::{Role, Tensor};
+use crate::codec::Dtype;
+
+/// Names of state that say what it is.
+const CLAIMS: [&str; 11] =
+    ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
+
+/// State with an entry for each element of the parameter.
+const FULL: [&str; 17] = [
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "grad_avg",
+    "acc_delta",
+    "exp_inf",
+    "sum",
+    "ax",
+    "prev",
+    "step_size",
+    "variance",
+    "m",
+    "v",
+    "mu",
+    "nu",
+];
+
+/// Optimizers in one file whose parameters are looked for by number, which takes time in proportion to all weights. A GAN
+/// has two; thousands would be an attack.
+const MAX_NUMBERED: usize = 64;
+
+/// One parameter's state: slots with the indices of their tensors.
+type Slots<'a> = Vec<(&'a str, usize)>;
+
+/// What a tensor turns out to be.
+struct Verdict {
+    tensor: usize,
+    role: Role,
+    why: &'static str,
+    partner: Option<usize>,
+}
+
+/// Gives optimizer state its kind and pairs it with its parameter and its other moment; finds averages of weights.
+/// `tensors` by ascending extent, with what is known of where each stands; roles as `role` has them.
+pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) {
+    averages(tensors, standings);
+    let masters = masters(tensors, standings);
+    let mut owners: BTreeMap<u32, BTreeMap<&Parameter, Slots>> = BTreeMap::new();
+    for (i, standing) in standings.iter().enumerate() {
+        if let Some(Standing::Slot { owner, parameter, slot }) = standing
+            && !matches!(tensors[i].role, Role::Weight | Role::Ema)
+        {
+            owners.entry(*owner).or_default().entry(parameter).or_default().push((slot, i));
+        }
+    }
+    let weights = Weights::of(tensors, standings);
+    let mut done = vec![false; tensors.len()];
+    let mut verdicts = Vec::new();
+    for (at, (owner, parameters)) in owners.iter().enumerate() {
+        let groups = optimizers.groups.get(owner).map(|groups| groups.as_slice());
+        let numbered = match (masters.get(owner), groups) {
+            (Some(masters), _) => masters.clone(),
+            (None, Some(groups)) if at < MAX_NUMBERED => weights.by_number(tensors, groups, parameters),
+            (None, _) => HashMap::new(),
+        };
+        for (parameter, slots) in parameters {
+            let mut misfit = false;
+            let claimed = match parameter {
+                Parameter::Number(n) => numbered.get(n).copied(),
+                Parameter::Name(name) => weights.by_name(name),
+                Parameter::Node(_) => None,
+            };
+            let shape = full_shape(tensors, slots);
+            let of = claimed.filter(|&w| shape == Some(&tensors[w].shape));
+            if let (Parameter::Name(_), Some(_), None) = (parameter, claimed, of) {
+                misfit = shape.is_some();
+            }
+            let known = match (parameter, groups) {
+                (Parameter::Number(n), Some(groups)) => *n < groups.iter().fold(0, |a, &g| a.saturating_add(g)),
+                (_, groups) => groups.is_some_and(|groups| !groups.is_empty()),
+            };
+            let found = match misfit {
+                true => doubt(slots, "named like optimizer state, but not of its parameter's shape"),
+                false => kinds(tensors, slots, known, of.is_some()),
+            };
+            for verdict in found {
+                let full = slots.iter().any(|&(slot, i)| i == verdict.tensor && FULL.contains(&slot));
+                done[verdict.tensor] = true;
+                verdicts.push((verdict, of.filter(|_| full)));
+            }
+        }
+    }
+    for (verdict, of) in verdicts {
+        let tensor = &mut tensors[verdict.tensor];
+        (tensor.role, tensor.why, tensor.partner) = (verdict.role, verdict.why, verdict.partner);
+        tensor.of = of.filter(|_| verdict.role != Role::Other);
+        // Part of an optimizer's state: never was a weight.
+        tensor.lossless = verdict.role == Role::Ema;
+    }
+    for (i, tensor) in tensors.iter_mut().enumerate() {
+        if !done[i] && tensor.role == Role::Optimizer && role::by_name_only(tensor.why) {
+            (tensor.role, tensor.why) =
+                (Role::Other, "named like optimizer state, but nothing beside it bears that out");
+        }
+    }
+}
+
+/// The shape that all full slots of one parameter have.
+fn full_shape<'t>(tensors: &'t [Tensor], slots: &Slots) -> Option<&'t Vec<u64>> {
+    let mut shapes = slots.iter().filter(|(slot, _)| FULL.contains(slot)).map(|&(_, i)| &tensors[i]);
+    // ASGD's `mu` is one number, and Adam's by another name.
+    let many: Vec<_> = shapes.by_ref().filter(|t| !(t.shape.is_empty() && slots.len() > 2)).map(|t| &t.shape).collect();
+    let (first, rest) = many.split_first()?;
+    rest.iter().all(|shape| shape == first).then_some(*first)
+}
+
+fn is_real(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
+}
+
+/// Everything with a name that says what it is becomes `Other`.
+fn doubt(slots: &Slots, why: &'static str) -> Vec<Verdict> {
+    let claims = slots.iter().filter(|(slot, _)| CLAIMS.contains(slot));
+    claims.map(|&(_, tensor)| Verdict { tensor, role: Role::Other, why, partner: None }).collect()
+}
+
+/// What one parameter's state is. `known`: it is below `state` of an optimizer's `state_dict()`; `matched`: there is a
+/// parameter of its name or number, and its shape, in the file. What is not in the answer stays what it is.
+fn kinds(tensors: &[Tensor], slots: &Slots, known: bool, matched: bool) -> Vec<Verdict> {
+    let get = |name: &str| slots.iter().find(|(slot, _)| *slot == name).map(|&(_, i)| i);
+    let only = |names: &[&str]| {
+        // A pickle may repeat keys; then nobody knows which one counts.
+        let mut seen: Vec<&str> = slots.iter().map(|&(slot, _)| slot).collect();
+        seen.sort_unstable();
+        seen.iter().all(|slot| names.contains(slot)) && seen.windows(2).all(|w| w[0] != w[1])
+    };
+    let same = |a: usize, b: usize| {
+        let (a, b) = (&tensors[a], &tensors[b]);
+        a.shape == b.shape && a.dtype == b.dtype && is_real(a.dtype)
+    };
+    let is = |tensor, role, why| Verdict { tensor, role, why, partner: None };
+    let pair = |m: usize, v: usize, why: [&'static str; 2]| {
+        let first = Verdict { partner: Some(v), ..is(m, Role::FirstMoment, why[0]) };
+        let second = Verdict { partner: Some(m), ..is(v, Role::SecondMoment, why[1]) };
+        vec![first, second]
+    };
+    if let (Some(m), Some(v)) = (get("exp_avg"), get("exp_avg_sq")) {
+        if !only(&["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "mu_product"]) {
+            return doubt(slots, "named like Adam's moments, beside state that Adam does not have");
+        }
+        if !same(m, v) {
+            return doubt(slots, "named like Adam's moments, but they differ in shape or type");
+        }
+        let mut found = pair(
+            m,
+            v,
+            ["exp_avg beside exp_avg_sq of the same parameter", "exp_avg_sq beside exp_avg of the same parameter"],
+        );
+        if let Some(max) = get("max_exp_avg_sq") {
+            found.push(match same(max, m) {
+                true => Verdict {
+                    partner: Some(m),
+                    ..is(max, Role::SecondMoment, "max_exp_avg_sq: the largest second moment so far (AMSGrad)")
+                },
+                false => is(max, Role::Other, "named max_exp_avg_sq, but not of the moments' shape"),
+            });
+        }
+        return found;
+    }
+    let letters = get("m").zip(get("v")).or(get("mu").zip(get("nu")));
+    if let Some((m, v)) = letters.filter(|_| !known) {
+        if matched && only(&["m", "v", "mu", "nu"]) && slots.len() == 2 && same(m, v) {
+            return pair(
+                m,
+                v,
+                ["m beside v, both of a weight's name and shape", "v beside m, both of a weight's name and shape"],
+            );
+        }
+        return doubt(slots, "named like a moment, but not of a weight's name and shape");
+    }
+    if !known && !matched {
+        return doubt(slots, "named like optimizer state, but nothing beside it bears that out");
+    }
+    let real = |i: &usize| is_real(tensors[*i].dtype);
+    if let (Some(m), Some(inf)) = (get("exp_avg"), get("exp_inf"))
+        && only(&["step", "exp_avg", "exp_inf"])
+    {
+        // Divided by the norm itself and not by its root, so no first moment in Adam's sense.
+        return vec![
+            is(m, Role::Optimizer, "exp_avg beside exp_inf (Adamax): not in units of a second moment"),
+            is(inf, Role::Optimizer, "exp_inf: the largest gradient so far (Adamax)"),
+        ];
+    }
+    if let Some(square) = get("square_avg").filter(real)
+        && only(&["step", "square_avg", "momentum_buffer", "grad_avg", "acc_delta"])
+    {
+        let mut found = Vec::new();
+        if let Some(mean) = get("grad_avg") {
+            // The step divides by the root of square_avg - grad_avg^2: an error in either can make it negative.
+            let why = "centered RMSprop: the difference of square_avg and grad_avg squared must stay positive";
+            found.extend([is(square, Role::Optimizer, why), is(mean, Role::Optimizer, why)]);
+        } else {
+            found.push(is(square, Role::SecondMoment, "square_avg: mean of squared gradients (RMSprop, Adadelta)"));
+        }
+        if let Some(delta) = get("acc_delta") {
+            found.push(is(delta, Role::Optimizer, "acc_delta: mean of squared updates (Adadelta)"));
+        }
+        if let Some(buffer) = get("momentum_buffer") {
+            found.push(match same(buffer, square) {
+                true => is(buffer, Role::Momentum, "momentum_buffer of RMSprop"),
+                false => is(buffer, Role::Other, "named momentum_buffer, but not of its parameter's shape"),
+            });
+        }
+        return found;
+    }
+    if let Some(buffer) = get("momentum_buffer").filter(real)
+        && only(&["step", "momentum_buffer"])
+    {
+        return vec![is(buffer, Role::Momentum, "momentum_buffer, alone but for the step (SGD, Muon)")];
+    }
+    if let Some(sum) = get("sum").filter(real)
+        && only(&["step", "sum"])
+    {
+        return vec![is(sum, Role::SquareSum, "sum, alone but for the step: squared gradients so far (Adagrad)")];
+    }
+    if let Some(ax) = get("ax").filter(real)
+        && only(&["step", "eta", "mu", "ax"])
+    {
+        return vec![is(ax, Role::Ema, "ax: the average of the parameter (ASGD)")];
+    }
+    doubt(slots, "named like optimizer state, but its parameter's state is not that of a known optimizer")
+}
+
+/// A name without what wrappers (DistributedDataParallel, AveragedModel) put before it.
+fn bare(name: &str) -> &str {
+    name.strip_prefix("module.").unwrap_or(name)
+}
+
+/// The weights of a file, to be found by name or by number.
+struct Weights<'a> {
+    names: HashMap<&'a str, Vec<usize>>,
+    /// Those of each mapping in order of their payloads, which is the order of the mapping; then all.
+    families: Vec<Vec<usize>>,
+}
+
+impl<'a> Weights<'a> {
+    fn of(tensors: &[Tensor], standings: &'a [Option<Standing>]) -> Weights<'a> {
+        let mut names: HashMap<&str, Vec<usize>> = HashMap::new();
+        let mut families: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        let mut all = Vec::new();
+        for (i, standing) in standings.iter().enumerate() {
+            if let Some(Standing::Listed { mapping, key, .. }) = standing
+                && tensors[i].role == Role::Weight
+            {
+                names.entry(bare(key)).or_default().push(i);
+                families.entry(*mapping).or_default().push(i);
+                all.push(i);
+            }
+        }
+        let mut families: Vec<_> = families.into_values().collect();
+        if families.len() > 1 {
+            families.push(all);
+        }
+        Weights { names, families }
+    }
+
+    /// The only weight of this name.
+    fn by_name(&self, name: &str) -> Option<usize> {
+        match self.names.get(bare(name)).map(Vec::as_slice) {
+            Some([one]) => Some(*one),
+            _ => None,
+        }
+    }
+
+    /// The weights of numbered parameters. A group lists its parameters in the model's order, and groups are made by
+    /// kind. So those of one shape are paired in order where all of that shape are in one group, and there are as many
+    /// weights of that shape: then a frozen or shared one cannot shift them. Only if one mapping alone can be meant.
+    fn by_number(
+        &self,
+        tensors: &[Tensor],
+        groups: &[u64],
+        parameters: &BTreeMap<&Parameter, Slots>,
+    ) -> HashMap<u64, usize> {
+        let ends: Vec<u64> = groups
+            .iter()
+            .scan(0u64, |end, &n| {
+                *end = end.saturating_add(n);
+                Some(*end)
+            })
+            .collect();
+        // Numbers ascend, so those of each shape do.
+        let mut wanted: HashMap<&Vec<u64>, Vec<(u64, usize)>> = HashMap::new();
+        for (parameter, slots) in parameters {
+            if let (Parameter::Number(n), Some(shape)) = (parameter, full_shape(tensors, slots)) {
+                wanted.entry(shape).or_default().push((*n, ends.partition_point(|end| end <= n)));
+            }
+        }
+        let shapes = |family: &[usize]| {
+            let mut shapes: HashMap<&Vec<u64>, Vec<usize>> = HashMap::new();
+            family.iter().for_each(|&i| shapes.entry(&tensors[i].shape).or_default().push(i));
+            shapes
+        };
+        let fits = |have: &HashMap<&Vec<u64>, Vec<usize>>| {
+            wanted.iter().all(|(shape, numbers)| have.get(shape).is_some_and(|have| have.len() >= numbers.len()))
+        };
+        let (all, single) = match self.families.len() {
+            0 => return HashMap::new(),
+            1 => (None, &self.families[..]),
+            n => (self.families.last(), &self.families[..n - 1]),
+        };
+        let mut fitting: Vec<_> = single.iter().map(|family| shapes(family)).filter(|have| fits(have)).collect();
+        if fitting.is_empty() {
+            fitting.extend(all.map(|family| shapes(family)).filter(|have| fits(have)));
+        }
+        let [have] = fitting.as_slice() else { return HashMap::new() };
+        let mut found = HashMap::new();
+        for (shape, numbers) in wanted {
+            let have = &have[shape];
+            if have.len() == numbers.len() && numbers.iter().all(|(_, group)| *group == numbers[0].1) {
+                found.extend(numbers.iter().map(|&(n, _)| n).zip(have.iter().copied()));
+            }
+        }
+        found
+    }
+}
+
+/// Names the copies that an optimizer keeps of its parameters; by owner and number.
+fn masters(tensors: &mut [Tensor], standings: &[Option<Standing>]) -> HashMap<u32, HashMap<u64, usize>> {
+    let mut found: HashMap<u32, HashMap<u64, usize>> = HashMap::new();
+    for (i, standing) in standings.iter().enumerate() {
+        if let Some(Standing::Master { owner, number }) = standing
+            && tensors[i].role == Role::Optimizer
+            && is_real(tensors[i].dtype)
+        {
+            (tensors[i].role, tensors[i].why) =
+                (Role::Master, "an optimizer's own copy of parameters, beside its state");
+            found.entry(*owner).or_default().insert(*number, i);
+        }
+    }
+    found
+}
+
+/// Names the averages: below a key that says so, with a weight of the same name, shape and type elsewhere.
+fn averages(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
+    let mut names: HashMap<&str, Vec<usize>> = HashMap::new();
+    let mut copies: BTreeMap<u32, Vec<(&str, usize)>> = BTreeMap::new();
+    for (i, standing) in standings.iter().enumerate() {
+        match (standing, tensors[i].role) {
+            (Some(Standing::Listed { key, average: false, .. }), Role::Weight) => {
+                names.entry(bare(key)).or_default().push(i);
+            }
+            (Some(Standing::Listed { mapping, key, average: true }), Role::Weight | Role::Other) => {
+                copies.entry(*mapping).or_default().push((key, i));
+            }
+            _ => {}
+        }
+    }
+    for copies in copies.into_values() {
+        let of = |&(key, i): &(&str, usize)| match names.get(bare(key)).map(Vec::as_slice) {
+            Some(&[w]) if tensors[w].shape == tensors[i].shape && tensors[w].dtype == tensors[i].dtype => Some((i, w)),
+            _ => None,
+        };
+        if copies.iter().any(|copy| tensors[copy.1].role == Role::Weight && of(copy).is_none()) {
+            continue;
+        }
+        let pairs: Vec<(usize, usize)> = copies.iter().filter_map(of).collect();
+        for (i, w) in pairs {
+            let tensor = &mut tensors[i];
+            // What was no weight by where it stands is not quantized because of its name.
+            tensor.lossless = tensor.role != Role::Weight;
+            tensor.why = "named like an average, with a weight's name, shape and type";
+            (tensor.role, tensor.of) = (Role::Ema, Some(w));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Where a tensor stands among the others: in a mapping by its name, or in one parameter's optimizer state.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What tells the parameters of an optimizer apart: the key of its state. torch numbers them through all groups.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Parameter {
+    Number(u64),
+    Name(String),
+    /// Anything else: the node of the mapping.
+    Node(u32),
+}
+
+/// Where a tensor stands. Nodes are those of the pickle's graph; other containers have one mapping, 0.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Standing {
+    /// Under `key` in a mapping. `average`: a key above it names an average of weights.
+    Listed { mapping: u32, key: String, average: bool },
+    /// State of one parameter. `owner` is the node that holds the state of all.
+    Slot { owner: u32, parameter: Parameter, slot: String },
+    /// The `number`-th of an optimizer's own copies of the parameters, whose state is `owner`.
+    Master { owner: u32, number: u64 },
+}
+
+impl Standing {
+    /// Of a tensor in a mapping that says no more than its name.
+    pub(super) fn named(mapping: u32, key: &str, average: bool) -> Standing {
+        match key.rsplit_once('.') {
+            Some((parameter, slot)) if FLAT.contains(&slot) => {
+                // As torch.distributed flattens a state dict: `state.layer.weight.exp_avg`.
+                let name =
+                    ["optimizer.state.", "optim.state.", "state."].iter().find_map(|p| parameter.strip_prefix(p));
+                let parameter = Parameter::Name(name.unwrap_or(parameter).to_string());
+                Standing::Slot { owner: mapping, parameter, slot: slot.to_string() }
+            }
+            _ => Standing::Listed { mapping, key: key.to_string(), average },
+        }
+    }
+
+    /// Bytes of text that it holds.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Standing::Listed { key, .. } => key.len(),
+            Standing::Slot { parameter: Parameter::Name(name), slot, .. } => name.len() + slot.len(),
+            Standing::Slot { slot, .. } => slot.len(),
+            Standing::Master { .. } => 0,
+        }
+    }
+}
+
+/// Slots that are found at the end of a longer name.
+const FLAT: [&str; 5] = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg"];
+
+/// Keys of the lists in which optimizers for low precision (DeepSpeed's ZeRO and bf16, Megatron, apex) keep their own
+/// copies of the parameters; believed only beside one of [`BASES`].
+pub(super) const MASTERS: [&str; 5] = [
+    "single_partition_of_fp32_groups",
+    "fp32_flat_groups",
+    "fp32_groups_flat",
+    "fp32_from_fp16_params",
+    "fp32_from_fp16_groups",
+];
+
+/// Keys of the optimizer that such an optimizer wraps.
+pub(super) const BASES: [&str; 3] = ["base_optimizer_state", "optimizer_state_dict", "optimizer"];
+
+/// The optimizers of a file that are known by their structure.
+#[derive(Debug, Default)]
+pub(super) struct Optimizers {
+    /// Number of parameters in each group, by the node that holds the state of all parameters. Empty if there are no
+    /// groups as optimizers have them: then it is not believed.
+    pub(super) groups: HashMap<u32, Rc<Vec<u64>>>,
+    /// The node of the state, by the node of the list of the optimizer's own copies.
+    pub(super) masters: HashMap<u32, u32>,
+}
+
+/// Whether a container's name says that it is an average of weights.
+pub(super) fn names_average(name: &str) -> bool {
+    let mut words = name.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
+    words.any(|word| ["ema", "swa", "shadow", "averaged", "polyak"].contains(&word.as_str()) || word.starts_with("ema"))
+}
