@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::object::Id;
 use super::settings::{self, Settings};
@@ -13,6 +14,9 @@ use super::{Error, durable, release};
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
 const LOCK: &str = "lock";
+/// A daemon that was just told to end, or killed, lets go of its lock a moment later; and so does a child that it was
+/// starting, which has the lock until it is another program.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One store. [`Store::open`] holds its lock for this process; [`Store::look`] does not.
 #[derive(Debug)]
@@ -170,11 +174,16 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         .open(&path)
         .map_err(Error::io(&path))?;
     let lock = whole_file();
+    let began = Instant::now();
     // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
+    while unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
         let error = io::Error::last_os_error();
         if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
             return Err(Error::io(path)(error));
+        }
+        if began.elapsed() < LOCK_PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
         }
         let mut holder = String::new();
         let _ = (&mut file).take(32).read_to_string(&mut holder);

@@ -12,7 +12,7 @@ pub const HEADER_BYTES: usize = 128;
 pub const FOOTER_BYTES: usize = 64;
 /// Version of the object format that this program writes, and the newest that it reads. Version 1 had a hash of samples
 /// where the position is now, and no note in the index.
-pub const OBJECT_VERSION: u32 = 3;
+pub const OBJECT_VERSION: u32 = 2;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
