@@ -1,6 +1,6 @@
-//! What the states of a lineage need at least, as differences of each to the one before it that is still there: counted tile
-//! by tile with the codecs alone, not by the program that merges. `scripts/lineage.py` compares it with what a store takes
-//! after most of its files were removed.
+//! What the states of a lineage need at least, as differences of each to the one before it that is still there: counted
+//! tile by tile with the codecs alone, not by the program that merges. `scripts/lineage.py` compares it with what a store
+//! takes after most of its files were removed.
 //!
 //!     cargo run --release --example survivors STORE
 

@@ -1,8 +1,8 @@
 //! After the last close: find the tensors, choose the base, encode, verify, commit, release.
 //!
-//! One thread takes one step of one file's life after the other (`seal` here, `archiving`, `release`), and then what frees
-//! room (`retention`, `objects`, `merge`); tiles are encoded on a pool of low priority. Everything it needs to know after a crash is in
-//! the store: what was not finished is begun again at the next mount.
+//! One thread takes one step of one file's life after the other (`seal` here, `archiving`, `release`), and then what
+//! frees room (`retention`, `objects`, `merge`); tiles are encoded on a pool of low priority. Everything it needs to know
+//! after a crash is in the store: what was not finished is begun again at the next mount.
 
 mod archiving;
 mod base;

@@ -1,5 +1,5 @@
-//! From a tile's bytes to its state, and from that to its payload: a difference to the same tile of a parent, or alone. The
-//! inverse of what `recall::tile` does.
+//! From a tile's bytes to its state, and from that to its payload: a difference to the same tile of a parent, or alone.
+//! The inverse of what `recall::tile` does.
 
 use std::io;
 use std::sync::Arc;

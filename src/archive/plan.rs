@@ -215,7 +215,8 @@ pub(super) fn without_edges(tensor: &Tensor) -> Tensor {
     tensor
 }
 
-/// Only what is known to be a weight, or an average of one where models stand, and has a shape that bears error: vectors (norms, biases) cost nothing to keep.
+/// Only what is known to be a weight, or an average of one where models stand, and has a shape that bears error: vectors
+/// (norms, biases) cost nothing to keep.
 fn may_quantize(tensor: &Tensor) -> bool {
     tensor.is_weight() && tensor.dtype.is_lattice_float() && tensor.shape.len() >= 2
 }
