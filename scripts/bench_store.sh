@@ -5,9 +5,5 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-scripts/setup.sh
-if [ -z "${STEPFS_BIN:-}" ]; then
-    command -v cargo >/dev/null || source "$HOME/.cargo/env"
-    cargo build --release --locked --quiet
-fi
+build
 exec "$PYTHON" scripts/bench_store.py "$@"

@@ -23,6 +23,15 @@ show() {
     "$@"
 }
 
+# Install what is missing, then build the program (and other targets, if named). With STEPFS_BIN set, that one is used.
+build() {
+    "$ROOT/scripts/setup.sh"
+    if [ -z "${STEPFS_BIN:-}" ] || [ $# -gt 0 ]; then
+        command -v cargo >/dev/null || source "$HOME/.cargo/env"
+        cargo build --release --locked --quiet "$@"
+    fi
+}
+
 die() {
     printf '%s%s: %s%s\n' "$RED" "$(basename "$0")" "$*" "$PLAIN" >&2
     exit 1

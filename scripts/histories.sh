@@ -4,10 +4,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-scripts/setup.sh
-if [ -z "${STEPFS_BIN:-}" ]; then
-    command -v cargo >/dev/null || source "$HOME/.cargo/env"
-    cargo build --release --locked --quiet
-fi
+build
 export STEPFS_HISTORIES=${1:-20} STEPFS_HISTORY_SEED=${2:-1} STEPFS_HISTORY_OPERATIONS=${STEPFS_HISTORY_OPERATIONS:-2000}
 exec "$PYTHON" -m pytest tests/real/test_histories.py -p no:cacheprovider -q -s

@@ -5,14 +5,9 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-scripts/setup.sh
-if [ -z "${STEPFS_BIN:-}" ]; then
-    command -v cargo >/dev/null || source "$HOME/.cargo/env"
-    cargo build --release --locked --quiet
-fi
+build
 if [ -z "${STEPFS_SURVIVORS:-}" ]; then
-    command -v cargo >/dev/null || source "$HOME/.cargo/env"
-    cargo build --release --locked --quiet --example survivors
+    build --example survivors
     export STEPFS_SURVIVORS=$ROOT/target/release/examples/survivors
 fi
 exec "$PYTHON" scripts/lineage.py "$@"

@@ -55,7 +55,7 @@ impl Archive {
         let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
         let mut others = self.objects.of_signature(sealed.signature);
         others.retain(|header| header.lineage != sealed.lineage);
-        let other = nearest(others, sealed).map(|other| self.first_of_twins(other));
+        let other = nearest(others, sealed).map(|other| self.objects.first_of_twins(other));
         base.goes_on = own.is_some();
         let twin = match (&own, &other) {
             (Some(own), Some(other))
@@ -88,19 +88,6 @@ impl Archive {
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
         Ok(base)
-    }
-
-    /// Of states that are the same, saved by many, the one that the others are differences to: a chain of twins would be
-    /// as long as there are ranks.
-    fn first_of_twins(&self, state: Header) -> Header {
-        let mut first = state;
-        while let Some(parent) = first.parent.and_then(|parent| self.objects.get(parent)) {
-            match parent.0.position == first.position {
-                true => first = parent.0,
-                false => break,
-            }
-        }
-        first
     }
 
     /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;

@@ -8,9 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::store::Store;
 use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
+use crate::store::{Store, has_pin};
 
 use super::FileId;
 use super::catalog::modified_ns;
@@ -73,16 +73,9 @@ pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Resu
     Ok(found.into_iter().zip(plan(&units, rules, now_ns)).collect())
 }
 
-/// Whether the file or directory at an absolute path is pinned itself. Where there are no attributes, nothing is.
-pub(super) fn is_pinned(path: &Path) -> bool {
-    match xattr::get(path, crate::store::PIN) {
-        Ok(value) => value.is_some(),
-        // Gone, or a file system without attributes. Anything else might hide one.
-        Err(error) => !matches!(
-            error.raw_os_error(),
-            Some(libc::ENOENT | libc::ENOTDIR | libc::EOPNOTSUPP | libc::ENODATA | libc::EPERM)
-        ),
-    }
+/// Whether the file or directory at an absolute path is pinned itself. Where that cannot be read, there may be a pin.
+fn is_pinned(path: &Path) -> bool {
+    has_pin(path).unwrap_or(true)
 }
 
 /// A file that is a checkpoint, or one of several shards of one.

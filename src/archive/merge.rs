@@ -2,8 +2,8 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::recall::{Chain, ReadError};
@@ -27,13 +27,15 @@ const MOST_ESTIMATED: usize = 16;
 pub(super) struct Merging {
     merge: Merge,
     todo: VecDeque<Id>,
+    /// The parent of the one heir of a line, which was found when it was decided about.
+    chosen: Option<Option<Id>>,
 }
 
 impl Archive {
     /// One step: one object becomes a difference to one that stays. What it was a difference to goes once no other needs
     /// it. Returns how long to wait before the next.
     pub(super) fn merge(&self) -> Duration {
-        let keep = self.keep.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let keep = Arc::clone(&self.keep.lock().unwrap_or_else(PoisonError::into_inner));
         let begun = self.merging.lock().unwrap_or_else(PoisonError::into_inner).take();
         let merging = match begun.filter(|merging| self.still_holds(merging, &keep)) {
             Some(merging) => merging,
@@ -41,7 +43,7 @@ impl Archive {
                 let (merge, pending) = self.objects.next_merge(&keep);
                 self.merges.store(pending, Ordering::Relaxed);
                 let Some(merge) = merge else { return Duration::ZERO };
-                Merging { merge, todo: VecDeque::new() }
+                Merging { merge, todo: VecDeque::new(), chosen: None }
             }
         };
         let dying = merging.merge.dying.clone();
@@ -65,30 +67,37 @@ impl Archive {
 
     fn take_step(&self, mut merging: Merging, keep: &HashSet<Id>) -> io::Result<()> {
         if merging.todo.is_empty() {
-            if !self.is_worth_it(&merging.merge, keep)? {
+            let (worth_it, chosen) = self.is_worth_it(&merging.merge, keep)?;
+            if !worth_it {
                 return Ok(());
             }
+            merging.chosen = chosen;
             merging.todo.extend(&merging.merge.heirs);
         }
         let Some(heir) = merging.todo.pop_front() else { return Ok(()) };
-        self.reparent(heir, &merging.merge, keep)?;
+        let parent = match merging.chosen.take() {
+            Some(parent) => parent,
+            None => self.cheapest(heir, &merging.merge, keep)?.0,
+        };
+        self.reparent(heir, parent)?;
         if !merging.todo.is_empty() {
             *self.merging.lock().unwrap_or_else(PoisonError::into_inner) = Some(merging);
         }
         Ok(())
     }
 
-    /// Whether to merge. If not, that is noted, and not asked again before something about it has changed.
-    fn is_worth_it(&self, merge: &Merge, keep: &HashSet<Id>) -> io::Result<bool> {
+    /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked again
+    /// before something about it has changed.
+    fn is_worth_it(&self, merge: &Merge, keep: &HashSet<Id>) -> io::Result<(bool, Option<Option<Id>>)> {
         let stored = |id: &Id| self.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();
         if let ([heir], true) = (merge.heirs.as_slice(), merge.is_line) {
-            let (_, written) = self.cheapest(*heir, merge, keep)?;
+            let (parent, written) = self.cheapest(*heir, merge, keep)?;
             let worth_it = goes + stored(heir) - written >= LEAST_FREED * written;
             if !worth_it {
                 self.objects.defer(&merge.dying);
             }
-            return Ok(worth_it);
+            return Ok((worth_it, Some(parent)));
         }
         let every = merge.heirs.len().div_ceil(MOST_ESTIMATED).max(1);
         let mut growth = 0.0;
@@ -101,7 +110,7 @@ impl Archive {
             let joints = merge.dying.iter().filter(|id| self.objects.children(**id) != 1).copied();
             self.objects.share(&joints.collect::<Vec<Id>>());
         }
-        Ok(worth_it)
+        Ok((worth_it, None))
     }
 
     /// The parent with which an heir takes the least room, and how much that is: the next one above that stays, or another
@@ -115,8 +124,12 @@ impl Archive {
             self.pool.install(|| change.estimate())
         };
         let mut best = (merge.above, estimate(merge.above)?);
-        let first = merge.heirs.first().copied().filter(|first| self.objects.can_follow(heir, *first));
-        for sibling in first.into_iter().chain(self.objects.siblings(heir, keep)) {
+        let first = merge.heirs.first().copied().filter(|first| self.objects.can_follow(heir, *first, merge));
+        // The others are to follow the first, and no chain is to become longer than it is.
+        let is_first = merge.heirs.len() > 1 && merge.heirs.first() == Some(&heir);
+        let deepest = if is_first { self.objects.roof(merge).checked_sub(1) } else { Some(u32::MAX) };
+        let siblings = deepest.map(|deepest| self.objects.siblings(heir, deepest, keep));
+        for sibling in first.into_iter().chain(siblings.into_iter().flatten()) {
             if sibling == heir || merge.above == Some(sibling) || merge.dying.contains(&sibling) {
                 continue;
             }
@@ -131,9 +144,8 @@ impl Archive {
         Ok(best)
     }
 
-    fn reparent(&self, heir: Id, merge: &Merge, keep: &HashSet<Id>) -> io::Result<()> {
+    fn reparent(&self, heir: Id, parent: Option<Id>) -> io::Result<()> {
         let started = Instant::now();
-        let (parent, _) = self.cheapest(heir, merge, keep)?;
         let old = self.recall.chain(heir)?;
         let chain = self.chain_of(parent)?;
         let breathe = || self.breathe();

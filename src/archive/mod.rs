@@ -76,7 +76,7 @@ pub struct Archive {
     merges: AtomicUsize,
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
     /// Taken by the worker alone, and to read, by nobody for long.
-    keep: Mutex<HashSet<Id>>,
+    keep: Mutex<Arc<HashSet<Id>>>,
     /// What is being merged. Taken by the worker alone.
     merging: Mutex<Option<merge::Merging>>,
     /// Why states cannot be merged at the moment.

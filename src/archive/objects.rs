@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -85,7 +85,7 @@ impl Archive {
             log::error!("objects that nothing needs cannot be removed, the next mount tries again: {error}");
         }
         self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
-        *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = keep;
+        *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(keep);
     }
 
     /// Once the last stub that could not be read is gone, everything is known again.

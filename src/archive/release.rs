@@ -71,7 +71,9 @@ impl Archive {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             // The newer state may have gone since this one was archived: then this is the newest, and stays exact. So
-            // does a file that was pinned, or one of a checkpoint that is being written again.
+            // does a file that was pinned, or one of a checkpoint that is being written again. Pins are set under this
+            // lock, so only here nobody can set one between the look and the rename: a few calls that wait for no
+            // device, since what they ask for was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
             if pinned || !self.catalog().may_go(path, sealed) {
                 let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };

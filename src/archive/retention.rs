@@ -1,7 +1,6 @@
 //! The policy at work: when it runs, and how a checkpoint is removed.
 
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -10,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::durable;
+use crate::store::is_pinned;
 use crate::store::retention::{Unit, Verdict};
 
 use super::catalog::{NOT_DURABLE, State, modified_ns};
-use super::checkpoints::{Checkpoint, Condition, Member, is_pinned, policy};
+use super::checkpoints::{Checkpoint, Condition, Member, policy};
 use super::namespace::{Namespace, Outcome, found_at};
 use super::{Archive, FileId, settle};
 
@@ -161,15 +160,12 @@ impl Archive {
                 return (removed, vec![error.to_string()]);
             }
         };
-        let mut touched = BTreeSet::new();
         for (checkpoint, verdict) in planned {
             let Verdict::Remove(why) = verdict else { continue };
             if self.stopping.load(Ordering::Relaxed) {
                 break;
             }
             let path = &checkpoint.unit.path;
-            let members = checkpoint.members.iter().chain(&checkpoint.directories);
-            touched.extend(members.map(|member| durable::parent(&self.store.tree().join(&member.path)).to_path_buf()));
             match self.remove_checkpoint(namespace, &checkpoint) {
                 Ok(None) => {
                     log::info!("{}: removed by retention: {why}", path.display());
@@ -186,15 +182,8 @@ impl Archive {
                 }
             }
         }
-        // Names before objects: a stub that came back after a crash would have nothing to stand for.
-        for directory in touched {
-            match durable::sync_dir(&directory) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    log::warn!("{}: {error}", directory.display());
-                }
-                _ => {}
-            }
-        }
+        // Nothing is synced here. A crash may bring names back, with all that they stand for, and the next run removes them
+        // again: no object goes before `sync_removed_names`.
         (removed, failed)
     }
 
@@ -238,7 +227,8 @@ impl Archive {
         members.sort_by_key(|(member, _)| Reverse(member.path.components().count()));
         for (member, version) in members {
             let mut still = || {
-                let pinned = member.path.ancestors().any(|path| is_pinned(&tree.join(path)));
+                // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the plan.
+                let pinned = is_pinned(&tree, &member.path)?;
                 Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
             };
             match namespace.remove(&member.path, member.file, &mut still)? {

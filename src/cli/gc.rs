@@ -3,20 +3,23 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{Archive, AtRest, Condition, GcReport, Removed, Status, policy};
+use crate::archive::{Archive, AtRest, Condition, GcReport, Removed, policy};
 use crate::store::object::path_of;
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store};
 
 use super::place::{Place, attribute};
-use super::status::of_mount;
+use super::status::{of_mount, queue_of_mount};
 use super::survey::stub;
-use super::words::{name, progress, size, table};
+use super::wait::wait_for;
+use super::words::{name, size, table};
+
+/// What the bar says meanwhile.
+const APPLYING: &str = "applying the policy";
 
 /// Remove the checkpoints that the policy in stepfs.toml does not keep, and all that nothing needs any more.
 ///
@@ -147,11 +150,12 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
     let ticket = asked()?.asked + 1;
     xattr::set(mount, "user.stepfs.gc", b"1").with_context(|| format!("{}", mount.display()))?;
     let mut done = asked()?;
-    let is_applied = || {
+    let before_that = || {
         done = asked()?;
-        Ok(done.done >= ticket)
+        Ok((done.done < ticket).then_some(APPLYING))
     };
-    let after = wait_for(|| of_mount(mount), is_applied)?;
+    wait_for(|| queue_of_mount(mount), before_that)?;
+    let after = of_mount(mount)?;
     // What was planned and is gone; the daemon's log has each with its reason.
     let tree = Store::look(&place.store)?.tree();
     report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
@@ -183,9 +187,11 @@ fn at_rest(place: &Place) -> Result<Report> {
     let before = archive.status();
     let ticket = archive.ask_gc();
     archive.start(namespace);
-    let after = wait_for(|| Ok(archive.status()), || Ok(archive.gc_report().0.done >= ticket));
+    let before_that = || Ok((archive.gc_report().0.done < ticket).then_some(APPLYING));
+    let done = wait_for(|| Ok(archive.queue()), before_that);
     archive.stop();
-    let (after, (gc, removed)) = (after?, archive.gc_report());
+    done?;
+    let (after, (gc, removed)) = (archive.status(), archive.gc_report());
     let rules = archive.store().settings().retention();
     Ok(Report {
         dry_run: false,
@@ -205,35 +211,6 @@ fn line(removed: Removed, rules: &[crate::store::retention::Rule]) -> Line {
         bytes: removed.bytes,
         step: removed.step,
         glob: rules.get(removed.rule).map(|rule| rule.glob.clone()).unwrap_or_default(),
-    }
-}
-
-/// Waits until the policy was applied and nothing is left to do; answers the status at the end.
-fn wait_for(
-    mut status: impl FnMut() -> Result<Status>,
-    mut is_applied: impl FnMut() -> Result<bool>,
-) -> Result<Status> {
-    let mut total = 0;
-    let mut bar = None;
-    let mut stalled = 0;
-    loop {
-        // Applied first: what that removed may give something to do.
-        let applied = is_applied()?;
-        let now = status()?;
-        if applied && now.queued == 0 {
-            return Ok(now);
-        }
-        // Room may be made any moment, but nobody should wait for ever for it.
-        stalled = if now.stalled.is_some() { stalled + 1 } else { 0 };
-        if stalled > 100 {
-            bail!("stalled: {}; it goes on by itself once that is mended", now.stalled.unwrap_or_default());
-        }
-        total = total.max(now.queued);
-        let bar = bar.get_or_insert_with(|| progress(total, false));
-        bar.set_message(if applied { "archiving" } else { "applying the policy" });
-        bar.set_length(total);
-        bar.set_position(total - now.queued);
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{Archive, AtRest};
 use crate::store::{Store, copy_attributes, copy_but_owner, durable};
 
+use super::wait::wait_for;
 use super::words::progress;
 
 /// Copy files into a store that is not mounted, and archive what can be archived.
@@ -103,26 +103,10 @@ fn archive(store: Store) -> Result<()> {
     let namespace = Arc::new(AtRest { tree: store.tree() });
     let archive = Archive::open(store)?;
     archive.start(namespace);
-    let mut total = 0;
-    let mut bar = None;
-    let result = loop {
-        let status = archive.queue();
-        if status.queued == 0 {
-            break match status.failed.is_empty() {
-                true => Ok(()),
-                false => Err(anyhow::anyhow!("imported, but kept as they were: {}", status.failed.join("; "))),
-            };
-        }
-        if let Some(why) = status.stalled {
-            break Err(anyhow::anyhow!("imported, but not all archived: {why}"));
-        }
-        total = total.max(status.queued);
-        let bar = bar.get_or_insert_with(|| progress(total, false));
-        bar.set_message("archiving");
-        bar.set_length(total);
-        bar.set_position(total - status.queued);
-        std::thread::sleep(Duration::from_millis(20));
-    };
+    let done = wait_for(|| Ok(archive.queue()), || Ok(None)).context("imported, but not all archived");
     archive.stop();
-    result
+    match done?.failed.as_slice() {
+        [] => Ok(()),
+        failed => bail!("imported, but kept as they were: {}", failed.join("; ")),
+    }
 }

@@ -18,6 +18,7 @@ mod survey;
 mod sync;
 mod umount;
 mod verify;
+mod wait;
 mod words;
 
 use std::process::ExitCode;

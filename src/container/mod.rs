@@ -174,6 +174,16 @@ pub struct Description {
 const SIGNATURE_MIN_ELEMENTS: u64 = 1024;
 
 impl Tensor {
+    /// A tensor as a container's reader finds it: what belongs to what is found out when all are known.
+    pub(crate) fn found(
+        path: String,
+        (dtype, shape): (Dtype, Vec<u64>),
+        (role, why): (Role, &'static str),
+        extent: Range<u64>,
+    ) -> Tensor {
+        Tensor { path, aliases: Vec::new(), dtype, shape, role, why, of: None, partner: None, lossless: false, extent }
+    }
+
     /// A parameter of a model, or an average of one that stands where models do.
     pub fn is_weight(&self) -> bool {
         self.role.group() == Role::Weight && !self.lossless

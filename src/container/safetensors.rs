@@ -61,18 +61,8 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
         let extent = payload + from..payload + to;
         let Some(dtype) = Dtype::from_name(&info.dtype) else {
             if len > 0 {
-                tensors.push(Tensor {
-                    path,
-                    aliases: Vec::new(),
-                    dtype: Dtype::U8,
-                    shape: vec![len],
-                    role: Role::Other,
-                    why: "an element type that stepfs does not know",
-                    of: None,
-                    partner: None,
-                    lossless: false,
-                    extent,
-                });
+                let role = (Role::Other, "an element type that stepfs does not know");
+                tensors.push(Tensor::found(path, (Dtype::U8, vec![len]), role, extent));
             }
             continue;
         };
@@ -82,23 +72,11 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
         if len == 0 {
             continue;
         }
-        let (role, why) = match role::tensor(Context::Open, true, &path, dtype) {
+        let role = match role::tensor(Context::Open, true, &path, dtype) {
             (Role::Weight, _) => (Role::Weight, "floating point, in a safetensors file"),
             other => other,
         };
-        let (aliases, shape) = (Vec::new(), info.shape.0);
-        tensors.push(Tensor {
-            path,
-            aliases,
-            dtype,
-            shape,
-            role,
-            why,
-            of: None,
-            partner: None,
-            lossless: false,
-            extent,
-        });
+        tensors.push(Tensor::found(path, (dtype, info.shape.0), role, extent));
     }
     tensors.sort_by_key(|t| t.extent.start);
     if tensors.windows(2).any(|w| w[1].extent.start < w[0].extent.end) {

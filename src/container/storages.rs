@@ -153,18 +153,8 @@ impl<'z> Storages<'z> {
             }
             return Ok(());
         }
-        let tensor = Tensor {
-            path: self.unique(used.path),
-            aliases: Vec::new(),
-            dtype,
-            shape,
-            role,
-            why,
-            of: None,
-            partner: None,
-            lossless: false,
-            extent: record.payload.clone(),
-        };
+        let extent = record.payload.clone();
+        let tensor = Tensor::found(self.unique(used.path), (dtype, shape), (role, why), extent);
         let Use { reference, standing, .. } = used;
         self.found.insert(index, Found { tensor, reference, standing });
         Ok(())

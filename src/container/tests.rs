@@ -248,18 +248,8 @@ fn signatures_name_lineages() {
     let files = files("pairs");
     let sig = |name: &str| check(&files[name]).signature();
     assert_eq!(sig("torch.before"), sig("torch.after"));
-    let tensor = |path: &str, n: u64| Tensor {
-        path: path.to_string(),
-        aliases: Vec::new(),
-        dtype: Dtype::F32,
-        shape: vec![n],
-        role: Role::Weight,
-        why: "test",
-        of: None,
-        partner: None,
-        lossless: false,
-        extent: 0..4 * n,
-    };
+    let tensor =
+        |path: &str, n: u64| Tensor::found(path.to_string(), (Dtype::F32, vec![n]), (Role::Weight, "test"), 0..4 * n);
     let of = |tensors: Vec<Tensor>| {
         let mut d = Description::opaque("test");
         d.tensors = tensors;

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use xattr::FileExt as _;
 
@@ -20,15 +20,31 @@ pub const RECALLED: &str = "user.stepfs.recalled";
 /// What the device reports; a file system without such attributes has no pins.
 pub fn is_pinned(tree: &Path, path: &Path) -> io::Result<bool> {
     for above in path.ancestors() {
-        let absolute = if above.as_os_str().is_empty() { tree.to_path_buf() } else { tree.join(above) };
-        match xattr::get(&absolute, PIN) {
-            Ok(None) => {}
-            Ok(Some(_)) => return Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(false),
-            Err(error) => return Err(error),
+        if has_pin(&absolute(tree, above))? {
+            return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// Whether the file or directory at an absolute path is pinned itself.
+///
+/// # Errors
+/// What the device reports; what is gone has no pin, and nothing has on a file system without such attributes.
+pub fn has_pin(path: &Path) -> io::Result<bool> {
+    Ok(read(path, PIN)?.is_some())
+}
+
+fn absolute(tree: &Path, path: &Path) -> PathBuf {
+    // `join("")` would end in a slash.
+    if path.as_os_str().is_empty() { tree.to_path_buf() } else { tree.join(path) }
+}
+
+fn read(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    match xattr::get(path, name) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EOPNOTSUPP)) => Ok(None),
+        value => value,
+    }
 }
 
 /// Notes on a file what it was recalled from. Best effort: without it the object may go before the file is archived

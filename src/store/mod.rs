@@ -19,7 +19,7 @@ mod stub;
 
 pub use error::{Damage, Error};
 pub use layout::Store;
-pub use marks::{PIN, RECALLED, is_pinned, mark_recalled, recalled_from};
+pub use marks::{PIN, RECALLED, has_pin, is_pinned, mark_recalled, recalled_from};
 pub use object::Id;
 pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;

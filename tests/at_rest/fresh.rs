@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+
+use stepfs::archive::Archive;
 
 use super::series::{Dtype, Random, Rest, Tensor, entry, model, safetensors, step, train, until, work};
 
@@ -11,52 +14,70 @@ fn one(random: &mut Random) -> Vec<Tensor> {
     vec![Tensor::new("w", Dtype::F32, &[256, 256], random)]
 }
 
-fn save(rest: &mut Rest, archive: &stepfs::archive::Archive, name: &str, bytes: &[u8]) {
-    archive.opened_for_writing(Path::new(name));
-    rest.write(name, bytes);
-    archive.sealed(Path::new(name));
-    until(|| archive.status().queued == 0);
+/// A store at work, into which a model of one tensor is saved as training goes on.
+struct Run {
+    rest: Rest,
+    archive: Arc<Archive>,
+    model: Vec<Tensor>,
+    random: Random,
+}
+
+impl Run {
+    fn new(seed: u64) -> Run {
+        let mut random = Random(seed);
+        let model = one(&mut random);
+        let rest = Rest::new();
+        let archive = rest.open();
+        work(&archive);
+        Run { rest, archive, model, random }
+    }
+
+    /// Saves these states, each when all is done about the one before.
+    fn save(&mut self, steps: std::ops::RangeInclusive<usize>) {
+        for at in steps {
+            train(&mut self.model, 1e-3, &mut self.random);
+            self.archive.opened_for_writing(Path::new(&step(at)));
+            self.rest.write(&step(at), &safetensors(&self.model));
+            self.archive.sealed(Path::new(&step(at)));
+            until(|| self.archive.status().queued == 0);
+        }
+    }
+
+    /// A bit of a state's object goes bad.
+    fn damage(&self, at: usize) {
+        let object = self.rest.object(&step(at));
+        let tile = entry(object.index(), "w").tiles[0];
+        let path = self.rest.object_path(&step(at));
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[(tile.offset + u64::from(tile.stored) / 2) as usize] ^= 0x10;
+        fs::write(&path, bytes).unwrap();
+    }
+
+    /// Ends it; answers which of these states cannot be read.
+    fn lost(self, steps: std::ops::Range<usize>) -> Vec<usize> {
+        self.archive.stop();
+        steps.filter(|at| self.rest.read(&step(*at)).is_err()).collect()
+    }
 }
 
 #[test]
 fn states_saved_after_an_object_was_deleted_by_hand_do_not_need_it() {
-    let mut random = Random(1);
-    let mut model = one(&mut random);
-    let mut rest = Rest::new();
-    let archive = rest.open();
-    work(&archive);
-    let mut next = |rest: &mut Rest, at: usize| {
-        train(&mut model, 1e-3, &mut random);
-        save(rest, &archive, &step(at), &safetensors(&model));
-    };
-    (1..=4).for_each(|at| next(&mut rest, at));
+    let mut run = Run::new(1);
+    run.save(1..=4);
     // Somebody tidies up in objects/ while the store is mounted.
-    fs::remove_file(rest.object_path(&step(2))).unwrap();
-    (5..=8).for_each(|at| next(&mut rest, at));
-    archive.stop();
-    let lost: Vec<usize> = (4..8).filter(|at| rest.read(&step(*at)).is_err()).collect();
+    fs::remove_file(run.rest.object_path(&step(2))).unwrap();
+    run.save(5..=8);
     // The second is gone, and the third with it. All others were resident when that happened.
-    assert_eq!(lost, [0; 0]);
+    assert_eq!(run.lost(4..8), [0; 0]);
 }
 
 #[test]
 fn a_good_copy_is_not_given_up_for_an_object_that_only_memory_still_has() {
-    let mut random = Random(2);
-    let mut model = one(&mut random);
-    let mut rest = Rest::new();
-    let archive = rest.open();
-    work(&archive);
-    for at in 1..=3 {
-        train(&mut model, 1e-3, &mut random);
-        save(&mut rest, &archive, &step(at), &safetensors(&model));
-    }
-    // A bit of the second state's object goes bad; its owner has a backup and puts it back.
-    let object = rest.object(&step(2));
-    let tile = entry(object.index(), "w").tiles[0];
-    let path = rest.object_path(&step(2));
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[(tile.offset + u64::from(tile.stored) / 2) as usize] ^= 0x10;
-    fs::write(&path, bytes).unwrap();
+    let mut run = Run::new(2);
+    run.save(1..=3);
+    // Its owner has a backup of what goes bad and puts it back.
+    run.damage(2);
+    let (rest, archive) = (&run.rest, &run.archive);
     let backup = rest.written[&step(2)].clone();
     let time = fs::metadata(rest.path(&step(2))).unwrap().modified().unwrap();
     archive.removed(Path::new(&step(2)));
@@ -150,15 +171,9 @@ fn memory_does_not_take_a_descriptor_for_each_state() {
 
 #[test]
 fn what_was_removed_gives_its_room_back_to_the_device() {
-    let mut random = Random(5);
-    let mut model = one(&mut random);
-    let mut rest = Rest::new();
-    let archive = rest.open();
-    work(&archive);
-    for at in 1..=12 {
-        train(&mut model, 1e-3, &mut random);
-        save(&mut rest, &archive, &step(at), &safetensors(&model));
-    }
+    let mut run = Run::new(5);
+    run.save(1..=12);
+    let (rest, archive) = (&run.rest, &run.archive);
     for at in 1..11 {
         fs::remove_file(rest.path(&step(at))).unwrap();
         archive.removed(Path::new(&step(at)));
@@ -177,26 +192,12 @@ fn what_was_removed_gives_its_room_back_to_the_device() {
 
 #[test]
 fn states_saved_after_an_object_went_bad_do_not_need_it() {
-    let mut random = Random(6);
-    let mut model = one(&mut random);
-    let mut rest = Rest::new();
-    let archive = rest.open();
-    work(&archive);
-    let mut next = |rest: &mut Rest, at: usize| {
-        train(&mut model, 1e-3, &mut random);
-        save(rest, &archive, &step(at), &safetensors(&model));
-    };
-    (1..=4).for_each(|at| next(&mut rest, at));
-    let object = rest.object(&step(3));
-    let tile = entry(object.index(), "w").tiles[0];
-    let path = rest.object_path(&step(3));
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[(tile.offset + u64::from(tile.stored) / 2) as usize] ^= 0x10;
-    fs::write(&path, bytes).unwrap();
+    let mut run = Run::new(6);
+    run.save(1..=4);
+    run.damage(3);
     // Saving reads nothing of the parent from the device, unless a super-step is due: that is when it is found.
-    (5..=14).for_each(|at| next(&mut rest, at));
-    archive.stop();
-    let lost: Vec<usize> = (4..14).filter(|at| rest.read(&step(*at)).is_err()).collect();
+    run.save(5..=14);
+    let lost = run.lost(4..14);
     assert!(lost.iter().all(|at| *at <= 8), "{lost:?}");
 }
 

@@ -46,13 +46,14 @@ impl Objects {
         (next, pending)
     }
 
-    /// Other objects that a state could become a difference to, as cheaply read as what it is a difference to now: the
-    /// nearest older ones of its lineage and with the same tensors. After a keyframe went, one of them has its K.
-    pub fn siblings(&self, child: Id, keep: &HashSet<Id>) -> Vec<Id> {
+    /// Other objects that a state could become a difference to, as cheaply read as what it is a difference to now, and with
+    /// at most `deepest` objects below them: the nearest older ones of its lineage and with the same tensors. After a
+    /// keyframe went, one of them has its K.
+    pub fn siblings(&self, child: Id, deepest: u32, keep: &HashSet<Id>) -> Vec<Id> {
         let inside = self.lock();
         let Some(known) = inside.known.get(&child) else { return Vec::new() };
         let header = &known.header;
-        let deepest = header.parent.map_or(0, |parent| inside.depth(parent));
+        let deepest = inside.deepest_parent(child).min(deepest);
         let stays = |id: &Id| inside.known[id].names > 0 || keep.contains(id) || inside.shared.contains(id);
         let fits = |id: &Id| stays(id) && inside.depth(*id) <= deepest && !inside.is_below(*id, child);
         let nearest = |of: Option<&BTreeSet<(i64, Id)>>| -> Option<Id> {
@@ -64,10 +65,34 @@ impl Objects {
         own.into_iter().chain(same).collect()
     }
 
-    /// Whether an object may still become a difference to another: both are there, and the one does not need the other.
-    pub fn can_follow(&self, child: Id, parent: Id) -> bool {
+    /// Whether an object may become a difference to another heir of the same merge: both are there, the one does not need
+    /// the other, and its chain does not become longer than it is. An heir that still waits to be merged itself will have
+    /// the chain of what is above all.
+    pub fn can_follow(&self, child: Id, heir: Id, merge: &Merge) -> bool {
         let inside = self.lock();
-        inside.known.contains_key(&child) && inside.known.contains_key(&parent) && !inside.is_below(parent, child)
+        let Some(known) = inside.known.get(&heir).filter(|_| inside.known.contains_key(&child)) else { return false };
+        let depth = match known.header.parent {
+            Some(parent) if merge.dying.contains(&parent) => merge.above.map_or(0, |above| inside.depth(above) + 1),
+            _ => inside.depth(heir),
+        };
+        depth <= inside.deepest_parent(child) && !inside.is_below(heir, child)
+    }
+
+    /// How many objects may be below the first heir at most, so that all others can follow it.
+    pub fn roof(&self, merge: &Merge) -> u32 {
+        let inside = self.lock();
+        merge.heirs.iter().map(|heir| inside.deepest_parent(*heir)).min().unwrap_or(0)
+    }
+
+    /// Of states that are the same, saved by many, the one that the others are differences to: a chain of twins would be
+    /// as long as there are ranks. Bounded: a damaged store may have a circle.
+    pub fn first_of_twins(&self, state: Header) -> Header {
+        let inside = self.lock();
+        let position = state.position;
+        let parent =
+            |state: &Header| state.parent.and_then(|parent| inside.known.get(&parent)).map(|k| k.header.clone());
+        let twins = std::iter::successors(Some(state.clone()), parent).take(MAX_CHAIN as usize);
+        twins.take_while(|twin| twin.position == position).last().unwrap_or(state)
     }
 
     /// Objects that are differences to this one.
@@ -134,6 +159,11 @@ impl Inside {
     pub(super) fn depth(&self, id: Id) -> u32 {
         let parent = |id: &Id| self.known.get(id).and_then(|known| known.header.parent);
         std::iter::successors(Some(id), parent).skip(1).take(MAX_CHAIN as usize).count() as u32
+    }
+
+    /// Objects below what this one is a difference to: another parent must not have more, or chains would grow.
+    fn deepest_parent(&self, id: Id) -> u32 {
+        self.known.get(&id).and_then(|known| known.header.parent).map_or(0, |parent| self.depth(parent))
     }
 
     /// Whether `id` is `ancestor` or a difference to it, however many steps removed.

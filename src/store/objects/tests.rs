@@ -56,7 +56,7 @@ impl Store {
         self.objects.replace(writer, Header { parent, ..former }, 1).unwrap();
     }
 
-    /// Collects and merges until nothing is left to do; the number of merges.
+    /// Collects and merges until nothing is left to do, always with the last parent that may be; the number of merges.
     fn settle(&self, keep: &HashSet<Id>) -> usize {
         for merges in 0.. {
             while !collect(&self.objects, keep).is_empty() {}
@@ -64,7 +64,13 @@ impl Store {
                 return merges;
             };
             assert!(pending >= merge.heirs.len() && !merge.heirs.is_empty(), "{merge:?}");
-            self.reparent(merge.heirs[0], merge.above);
+            for (at, heir) in merge.heirs.iter().enumerate() {
+                let first = merge.heirs[..at].first().filter(|first| self.objects.can_follow(*heir, **first, &merge));
+                let deepest = if at == 0 { self.objects.roof(&merge).checked_sub(1) } else { Some(u32::MAX) };
+                let siblings = deepest.map_or(Vec::new(), |deepest| self.objects.siblings(*heir, deepest, keep));
+                let others = first.into_iter().chain(&siblings).filter(|other| !merge.dying.contains(other));
+                self.reparent(*heir, others.last().copied().or(merge.above));
+            }
         }
         unreachable!()
     }
@@ -165,6 +171,45 @@ fn a_circle_neither_hangs_nor_goes() {
     let objects = store.reload(&[first]);
     assert!(collect(&objects, &keep).is_empty());
     assert_eq!(objects.all().len(), 2);
+}
+
+#[test]
+fn twins_that_are_differences_to_each_other_do_not_hang() {
+    let store = Store::new();
+    let first = store.add(None, 1);
+    let second = store.add(Some(first), 1);
+    let header = |id| store.objects.get(id).unwrap().0;
+    assert_eq!(store.objects.first_of_twins(header(second)).id, first);
+    store.reparent(first, Some(second));
+    let objects = store.reload(&[first]);
+    let found = objects.first_of_twins(header(first));
+    assert!([first, second].contains(&found.id));
+}
+
+#[test]
+fn an_heir_does_not_follow_one_with_a_longer_chain() {
+    let store = Store::new();
+    // The first heir hangs on a long chain of states that go, the second on the keyframe that goes.
+    let keyframe = store.add(None, 0);
+    let middle = store.add(Some(keyframe), 1);
+    let end = store.add(Some(middle), 2);
+    let first = store.add(Some(end), 3);
+    let second = store.add(Some(keyframe), 4);
+    let elsewhere = store.add(None, 1);
+    let deep = store.add(Some(elsewhere), 2);
+    [first, second, elsewhere, deep].into_iter().for_each(|id| store.objects.name(id));
+    let keep = HashSet::new();
+    let merge = store.objects.next_merge(&keep).0.unwrap();
+    assert_eq!(merge.heirs, [first, second]);
+    // It will be a keyframe; the other can follow it, unless it becomes a difference to something else.
+    assert!(store.objects.can_follow(second, first, &merge));
+    assert_eq!(store.objects.roof(&merge), 0);
+    assert_eq!(store.objects.siblings(first, u32::MAX, &keep), [deep]);
+    assert_eq!(store.objects.siblings(first, 0, &keep), [elsewhere]);
+    store.reparent(first, Some(deep));
+    assert!(!store.objects.can_follow(second, first, &merge));
+    store.reparent(first, None);
+    assert!(store.objects.can_follow(second, first, &merge));
 }
 
 #[test]
