@@ -1,8 +1,11 @@
 //! Tensors to symbols and back; pure functions over one tile at a time.
 //!
 //! - [`lattice`]: R = fl(K + g*A), the native codec of floating-point tensors. Start here.
+//! - [`log`]: v = inverse(P + unit*q), its logarithmic sibling, for second moments.
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
+//! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
 //! - [`Dtype`]: element types by the names safetensors gives them.
+//! - `exception`: elements kept exactly beside a quantized tile.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
 //! - `ordered`: floats as integers in the order of their values, and differences of those.
 //! - `planes`: elements split into one stream per byte.
@@ -10,9 +13,12 @@
 //! Symbols become bits in [`crate::entropy`].
 
 mod dtype;
+mod exception;
 mod float;
 pub mod lattice;
+pub mod log;
 pub mod lossless;
+pub mod moment;
 mod ordered;
 mod planes;
 
