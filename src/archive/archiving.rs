@@ -107,7 +107,7 @@ impl Archive {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
                 let note = "keyframe: the state before is damaged";
-                let none = Base { goes_on: base.goes_on, note, ..Base::default() };
+                let none = Base { note, ..Base::default() };
                 self.write_difference(path, sealed, own, newer, &none, stale)
             }
             result => result,
@@ -135,7 +135,6 @@ impl Archive {
             base: base.chain.as_ref(),
             previous: base.previous.as_ref(),
             super_step: base.super_step,
-            goes_on: base.goes_on,
             profile,
         };
         self.pool.install(|| {

@@ -4,6 +4,8 @@
 //! - [`log`]: v = inverse(P + unit*q), its logarithmic sibling, for second moments.
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
 //! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
+//! - [`rows`]: the lattice by rows, for embedding tables.
+//! - [`cast`]: copies in another type.
 //! - [`Dtype`]: element types by the names safetensors gives them.
 //! - `exception`: elements kept exactly beside a quantized tile.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
@@ -12,6 +14,7 @@
 //!
 //! Symbols become bits in [`crate::entropy`].
 
+pub mod cast;
 mod dtype;
 mod exception;
 mod float;
@@ -21,6 +24,7 @@ pub mod lossless;
 pub mod moment;
 mod ordered;
 mod planes;
+pub mod rows;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;

@@ -20,6 +20,8 @@ pub enum Profile {
     Exact,
     /// Weights on a lattice of one root mean square of the update between two checkpoints; all else lossless.
     Balanced,
+    /// Two iterations for each restore.
+    Compact,
 }
 
 impl Profile {
@@ -28,6 +30,7 @@ impl Profile {
         match self {
             Profile::Exact => "exact",
             Profile::Balanced => "balanced",
+            Profile::Compact => "compact",
         }
     }
 }

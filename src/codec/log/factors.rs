@@ -63,6 +63,11 @@ impl Factors {
         Factors::flat(for_float!(dtype, F => mean::<F>(F::elements(sample)), else 0))
     }
 
+    /// Prediction of a whole tensor, in sixteenths of an octave of the pseudo-logarithm.
+    pub fn base(&self) -> i32 {
+        self.base
+    }
+
     /// Appends the payload.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let factors = || self.rows.iter().chain(&self.columns).copied().filter(|&f| f != ALL_ZERO);
