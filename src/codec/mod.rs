@@ -4,6 +4,7 @@
 //! - [`log`]: v = inverse(P + unit*q), its logarithmic sibling, for second moments.
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
 //! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
+//! - [`rows`]: the lattice with a step for each row, for embedding tables.
 //! - [`Dtype`]: element types by the names safetensors gives them.
 //! - `exception`: elements kept exactly beside a quantized tile.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
@@ -21,6 +22,7 @@ pub mod lossless;
 pub mod moment;
 mod ordered;
 mod planes;
+pub mod rows;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;
