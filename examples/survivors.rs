@@ -6,9 +6,9 @@
 
 use std::path::Path;
 
-use stepfs::codec::{lattice, lossless};
-use stepfs::recall::Chain;
-use stepfs::recall::{State, tile};
+use stepfs::codec::log::Parent;
+use stepfs::codec::{lattice, log, lossless};
+use stepfs::recall::{Chain, State, tile};
 use stepfs::store::object::TensorEntry;
 use stepfs::store::{Objects, Store};
 
@@ -63,6 +63,10 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
                 lossless::encode(entry.dtype, bytes, None, &mut own);
                 alone += own.len() as u64;
             }
+            (State::Log { factors, q, .. }, State::Log { factors: same, q: base, .. }) if factors == same => {
+                log::encode_tile(q, Parent::State(base), &mut out)?;
+            }
+            _ => return Ok(entry.stored()),
         }
         difference += out.len() as u64;
     }

@@ -64,9 +64,9 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
             };
             let (mut accumulators, mut decoded, mut exceptions) = (vec![0; elements], vec![0; data.len()], Vec::new());
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
-            let outputs = rows::Outputs { a: &mut accumulators, r: &mut decoded, exceptions: &mut exceptions };
-            let error =
-                rows::quantize(dtype, data, k, step, place.rows, before.as_deref(), around.row_step, outputs).ok()?;
+            let base = rows::Base { rows: place.rows, k, g: step, a: before.as_deref() };
+            let (a, r, kept) = (&mut accumulators, &mut decoded, &mut exceptions);
+            let error = rows::quantize(dtype, data, base, around.row_step, a, r, kept).ok()?;
             Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
         }
         Coding::Log { unit, .. } | Coding::LogKey { unit } => {

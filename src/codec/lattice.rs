@@ -325,7 +325,11 @@ pub fn choose_g(dtype: Dtype, updates: &[f64], c: f64) -> Option<f64> {
     }
     // Scaled, because squares leave the range of f64 long before their root does.
     let mean = updates.iter().map(|&u| (u / largest) * (u / largest)).sum::<f64>() / updates.len() as f64;
-    let g = c * largest * mean.sqrt();
+    short_step(dtype, c * largest * mean.sqrt())
+}
+
+/// The step next to `g` that is short enough for this type; `None` if there is none.
+pub fn short_step(dtype: Dtype, g: f64) -> Option<f64> {
     let bits = match dtype {
         Dtype::F16 | Dtype::Bf16 => 1,
         _ => SHORT_STEP_BITS,

@@ -4,7 +4,7 @@
 //! - [`log`]: v = inverse(P + unit*q), its logarithmic sibling, for second moments.
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
 //! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
-//! - [`rows`]: the lattice by rows, for embedding tables.
+//! - [`rows`]: the lattice with a step for each row, for embedding tables.
 //! - [`cast`]: copies in another type.
 //! - [`Dtype`]: element types by the names safetensors gives them.
 //! - `exception`: elements kept exactly beside a quantized tile.

@@ -147,6 +147,12 @@ fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static s
             Coding::Lattice { .. } => "lattice",
             Coding::LatticeKey { .. } => "lattice keyframe",
             Coding::LatticeWithKeyframe { .. } => "lattice with its keyframe",
+            Coding::Rows { .. } => "rows",
+            Coding::RowsKey { .. } => "rows keyframe",
+            Coding::Log { .. } => "log",
+            Coding::LogKey { .. } => "log keyframe",
+            Coding::Moment { .. } => "moment",
+            Coding::Cast { .. } => "cast",
         }));
         read += 1;
     }

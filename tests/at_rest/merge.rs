@@ -147,6 +147,7 @@ fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
                     stepfs::codec::lossless::encode(tensor.dtype, &now, Some(&then), &mut payload);
                 }
                 (State::Bytes(now), _) => stepfs::codec::lossless::encode(tensor.dtype, &now, None, &mut payload),
+                (State::Log { .. } | State::Moment { .. }, _) => bytes += tensor.tiles[at].stored as usize,
             }
             bytes += payload.len();
         }

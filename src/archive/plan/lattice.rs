@@ -11,7 +11,7 @@ use crate::store::object::{Coding, rows_and_width};
 use super::super::payload::{self, Around, Place};
 use super::archived::Archived;
 use super::rates::VECTOR;
-use super::{Choice, Subject, read_tile, tiles};
+use super::{Choice, Material, Subject, read_tile, tiles};
 use crate::container::Role;
 
 /// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
@@ -20,9 +20,9 @@ const SAMPLE_ELEMENTS: usize = 4096;
 const SAMPLES: usize = 16;
 /// Tiles decoded of the base to measure a tensor's update, spread over the tensor.
 const SAMPLE_TILES: usize = 3;
-/// The update since the base counts at most this many times the update to the state after: a base that lies far back
+/// The update since the state before counts at most this many times the update to the state after: one that lies far back
 /// must not make this state coarser than training needs.
-const MOST_OF_NEXT: f64 = 1.5;
+const MOST_OF_NEXT: f64 = 3.0;
 /// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit.
 const KEEP_WITHIN: f64 = 1.15;
 /// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
@@ -35,7 +35,7 @@ const FINER: f64 = 4.0;
 
 /// The coding of a weight, or `None` where lossless is right: nothing moves, or its update is not known.
 pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
-    let Some(twin) = &subject.twin else { return Ok(None) };
+    let Some(twin) = subject.twin else { return Ok(None) };
     let coding = match by_rows(subject, twin)? {
         Some(coding) => Some(coding),
         None => on_lattice(subject, twin)?,
@@ -50,7 +50,7 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
 }
 
 fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
-    let next = next_update(subject, twin)?;
+    let next = next_update(subject.material, subject.tensor, twin)?;
     let step = |rms: f64| step(subject, rms);
     let Some(base) = subject.parent else {
         return Ok(next.and_then(step).map(|step| Coding::LatticeKey { step }));
@@ -61,15 +61,21 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
         // Saved a second time (`last.ckpt`): with the same step the difference costs nothing.
         return Ok(Some(Coding::Lattice { parent, step }));
     }
-    let rms = match (last.rms, next) {
-        (Some(last), Some(next)) => Some(last.min(MOST_OF_NEXT * next)),
-        (Some(last), None) => Some(last),
-        (None, next) => next,
-    };
-    let wanted = rms.and_then(step);
     let Some(before) = previous.entry.coding.step() else {
         // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
+        let wanted = last.rms.or(next).and_then(step);
         return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
+    };
+    // Updates go up and down from state to state, and a step that followed them would cost more where it is too fine than
+    // it saves where it is too coarse. So half of what is told comes from the state before, in octaves.
+    let wanted = match (last.rms, next) {
+        (Some(last), Some(next)) => {
+            let mean = mean_square(&[last.min(MOST_OF_NEXT * next), next]).sqrt();
+            step(mean)
+        }
+        (Some(rms), None) => step(rms),
+        (None, Some(rms)) => step(rms).and_then(|wanted| lattice::short_step(subject.tensor.dtype, (wanted * before).sqrt())),
+        (None, None) => None,
     };
     let keep = |wanted: &f64| (1.0 / KEEP_WITHIN..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();
     Ok(Some(Coding::Lattice { parent, step: wanted.filter(|wanted| !keep(wanted)).unwrap_or(before) }))
@@ -87,18 +93,22 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
 fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let tensor = subject.tensor;
     let (rows, width) = rows_and_width(&tensor.shape);
-    if tensor.shape.len() != 2 || rows < LEAST_ROWS {
+    if tensor.shape.len() != 2 || rows < LEAST_ROWS || width == 0 {
         return Ok(None);
     }
     let middle = tiles(tensor) / 2;
     let now = read_tile(subject.material.source, tensor, middle)?;
     let then = read_tile(subject.material.newer.0, twin, middle)?;
-    let first = super::first_element(tensor, middle);
-    let changes = rows::changes(tensor.dtype, &now, &then, rows::Rows { width, first });
-    if changes.share > MOST_CHANGED {
+    // Whole rows, from the first that begins in the tile.
+    let cut = (width - super::rows(tensor, middle).first % width) % width;
+    let from = (cut as usize).saturating_mul(tensor.dtype.size()).min(now.len());
+    let (now, then) = (&now[from..], &then[from.min(then.len())..]);
+    if rows::changed_share(tensor.dtype, now, then, width) > MOST_CHANGED {
         return Ok(None);
     }
-    let wanted = rows::base_step(&changes.rms);
+    let updates = lattice::updates(tensor.dtype, then, now);
+    let rms: Vec<f64> = updates.chunks(width as usize).map(|row| mean_square(row).sqrt()).collect();
+    let wanted = rows::base_step(&rms);
     let before = subject.previous.and_then(|previous| match previous.entry.coding {
         Coding::Rows { step, .. } | Coding::RowsKey { step } => Some(step),
         _ => None,
@@ -165,12 +175,12 @@ fn last_update(subject: &Subject, previous: Archived) -> io::Result<LastUpdate> 
 }
 
 /// Root mean square of the update to the state after this one; `None` when nothing moves.
-fn next_update(subject: &Subject, twin: &Tensor) -> io::Result<Option<f64>> {
+pub(super) fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<Option<f64>> {
     let mut updates = Vec::new();
-    sample(subject.tensor, |range| {
-        let now = read(subject.material.source, subject.tensor, &range)?;
-        let then = read(subject.material.newer.0, twin, &range)?;
-        updates.extend(lattice::updates(subject.tensor.dtype, &then, &now));
+    sample(tensor, |range| {
+        let now = read(material.source, tensor, &range)?;
+        let then = read(material.newer.0, twin, &range)?;
+        updates.extend(lattice::updates(tensor.dtype, &then, &now));
         Ok(())
     })?;
     let power = mean_square(&updates);

@@ -125,7 +125,7 @@ struct Subject<'a> {
     material: &'a Material<'a>,
     tensor: &'a Tensor,
     /// The tensor in the state after this one.
-    twin: Option<Tensor>,
+    twin: Option<&'a Tensor>,
     /// The tensor in the base.
     parent: Option<Archived<'a>>,
     /// The tensor in the state before.
@@ -145,7 +145,12 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let all: Vec<Tensor> = material.description.tensors.iter().map(without_edges).collect();
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let (base, previous) = (Tensors::of(material.base), Tensors::of(material.previous));
-    let sensitivities = sensitivities(material, &all)?;
+    let twin_of = |tensor: &Tensor| {
+        let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
+        twin.map(|twin| without_edges(twin))
+    };
+    let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
+    let sensitivities = sensitivities(material, &all, &twins)?;
     // Which tensors get tiles must be known before one of them can be said to be beside another.
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().map(|tensor| lossy_kind(material, tensor)).collect();
     let is_planned = |index: &usize| {
@@ -162,12 +167,11 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         let mut choice = lossless_choice(material, tensor, parent)?;
         let (fallback, mut row_step) = (choice.coding, 0.0);
         if let Some((kind, rates)) = kinds[index] {
-            let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let subject = Subject {
                 material,
                 tensor,
-                twin: twin.map(|twin| without_edges(twin)),
+                twin: twins[index].as_ref(),
                 parent,
                 previous: previous.get(tensor),
                 rates,
@@ -205,28 +209,66 @@ fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
 }
 
+/// A parameter whose mean squared gradient is known.
+struct Gradients {
+    parameter: usize,
+    first_moment: Option<usize>,
+    /// log2 of the mean square, up to what all have in common.
+    octaves: f64,
+    /// Bytes.
+    len: f64,
+}
+
 /// Factors on the steps of parameters and of their first moments, by index in the description.
-fn sensitivities(material: &Material, tensors: &[Tensor]) -> io::Result<HashMap<usize, f64>> {
+fn sensitivities(
+    material: &Material,
+    tensors: &[Tensor],
+    twins: &[Option<Tensor>],
+) -> io::Result<HashMap<usize, f64>> {
+    let mut known = second_moments(material, tensors)?;
+    if !tensors.iter().any(|tensor| tensor.role == Role::SecondMoment) {
+        known = updates(material, tensors, twins)?;
+    }
+    let total: f64 = known.iter().map(|gradients| gradients.len).sum();
+    let mean = known.iter().map(|gradients| gradients.octaves * gradients.len).sum::<f64>() / f64::max(total, 1.0);
+    let mut factors = HashMap::new();
+    for gradients in known {
+        let factor = rates::sensitivity(gradients.octaves - mean);
+        factors.insert(gradients.parameter, factor);
+        factors.extend(gradients.first_moment.map(|first| (first, factor)));
+    }
+    Ok(factors)
+}
+
+/// From second moments, for the parameters that they are found to belong to.
+fn second_moments(material: &Material, tensors: &[Tensor]) -> io::Result<Vec<Gradients>> {
     const SIXTEENTHS: f64 = 16.0;
-    let mut octaves = Vec::new();
-    for (index, tensor) in tensors.iter().enumerate() {
+    let mut known = Vec::new();
+    for tensor in tensors {
         let second = tensor.role == Role::SecondMoment && tensor.dtype.is_lattice_float();
         if let (true, Some(of)) = (second && tensor.extent.end > tensor.extent.start, tensor.of) {
             let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
             let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
-            let weight = (tensor.extent.end - tensor.extent.start) as f64;
-            octaves.push((index, of, tensor.partner, mean, weight));
+            let len = (tensor.extent.end - tensor.extent.start) as f64;
+            known.push(Gradients { parameter: of, first_moment: tensor.partner, octaves: mean, len });
         }
     }
-    let total: f64 = octaves.iter().map(|(.., weight)| weight).sum();
-    let mean = octaves.iter().map(|(.., mean, weight)| mean * weight).sum::<f64>() / f64::max(total, 1.0);
-    let mut factors = HashMap::new();
-    for (_, of, first, octaves, _) in octaves {
-        let factor = rates::sensitivity(octaves - mean);
-        factors.insert(of, factor);
-        factors.extend(first.map(|first| (first, factor)));
+    Ok(known)
+}
+
+/// From the updates, where no optimizer keeps mean squares: then they are sums of gradients (SGD).
+fn updates(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<Gradients>> {
+    let mut known = Vec::new();
+    for (parameter, (tensor, twin)) in tensors.iter().zip(twins).enumerate() {
+        let Some(twin) = twin.as_ref().filter(|_| tensor.is_weight() && tensor.dtype.is_lattice_float()) else {
+            continue;
+        };
+        if let Some(rms) = lattice::next_update(material, tensor, twin)? {
+            let len = (tensor.extent.end - tensor.extent.start) as f64;
+            known.push(Gradients { parameter, first_moment: None, octaves: 2.0 * rms.log2(), len });
+        }
     }
-    Ok(factors)
+    Ok(known)
 }
 
 /// Alone or as difference to the base, whichever is estimated to be smaller.

@@ -1,3 +1,4 @@
+use crate::codec::log::Factors;
 use super::*;
 use crate::store::object::{Header, Index, OBJECT_VERSION, ObjectWriter};
 
@@ -31,15 +32,26 @@ fn states_come_back_narrow_or_wide() {
     let dir = tempfile::tempdir().unwrap();
     let (memory, object) = (Memory::new(1 << 20), object(dir.path()));
     let keyframe = Arc::new(vec![1; 400]);
-    let states = [lattice(5, Some(&keyframe)), lattice(1 << 20, None), lattice(-32768, None), State::Bytes(keyframe)];
+    let (factors, unit) = (Arc::new(Factors::flat(7)), 1 << 16);
+    let states = [
+        lattice(5, Some(&keyframe)),
+        lattice(1 << 20, None),
+        lattice(-32768, None),
+        State::Bytes(keyframe),
+        State::Log { factors, first: 9, unit, q: vec![3, -4, crate::codec::log::ZERO] },
+    ];
     for (tile, state) in states.iter().enumerate() {
         memory.put(key(&object, 0, tile), Use::Read, state);
     }
     for (tile, state) in states.iter().enumerate() {
         assert_eq!(memory.get(&object, 0, tile).as_ref(), Some(state));
     }
-    // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes.
-    assert_eq!(memory.status().bytes, 400 + 200 + 400 + 200 + 3 * 16);
+    // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes; -32768 stands for a zero of
+    // the logarithmic lattice, so a lattice with it is wide.
+    assert_eq!(memory.status().bytes, 400 + 200 + 400 + 400 + 3 * 16 + 6);
+    let moment = State::Moment { second: Arc::default(), accumulators: vec![1], step: 0.5, exceptions: Vec::new() };
+    memory.put(key(&object, 0, states.len()), Use::Read, &moment);
+    assert!(memory.get(&object, 0, states.len()).is_none());
     memory.forget(object.header().id);
     assert_eq!(memory.status().bytes, 0);
     assert!(memory.get(&object, 0, 0).is_none());

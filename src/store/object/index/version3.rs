@@ -106,7 +106,8 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
     tensors.iter().flat_map(|tensor| &tensor.shape).for_each(|&dim| varint::put(dim, &mut out));
     let mut end = 0;
     for tensor in tensors {
-        varint::put(tensor.extent.start - end, &mut out);
+        // Wraps where tensors overlap, which no reader takes.
+        varint::put(tensor.extent.start.wrapping_sub(end), &mut out);
         end = tensor.extent.end;
     }
     tensors.iter().for_each(|tensor| varint::put(tensor.extent.end - tensor.extent.start, &mut out));

@@ -1,0 +1,276 @@
+//! The lattice by rows, for embedding tables: few rows change from one state to the next, and each by an amount of its own.
+//!
+//! The state is the lattice's: R = fl(K + g*A) with one step g for the tensor, here a fine one. What differs is that A is a
+//! multiple of 2^e in each row, e chosen anew whenever the row changes, so that its step follows how much *it* moves. A
+//! change is stored from P, the parent's A rounded to a multiple of 2^e: **A = P + a * 2^e**. A row that is still within the
+//! bound it was stored with is left alone and costs a flag.
+//!
+//! Rows are those of a tile: one that a tile's border cuts is two, each for itself.
+//!
+//! Encoding a tile: [`quantize`], then [`encode_tile`], which takes any A and parent, so that what several states changed
+//! can be merged. Decoding: [`decode_tile_add`] along the chain, then what the lattice does
+//! ([`super::lattice::reconstruct`], [`super::lattice::apply_exceptions`]). [`base_step`] picks g.
+
+mod tile;
+
+pub use tile::{decode_tile_add, encode_tile};
+
+use super::Dtype;
+use super::float::{Float, for_float};
+use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
+use crate::entropy::level::{Level, multiversion};
+
+/// Largest e: a row may move 2^24 times as much as the step of its table.
+pub const MAX_E: u32 = 24;
+
+/// Elements from which a row's A tell its e. In a shorter one they may all happen to be multiples of more.
+const TELLING: usize = 8;
+
+/// Where a tile's elements are in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Elements of one row.
+    pub width: u64,
+    /// Index of the tile's first element in the tensor.
+    pub first: u64,
+}
+
+impl Rows {
+    /// Lengths of the rows that a tile of so many elements has, cut ones at its ends included. Width 0 has none.
+    fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
+        let width = usize::try_from(self.width).unwrap_or(usize::MAX);
+        let mut length = self.width.checked_sub(self.first.checked_rem(self.width).unwrap_or(0)).unwrap_or(0);
+        let mut left = if width == 0 { 0 } else { elements };
+        std::iter::from_fn(move || {
+            let now = left.min(usize::try_from(length).unwrap_or(usize::MAX));
+            (left, length) = (left - now, self.width);
+            (now > 0).then_some(now)
+        })
+    }
+}
+
+/// What a tile is quantized against.
+#[derive(Clone, Copy, Debug)]
+pub struct Base<'a> {
+    /// The tile's rows.
+    pub rows: Rows,
+    /// The keyframe tile, or none for zeros.
+    pub k: Option<&'a [u8]>,
+    /// Step of the tensor.
+    pub g: f64,
+    /// A of the parent, or none for zeros.
+    pub a: Option<&'a [i32]>,
+}
+
+/// Quantizes the tile `w`. The step of a row that changed is `c` times the root mean square of W - R_parent in it, rounded
+/// to g * 2^e; its bound is half of that. A row whose elements are all within half of g times the largest power of two
+/// (at most 2^[`MAX_E`]) that divides its parent's A stays as it is; that power is 1 where the A are all 0 or the row is
+/// shorter than 8 elements. Appends to `exceptions` the elements that would miss the bound; `r_out` has their exact bits.
+/// Returns the largest |R - W|.
+///
+/// # Errors
+/// When something is not finite, A leaves its range, or the lengths differ.
+pub fn quantize(
+    dtype: Dtype,
+    w: &[u8],
+    base: Base<'_>,
+    c: f64,
+    a_out: &mut [i32],
+    r_out: &mut [u8],
+    exceptions: &mut Vec<Exception>,
+) -> Result<f64, Unfit> {
+    if !is_step(base.g) || !is_step(base.g * f64::from(1 << MAX_E)) || !(c > 0.0 && c.is_finite()) {
+        return Err(Unfit("no step"));
+    }
+    let bytes = a_out.len() * dtype.size();
+    let alike = w.len() == bytes && r_out.len() == bytes && base.k.is_none_or(|k| k.len() == bytes);
+    if !alike || base.a.is_some_and(|a| a.len() != a_out.len()) || base.rows.width == 0 {
+        return Err(Unfit("lengths differ"));
+    }
+    for_float!(dtype, F => {
+        let (w, k, r) = (F::elements(w), base.k.map(F::elements), F::elements_mut(r_out));
+        quantize_rows::<F>(Level::detect(), w, k, base, c, a_out, r, exceptions)
+    }, else None)
+    .ok_or(Unfit("not finite, or too many steps from the keyframe"))
+}
+
+/// R of one element. The step of a row is g times a power of two, so its product with A / 2^e is exactly that of g with A.
+#[inline(always)]
+fn value<F: Float>(k: f64, step: f64, a: f64) -> F::Bytes {
+    F::round(k + step * a)
+}
+
+/// What a row is found to be.
+struct Row {
+    /// Largest and mean square of |W - R_parent|, the latter in steps.
+    largest: f64,
+    mean: f64,
+    /// All bits that occur in the parent's A.
+    bits: i32,
+}
+
+/// Looks at one row. Eight sums side by side, as one would make each addition wait for the last.
+#[inline(always)]
+fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: f64) -> Row {
+    const LANES: usize = 8;
+    let inverse = 1.0 / g;
+    let (mut largest, mut sums, mut bits) = ([0i64; LANES], [0f64; LANES], [0i32; LANES]);
+    let mut one = |lane: usize, w: F::Bytes, k: f64, a: i32| {
+        let difference = F::widen(w) - F::widen(value::<F>(k, g, a.into()));
+        // Magnitudes order like their bits, NaN above all of them.
+        largest[lane] = largest[lane].max(difference.abs().to_bits() as i64);
+        let steps = difference * inverse;
+        sums[lane] += steps * steps;
+        bits[lane] |= a;
+    };
+    let n = w.len();
+    let whole = n - n % LANES;
+    match (k.map(|k| &k[..n]), a.map(|a| &a[..n])) {
+        (Some(k), Some(a)) => {
+            for start in (0..whole).step_by(LANES) {
+                (0..LANES).for_each(|i| one(i, w[start + i], F::widen(k[start + i]), a[start + i]));
+            }
+            (whole..n).for_each(|i| one(i - whole, w[i], F::widen(k[i]), a[i]));
+        }
+        (k, a) => {
+            let of = |i: usize| (k.map_or(0.0, |k| F::widen(k[i])), a.map_or(0, |a| a[i]));
+            (0..n).for_each(|i| one(i % LANES, w[i], of(i).0, of(i).1));
+        }
+    }
+    Row {
+        largest: f64::from_bits(largest.into_iter().fold(0, i64::max) as u64),
+        mean: sums.iter().sum::<f64>() / n as f64,
+        bits: bits.iter().fold(0, |all, bits| all | bits),
+    }
+}
+
+/// The e whose step is nearest, as a ratio, to this many steps of the table.
+#[inline(always)]
+fn nearest_e(steps: f64) -> u32 {
+    let exponent = ((steps * std::f64::consts::SQRT_2).to_bits() >> 52) as i32 - 1023;
+    exponent.clamp(0, MAX_E as i32) as u32
+}
+
+multiversion! {
+    /// Quantizes row by row; returns the largest error, or nothing if some element cannot be.
+    #[allow(clippy::too_many_arguments)]
+    fn quantize_rows<F: Float>(
+        w: &[F::Bytes],
+        k: Option<&[F::Bytes]>,
+        base: Base<'_>,
+        c: f64,
+        a_out: &mut [i32],
+        r_out: &mut [F::Bytes],
+        exceptions: &mut Vec<Exception>,
+    ) -> Option<f64> {
+        let (mut largest, mut start) = (0f64, 0);
+        for length in base.rows.lengths(w.len()) {
+            let range = start..start + length;
+            let (w, k) = (&w[range.clone()], k.map(|k| &k[range.clone()]));
+            let parent = base.a.map(|a| &a[range.clone()]);
+            let (a, r) = (&mut a_out[range.clone()], &mut r_out[range]);
+            let row = look::<F>(w, k, parent, base.g);
+            if !row.largest.is_finite() {
+                return None;
+            }
+            let told = if row.bits == 0 || length < TELLING { 0 } else { row.bits.trailing_zeros().min(MAX_E) };
+            if row.largest <= base.g * 0.5 * f64::from(1 << told) {
+                match parent {
+                    Some(parent) => a.copy_from_slice(parent),
+                    None => a.fill(0),
+                }
+                for (i, (r, &a)) in r.iter_mut().zip(a.iter()).enumerate() {
+                    *r = value::<F>(k.map_or(0.0, |k| F::widen(k[i])), base.g, a.into());
+                }
+                largest = largest.max(row.largest);
+            } else {
+                let e = nearest_e(c * row.mean.sqrt());
+                let step = base.g * f64::from(1 << e);
+                let (mut error, in_range) = match k {
+                    Some(k) => change::<F>(w, |i| F::widen(k[i]), step, e, a, r),
+                    None => change::<F>(w, |_| 0.0, step, e, a, r),
+                };
+                if !in_range {
+                    return None;
+                }
+                if error > step * 0.5 {
+                    error = 0.0;
+                    for (i, (r, &w)) in r.iter_mut().zip(w).enumerate() {
+                        let missed = (F::widen(*r) - F::widen(w)).abs();
+                        if missed <= step * 0.5 {
+                            error = error.max(missed);
+                        } else {
+                            *r = w;
+                            exceptions.push(Exception { index: (start + i) as u32, raw: F::to_raw(w) });
+                        }
+                    }
+                }
+                largest = largest.max(error);
+            }
+            start += length;
+        }
+        Some(largest)
+    }
+}
+
+/// Quantizes one row to multiples of 2^e; returns the largest error, and whether all A are in range.
+#[inline(always)]
+fn change<F: Float>(
+    w: &[F::Bytes],
+    k: impl Fn(usize) -> f64,
+    step: f64,
+    e: u32,
+    a: &mut [i32],
+    r: &mut [F::Bytes],
+) -> (f64, bool) {
+    let inverse = 1.0 / step;
+    let most = f64::from(MAX_A >> e);
+    let (mut largest, mut in_range) = (0i64, true);
+    for (i, ((&w, a), r)) in w.iter().zip(a).zip(r).enumerate() {
+        let (exact, k) = (F::widen(w), k(i));
+        let steps = (exact - k) * inverse;
+        in_range &= steps.abs() <= most;
+        let rounded = steps + ROUNDER;
+        *a = (rounded.to_bits() as i32).wrapping_shl(e);
+        *r = value::<F>(k, step, rounded - ROUNDER);
+        largest = largest.max((F::widen(*r) - exact).abs().to_bits() as i64);
+    }
+    (f64::from_bits(largest as u64), in_range)
+}
+
+/// Steps of the table in the smallest typical step of a row: what a row moves is then a choice of at least 8 powers of two
+/// above g, and A stay small.
+const FINENESS: f64 = 8.0;
+
+/// Largest row's root mean square in steps: with weights up to 2^10 times what a row moves, A stay below 2^30.
+const RANGE: f64 = 1_048_576.0;
+
+/// A step for a table whose rows move by these root mean squares (of any number of rows and states; 0 where a row does not
+/// move): a power of two, 8 to 16 times below what nineteen in twenty moving rows exceed, unless rows differ by more than
+/// 2^20. `None` if nothing moves, or something is not finite.
+pub fn base_step(row_rms: &[f64]) -> Option<f64> {
+    let mut moving: Vec<f64> = row_rms.iter().copied().filter(|rms| *rms != 0.0).collect();
+    moving.sort_by(f64::total_cmp);
+    let (&least, &largest) = (moving.first()?, moving.last()?);
+    if !(least > 0.0 && largest.is_finite()) {
+        return None;
+    }
+    let wish = (moving[moving.len() / 20] / FINENESS).max(largest / RANGE);
+    // The power of two at or below.
+    let g = f64::from_bits(wish.to_bits() & !((1 << 52) - 1));
+    is_step(g).then_some(g)
+}
+
+/// Share of the rows, those of `width` elements from the first on, that differ in any bit. 1 if the lengths do, 0 of
+/// nothing.
+pub fn changed_share(dtype: Dtype, now: &[u8], then: &[u8], width: u64) -> f64 {
+    let row = usize::try_from(width).unwrap_or(usize::MAX).saturating_mul(dtype.size()).max(1);
+    if now.len() != then.len() {
+        return 1.0;
+    }
+    let changed = now.chunks(row).zip(then.chunks(row)).filter(|(now, then)| now != then).count();
+    changed as f64 / now.len().div_ceil(row).max(1) as f64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The A of a tile, row by row, to bytes and back.
+
+use super::{MAX_E, Rows};
+use crate::codec::Corrupt;
+use crate::codec::exception::{put_exceptions, take_exceptions};
+use crate::codec::lattice::{Exception, Unfit};
+use crate::entropy::level::{Level, multiversion};
+use crate::entropy::scratch::Scratch;
+use crate::entropy::{bytes, ints, varint};
+
+/// Code of a row that is its parent's.
+const UNCHANGED: u8 = 0;
+
+/// `a` in units of 2^e, rounded, halves up; nothing overflows.
+#[inline(always)]
+fn in_units(a: i32, e: u32) -> i32 {
+    // The highest bit that is dropped says whether to round up; of e = 0 there is none.
+    (a >> e) + (a >> e.saturating_sub(1) & i32::from(e > 0))
+}
+
+/// Appends the payload of a tile with any A: of each row whether it is the parent's and else its e, the number of zero bits
+/// that its A end in (of rows of zeros the largest that others have); then the symbols of the others, (A - P) / 2^e, P being
+/// the parent's A rounded to a multiple of 2^e, halves up; then the exceptions, whose indices ascend. `parent_a` is
+/// of the length of `a`, or `None` for zeros.
+pub fn encode_tile(
+    a: &[i32],
+    parent_a: Option<&[i32]>,
+    rows: Rows,
+    exceptions: &[Exception],
+    out: &mut Vec<u8>,
+) -> Result<(), Unfit> {
+    if parent_a.is_some_and(|parent| parent.len() != a.len()) || rows.width == 0 {
+        return Err(Unfit("lengths differ"));
+    }
+    let level = Level::detect();
+    let (codes, changed) = row_codes(level, a, parent_a, rows);
+    let mut symbols = Vec::with_capacity(changed);
+    let (mut start, mut fits) = (0, true);
+    for (length, &code) in rows.lengths(a.len()).zip(&codes) {
+        let range = start..start + length;
+        start += length;
+        if code != UNCHANGED {
+            let at = symbols.len();
+            match parent_a {
+                Some(parent) => symbols.extend_from_slice(&parent[range.clone()]),
+                None => symbols.resize(at + length, 0),
+            }
+            fits &= to_symbols(level, &a[range], u32::from(code) - 1, &mut symbols[at..]);
+        }
+    }
+    if !fits {
+        return Err(Unfit("too many steps from the parent"));
+    }
+    varint::put_bytes(out, |out| bytes::encode(&codes, out));
+    varint::put_bytes(out, |out| ints::encode(&symbols, out));
+    put_exceptions(exceptions, out);
+    Ok(())
+}
+
+multiversion! {
+    /// The code of each row, and the number of elements in those that changed.
+    fn row_codes(a: &[i32], parent_a: Option<&[i32]>, rows: Rows) -> (Vec<u8>, usize) {
+        /// A row of zeros, until it is known what the others have.
+        const ZEROS: u8 = u8::MAX;
+        let mut codes = Vec::new();
+        let (mut changed, mut largest, mut start) = (0, 0, 0);
+        for length in rows.lengths(a.len()) {
+            let (a, parent) = (&a[start..][..length], parent_a.map(|parent| &parent[start..][..length]));
+            start += length;
+            let bits = a.iter().fold(0, |all, a| all | a);
+            if parent.map_or(bits == 0, |parent| a.iter().zip(parent).fold(0, |all, (a, p)| all | (a ^ p)) == 0) {
+                codes.push(UNCHANGED);
+                continue;
+            }
+            changed += length;
+            if bits == 0 {
+                codes.push(ZEROS);
+            } else {
+                let e = bits.trailing_zeros().min(MAX_E) as u8;
+                largest = largest.max(e);
+                codes.push(e + 1);
+            }
+        }
+        codes.iter_mut().filter(|code| **code == ZEROS).for_each(|code| *code = largest + 1);
+        (codes, changed)
+    }
+}
+
+multiversion! {
+    /// Makes the parent's A the symbols of `a`; false if one does not fit.
+    fn to_symbols(a: &[i32], e: u32, symbols: &mut [i32]) -> bool {
+        let mut overflow = 0;
+        for (symbol, &a) in symbols.iter_mut().zip(a) {
+            let (a, p) = (a >> e, in_units(*symbol, e));
+            let difference = a.wrapping_sub(p);
+            overflow |= (a ^ p) & (a ^ difference);
+            *symbol = difference;
+        }
+        overflow >= 0
+    }
+}
+
+/// Decodes a payload of [`encode_tile`]: `acc` holds the parent's A (zeros if there is none) and becomes this tile's.
+/// Appends the exceptions. On an error `acc` holds nothing of use.
+pub fn decode_tile_add(
+    mut payload: &[u8],
+    acc: &mut [i32],
+    rows: Rows,
+    exceptions_out: &mut Vec<Exception>,
+) -> Result<(), Corrupt> {
+    if rows.width == 0 {
+        return Err(Corrupt("rows of no elements"));
+    }
+    let body = varint::take_bytes(&mut payload)?;
+    let mut codes = Scratch::new(rows.lengths(acc.len()).count());
+    bytes::decode(body, &mut codes)?;
+    if codes.iter().fold(0, |most, &code| code.max(most)) > MAX_E as u8 + 1 {
+        return Err(Corrupt("code of a row"));
+    }
+    let coded = || rows.lengths(acc.len()).zip(codes.iter());
+    let changed = coded().filter(|&(_, &code)| code != UNCHANGED).map(|(length, _)| length).sum();
+    let mut coded = coded();
+    let level = Level::detect();
+    // Where the next row begins, and what is left of the one at hand.
+    let (mut next, mut left, mut e) = (0, 0, 0);
+    ints::decode_blocks(varint::take_bytes(&mut payload)?, changed, |_, mut symbols| {
+        while !symbols.is_empty() {
+            while left == 0 {
+                let (length, &code) = coded.next().ok_or(Corrupt("symbols behind the last row"))?;
+                next += length;
+                if code != UNCHANGED {
+                    (left, e) = (length, u32::from(code) - 1);
+                }
+            }
+            let (now, rest) = symbols.split_at(left.min(symbols.len()));
+            if !add(level, now, e, &mut acc[next - left..][..now.len()]) {
+                return Err(Corrupt("sum beyond 32 bits"));
+            }
+            (left, symbols) = (left - now.len(), rest);
+        }
+        Ok(())
+    })?;
+    take_exceptions(payload, acc.len(), exceptions_out)
+}
+
+multiversion! {
+    /// Makes the parent's A those of the symbols; false if one is beyond 32 bits.
+    fn add(symbols: &[i32], e: u32, acc: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (a, &symbol) in acc.iter_mut().zip(symbols) {
+            let p = in_units(*a, e);
+            let units = p.wrapping_add(symbol);
+            let sum = units << e;
+            sound &= ((p ^ units) & (symbol ^ units) >= 0) & (sum >> e == units);
+            *a = sum;
+        }
+        sound
+    }
+}
