@@ -11,7 +11,7 @@ use std::time::Instant;
 use crate::container::{Description, describe};
 use crate::recall::Chain;
 use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
-use crate::store::{Profile, is_pinned};
+use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
 use super::catalog::{Held, Sealed, State};
@@ -54,9 +54,10 @@ impl Archive {
         let started = Instant::now();
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
-        let object = match self.twin(path, sealed, &source)? {
+        let profiles = self.profiles(path, sealed.lineage)?;
+        let object = match self.twin(&profiles, sealed, &source)? {
             Some(object) => object,
-            None => match self.write_object(path, sealed, &source, newer, &stale)? {
+            None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
                 Some(object) => object,
                 None => {
                     let why = "would not become smaller";
@@ -85,7 +86,7 @@ impl Archive {
         &self,
         path: &Path,
         sealed: &Sealed,
-        source: &File,
+        (source, profiles): (&File, &Profiles),
         newer: &(PathBuf, Arc<Sealed>),
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
@@ -96,13 +97,21 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let (description, of_newer) = (describe(source)?, describe(&after)?);
+        let (mut description, of_newer) = (describe(source)?, describe(&after)?);
         // What is archived is what was sealed, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(io::ErrorKind::Interrupted.into());
         }
+        let profiles = match description.is_intact(source)? {
+            true => profiles.clone(),
+            false => profiles.overridden(Profile::Exact),
+        };
+        // Whatever a tensor is, with this its role's profile is kept.
+        let exact = description.tensors.iter_mut().filter(|tensor| profiles.of(tensor.role) == Profile::Exact);
+        exact.for_each(|tensor| tensor.lossless = true);
         let (own, newer) = ((source, &description), (&after, &of_newer));
         let base = self.base(sealed, &description, source)?;
+        let sealed = (sealed, &profiles);
         match self.write_difference(path, sealed, own, newer, &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
@@ -118,16 +127,14 @@ impl Archive {
     fn write_difference(
         &self,
         path: &Path,
-        sealed: &Sealed,
+        (sealed, profiles): (&Sealed, &Profiles),
         (source, description): (&File, &Description),
         (after, of_newer): (&File, &Description),
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        let profile = match description.is_intact(source)? {
-            true => self.store.settings().profile(path),
-            false => Profile::Exact,
-        };
+        // What is coarser than balanced is kept as that, until there are codecs for it.
+        let profile = profiles.coarsest().min(Profile::Balanced);
         let material = plan::Material {
             source,
             description,
@@ -156,10 +163,11 @@ impl Archive {
                 note: &note,
                 cancelled: stale,
             };
-            let encoded = encode::encode(&job, &mut writer)?;
+            let mut encoded = encode::encode(&job, &mut writer)?;
             if writer.position() > sealed.len / 20 * 19 {
                 return Ok(None);
             }
+            self.label(&mut encoded.index, sealed, profiles);
             writer.close(&encoded.index)?;
             let mut header = Header {
                 id: writer.id(),

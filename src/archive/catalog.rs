@@ -324,6 +324,29 @@ impl Catalog {
         held.iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
     }
 
+    /// Another profile is asked for at and below a path: what was archived for the old one, or is just being, does not do.
+    /// What is released stays so, and a copy of what is released loses nothing whatever is asked for.
+    pub(super) fn profile_changed(&mut self, path: &Path, objects: &Objects) {
+        let lossy = |entry: &Entry| match &entry.state {
+            State::Sealed(_) => true,
+            State::Archived(sealed, _) => !sealed.copy,
+            State::Staged | State::Closed | State::Released(_) | State::Resident(_) => false,
+        };
+        let concerned = self.entries.below(path).filter(|(_, entry)| lossy(entry));
+        let concerned: Vec<PathBuf> = concerned.map(|(path, _)| path.clone()).collect();
+        for path in concerned {
+            let number = self.number();
+            self.entries.edit(&path, |entry| {
+                entry.version = number;
+                entry.forget_failure();
+                if let State::Archived(sealed, object) = &entry.state {
+                    objects.unname(*object);
+                    entry.state = State::Sealed(Arc::clone(sealed));
+                }
+            });
+        }
+    }
+
     /// A user wants everything at and below a path to be released that may be, now.
     pub(super) fn asked_to_release(&mut self, path: &Path) {
         let wanted = |entry: &Entry| entry.busy || entry.failed.is_some() || entry.held == Some(Held::Recalled);

@@ -19,6 +19,7 @@ mod payload;
 mod plan;
 mod release;
 mod reparent;
+mod restores;
 mod retention;
 mod samples;
 mod settle;
@@ -45,6 +46,7 @@ pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
+pub use restores::Restored;
 pub use retention::{GcReport, Removed};
 pub use status::Status;
 
@@ -85,6 +87,7 @@ pub struct Archive {
     several_names: Mutex<Vec<PathBuf>>,
     worker: Mutex<Option<JoinHandle<()>>>,
     retention: retention::Retention,
+    noticed: restores::Noticed,
 }
 
 impl Archive {
@@ -141,6 +144,7 @@ impl Archive {
             several_names: Mutex::new(Vec::new()),
             worker: Mutex::new(None),
             retention: retention::Retention::default(),
+            noticed: restores::Noticed::load(&store),
             store,
         }))
     }
@@ -166,6 +170,7 @@ impl Archive {
         if worker.is_some_and(|worker| worker.join().is_err()) {
             log::error!("the archive's worker had panicked");
         }
+        self.note_restores();
     }
 
     /// The store.
@@ -188,6 +193,7 @@ impl Archive {
         let mut pause = FIRST_PAUSE;
         let mut merge_at = Instant::now();
         while !self.stopping.load(Ordering::Relaxed) {
+            self.note_restores();
             self.collect();
             self.retain();
             let task = {
@@ -198,6 +204,8 @@ impl Archive {
                 // What could not be looked at yet, because a closed file may need it, must wait for that file.
                 let garbage = self.garbage.load(Ordering::Relaxed);
                 let work = task.is_some() || merges && merge_at <= now || garbage && !catalog.has_unsealed();
+                // Under the lock with which the worker is woken, or one would be missed.
+                let work = work || self.noticed.has_news();
                 if !work && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };

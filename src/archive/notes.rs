@@ -24,6 +24,11 @@ impl Archive {
         self.note(|catalog| catalog.unpinned(path));
     }
 
+    /// Another profile was set for a file, or for all below a directory, or none any more: what is under way is void.
+    pub fn profile_changed(&self, path: &Path) {
+        self.note(|catalog| catalog.profile_changed(path, &self.objects));
+    }
+
     /// A user wants everything at and below a path to be released now that may be, without waiting for the rest of a
     /// checkpoint.
     pub(super) fn asked_to_release(&self, path: &Path) {

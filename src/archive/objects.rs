@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::recall::{Chain, Layout, stream};
 use crate::store::object::{Header, Id};
-use crate::store::{Profile, durable};
+use crate::store::{Profile, Profiles, durable};
 
 use super::catalog::{Entry, Sealed, State};
 use super::settle::{self, DAMAGED_STUB, UNREADABLE};
@@ -19,20 +19,26 @@ use super::{Archive, ReadError};
 
 impl Archive {
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
-    /// a released file), or it was made from them and is as faithful as the profile of this path asks for. It must
+    /// a released file), or it was made from them and is as faithful as these profiles ask for. It must
     /// still decode: this file may be the last good copy of what it holds.
-    pub(super) fn twin(&self, path: &Path, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
+    pub(super) fn twin(&self, profiles: &Profiles, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
         let mut candidates = self.objects.of_signature(sealed.signature);
         candidates.retain(|header| header.logical_len == sealed.len);
         if candidates.is_empty() {
             return Ok(None);
         }
         let hash = settle::hash(source, sealed.len)?;
-        let exact = self.store.settings().profile(path) == Profile::Exact;
-        let holds = |h: &&Header| h.decoded_hash == hash || (h.source_hash == hash && !exact);
+        let holds = |h: &&Header| h.decoded_hash == hash || (h.source_hash == hash && self.is_faithful(h.id, profiles));
         let mut twins: Vec<&Header> = candidates.iter().filter(holds).collect();
         twins.sort_by_key(|header| (header.decoded_hash != hash, header.id));
         Ok(twins.into_iter().find(|header| self.decodes(header)).map(|header| header.id))
+    }
+
+    /// Whether an object was made with these profiles, or with one that is at least as fine as any of them.
+    fn is_faithful(&self, id: Id, profiles: &Profiles) -> bool {
+        let Ok(object) = self.objects.open(id) else { return false };
+        let made = object.index().profile.as_str();
+        made == profiles.words() || made.parse().is_ok_and(|made: Profile| made <= profiles.finest())
     }
 
     /// Whether an object decodes to what was archived.

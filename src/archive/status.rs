@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use crate::recall::MemoryStatus;
-use crate::store::{STUB_BYTES, Stub};
+use crate::store::{STUB_BYTES, Stub, profile_mark};
 
 use super::catalog::{Catalog, Entry, Held, State};
-use super::{Archive, ReadError, Reader};
+use super::{Archive, ReadError, Reader, Restored};
 
 /// What `stepfs status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +52,9 @@ pub struct Status {
     pub frozen: Option<String>,
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
+    /// Lineages from whose lossy files training went on.
+    #[serde(default)]
+    pub restored: Vec<Restored>,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
 }
@@ -65,6 +68,7 @@ impl Archive {
             cache_bytes: self.recall.cached_bytes(),
             memory: self.recall.memory().status(),
             frozen: self.objects.frozen().map(String::from),
+            restored: self.restored_lineages(),
             ..Status::default()
         };
         let entries: Vec<_> = {
@@ -154,21 +158,23 @@ impl Archive {
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     /// On every path: `store`, `status` (JSON), `queue` (that of it which is quickly answered), `gc` (JSON: how far a run of
-    /// retention has come). On files: `state`, `profile`, `why` it stays resident, what keeps it from its `release`, and
-    /// once archived `object`.
+    /// retention has come). On files: `state`, the `profile` that it would be archived with, `why` it stays resident, what
+    /// keeps it from its `release`, the lossy `generations` behind it, and once archived `object`. On directories that a
+    /// profile was set for, or above them: `profile`.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
+            "profile" => return self.profile_attribute(path),
             _ => {}
         }
         let catalog = self.catalog();
         let entry = catalog.get(path)?;
         match name {
             "state" => Some(state_name(entry).into()),
-            "profile" => Some(self.store.settings().profile(path).name().into()),
+            "generations" => self.generations(&entry.state).map(|count| count.to_string().into_bytes()),
             "object" => match entry.state {
                 State::Released(id) | State::Archived(_, id) => Some(id.to_string().into_bytes()),
                 _ => None,
@@ -183,6 +189,20 @@ impl Archive {
             "release" => Some(what_keeps(&catalog, path, entry).into_bytes()),
             _ => None,
         }
+    }
+
+    fn profile_attribute(&self, path: &Path) -> Option<Vec<u8>> {
+        let entry = self.catalog().get(path).cloned();
+        let Some(entry) = entry else {
+            let mark = profile_mark(&self.store.tree(), path).ok().flatten();
+            return mark.map(|profile| profile.name().into());
+        };
+        let asked = self.store.profiles(path).ok()?;
+        let used = match &entry.state {
+            State::Sealed(sealed) => asked.in_force(self.restores_seen(sealed.lineage)),
+            _ => asked,
+        };
+        Some(used.words().into_bytes())
     }
 
     /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be; `gc` for

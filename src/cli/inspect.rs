@@ -31,6 +31,9 @@ struct Report {
     container: &'static str,
     note: Option<String>,
     bytes: u64,
+    /// In a mount: the profile it was, or would be, archived with, and the restores from lossy files that are behind it.
+    profile: Option<String>,
+    generations: Option<u32>,
     tensors: Vec<Row>,
 }
 
@@ -61,7 +64,7 @@ struct Row {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let path = args.file.display().to_string();
-    let file = File::open(&args.file).with_context(|| path.clone())?;
+    let file = open_aside(&args.file).with_context(|| path.clone())?;
     let description = describe(&file).with_context(|| path.clone())?;
     let object = object_of(&args.file);
     let mut report = Report {
@@ -69,6 +72,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         container: description.kind.name(),
         note: description.note.clone(),
         bytes: file.metadata()?.len(),
+        profile: object.as_ref().map(|object| object.index().profile.clone()).or_else(|| word(&args.file, "profile")),
+        generations: word(&args.file, "generations").and_then(|count| count.parse().ok()),
         tensors: Vec::new(),
     };
     let paths: Vec<String> = description.tensors.iter().map(|t| t.path.clone()).collect();
@@ -109,6 +114,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(note) = &report.note {
         writeln!(out, "note: {note}")?;
     }
+    if let Some(profile) = &report.profile {
+        let lossy = report.generations.filter(|count| *count > 0);
+        let behind = lossy.map_or(String::new(), |count| format!("; {count} lossy restores behind it"));
+        writeln!(out, "profile: {}{behind}", name(profile))?;
+    }
     if report.tensors.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -136,10 +146,23 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Opens a file without its being taken for a restore.
+fn open_aside(path: &std::path::Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // Only the owner may.
+    File::options().read(true).custom_flags(libc::O_NOATIME).open(path).or_else(|_| File::open(path))
+}
+
+/// What the daemon says of a file in a mount.
+fn word(path: &std::path::Path, name: &str) -> Option<String> {
+    let place = Place::of(path).ok()?;
+    String::from_utf8(attribute(&place.mount?.join(&place.path), name).ok()?).ok()
+}
+
 /// The object of a released file in a mount, if that is what it is.
 fn object_of(path: &std::path::Path) -> Option<Object> {
     let place = Place::of(path).ok()?;
-    let id = String::from_utf8(attribute(&place.mount?.join(&place.path), "object").ok()?).ok()?;
+    let id = word(path, "object")?;
     let store = Store::look(&place.store).ok()?;
     Object::open(&store.objects(), id.parse().ok()?).ok()
 }

@@ -11,6 +11,7 @@ mod ls;
 mod mount;
 mod pin;
 mod place;
+mod profile;
 mod recall;
 mod release;
 mod status;
@@ -53,6 +54,7 @@ enum Command {
     Sync(sync::Args),
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
+    Profile(profile::Args),
     Release(release::Args),
     Recall(recall::Args),
     Ls(ls::Args),
@@ -74,6 +76,7 @@ pub fn main() -> ExitCode {
         Command::Sync(args) => sync::run(args),
         Command::Pin(args) => pin::pin(args),
         Command::Unpin(args) => pin::unpin(args),
+        Command::Profile(args) => profile::run(args),
         Command::Release(args) => release::run(args),
         Command::Recall(args) => recall::run(args),
         Command::Ls(args) => ls::run(args),

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::archive::Status;
-use crate::store::{STUB_BYTES, Store};
+use crate::archive::{Restored, Status};
+use crate::store::{Restores, STUB_BYTES, Store};
 
 use super::place::{Place, attribute};
 use super::survey::{files, stub};
-use super::words::{percent, size};
+use super::words::{name, percent, size};
 
 /// Show what a store holds, what it occupies, and what is still to be done.
 #[derive(clap::Args)]
@@ -61,6 +61,16 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(why) = &status.frozen {
         println!("kept       nothing is removed: {why}; `stepfs verify` names it");
     }
+    for lineage in &status.restored {
+        let expected = lineage.expected_restores.map_or(String::new(), |count| format!(", {count} expected"));
+        let moved =
+            if lineage.profile == lineage.asked { String::new() } else { format!(" instead of {}", lineage.asked) };
+        let (path, profile) = (name(&lineage.path), &lineage.profile);
+        println!(
+            "restored   {path} and its lineage: {}{expected}; its next ones are {profile}{moved}",
+            lineage.restores
+        );
+    }
     for why in &status.failed {
         println!("not archived  {why}");
     }
@@ -99,6 +109,7 @@ fn at_rest(place: &Place) -> Result<Status> {
     }
     let objects = crate::store::Objects::load(&store.objects(), |id, error| eprintln!("stepfs: object {id}: {error}"))?;
     named.into_iter().for_each(|id| objects.name(id));
+    status.restored = Restored::all(&store, &Restores::load(&store).unwrap_or_default());
     (status.object_bytes, status.unnamed_bytes) = (objects.stored(), objects.stored_unnamed());
     status.stored_bytes += status.resident_bytes + status.object_bytes;
     Ok(status)

@@ -69,7 +69,13 @@ impl Core {
     }
 
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
-        let source = self.handle(fh).map(|handle| handle.source());
+        let handle = self.handle(fh);
+        if let Ok(Some(restore)) = handle.as_ref().map(|handle| &handle.restore)
+            && let Some(object) = restore.read(size.into())
+        {
+            self.archive.restored(object);
+        }
+        let source = handle.map(|handle| handle.source());
         let decoded = match &source {
             Ok(Source::Reader(reader)) => reader.present(offset, size.into()).cloned(),
             _ => None,

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fuser::{BackingId, FileType};
@@ -14,7 +15,7 @@ use fuser::{BackingId, FileType};
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
-use crate::store::Stub;
+use crate::store::{Id, Stub};
 
 /// Which file of the store a stat speaks of.
 pub(super) fn file_id(metadata: &Metadata) -> FileId {
@@ -127,7 +128,34 @@ pub(super) struct Handle {
     pub(super) node: u64,
     /// It bypasses the kernel's page cache.
     pub(super) direct: bool,
+    /// It may be a restore: training goes on from what is read.
+    pub(super) restore: Option<Restore>,
     source: Mutex<Source>,
+}
+
+/// How much of a released file was read through one handle.
+pub(super) struct Restore {
+    object: Id,
+    /// Bytes left to be read before it counts; 0 once it does.
+    left: AtomicU64,
+}
+
+impl Restore {
+    pub(super) fn new(stub: &Stub) -> Self {
+        Self { object: stub.object, left: AtomicU64::new(stub.logical_len.div_ceil(2)) }
+    }
+
+    /// So many bytes were read; answers the object when, and only when, that makes it a restore.
+    pub(super) fn read(&self, count: u64) -> Option<Id> {
+        let less = |left: u64| (left > 0).then(|| left.saturating_sub(count));
+        let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
+        (before <= count).then_some(self.object)
+    }
+
+    /// Perhaps all was read.
+    pub(super) fn all_read(&self) -> Option<Id> {
+        self.read(u64::MAX)
+    }
 }
 
 /// Where the bytes of an open file are.
@@ -140,8 +168,8 @@ pub(super) enum Source {
 }
 
 impl Handle {
-    pub(super) fn new(node: u64, direct: bool, source: Source) -> Self {
-        Self { node, direct, source: Mutex::new(source) }
+    pub(super) fn new(node: u64, direct: bool, source: Source, restore: Option<Restore>) -> Self {
+        Self { node, direct, restore, source: Mutex::new(source) }
     }
 
     fn slot(&self) -> MutexGuard<'_, Source> {

@@ -22,7 +22,7 @@ use super::Core;
 use super::attr::drop_privileges;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Handle, Mode, Opened, Source};
+use super::node::{Handle, Mode, Opened, Restore, Source};
 use super::transition::{Made, Step, Wanted};
 
 /// What an open asks for.
@@ -31,6 +31,8 @@ pub(super) struct Access {
     pub(super) read: bool,
     pub(super) write: bool,
     pub(super) truncate: bool,
+    /// O_NOATIME: a backup, or something else that does not use what it reads.
+    pub(super) aside: bool,
 }
 
 impl Access {
@@ -42,6 +44,7 @@ impl Access {
             write: mode != libc::O_RDONLY,
             // Also with O_RDONLY: Linux truncates, and the kernel has checked the permission.
             truncate: flags & libc::O_TRUNC != 0,
+            aside: flags & libc::O_NOATIME != 0,
         }
     }
 }
@@ -189,7 +192,10 @@ impl Core {
             // There is nothing that close could report.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
-        let handle = Arc::new(Handle::new(ino, direct, own.unwrap_or_else(|| opened.source.clone())));
+        let source = own.unwrap_or_else(|| opened.source.clone());
+        let whole = matches!(&source, Source::Reader(reader) if reader.cached_file().is_some());
+        let restore = node.stub.as_ref().filter(|_| !changes && !access.aside).map(Restore::new);
+        let handle = Arc::new(Handle::new(ino, direct, source, restore));
         opened.handles.insert(fh, Arc::clone(&handle));
         let backing = match &opened.mode {
             Mode::Passthrough(id) => Some(Arc::clone(id)),
@@ -198,6 +204,9 @@ impl Core {
         if direct {
             flags |= FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         }
+        // What the kernel reads by itself is not seen: whoever opens a file that was decoded as a whole is taken to read it.
+        let unseen = backing.is_some() || (whole && node.cached == Some(node.version));
+        let read = handle.restore.as_ref().filter(|_| unseen).and_then(Restore::all_read);
         if direct || (changes && backing.is_some()) {
             node.version += 1;
         } else if backing.is_none() {
@@ -210,6 +219,7 @@ impl Core {
         for path in paths {
             self.archive.opened_for_writing(&path);
         }
+        read.into_iter().for_each(|object| self.archive.restored(object));
         Ok((Answer { fh: FileHandle(fh), flags, backing }, handle))
     }
 

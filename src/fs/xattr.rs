@@ -3,16 +3,17 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
 use super::Core;
 use super::errno::{Fault, Result};
+use super::inodes::Table;
 use super::sys;
-use crate::store::PIN;
+use crate::store::{PIN, PROFILE, Profile};
 
-/// Attributes of this name are stepfs's own. They are answered, not stored but for pins, and not listed: `cp -a` and `rsync -X`
+/// Attributes of this name are stepfs's own. They are answered, not stored but for pins and profiles, and not listed: `cp -a` and `rsync -X`
 /// would otherwise carry them to other files.
 const OWN: &str = "user.stepfs.";
 
@@ -80,13 +81,13 @@ impl Core {
     fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
         match classify(name) {
             // The archive looks when it is about to change a file, under the same lock.
-            Name::Own("pin") => {
-                let table = self.table();
-                if !matches!(table.node(ino)?.kind, FileType::RegularFile | FileType::Directory) {
-                    return Err(libc::EOPNOTSUPP.into());
-                }
-                let place = table.place(ino)?;
-                Ok(sys::setxattr(&place.path, place.follow(), OsStr::new(PIN), b"1", flags)?)
+            Name::Own("pin") => self.mark(ino, PIN, b"1", flags).map(drop),
+            Name::Own("profile") => {
+                let profile: Option<Profile> = std::str::from_utf8(value).ok().and_then(|name| name.parse().ok());
+                let profile = profile.ok_or(Fault::Code(libc::EINVAL))?;
+                let table = self.mark(ino, PROFILE, profile.name().as_bytes(), flags)?;
+                table.paths(ino).iter().for_each(|path| self.archive.profile_changed(path));
+                Ok(())
             }
             Name::Own(own) => {
                 let path = self.named(ino)?;
@@ -101,13 +102,28 @@ impl Core {
         }
     }
 
+    /// Sets an attribute that the archive asks for, on a file or directory. Whoever tells the archive of it does so while it
+    /// has the table.
+    fn mark(&self, ino: u64, name: &str, value: &[u8], flags: i32) -> Result<MutexGuard<'_, Table>> {
+        let table = self.table();
+        if !matches!(table.node(ino)?.kind, FileType::RegularFile | FileType::Directory) {
+            return Err(libc::EOPNOTSUPP.into());
+        }
+        let place = table.place(ino)?;
+        sys::setxattr(&place.path, place.follow(), OsStr::new(name), value, flags)?;
+        Ok(table)
+    }
+
     pub(super) fn removexattr(&self, ino: u64, name: &OsStr) -> Result<()> {
         match classify(name) {
-            Name::Own("pin") => {
+            Name::Own(mark @ ("pin" | "profile")) => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                sys::removexattr(&place.path, place.follow(), OsStr::new(PIN))?;
-                table.paths(ino).iter().for_each(|path| self.archive.unpinned(path));
+                sys::removexattr(&place.path, place.follow(), OsStr::new(if mark == "pin" { PIN } else { PROFILE }))?;
+                table.paths(ino).iter().for_each(|path| match mark {
+                    "pin" => self.archive.unpinned(path),
+                    _ => self.archive.profile_changed(path),
+                });
                 Ok(())
             }
             Name::Own(_) => Err(libc::EPERM.into()),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::object::Id;
 use super::settings::{self, Settings};
-use super::{Error, durable, release};
+use super::{Error, Profiles, durable, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -88,6 +88,18 @@ impl Store {
     /// What its users chose.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// The profiles that users ask for, for a path inside the tree: what is set on it or above it, else what the rules say.
+    ///
+    /// # Errors
+    /// What the device reports about attributes.
+    pub fn profiles(&self, path: &Path) -> io::Result<Profiles> {
+        let rules = self.settings.profiles(path);
+        Ok(match profile_mark(&self.tree(), path)? {
+            Some(profile) => rules.overridden(profile),
+            None => rules,
+        })
     }
 
     /// The directory that the mount shows.

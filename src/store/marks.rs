@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 
 use xattr::FileExt as _;
 
+use super::Profile;
 use super::object::Id;
 
 /// A user wants this file, or all files below this directory, to stay.
 pub const PIN: &str = "user.stepfs.pin";
+/// The profile that a user wants for this file, or for all files below this directory, whatever the rules say.
+pub const PROFILE: &str = "user.stepfs.profile";
 /// The object that a recalled file was decoded from: as long as nobody writes to the file it can have it back.
 pub const RECALLED: &str = "user.stepfs.recalled";
 
@@ -33,6 +36,24 @@ pub fn is_pinned(tree: &Path, path: &Path) -> io::Result<bool> {
 /// What the device reports; what is gone has no pin, and nothing has on a file system without such attributes.
 pub fn has_pin(path: &Path) -> io::Result<bool> {
     Ok(read(path, PIN)?.is_some())
+}
+
+/// The profile that a user set for the file or directory at `path` inside the tree: its own, or that of the nearest
+/// directory above that has one.
+///
+/// # Errors
+/// What the device reports; nothing is set on a file system without such attributes.
+pub fn profile_mark(tree: &Path, path: &Path) -> io::Result<Option<Profile>> {
+    for above in path.ancestors() {
+        let Some(value) = read(&absolute(tree, above), PROFILE)? else { continue };
+        let name = String::from_utf8_lossy(&value);
+        match name.parse() {
+            Ok(profile) => return Ok(Some(profile)),
+            // Nobody can set one in the mount.
+            Err(why) => log::warn!("{}: {PROFILE} is not looked at: {why}", above.display()),
+        }
+    }
+    Ok(None)
 }
 
 fn absolute(tree: &Path, path: &Path) -> PathBuf {

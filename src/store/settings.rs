@@ -2,45 +2,15 @@
 
 use std::time::Duration;
 
-use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::object::Id;
+use super::profile::{self, Profile, Profiles};
 use super::retention::{self, RuleText};
 
 /// Version of the store's layout that this program writes, and the newest that it opens.
 pub const FORMAT: u32 = 1;
-
-/// How faithfully a file is kept once a newer one of its lineage is durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Profile {
-    /// Lossless.
-    Exact,
-    /// Weights on a lattice of one root mean square of the update between two checkpoints; all else lossless.
-    Balanced,
-    /// Two iterations for each restore.
-    Compact,
-}
-
-impl Profile {
-    /// The word in `stepfs.toml` and in `stepfs ls`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Profile::Exact => "exact",
-            Profile::Balanced => "balanced",
-            Profile::Compact => "compact",
-        }
-    }
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Rule {
-    glob: String,
-    profile: Profile,
-}
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -51,8 +21,10 @@ struct Document {
     cache_mib: u64,
     #[serde(default = "default_settle")]
     settle_seconds: u64,
+    #[serde(default)]
+    expected_restores: Option<u32>,
     #[serde(default, rename = "profile")]
-    profiles: Vec<Rule>,
+    profiles: Vec<profile::RuleText>,
     #[serde(default)]
     retention: Vec<RuleText>,
 }
@@ -76,8 +48,7 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How long the files of a checkpoint that is a directory wait for each other; zero: not at all.
     pub settle: Duration,
-    default_profile: Profile,
-    profiles: Vec<(GlobMatcher, Profile)>,
+    profiles: profile::Rules,
     retention: Vec<retention::Rule>,
 }
 
@@ -89,9 +60,17 @@ pub(super) fn template(id: Id) -> String {
          store = \"{id}\"\n\
          \n\
          # How faithfully a checkpoint is kept once a newer one of its lineage is durable:\n\
-         #   balanced  weights within half a root mean square of the update between checkpoints, all else bit-exact\n\
          #   exact     bit-exact\n\
+         #   balanced  a restore costs at most half an iteration of training: weights within half a root mean square of\n\
+         #             the update between checkpoints\n\
+         #   compact   a restore costs at most two iterations\n\
+         # What is not understood is bit-exact in all of them. `stepfs profile` sets another one for a file or directory.\n\
          default_profile = \"balanced\"\n\
+         \n\
+         # How often training is expected to be resumed from checkpoints of a run. With it, a run that is resumed often is kept\n\
+         # more faithfully: compact is used up to 5 expected restores, balanced up to 20, exact beyond; and a lineage that was\n\
+         # restored more often than expected goes on with the next finer one.\n\
+         # expected_restores = 3\n\
          \n\
          # Space for decoded copies of released files that are being read, in MiB. Safe to lose at any time.\n\
          cache_mib = 10240\n\
@@ -101,7 +80,8 @@ pub(super) fn template(id: Id) -> String {
          # waited for any longer than this after the others have got theirs. 0: every file for itself.\n\
          settle_seconds = {settle}\n\
          \n\
-         # The first rule whose glob matches the path inside the mount decides (case does not matter).\n\
+         # The first rule decides whose glob matches the path inside the mount (case does not matter) and, if it names any,\n\
+         # whose roles are the tensor's; it may have expected_restores of its own.\n\
          [[profile]]\n\
          glob = \"**/*{{best,final}}*\"\n\
          profile = \"exact\"\n\
@@ -109,6 +89,12 @@ pub(super) fn template(id: Id) -> String {
          [[profile]]\n\
          glob = \"**/*{{best,final}}*/**\"\n\
          profile = \"exact\"\n\
+         \n\
+         # Roles: weight, first_moment, second_moment, momentum, square_sum, ema, master, optimizer (its other state), other.\n\
+         # [[profile]]\n\
+         # glob = \"run/**\"\n\
+         # role = [\"ema\", \"master\"]\n\
+         # profile = \"exact\"\n\
          \n\
          # Retention: which checkpoints go by themselves. None, unless a rule here says so; try one with\n\
          # `stepfs gc --dry-run`. The glob speaks of checkpoints that are one file (\"run/*.pt\") or one directory\n\
@@ -138,25 +124,14 @@ impl Settings {
         }
         let document: Document = toml::from_str(text).map_err(wrong)?;
         let id = document.store.parse().map_err(|()| Error::Settings("`store` is not 32 hexadecimal digits".into()))?;
-        let profiles = document
-            .profiles
-            .into_iter()
-            .map(|rule| {
-                GlobBuilder::new(&rule.glob)
-                    .case_insensitive(true)
-                    .literal_separator(true)
-                    .build()
-                    .map(|glob| (glob.compile_matcher(), rule.profile))
-                    .map_err(|error| Error::Settings(format!("glob = {:?}: {error}", rule.glob)))
-            })
-            .collect::<Result<_, _>>()?;
+        let profiles = profile::Rules::parse(document.profiles, document.default_profile, document.expected_restores)
+            .map_err(Error::Settings)?;
         let retention = retention::parse(document.retention).map_err(Error::Settings)?;
         Ok(Settings {
             retention,
             id,
             settle: Duration::from_secs(document.settle_seconds),
             cache_bytes: document.cache_mib.saturating_mul(1 << 20),
-            default_profile: document.default_profile,
             profiles,
         })
     }
@@ -166,10 +141,9 @@ impl Settings {
         &self.retention
     }
 
-    /// The profile for a path inside the mount.
-    pub fn profile(&self, path: &std::path::Path) -> Profile {
-        let rule = self.profiles.iter().find(|(glob, _)| glob.is_match(path));
-        rule.map_or(self.default_profile, |(_, profile)| *profile)
+    /// The profiles that the rules ask for, for a path inside the mount.
+    pub fn profiles(&self, path: &std::path::Path) -> Profiles {
+        self.profiles.of(path)
     }
 }
 
@@ -182,11 +156,27 @@ mod tests {
     fn a_new_store_keeps_best_and_final_exact() {
         let settings = Settings::parse(&template(Id([7; 16]))).unwrap();
         for path in ["best.pt", "run/Model_BEST.ckpt", "final/model.safetensors", "a/b/x-final-2/optimizer.pt"] {
-            assert_eq!(settings.profile(Path::new(path)), Profile::Exact, "{path}");
+            assert_eq!(settings.profiles(Path::new(path)).coarsest(), Profile::Exact, "{path}");
         }
         for path in ["step_1.pt", "run/checkpoint-5/model.safetensors"] {
-            assert_eq!(settings.profile(Path::new(path)), Profile::Balanced, "{path}");
+            assert_eq!(settings.profiles(Path::new(path)).words(), "balanced", "{path}");
+            assert_eq!(settings.profiles(Path::new(path)).expected_restores(), None, "{path}");
         }
+    }
+
+    #[test]
+    fn the_examples_of_profiles_are_what_they_say() {
+        let text = template(Id([7; 16]));
+        let lines: Vec<&str> = text.lines().collect();
+        let at = lines.iter().position(|line| *line == "# [[profile]]").unwrap();
+        let uncomment = |(number, line): (usize, &&str)| match number {
+            _ if (at..at + 4).contains(&number) || line.starts_with("# expected_restores =") => line[2..].to_string(),
+            _ => line.to_string(),
+        };
+        let text = lines.iter().enumerate().map(uncomment).collect::<Vec<_>>().join("\n");
+        let profiles = Settings::parse(&text).unwrap().profiles(Path::new("run/a/step_1.pt"));
+        assert_eq!(profiles.words(), "balanced; exact: ema, master");
+        assert_eq!(profiles.expected_restores(), Some(3));
     }
 
     #[test]

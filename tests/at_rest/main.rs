@@ -6,6 +6,7 @@ mod fresh;
 mod golden;
 mod groups;
 mod merge;
+mod profiles;
 mod recall;
 mod retention;
 mod scale;

@@ -39,6 +39,7 @@ enum Note {
     RenameDirectory(usize, usize),
     Exchange(usize, usize),
     Link(usize, usize),
+    Profile(usize),
     Retry,
     Later(u64),
 }
@@ -61,6 +62,7 @@ fn note() -> impl Strategy<Value = Note> {
         1 => (directory.clone(), directory).prop_map(|(a, b)| Note::RenameDirectory(a, b)),
         1 => (file.clone(), file.clone()).prop_map(|(a, b)| Note::Exchange(a, b)),
         1 => (file.clone(), file).prop_map(|(a, b)| Note::Link(a, b)),
+        1 => (0..FILES.len()).prop_map(Note::Profile),
         1 => Just(Note::Retry),
         2 => (0..5u64).prop_map(Note::Later),
     ]
@@ -104,6 +106,7 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
         }
         Note::Exchange(a, b) if a != b => catalog.exchanged(path(a), path(b), objects),
         Note::Link(a, b) if a != b => catalog.linked(path(a), path(b), objects),
+        Note::Profile(f) => catalog.profile_changed(path(f), objects),
         Note::Retry => catalog.retry(),
         _ => {}
     }
@@ -227,4 +230,27 @@ proptest! {
         // In the end nothing is waited for.
         check(&mut catalog, now, i64::MAX, (groups, false));
     }
+}
+
+#[test]
+fn another_profile_undoes_what_was_archived_for_the_old_one() {
+    let (mut catalog, objects) = (Catalog::new(LONG), no_objects());
+    let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
+    let id = Id([1; 16]);
+    let states = [
+        State::Archived(sealed(1, 1, 1), id),
+        State::Archived(Arc::new(Sealed { copy: true, ..Sealed::clone(&sealed(1, 2, 2)) }), id),
+        State::Released(id),
+        State::Sealed(sealed(1, 4, 4)),
+    ];
+    states.into_iter().enumerate().for_each(|(n, state)| catalog.found(name(n), state));
+    let versions = |catalog: &Catalog| [0, 1, 2, 3].map(|n| catalog.get(&name(n)).unwrap().version);
+    let before = versions(&catalog);
+    catalog.profile_changed(Path::new("elsewhere"), &objects);
+    assert_eq!(versions(&catalog), before);
+    catalog.profile_changed(Path::new("run"), &objects);
+    let after = versions(&catalog);
+    assert_eq!([0, 1, 2, 3].map(|n| after[n] == before[n]), [false, true, true, false]);
+    assert!(matches!(catalog.get(&name(0)).unwrap().state, State::Sealed(_)));
+    assert!(matches!(catalog.get(&name(1)).unwrap().state, State::Archived(..)));
 }

@@ -1,0 +1,197 @@
+//! Restores: that training goes on from a lossy file is noticed, and the next states of its lineage are kept as faithfully
+//! as so many restores ask for (`store/profile.rs`).
+//!
+//! What a restore is cannot be seen, only that half of a lossy file was read through one handle, or more: `torch.load`
+//! and `safe_open` do, and so do `cp` and a backup, unless they open it with O_NOATIME. A copy too many makes later
+//! states finer, never coarser; that a job copies its checkpoints as often as they are written is kept from doing so by
+//! counting a file at most once a minute.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::object::{Header, Id, Index};
+use crate::store::{Profiles, Restores, Store};
+
+use super::Archive;
+use super::catalog::{Sealed, State, wall_ns};
+
+/// Reads of the same file within this time are one restore: the ranks of a job read it at once.
+const ONE_RESTORE: Duration = Duration::from_secs(60);
+/// Files that can be noticed within that time; more are not counted.
+const MOST_NOTICED: usize = 4096;
+
+/// What is known of restores.
+#[derive(Debug, Default)]
+pub(super) struct Noticed {
+    /// Objects whose file was read. Taken for moments by threads that serve reads; no other lock under it.
+    reads: Mutex<Reads>,
+    /// What is remembered. Changed by the worker alone; no lock but that of `objects` under it, and nothing that waits.
+    known: Mutex<Restores>,
+}
+
+#[derive(Debug, Default)]
+struct Reads {
+    /// When a file was counted last, for [`ONE_RESTORE`].
+    last: HashMap<Id, Instant>,
+    /// Those not entered yet, with the time in nanoseconds since 1970.
+    pending: Vec<(Id, i64)>,
+    /// What is remembered could not be written.
+    unsaved: bool,
+}
+
+/// A lineage that was restored from lossy files, as users are told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// Path of the file that was restored last.
+    pub path: String,
+    /// How often the lineage was restored.
+    pub restores: u32,
+    /// How often that was expected, if somebody said so.
+    pub expected_restores: Option<u32>,
+    /// Lossy restores behind what is sealed now.
+    pub generations: u32,
+    /// The profile that the rules or an attribute ask for.
+    pub asked: String,
+    /// The profile of its next checkpoints.
+    pub profile: String,
+}
+
+impl Restored {
+    /// Everything that is remembered in a store.
+    pub fn all(store: &Store, restores: &Restores) -> Vec<Restored> {
+        let one = |(_, lineage): (u64, &crate::store::Lineage)| {
+            let path = Path::new(&lineage.origin);
+            let asked = store.profiles(path).unwrap_or_else(|_| store.settings().profiles(path));
+            Restored {
+                path: lineage.origin.clone(),
+                restores: lineage.restores,
+                expected_restores: asked.expected_restores(),
+                generations: lineage.generations(i64::MAX),
+                asked: asked.words(),
+                profile: asked.in_force(lineage.restores).words(),
+            }
+        };
+        restores.all().map(one).collect()
+    }
+}
+
+impl Noticed {
+    /// What a store remembers. What cannot be read is begun anew: checkpoints do not depend on it.
+    pub(super) fn load(store: &Store) -> Noticed {
+        let known = Restores::load(store).unwrap_or_else(|error| {
+            log::warn!("how often checkpoints were restored is not known any more: {error}");
+            Restores::default()
+        });
+        Noticed { reads: Mutex::default(), known: Mutex::new(known) }
+    }
+
+    /// Whether something was noticed that is not entered yet.
+    pub(super) fn has_news(&self) -> bool {
+        !self.reads().pending.is_empty()
+    }
+
+    fn reads(&self) -> MutexGuard<'_, Reads> {
+        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Restores> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Archive {
+    /// Half of a released file, or more, was read through one handle. For any thread: waits for nothing.
+    pub fn restored(&self, object: Id) {
+        let lossy = |(header, _): &(Header, u64)| header.source_hash != header.decoded_hash;
+        if !self.objects.get(object).as_ref().is_some_and(lossy) {
+            return;
+        }
+        {
+            let mut reads = self.noticed.reads();
+            let now = Instant::now();
+            reads.last.retain(|_, at| now.duration_since(*at) < ONE_RESTORE);
+            if reads.last.contains_key(&object) || reads.last.len() >= MOST_NOTICED {
+                return;
+            }
+            reads.last.insert(object, now);
+            reads.pending.push((object, wall_ns()));
+        }
+        self.notify();
+    }
+
+    /// Enters what was noticed, durably. For the worker.
+    pub(super) fn note_restores(&self) {
+        let (pending, unsaved) = {
+            let mut reads = self.noticed.reads();
+            (std::mem::take(&mut reads.pending), std::mem::take(&mut reads.unsaved))
+        };
+        if pending.is_empty() && !unsaved {
+            return;
+        }
+        for (id, at_ns) in pending {
+            let Some((header, _)) = self.objects.get(id) else { continue };
+            let origin = self.objects.open(id).map_or(String::new(), |object| object.index().origin.clone());
+            let mut known = self.noticed.known();
+            let generations = known.generations(header.lineage, header.modified_ns);
+            known.restored(header.lineage, at_ns, generations, &origin);
+            log::info!("{origin}: restored, {} of its lineage", times(known.seen(header.lineage)));
+        }
+        if !self.catalog().has_unsealed() {
+            let lineages: std::collections::HashSet<u64> = self.catalog().lineages().collect();
+            let lives = |lineage| lineages.contains(&lineage) || self.objects.newest(lineage).is_some();
+            self.noticed.known().retain(lives);
+        }
+        let known = self.noticed.known().clone();
+        if let Err(error) = known.save(&self.store) {
+            log::warn!("how often checkpoints were restored cannot be written, but at the next restore: {error}");
+            self.noticed.reads().unsaved = true;
+        }
+    }
+
+    /// What users are told of lineages that were restored.
+    pub(super) fn restored_lineages(&self) -> Vec<Restored> {
+        let known = self.noticed.known().clone();
+        Restored::all(&self.store, &known)
+    }
+
+    /// The profiles with which a file is archived now; says so if more restores than expected have made them finer.
+    pub(super) fn profiles(&self, path: &Path, lineage: u64) -> io::Result<Profiles> {
+        let asked = self.store.profiles(path)?;
+        let seen = self.restores_seen(lineage);
+        let used = asked.in_force(seen);
+        if let Some(expected) = asked.expected_restores().filter(|expected| seen > *expected && used != asked) {
+            let (used, asked) = (used.words(), asked.words());
+            log::info!("{}: {used} instead of {asked}: restored {}, {expected} expected", path.display(), times(seen));
+        }
+        Ok(used)
+    }
+
+    /// How often a lineage was restored.
+    pub(super) fn restores_seen(&self, lineage: u64) -> u32 {
+        self.noticed.known().seen(lineage)
+    }
+
+    /// Lossy restores behind a file; `None` while it is not known which lineage it has.
+    pub(super) fn generations(&self, state: &State) -> Option<u32> {
+        let (lineage, modified_ns) = match state {
+            State::Sealed(sealed) | State::Archived(sealed, _) => (sealed.lineage, sealed.modified_ns),
+            State::Released(id) => self.objects.get(*id).map(|(header, _)| (header.lineage, header.modified_ns))?,
+            State::Staged | State::Closed | State::Resident(_) => return None,
+        };
+        Some(self.noticed.known().generations(lineage, modified_ns))
+    }
+
+    /// What a new object's index says of the state beside where its bytes are.
+    pub(super) fn label(&self, index: &mut Index, _sealed: &Sealed, profiles: &Profiles) {
+        index.profile = profiles.words();
+    }
+}
+
+fn times(count: u32) -> String {
+    if count == 1 { "once".into() } else { format!("{count} times") }
+}

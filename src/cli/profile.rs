@@ -1,0 +1,65 @@
+//! `stepfs profile`
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::store::{PROFILE, Profile};
+
+use super::place::{Place, attribute};
+use super::words::name;
+
+/// Show, or set, how faithfully files are kept once a newer one of their lineage is durable.
+///
+/// exact: bit for bit. balanced: a restore costs at most half an iteration of training. compact: at most two.
+///
+/// What is set on a file, or on a directory for all below it, goes before the rules of stepfs.toml; the nearest wins. It
+/// counts when a file is archived: what is released already stays what it is. It goes with the file when it is renamed and
+/// is not copied by `cp -a`. The same as `setfattr -n user.stepfs.profile -v NAME PATH`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Files and directories in a mount.
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+    /// exact, balanced or compact.
+    #[arg(long, value_name = "NAME", conflicts_with = "unset")]
+    set: Option<Profile>,
+    /// Let the rules, or a directory above, decide again.
+    #[arg(long)]
+    unset: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    for path in &args.paths {
+        let (place, mount) = Place::in_mount(path)?;
+        let absolute = mount.join(&place.path);
+        let shown = || name(&path.display().to_string());
+        if let Some(profile) = args.set {
+            xattr::set(&absolute, PROFILE, profile.name().as_bytes()).map_err(words).with_context(shown)?;
+        } else if args.unset {
+            match xattr::remove(&absolute, PROFILE) {
+                Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
+                    bail!("{}: no profile was set for it; what is set above it, or a rule, decides", shown())
+                }
+                result => result.map_err(words).with_context(shown)?,
+            }
+        } else {
+            let words = match attribute(&absolute, "profile") {
+                Err(error) if error.raw_os_error() == Some(libc::ENODATA) => "by the rules of stepfs.toml".into(),
+                value => String::from_utf8_lossy(&value.with_context(shown)?).into_owned(),
+            };
+            println!("{}  {}", shown(), name(&words));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn words(error: std::io::Error) -> anyhow::Error {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
+            "only files and directories can have a profile, and only where the store's file system has extended attributes"
+        ),
+        _ => error.into(),
+    }
+}

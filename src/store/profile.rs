@@ -1,0 +1,256 @@
+//! Profiles: how faithfully a file is kept once a newer one of its lineage is durable, who decides, and what restores
+//! change about it.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use globset::{GlobBuilder, GlobMatcher};
+use serde::{Deserialize, Serialize};
+
+use crate::container::Role;
+
+/// How faithfully a file, or a tensor of it, is kept. The finer is the smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Profile {
+    /// Lossless.
+    Exact,
+    /// A restore costs at most half an iteration of training.
+    Balanced,
+    /// A restore costs at most two iterations of training.
+    Compact,
+}
+
+/// Iterations that all restores of a run may cost together. With half an iteration each that is 20 restores, as many as
+/// Check-N-Run (section 6.2.1) allows its 4 bits, and of a run of a thousand iterations one hundredth.
+const BUDGET: f64 = 10.0;
+
+impl Profile {
+    /// All, the finest first.
+    pub const ALL: [Profile; 3] = [Profile::Exact, Profile::Balanced, Profile::Compact];
+
+    /// The word in `stepfs.toml`, in attributes and in `stepfs ls`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Exact => "exact",
+            Profile::Balanced => "balanced",
+            Profile::Compact => "compact",
+        }
+    }
+
+    /// Iterations of training that one restore costs at most.
+    pub fn iterations_per_restore(self) -> f64 {
+        match self {
+            Profile::Exact => 0.0,
+            Profile::Balanced => 0.5,
+            Profile::Compact => 2.0,
+        }
+    }
+
+    /// The next finer one.
+    #[must_use]
+    pub fn safer(self) -> Profile {
+        match self {
+            Profile::Exact | Profile::Balanced => Profile::Exact,
+            Profile::Compact => Profile::Balanced,
+        }
+    }
+
+    /// The coarsest one with which so many restores stay within the budget of a run.
+    pub fn bearing(restores: u32) -> Profile {
+        let bears = |profile: &Profile| f64::from(restores) * profile.iterations_per_restore() <= BUDGET;
+        Profile::ALL.into_iter().rev().find(bears).unwrap_or(Profile::Exact)
+    }
+
+    /// The profile to use where `asked` is asked for, so many restores of a run are expected, and so many were seen of
+    /// the lineage: Check-N-Run's dynamic bit width (section 6.2.1), which picks the bits by the failures that are expected
+    /// and falls back to finer ones when there are more.
+    ///
+    /// | expected | as expected         | more than expected                        |
+    /// |----------|---------------------|-------------------------------------------|
+    /// | not said | what is asked for   | what is asked for                         |
+    /// | 0 to 5   | at most compact     | one finer; exact from the 21st restore on |
+    /// | 6 to 20  | at most balanced    | exact                                     |
+    /// | 21 ...   | exact               | exact                                     |
+    ///
+    /// Where nothing is expected nothing is changed: a job that evaluates every checkpoint reads them as a restore does,
+    /// and nobody should find a store eight times as large for it.
+    pub fn in_force(asked: Profile, expected: Option<u32>, seen: u32) -> Profile {
+        let Some(expected) = expected else { return asked };
+        let planned = asked.min(Profile::bearing(expected));
+        match seen > expected {
+            true => planned.safer().min(Profile::bearing(seen)),
+            false => planned,
+        }
+    }
+}
+
+impl FromStr for Profile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Profile, String> {
+        let known = Profile::ALL.into_iter().find(|profile| profile.name() == text);
+        known.ok_or_else(|| format!("{text:?} is no profile; write exact, balanced or compact"))
+    }
+}
+
+/// What is asked for one role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    profile: Profile,
+    expected_restores: Option<u32>,
+}
+
+/// The profiles of one file, by role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profiles([Asked; Role::ALL.len()]);
+
+impl Profiles {
+    /// The profile of the tensors with this role.
+    pub fn of(&self, role: Role) -> Profile {
+        self.0[role as usize].profile
+    }
+
+    /// The same profile for all roles; what is expected stays.
+    #[must_use]
+    pub fn overridden(&self, profile: Profile) -> Profiles {
+        Profiles(self.0.map(|asked| Asked { profile, ..asked }))
+    }
+
+    /// Those to use after so many restores: [`Profile::in_force`].
+    #[must_use]
+    pub fn in_force(&self, seen: u32) -> Profiles {
+        let each = |asked: Asked| {
+            let profile = Profile::in_force(asked.profile, asked.expected_restores, seen);
+            Asked { profile, ..asked }
+        };
+        Profiles(self.0.map(each))
+    }
+
+    /// How many restores are expected of the weights' checkpoints.
+    pub fn expected_restores(&self) -> Option<u32> {
+        self.0[Role::Weight as usize].expected_restores
+    }
+
+    /// The finest of all roles.
+    pub fn finest(&self) -> Profile {
+        self.0.iter().map(|asked| asked.profile).min().unwrap_or(Profile::Exact)
+    }
+
+    /// The coarsest of all roles.
+    pub fn coarsest(&self) -> Profile {
+        self.0.iter().map(|asked| asked.profile).max().unwrap_or(Profile::Exact)
+    }
+
+    /// The weights' profile, then what differs: `balanced`, or `compact; exact: ema, second_moment`.
+    pub fn words(&self) -> String {
+        let weights = self.of(Role::Weight);
+        let mut words = weights.name().to_string();
+        for profile in Profile::ALL.into_iter().filter(|profile| *profile != weights) {
+            let roles = Role::ALL.into_iter().filter(|role| self.of(*role) == profile).map(Role::name);
+            let roles = roles.collect::<Vec<_>>().join(", ");
+            if !roles.is_empty() {
+                words += &format!("; {}: {roles}", profile.name());
+            }
+        }
+        words
+    }
+}
+
+/// A `[[profile]]` table as it is written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RuleText {
+    #[serde(default = "anything")]
+    glob: String,
+    #[serde(default)]
+    role: Option<Roles>,
+    profile: Profile,
+    #[serde(default)]
+    expected_restores: Option<u32>,
+}
+
+/// The glob of a rule that has none.
+fn anything() -> String {
+    "**".into()
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Roles {
+    One(String),
+    Several(Vec<String>),
+}
+
+#[derive(Clone, Debug)]
+struct Rule {
+    glob: GlobMatcher,
+    /// By code; of all, where the rule names none.
+    roles: [bool; Role::ALL.len()],
+    profile: Profile,
+    expected_restores: Option<u32>,
+}
+
+/// The rules of `stepfs.toml`: of a file and a role the first that matches both decides.
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    rules: Vec<Rule>,
+    otherwise: Asked,
+}
+
+impl Rules {
+    /// # Errors
+    /// What is wrong with a rule, in words for the user.
+    pub(super) fn parse(rules: Vec<RuleText>, profile: Profile, expected: Option<u32>) -> Result<Rules, String> {
+        let rules = rules
+            .into_iter()
+            .map(|rule| {
+                let glob = GlobBuilder::new(&rule.glob)
+                    .case_insensitive(true)
+                    .literal_separator(true)
+                    .build()
+                    .map_err(|error| format!("glob = {:?}: {error}", rule.glob))?;
+                Ok(Rule {
+                    glob: glob.compile_matcher(),
+                    roles: roles(rule.role)?,
+                    profile: rule.profile,
+                    expected_restores: rule.expected_restores.or(expected),
+                })
+            })
+            .collect::<Result<_, String>>()?;
+        Ok(Rules { rules, otherwise: Asked { profile, expected_restores: expected } })
+    }
+
+    pub(super) fn of(&self, path: &Path) -> Profiles {
+        let rules: Vec<&Rule> = self.rules.iter().filter(|rule| rule.glob.is_match(path)).collect();
+        Profiles(Role::ALL.map(|role| {
+            let rule = rules.iter().find(|rule| rule.roles[role as usize]);
+            rule.map_or(self.otherwise, |rule| Asked {
+                profile: rule.profile,
+                expected_restores: rule.expected_restores,
+            })
+        }))
+    }
+}
+
+fn roles(named: Option<Roles>) -> Result<[bool; Role::ALL.len()], String> {
+    let names = match named {
+        None => return Ok([true; Role::ALL.len()]),
+        Some(Roles::One(name)) => vec![name],
+        Some(Roles::Several(names)) => names,
+    };
+    if names.is_empty() {
+        return Err("role = []: a rule for no role; leave `role` out for all of them".into());
+    }
+    let mut roles = [false; Role::ALL.len()];
+    for name in names {
+        let role = Role::ALL.into_iter().find(|role| role.name() == name).ok_or_else(|| {
+            format!("role = {name:?}: there is none of that name; write {}", Role::ALL.map(Role::name).join(", "))
+        })?;
+        roles[role as usize] = true;
+    }
+    Ok(roles)
+}
+
+#[cfg(test)]
+mod tests;
