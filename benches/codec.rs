@@ -329,8 +329,10 @@ const STEPS: [(&str, f64); 2] = [("2 bits", 1.0), (".9 bits", 3.6)];
 
 type Job<T = Tile> = (&'static str, fn(&mut Work, &T));
 
-/// Of the other tiles: the bytes stored as well.
-const SPECIAL: [(Job<Special>, fn(&Special) -> usize); 10] = [
+/// What is done with one of the other tiles, and how many bytes it is stored in.
+type Measured = (Job<Special>, fn(&Special) -> usize);
+
+const SPECIAL: [Measured; 10] = [
     (("log, factors only, encode", |work, tile| _ = work.log_encode(tile, COARSE, false)), |t| t.factors_only.len()),
     (("log, factors only, decode", |work, tile| work.log_decode(tile, COARSE, false)), |t| t.factors_only.len()),
     (("log, alone, encode", |work, tile| _ = work.log_encode(tile, OCTAVE, false)), |t| t.v_alone.len()),
