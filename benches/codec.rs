@@ -7,7 +7,9 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use stepfs::codec::{Dtype, TILE_BYTES, lattice, lossless};
+use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use stepfs::codec::rows::{Base, Rows};
+use stepfs::codec::{Dtype, TILE_BYTES, lattice, log, lossless, moment, rows};
 
 /// Elements of a tile of fp32.
 const N: usize = TILE_BYTES / 4;
@@ -18,6 +20,8 @@ const ROUND: Duration = Duration::from_millis(60);
 
 /// Tiles worked on in turn: 32 MiB of weights, so that they come from memory as they do in use.
 const TILES: usize = 64;
+/// Of the others, which have more inputs each.
+const SPECIAL_TILES: u64 = 16;
 
 fn main() {
     if std::env::args().any(|arg| arg == "--json") {
@@ -90,6 +94,100 @@ impl Tile {
     }
 }
 
+/// Elements of a row of an embedding table, and of a weight's.
+const EMBEDDING: usize = 64;
+const WIDTH: usize = 1024;
+
+/// Inputs of a tile that is no weight's, and what they encode to.
+struct Special {
+    factors: Factors,
+    /// Second moments, and their parent's q.
+    v: Vec<u8>,
+    parent_q: Vec<i32>,
+    v_payload: Vec<u8>,
+    v_alone: Vec<u8>,
+    factors_only: Vec<u8>,
+    /// First moments beside `v`.
+    m: Vec<u8>,
+    u_step: f64,
+    m_payload: Vec<u8>,
+    /// A table of which one row in five moved from its keyframe.
+    table: Vec<u8>,
+    keyframe: Vec<u8>,
+    g: f64,
+    zeros: Vec<i32>,
+    table_payload: Vec<u8>,
+}
+
+/// Steps of second moments: an octave, and as many as leave the factors alone.
+const OCTAVE: u32 = 1 << 16;
+const COARSE: u32 = 1 << 18;
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().copied().flat_map(f32::to_le_bytes).collect()
+}
+
+impl Special {
+    /// Second moments that are row scale times column scale times a lognormal, a state a hundred steps of beta .99
+    /// after its parent; normal quotients; a table that moves by rows.
+    fn new(seed: u64) -> Special {
+        let mut random = Random(seed);
+        let mut scales = |n: usize| (0..n).map(|_| (1.5 * random.gauss()).exp2()).collect::<Vec<f64>>();
+        let (row, column) = (scales(N / WIDTH), scales(WIDTH));
+        let mut near = |of: &dyn Fn(usize) -> f64, octaves: f64| -> Vec<f32> {
+            (0..N).map(|i| (of(i) * (octaves * random.gauss()).exp2()) as f32).collect()
+        };
+        let old = near(&|i| 1e-9 * row[i / WIDTH] * column[i % WIDTH], 0.8);
+        let new = near(&|i| old[i].into(), 0.4);
+        let m: Vec<f32> = new.iter().map(|v| (f64::from(v.sqrt()) * 0.3 * random.gauss()) as f32).collect();
+        let keyframe: Vec<f32> = (0..N).map(|_| (0.05 * random.gauss()) as f32).collect();
+        let mut table = keyframe.clone();
+        let mut moved = Vec::new();
+        for row in table.chunks_mut(EMBEDDING) {
+            if random.unit() > 0.2 {
+                continue;
+            }
+            let scale = 1e-3 * (-5.0 * random.unit()).exp2();
+            row.iter_mut().for_each(|w| *w += (scale * random.gauss()) as f32);
+            moved.push(scale);
+        }
+        let (old, v, m) = (bytes_of(&old), bytes_of(&new), bytes_of(&m));
+        let mut builder = FactorsBuilder::new(N / WIDTH, WIDTH);
+        builder.add(Dtype::F32, 0, &old);
+        let u_step = lattice::choose_g(Dtype::F32, &moment::ratios(Dtype::F32, &m, &v), 1.0).expect("moments");
+        let mut it = Special {
+            factors: builder.finish(),
+            v,
+            parent_q: vec![0; N],
+            v_payload: Vec::new(),
+            v_alone: Vec::new(),
+            factors_only: Vec::new(),
+            m,
+            u_step,
+            m_payload: Vec::new(),
+            table: bytes_of(&table),
+            keyframe: bytes_of(&keyframe),
+            g: rows::base_step(&moved).expect("rows moved"),
+            zeros: vec![0; N],
+            table_payload: Vec::new(),
+        };
+        let mut out = vec![0; TILE_BYTES];
+        let grid = Grid { factors: &it.factors, first: 0 };
+        log::quantize(Dtype::F32, &old, grid, OCTAVE, None, &mut it.parent_q, &mut out).expect("moments");
+        let mut work = Work::default();
+        it.factors_only = work.log_encode(&it, COARSE, false).to_vec();
+        it.v_alone = work.log_encode(&it, OCTAVE, false).to_vec();
+        it.v_payload = work.log_encode(&it, OCTAVE, true).to_vec();
+        it.m_payload = work.moment_encode(&it).to_vec();
+        it.table_payload = work.rows_encode(&it).to_vec();
+        it
+    }
+
+    fn grid(&self) -> Grid<'_> {
+        Grid { factors: &self.factors, first: 0 }
+    }
+}
+
 /// Buffers used again for every tile, as the filesystem does.
 #[derive(Default)]
 struct Work {
@@ -107,10 +205,14 @@ impl Work {
         self.exceptions.clear();
     }
 
-    fn memcpy(&mut self, tile: &Tile) {
+    fn copy(&mut self, of: &[u8]) {
         self.clear();
-        self.bytes.copy_from_slice(&tile.new);
+        self.bytes.copy_from_slice(of);
         black_box(&self.bytes);
+    }
+
+    fn memcpy(&mut self, tile: &Tile) {
+        self.copy(&tile.new);
     }
 
     fn quantize(&mut self, tile: &Tile) {
@@ -147,6 +249,67 @@ impl Work {
         black_box(&self.bytes);
     }
 
+    fn log_encode(&mut self, tile: &Special, unit: u32, parent: bool) -> &[u8] {
+        self.clear();
+        let (grid, keep) = (tile.grid(), parent.then_some(tile.parent_q.as_slice()));
+        log::quantize(Dtype::F32, &tile.v, grid, unit, keep, &mut self.a, &mut self.bytes).expect("moments");
+        black_box(&self.bytes);
+        let parent = keep.map_or(Parent::Factors(grid), Parent::State);
+        log::encode_tile(&self.a, parent, &mut self.payload).expect("fits");
+        black_box(&self.payload)
+    }
+
+    fn log_decode(&mut self, tile: &Special, unit: u32, parent: bool) {
+        self.clear();
+        let payload = match (parent, unit) {
+            (true, _) => &tile.v_payload,
+            (false, OCTAVE) => &tile.v_alone,
+            _ => &tile.factors_only,
+        };
+        if parent {
+            self.a.copy_from_slice(&tile.parent_q);
+        }
+        log::decode_tile(payload, (!parent).then_some(tile.grid()), &mut self.a).expect("own payload");
+        log::reconstruct(Dtype::F32, tile.grid(), unit, &self.a, &mut self.bytes).expect("lengths");
+        black_box(&self.bytes);
+    }
+
+    fn moment_encode(&mut self, tile: &Special) -> &[u8] {
+        self.clear();
+        moment::quantize(Dtype::F32, &tile.m, &tile.v, tile.u_step, &mut self.a, &mut self.exceptions).expect("fits");
+        lattice::encode_tile(&self.a, None, &self.exceptions, &mut self.payload).expect("fits");
+        black_box(&self.payload)
+    }
+
+    fn moment_decode(&mut self, tile: &Special) {
+        self.clear();
+        self.a.fill(0);
+        lattice::decode_tile_add(&tile.m_payload, &mut self.a, &mut self.exceptions).expect("own payload");
+        moment::reconstruct(Dtype::F32, &tile.v, tile.u_step, &self.a, &mut self.bytes).expect("lengths");
+        lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
+        black_box(&self.bytes);
+    }
+
+    fn rows_encode(&mut self, tile: &Special) -> &[u8] {
+        self.clear();
+        let rows = Rows { width: EMBEDDING as u64, first: 0 };
+        let base = Base { rows, k: Some(&tile.keyframe), g: tile.g, a: Some(&tile.zeros) };
+        let (a, bytes) = (&mut self.a, &mut self.bytes);
+        rows::quantize(Dtype::F32, &tile.table, base, 1.0, a, bytes, &mut self.exceptions).expect("finite");
+        rows::encode_tile(&self.a, base.a, rows, &self.exceptions, &mut self.payload).expect("fits");
+        black_box(&self.payload)
+    }
+
+    fn rows_decode(&mut self, tile: &Special) {
+        self.clear();
+        self.a.copy_from_slice(&tile.zeros);
+        let rows = Rows { width: EMBEDDING as u64, first: 0 };
+        rows::decode_tile_add(&tile.table_payload, &mut self.a, rows, &mut self.exceptions).expect("own payload");
+        lattice::reconstruct(Dtype::F32, Some(&tile.keyframe), tile.g, &self.a, &mut self.bytes).expect("lengths");
+        lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
+        black_box(&self.bytes);
+    }
+
     fn lossless_encode(&mut self, tile: &Tile, parent: bool) {
         self.clear();
         lossless::encode(Dtype::F32, &tile.new, parent.then_some(tile.old.as_slice()), &mut self.payload);
@@ -164,7 +327,23 @@ impl Work {
 /// Steps in units of the update's root mean square: about 2 and .9 bits an element.
 const STEPS: [(&str, f64); 2] = [("2 bits", 1.0), (".9 bits", 3.6)];
 
-type Job = (&'static str, fn(&mut Work, &Tile));
+type Job<T = Tile> = (&'static str, fn(&mut Work, &T));
+
+/// What is done with one of the other tiles, and how many bytes it is stored in.
+type Measured = (Job<Special>, fn(&Special) -> usize);
+
+const SPECIAL: [Measured; 10] = [
+    (("log, factors only, encode", |work, tile| _ = work.log_encode(tile, COARSE, false)), |t| t.factors_only.len()),
+    (("log, factors only, decode", |work, tile| work.log_decode(tile, COARSE, false)), |t| t.factors_only.len()),
+    (("log, alone, encode", |work, tile| _ = work.log_encode(tile, OCTAVE, false)), |t| t.v_alone.len()),
+    (("log, alone, decode", |work, tile| work.log_decode(tile, OCTAVE, false)), |t| t.v_alone.len()),
+    (("log, with parent, encode", |work, tile| _ = work.log_encode(tile, OCTAVE, true)), |t| t.v_payload.len()),
+    (("log, with parent, decode", |work, tile| work.log_decode(tile, OCTAVE, true)), |t| t.v_payload.len()),
+    (("moment, encode", |work, tile| _ = work.moment_encode(tile)), |t| t.m_payload.len()),
+    (("moment, decode", Work::moment_decode), |t| t.m_payload.len()),
+    (("rows, encode", |work, tile| _ = work.rows_encode(tile)), |t| t.table_payload.len()),
+    (("rows, decode", Work::rows_decode), |t| t.table_payload.len()),
+];
 
 const LATTICE: [Job; 5] = [
     ("encode", |work, tile| {
@@ -197,7 +376,7 @@ fn processor_time() -> Duration {
 }
 
 /// Bytes a second of one round.
-fn speed(work: &mut Work, tiles: &[Tile], job: fn(&mut Work, &Tile)) -> f64 {
+fn speed<T>(work: &mut Work, tiles: &[T], job: fn(&mut Work, &T)) -> f64 {
     let start = processor_time();
     let mut bytes = 0;
     loop {
@@ -212,30 +391,38 @@ fn speed(work: &mut Work, tiles: &[Tile], job: fn(&mut Work, &Tile)) -> f64 {
     }
 }
 
+/// Prints one measurement, unless the words asked for are not in its name.
+fn print<T>(
+    (codec, job): (&str, &str),
+    tiles: &[T],
+    memcpy: fn(&mut Work, &T),
+    run: fn(&mut Work, &T),
+    stored: impl Fn(&T) -> usize,
+) {
+    let name = format!("{codec}, {job}");
+    if !std::env::args().skip_while(|arg| arg != "--json").skip(1).all(|word| name.contains(&word)) {
+        return;
+    }
+    let mut work = Work::default();
+    let (mut best, mut copy) = (0f64, 0f64);
+    for _ in 0..ROUNDS {
+        copy = copy.max(speed(&mut work, tiles, memcpy));
+        best = best.max(speed(&mut work, tiles, run));
+    }
+    let stored: usize = tiles.iter().map(stored).sum();
+    let bits = stored as f64 * 8.0 / (tiles.len() * N) as f64;
+    println!(
+        "{{\"codec\": \"{codec}\", \"job\": \"{job}\", \"bits_per_element\": {bits:.4}, \
+         \"bytes_per_second\": {best:.0}, \"memcpy_ratio\": {:.4}}}",
+        best / copy
+    );
+}
+
 fn print_json() {
-    let print = |codec: &str, job: &str, tiles: &[Tile], run: fn(&mut Work, &Tile), stored: &dyn Fn(&Tile) -> usize| {
-        let name = format!("{codec}, {job}");
-        if !std::env::args().skip_while(|arg| arg != "--json").skip(1).all(|word| name.contains(&word)) {
-            return;
-        }
-        let mut work = Work::default();
-        let (mut best, mut memcpy) = (0f64, 0f64);
-        for _ in 0..ROUNDS {
-            memcpy = memcpy.max(speed(&mut work, tiles, Work::memcpy));
-            best = best.max(speed(&mut work, tiles, run));
-        }
-        let stored: usize = tiles.iter().map(stored).sum();
-        let bits = stored as f64 * 8.0 / (tiles.len() * N) as f64;
-        println!(
-            "{{\"codec\": \"{codec}\", \"job\": \"{job}\", \"bits_per_element\": {bits:.4}, \
-             \"bytes_per_second\": {best:.0}, \"memcpy_ratio\": {:.4}}}",
-            best / memcpy
-        );
-    };
     for (name, c) in STEPS {
         let tiles = tiles(c);
         for (job, run) in LATTICE {
-            print(&format!("lattice, {name}"), job, &tiles, run, &|tile| tile.payload.len());
+            print((&format!("lattice, {name}"), job), &tiles, Work::memcpy, run, |tile| tile.payload.len());
         }
     }
     let tiles = tiles(1.0);
@@ -243,7 +430,12 @@ fn print_json() {
         let stored = |tile: &Tile| {
             if job.ends_with("parent") { tile.with_parent.len() } else { tile.alone.len() }
         };
-        print("lossless", job, &tiles, run, &stored);
+        print(("lossless", job), &tiles, Work::memcpy, run, stored);
+    }
+    let special: Vec<Special> = (0..SPECIAL_TILES).map(|seed| Special::new(seed + 1)).collect();
+    for ((name, run), stored) in SPECIAL {
+        let (codec, job) = name.rsplit_once(", ").unwrap_or((name, ""));
+        print((codec, job), &special, |work, tile| work.copy(&tile.v), run, stored);
     }
 }
 
@@ -272,6 +464,17 @@ fn lattice_decode(bencher: divan::Bencher<'_, '_>, step: &str) {
 fn lossless(bencher: divan::Bencher<'_, '_>, job: &str) {
     let (_, run) = LOSSLESS.into_iter().find(|(name, _)| *name == job).expect("one of them");
     bench(bencher, 1.0, run);
+}
+
+#[divan::bench(args = SPECIAL.iter().map(|s| s.0.0))]
+fn special(bencher: divan::Bencher<'_, '_>, name: &str) {
+    let ((_, job), _) = SPECIAL.into_iter().find(|((job, _), _)| *job == name).expect("one of them");
+    let tiles: Vec<Special> = (0..SPECIAL_TILES).map(|seed| Special::new(seed + 1)).collect();
+    let (mut work, mut next) = (Work::default(), 0);
+    bencher.counter(divan::counter::BytesCount::new(TILE_BYTES)).bench_local(|| {
+        next = (next + 1) % tiles.len();
+        job(&mut work, &tiles[next]);
+    });
 }
 
 #[divan::bench]

@@ -180,7 +180,7 @@ multiversion! {
         out: &mut [F::Bytes],
     ) -> (i32, bool) {
         let (mut largest, mut fits) = (0, true);
-        let (half, most) = (1 << steps.shift >> 1, (1 << steps.shift >> 2) * 3);
+        let (half, quarter) = (1 << steps.shift >> 1, 1 << steps.shift >> 2);
         let mut one = |v: F::Bytes, p: i32, kept: Option<i32>, q: &mut i32, out: &mut F::Bytes| {
             let bits = F::widen(v).to_bits();
             let log = (bits >> DROPPED) as i32;
@@ -189,10 +189,9 @@ multiversion! {
             fits &= zero | (((log - (1 << FRACTION_BITS)) as u32) < 2046 << FRACTION_BITS);
             let mut new = (log - p + half) >> steps.shift;
             if let Some(kept) = kept {
-                let within = kept.clamp(-MAX_Q, MAX_Q);
-                let off = (log - p).wrapping_sub(within.wrapping_shl(steps.shift));
-                let keeps = (kept == within) & (((log - p) >> steps.shift).abs_diff(within) < 2) & (off.wrapping_abs() <= most);
-                new = if keeps { kept } else { new };
+                // From the next q on either side, 3/4 of a unit is 1/4 from this one's middle.
+                let (beside, off) = (kept.wrapping_sub(new), log - p - (new << steps.shift));
+                new += i32::from((beside == 1) & (off >= quarter)) - i32::from((beside == -1) & (off <= -quarter));
             }
             let rounded = F::round(steps.value(p, new));
             let error = ((F::widen(rounded).to_bits() >> DROPPED) as i32 - log).abs();

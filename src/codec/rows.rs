@@ -39,7 +39,7 @@ impl Rows {
     /// Lengths of the rows that a tile of so many elements has, cut ones at its ends included. Width 0 has none.
     fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
         let width = usize::try_from(self.width).unwrap_or(usize::MAX);
-        let mut length = self.width.checked_sub(self.first.checked_rem(self.width).unwrap_or(0)).unwrap_or(0);
+        let mut length = self.width.saturating_sub(self.first.checked_rem(self.width).unwrap_or(0));
         let mut left = if width == 0 { 0 } else { elements };
         std::iter::from_fn(move || {
             let now = left.min(usize::try_from(length).unwrap_or(usize::MAX));
@@ -79,7 +79,8 @@ pub fn quantize(
     r_out: &mut [u8],
     exceptions: &mut Vec<Exception>,
 ) -> Result<f64, Unfit> {
-    if !is_step(base.g) || !is_step(base.g * f64::from(1 << MAX_E)) || !(c > 0.0 && c.is_finite()) {
+    let steps = [base.g, base.g * f64::from(1 << MAX_E)];
+    if !steps.into_iter().all(is_step) || !c.is_finite() || c <= 0.0 {
         return Err(Unfit("no step"));
     }
     let bytes = a_out.len() * dtype.size();
@@ -109,39 +110,42 @@ struct Row {
     bits: i32,
 }
 
-/// Looks at one row. Eight sums side by side, as one would make each addition wait for the last.
+/// Elements looked at together: their differences stay in the first-level cache.
+const LOOK: usize = 256;
+
+/// Looks at one row, and makes `r` the parent's.
 #[inline(always)]
-fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: f64) -> Row {
-    const LANES: usize = 8;
+fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: f64, r: &mut [F::Bytes]) -> Row {
     let inverse = 1.0 / g;
-    let (mut largest, mut sums, mut bits) = ([0i64; LANES], [0f64; LANES], [0i32; LANES]);
-    let mut one = |lane: usize, w: F::Bytes, k: f64, a: i32| {
-        let difference = F::widen(w) - F::widen(value::<F>(k, g, a.into()));
+    let (mut largest, mut bits) = (0i64, 0i32);
+    // Eight sums side by side, as one would make each addition wait for the last.
+    let mut sums = [0f64; 8];
+    let mut differences = [0f64; LOOK];
+    let mut one = |w: F::Bytes, k: f64, a: i32, r: &mut F::Bytes, steps: &mut f64| {
+        *r = value::<F>(k, g, a.into());
+        let difference = F::widen(w) - F::widen(*r);
         // Magnitudes order like their bits, NaN above all of them.
-        largest[lane] = largest[lane].max(difference.abs().to_bits() as i64);
-        let steps = difference * inverse;
-        sums[lane] += steps * steps;
-        bits[lane] |= a;
+        largest = largest.max(difference.abs().to_bits() as i64);
+        *steps = difference * inverse;
+        bits |= a;
     };
-    let n = w.len();
-    let whole = n - n % LANES;
-    match (k.map(|k| &k[..n]), a.map(|a| &a[..n])) {
-        (Some(k), Some(a)) => {
-            for start in (0..whole).step_by(LANES) {
-                (0..LANES).for_each(|i| one(i, w[start + i], F::widen(k[start + i]), a[start + i]));
-            }
-            (whole..n).for_each(|i| one(i - whole, w[i], F::widen(k[i]), a[i]));
+    for (number, (w, r)) in w.chunks(LOOK).zip(r.chunks_mut(LOOK)).enumerate() {
+        let range = number * LOOK..number * LOOK + w.len();
+        let differences = &mut differences[..w.len()];
+        let both = w.iter().zip(r).zip(differences.iter_mut());
+        match (k.map(|k| &k[range.clone()]), a.map(|a| &a[range])) {
+            (Some(k), Some(a)) => both.zip(k).zip(a).for_each(|((((&w, r), d), &k), &a)| one(w, F::widen(k), a, r, d)),
+            (None, Some(a)) => both.zip(a).for_each(|(((&w, r), d), &a)| one(w, 0.0, a, r, d)),
+            (Some(k), None) => both.zip(k).for_each(|(((&w, r), d), &k)| one(w, F::widen(k), 0, r, d)),
+            (None, None) => both.for_each(|((&w, r), d)| one(w, 0.0, 0, r, d)),
         }
-        (k, a) => {
-            let of = |i: usize| (k.map_or(0.0, |k| F::widen(k[i])), a.map_or(0, |a| a[i]));
-            (0..n).for_each(|i| one(i % LANES, w[i], of(i).0, of(i).1));
+        let (eights, tail) = differences.as_chunks::<8>();
+        for eight in eights {
+            sums.iter_mut().zip(eight).for_each(|(sum, d)| *sum += d * d);
         }
+        sums.iter_mut().zip(tail).for_each(|(sum, d)| *sum += d * d);
     }
-    Row {
-        largest: f64::from_bits(largest.into_iter().fold(0, i64::max) as u64),
-        mean: sums.iter().sum::<f64>() / n as f64,
-        bits: bits.iter().fold(0, |all, bits| all | bits),
-    }
+    Row { largest: f64::from_bits(largest as u64), mean: sums.iter().sum::<f64>() / w.len() as f64, bits }
 }
 
 /// The e whose step is nearest, as a ratio, to this many steps of the table.
@@ -169,7 +173,7 @@ multiversion! {
             let (w, k) = (&w[range.clone()], k.map(|k| &k[range.clone()]));
             let parent = base.a.map(|a| &a[range.clone()]);
             let (a, r) = (&mut a_out[range.clone()], &mut r_out[range]);
-            let row = look::<F>(w, k, parent, base.g);
+            let row = look::<F>(w, k, parent, base.g, r);
             if !row.largest.is_finite() {
                 return None;
             }
@@ -179,17 +183,11 @@ multiversion! {
                     Some(parent) => a.copy_from_slice(parent),
                     None => a.fill(0),
                 }
-                for (i, (r, &a)) in r.iter_mut().zip(a.iter()).enumerate() {
-                    *r = value::<F>(k.map_or(0.0, |k| F::widen(k[i])), base.g, a.into());
-                }
                 largest = largest.max(row.largest);
             } else {
                 let e = nearest_e(c * row.mean.sqrt());
                 let step = base.g * f64::from(1 << e);
-                let (mut error, in_range) = match k {
-                    Some(k) => change::<F>(w, |i| F::widen(k[i]), step, e, a, r),
-                    None => change::<F>(w, |_| 0.0, step, e, a, r),
-                };
+                let (mut error, in_range) = change::<F>(w, k, step, e, a, r);
                 if !in_range {
                     return None;
                 }
@@ -217,7 +215,7 @@ multiversion! {
 #[inline(always)]
 fn change<F: Float>(
     w: &[F::Bytes],
-    k: impl Fn(usize) -> f64,
+    k: Option<&[F::Bytes]>,
     step: f64,
     e: u32,
     a: &mut [i32],
@@ -226,14 +224,19 @@ fn change<F: Float>(
     let inverse = 1.0 / step;
     let most = f64::from(MAX_A >> e);
     let (mut largest, mut in_range) = (0i64, true);
-    for (i, ((&w, a), r)) in w.iter().zip(a).zip(r).enumerate() {
-        let (exact, k) = (F::widen(w), k(i));
+    let mut one = |w: F::Bytes, k: f64, a: &mut i32, r: &mut F::Bytes| {
+        let exact = F::widen(w);
         let steps = (exact - k) * inverse;
         in_range &= steps.abs() <= most;
         let rounded = steps + ROUNDER;
-        *a = (rounded.to_bits() as i32).wrapping_shl(e);
+        *a = (rounded.to_bits() as i32) << e;
         *r = value::<F>(k, step, rounded - ROUNDER);
         largest = largest.max((F::widen(*r) - exact).abs().to_bits() as i64);
+    };
+    let both = w.iter().zip(a).zip(r);
+    match k {
+        Some(k) => both.zip(k).for_each(|(((&w, a), r), &k)| one(w, F::widen(k), a, r)),
+        None => both.for_each(|((&w, a), r)| one(w, 0.0, a, r)),
     }
     (f64::from_bits(largest as u64), in_range)
 }
