@@ -97,7 +97,7 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let (mut description, of_newer) = (describe(source)?, describe(&after)?);
+        let (description, of_newer) = (describe(source)?, describe(&after)?);
         // What is archived is what was sealed, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(io::ErrorKind::Interrupted.into());
@@ -106,9 +106,6 @@ impl Archive {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
-        // Whatever a tensor is, with this its role's profile is kept.
-        let exact = description.tensors.iter_mut().filter(|tensor| profiles.of(tensor.role) == Profile::Exact);
-        exact.for_each(|tensor| tensor.lossless = true);
         let (own, newer) = ((source, &description), (&after, &of_newer));
         let base = self.base(sealed, &description, source)?;
         let sealed = (sealed, &profiles);
@@ -133,8 +130,6 @@ impl Archive {
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        // What is coarser than balanced is kept as that, until there are codecs for it.
-        let profile = profiles.coarsest().min(Profile::Balanced);
         let material = plan::Material {
             source,
             description,
@@ -142,7 +137,7 @@ impl Archive {
             base: base.chain.as_ref(),
             previous: base.previous.as_ref(),
             super_step: base.super_step,
-            profile,
+            profiles,
         };
         self.pool.install(|| {
             let plan::Planned { plans, forecast } = plan::plan(&material)?;
@@ -156,7 +151,6 @@ impl Archive {
                 source,
                 len: sealed.len,
                 origin: path,
-                profile: profile.name(),
                 description,
                 base: chain,
                 plans: &plans,

@@ -28,7 +28,6 @@ pub(super) struct Job<'a> {
     pub(super) source: &'a File,
     pub(super) len: u64,
     pub(super) origin: &'a Path,
-    pub(super) profile: &'static str,
     pub(super) description: &'a Description,
     pub(super) base: Option<&'a Chain>,
     pub(super) plans: &'a [Plan],
@@ -81,7 +80,8 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     let skeleton = encode_skeleton(job, writer, &gaps, &patches)?;
     let index = Index {
         origin: job.origin.to_string_lossy().into_owned(),
-        profile: job.profile.to_string(),
+        // Whoever calls says what follows from more than the file.
+        profile: String::new(),
         container: job.description.kind.name().to_string(),
         note: job.note.to_string(),
         generations: 0,

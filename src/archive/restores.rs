@@ -187,8 +187,9 @@ impl Archive {
     }
 
     /// What a new object's index says of the state beside where its bytes are.
-    pub(super) fn label(&self, index: &mut Index, _sealed: &Sealed, profiles: &Profiles) {
+    pub(super) fn label(&self, index: &mut Index, sealed: &Sealed, profiles: &Profiles) {
         index.profile = profiles.words();
+        index.generations = self.noticed.known().generations(sealed.lineage, sealed.modified_ns);
     }
 }
 

@@ -74,7 +74,9 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
             step(mean)
         }
         (Some(rms), None) => step(rms),
-        (None, Some(rms)) => step(rms).and_then(|wanted| lattice::short_step(subject.tensor.dtype, (wanted * before).sqrt())),
+        (None, Some(rms)) => {
+            step(rms).and_then(|wanted| lattice::short_step(subject.tensor.dtype, (wanted * before).sqrt()))
+        }
         (None, None) => None,
     };
     let keep = |wanted: &f64| (1.0 / KEEP_WITHIN..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();

@@ -13,7 +13,7 @@ use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, log, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
 use crate::recall::{Chain, tile};
-use crate::store::Profile;
+use crate::store::Profiles;
 use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
 
 pub(super) use moments::has_factors;
@@ -69,13 +69,13 @@ pub(super) struct Material<'a> {
     pub(super) previous: Option<&'a Chain>,
     /// The base is the super-step before this one: the place to ask whether a keyframe would take less room.
     pub(super) super_step: bool,
-    pub(super) profile: Profile,
+    pub(super) profiles: &'a Profiles,
 }
 
 impl Material<'_> {
     /// The numbers for a tensor of this role; `None`: lossless.
-    fn rates(&self, _role: Role) -> Option<Rates> {
-        rates::rates(self.profile)
+    fn rates(&self, role: Role) -> Option<Rates> {
+        rates::rates(self.profiles.of(role))
     }
 }
 
@@ -220,11 +220,7 @@ struct Gradients {
 }
 
 /// Factors on the steps of parameters and of their first moments, by index in the description.
-fn sensitivities(
-    material: &Material,
-    tensors: &[Tensor],
-    twins: &[Option<Tensor>],
-) -> io::Result<HashMap<usize, f64>> {
+fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<HashMap<usize, f64>> {
     let mut known = second_moments(material, tensors)?;
     if !tensors.iter().any(|tensor| tensor.role == Role::SecondMoment) {
         known = updates(material, tensors, twins)?;

@@ -1,5 +1,5 @@
-use crate::codec::log::Factors;
 use super::*;
+use crate::codec::log::Factors;
 use crate::store::object::{Header, Index, OBJECT_VERSION, ObjectWriter};
 
 fn object(dir: &std::path::Path) -> Arc<Object> {
