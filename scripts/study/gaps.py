@@ -51,10 +51,12 @@ def of_segment(task, segment, base):
     offsets = [k for k in task.offsets if str(at + k) in segment["held_out"]]
     held = {k: segment["held_out"][str(at + k)] - base["held_out"][str(at + k)] for k in offsets}
     train = {k: segment["train"][str(at + k)] - base["train"][str(at + k)] for k in offsets if k > 0}
+    # Each training batch is small, but there is one at each iteration.
+    batches = [segment["train"][str(at + k)] - base["train"][str(at + k)] for k in range(1, offsets[-1] + 1)]
     steps = {k: behind(gap, slope(base["held_out"], at + k, task.every)) for k, gap in held.items()}
     late = [k for k in offsets if k >= LATE] or offsets[-1:]
     known = [steps[k] for k in late if steps[k] is not None]
-    return {"at": at, "held_out": held, "train": train, "behind": steps, "late_gap": statistics.mean(held[k] for k in late),
+    return {"at": at, "held_out": held, "train": train, "train_mean": statistics.mean(batches) if batches else 0.0, "behind": steps, "late_gap": statistics.mean(held[k] for k in late),
             "late_behind": statistics.mean(known) if known else None}
 
 
@@ -83,13 +85,13 @@ def of_runs(task, runs, bases):
     last = [row[-1] for row in rows]
     offsets = {}
     for k in task.offsets:
-        offsets[k] = {"held_out": mean_and_interval(row["held_out"][k] for chain in rows for row in chain if k in row["held_out"]),
-                      "train": mean_and_interval(row["train"][k] for chain in rows for row in chain if k in row["train"])}
+        every = [row for chain in rows for row in chain]
+        offsets[k] = {what: mean_and_interval(row[what][k] for row in every if k in row[what]) for what in ("held_out", "train")}
     known = [row["late_behind"] for row in last if row["late_behind"] is not None]
     one = rates[0] if len(rates) == 1 else mean_and_interval(rate for rate, _ in rates if rate is not None)
     same = sum(run["digest"] == base["digest"] for run, base in zip(runs, bases))
     return {"restores": len(rows[0]), "seeds": len(runs), "same_bits": same, "offsets": offsets, "rows": rows, "late_gap": mean_and_interval(row["late_gap"] for row in last),
-            "behind": mean_and_interval(known), "per_restore": one,
+            "train_mean": mean_and_interval(row["train_mean"] for chain in rows for row in chain), "behind": mean_and_interval(known), "per_restore": one,
             "end_gap": mean_and_interval(end_gap(task, run["segments"][-1], base) for run, base in zip(runs, bases))}
 
 
@@ -99,7 +101,7 @@ def rework(segment, base):
     Chen et al. 2020, section 4.2: the number of iterations from the state that was read to the state that was lost.
     """
     goal = base["held_out"][str(segment["at"])]
-    for n in range(segment["at"], segment["until"] + 1):
+    for n in sorted(map(int, segment["held_out"])):
         if segment["held_out"][str(n)] <= goal:
             return n - segment["at"], True
     return segment["until"] - segment["at"], False

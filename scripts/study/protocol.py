@@ -89,8 +89,7 @@ def places(task, restores):
     last = task.count - 2
     if not 0 < restores <= last:
         raise ValueError(f"{task.name} has {last} checkpoints to restore from, {restores} were asked for")
-    gap = last / restores
-    return [round(gap * (n + 0.5)) for n in range(restores)]
+    return [last * (2 * n + 1) // (2 * restores) for n in range(restores)]
 
 
 class Copies:
@@ -177,8 +176,10 @@ def interrupted(task, seed, profile, restores, raw, where=None):
 
 
 def singles(task, seed, profile, raw, where=None):
-    """Restores that do not add up: from each of several checkpoints, as far as the largest offset, measured after each iteration."""
+    """Restores that do not add up: from each of several checkpoints, as far as the largest offset. Measured at the offsets, and
+    after each iteration until the loss is back at what it was when the checkpoint was saved."""
     origin, reach = folder(raw, task, seed), max(task.offsets)
+    goals = json.loads((origin / "losses.json").read_text())["held_out"]
     found = [round(n * (task.count - 2) / max(1, task.singles - 1)) for n in range(task.singles)]
     answer, began = [], time.perf_counter()
     with Workplace(profile, where) as store:
@@ -190,7 +191,10 @@ def singles(task, seed, profile, raw, where=None):
                 run, log = restore(task, seed, store, task.file(place), profile, n), Log()
                 at = run.iteration
                 log.measure(run)
-                advance(task, run, at + reach, log, range(at, at + reach + 1), unused)
+                wanted, n = {at + offset for offset in task.offsets}, at
+                while n < at + reach:
+                    n = n + 1 if min(log.held_out.values()) > goals[str(at)] else min(k for k in wanted if k > n)
+                    advance(task, run, n, log, wanted, unused)
                 answer.append({"at": at, "until": at + reach, **log.data()})
         finally:
             shutil.rmtree(unused)

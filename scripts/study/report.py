@@ -45,21 +45,22 @@ def chain_table(results):
     yield "## Restores that add up"
     yield ""
     yield ("Gap: held-out loss less that of the uninterrupted run at the same iteration, k iterations after a restore, mean over all restores of a run (and seeds). "
+           "On training batches: the same on the batches of all those iterations, before each update. "
            "Behind: mean of the gaps 10 and more iterations after the last restore, in iterations of the uninterrupted run, by the slope of its smoothed loss. "
            "A restore: the slope of that over the number of restores. End: the gap after the last iteration of the run. ± is a 95 % interval: over seeds for "
            "`behind` and `end`, over restores and seeds for the gaps, over restores for `a restore` where there is one seed. `same bits` says how many runs "
            "ended in the state of the uninterrupted one; under `exact` all must.")
     yield ""
-    yield from head("task", "profile", "restores", "same bits", *[f"gap, k = {k}" for k in offsets], "behind, in total", "a restore", "gap at the end")
+    yield from head("task", "profile", "restores", "same bits", *[f"gap, k = {k}" for k in offsets], "on training batches", "behind, in total", "a restore", "gap at the end")
     for result in results:
         if any(result["chains"].values()):
             figures = ", ".join(f"{name} {value:.4f}" for name, value in result["base"]["figures"].items())
             loss = result["base"]["held_out"][max(result["base"]["held_out"], key=int)]
-            yield row(result["task"], "never interrupted", 0, "", *[""] * len(offsets), "", "", f"loss {loss:.4f}{', ' if figures else ''}{figures}")
+            yield row(result["task"], "never interrupted", 0, "", *[""] * (len(offsets) + 3), f"loss {loss:.4f}{', ' if figures else ''}{figures}")
         for profile, chains in result["chains"].items():
             for restores, chain in chains.items():
                 gaps = [number(chain["offsets"][k]["held_out"]) if k in chain["offsets"] else "-" for k in offsets]
-                yield row(result["task"], NAMES.get(profile, profile), restores, f"{chain['same_bits']} of {chain['seeds']}", *gaps, number(chain["behind"], "+.1f"),
+                yield row(result["task"], NAMES.get(profile, profile), restores, f"{chain['same_bits']} of {chain['seeds']}", *gaps, number(chain["train_mean"]), number(chain["behind"], "+.1f"),
                           number(chain["per_restore"], "+.2f"), number(chain["end_gap"]))
     yield ""
 
