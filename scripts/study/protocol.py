@@ -50,14 +50,14 @@ class Log:
         return {"train": self.train, "held_out": self.held_out, "figures": self.figures}
 
 
-def advance(task, run, until, log, wanted, out):
-    """Train to iteration `until`; save the task's checkpoints into `out`."""
+def advance(task, run, until, log, wanted, out=None):
+    """Train to iteration `until`; measure at those in `wanted`, and save the task's checkpoints into `out` if there is one."""
     while run.iteration < until:
         loss = run.step()
         log.train[str(run.iteration)] = loss
         if run.iteration in wanted or run.iteration == until:
             log.measure(run)
-        if task.saves(run.iteration):
+        if out and task.saves(run.iteration):
             save(run, Path(out) / task.file((run.iteration - task.start) // task.every))
 
 
@@ -185,19 +185,16 @@ def singles(task, seed, profile, raw, where=None):
     with Workplace(profile, where) as store:
         for place in range(task.count):
             shutil.copy2(origin / task.file(place), store.dir)
-        unused = Path(tempfile.mkdtemp(dir=origin))
-        try:
-            for n, place in enumerate(sorted(set(found))):
-                run, log = restore(task, seed, store, task.file(place), profile, n), Log()
-                at = run.iteration
-                log.measure(run)
-                wanted, n = {at + offset for offset in task.offsets}, at
-                while n < at + reach:
-                    n = n + 1 if min(log.held_out.values()) > goals[str(at)] else min(k for k in wanted if k > n)
-                    advance(task, run, n, log, wanted, unused)
-                answer.append({"at": at, "until": at + reach, **log.data()})
-        finally:
-            shutil.rmtree(unused)
+        for n, place in enumerate(sorted(set(found))):
+            run, log = restore(task, seed, store, task.file(place), profile, n), Log()
+            at = run.iteration
+            log.measure(run)
+            wanted = {at + offset for offset in task.offsets}
+            while run.iteration < at + reach:
+                back = min(log.held_out.values()) <= goals[str(at)]
+                until = min(k for k in wanted if k > run.iteration) if back else run.iteration + 1
+                advance(task, run, until, log, wanted)
+            answer.append({"at": at, "until": at + reach, **log.data()})
     return {"segments": answer, "seconds": time.perf_counter() - began}
 
 

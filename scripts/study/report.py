@@ -5,7 +5,7 @@ from .protocol import ULP
 NAMES = {ULP: "1 ulp (noise)"}
 
 
-def number(pair, form="+.4f"):
+def number(pair, form="+.5f"):
     """A mean and its interval; a dash where there is none."""
     mean, half = pair
     if mean is None:
