@@ -37,7 +37,8 @@ def slope(held_out, iteration, every):
     total = sum(weights)
     x0 = sum(w * x for w, (x, _) in zip(weights, points)) / total
     y0 = sum(w * y for w, (_, y) in zip(weights, points)) / total
-    return sum(w * (x - x0) * (y - y0) for w, (x, y) in zip(weights, points)) / sum(w * (x - x0) ** 2 for w, (x, _) in zip(weights, points))
+    spread = sum(w * (x - x0) ** 2 for w, (x, _) in zip(weights, points))
+    return sum(w * (x - x0) * (y - y0) for w, (x, y) in zip(weights, points)) / spread
 
 
 def behind(gap, fall):
@@ -56,8 +57,8 @@ def of_segment(task, segment, base):
     steps = {k: behind(gap, slope(base["held_out"], at + k, task.every)) for k, gap in held.items()}
     late = [k for k in offsets if k >= LATE] or offsets[-1:]
     known = [steps[k] for k in late if steps[k] is not None]
-    return {"at": at, "held_out": held, "train": train, "train_mean": statistics.mean(batches) if batches else 0.0, "behind": steps, "late_gap": statistics.mean(held[k] for k in late),
-            "late_behind": statistics.mean(known) if known else None}
+    return {"at": at, "held_out": held, "train": train, "train_mean": statistics.mean(batches) if batches else 0.0, "behind": steps,
+            "late_gap": statistics.mean(held[k] for k in late), "late_behind": statistics.mean(known) if known else None}
 
 
 def end_gap(task, segment, base):
@@ -90,8 +91,9 @@ def of_runs(task, runs, bases):
     known = [row["late_behind"] for row in last if row["late_behind"] is not None]
     one = rates[0] if len(rates) == 1 else mean_and_interval(rate for rate, _ in rates if rate is not None)
     same = sum(run["digest"] == base["digest"] for run, base in zip(runs, bases))
-    return {"restores": len(rows[0]), "seeds": len(runs), "same_bits": same, "offsets": offsets, "rows": rows, "late_gap": mean_and_interval(row["late_gap"] for row in last),
-            "train_mean": mean_and_interval(row["train_mean"] for chain in rows for row in chain), "behind": mean_and_interval(known), "per_restore": one,
+    return {"restores": len(rows[0]), "seeds": len(runs), "same_bits": same, "offsets": offsets, "rows": rows,
+            "late_gap": mean_and_interval(row["late_gap"] for row in last), "train_mean": mean_and_interval(row["train_mean"] for chain in rows for row in chain),
+            "behind": mean_and_interval(known), "per_restore": one,
             "end_gap": mean_and_interval(end_gap(task, run["segments"][-1], base) for run, base in zip(runs, bases))}
 
 
@@ -112,6 +114,6 @@ def of_singles(task, runs, bases):
     pairs = [(segment, base) for run, base in zip(runs, bases) for segment in run["segments"]]
     rows = [of_segment(task, segment, base) for segment, base in pairs]
     found = [rework(segment, base) for segment, base in pairs]
-    return {"restores": len(rows), "rework": mean_and_interval(n for n, _ in found), "worst_rework": max(n for n, _ in found), "never_back": sum(not back for _, back in found),
-            "offsets": {k: mean_and_interval(row["held_out"][k] for row in rows) for k in task.offsets},
+    return {"restores": len(rows), "rework": mean_and_interval(n for n, _ in found), "worst_rework": max(n for n, _ in found),
+            "never_back": sum(not back for _, back in found), "offsets": {k: mean_and_interval(row["held_out"][k] for row in rows) for k in task.offsets},
             "behind": mean_and_interval(row["late_behind"] for row in rows if row["late_behind"] is not None)}

@@ -6,6 +6,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 COLOURS = {"exact": "#4c72b0", "balanced": "#dd8452", "compact": "#55a868", "ulp": "#8c8c8c"}
 STYLE = {"font.size": 13, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 110}
@@ -52,7 +53,7 @@ def behind(results, path):
         return
     columns = min(2, len(shown))
     rows = -(-len(shown) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(7 * columns, 4 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, columns, figsize=(7 * columns, 4 * rows), squeeze=False, layout="constrained")
     for axis, result in zip(axes.flat, shown):
         for profile, by_count in result["chains"].items():
             chains = by_count[max(by_count)]["rows"]
@@ -61,8 +62,10 @@ def behind(results, path):
                 known = [chain[n]["late_behind"] for chain in chains if chain[n]["late_behind"] is not None]
                 if known:
                     points.append((n + 1, statistics.mean(known)))
-            axis.plot(*zip(*points), "o-", color=colour(profile), label="1 ulp (noise)" if profile == "ulp" else profile) if points else None
+            if points:
+                axis.plot(*zip(*points), "o-", color=colour(profile), label="1 ulp (noise)" if profile == "ulp" else profile)
         axis.axhline(0, color="black", linewidth=0.8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set(title=result["task"], xlabel="restores so far", ylabel="iterations behind")
         axis.legend()
     for axis in list(axes.flat)[len(shown) :]:
@@ -89,6 +92,7 @@ def sizes(results, path):
         axis.text(whole + 0.8, place, f"{whole:.1f} %", va="center")
     axis.set_yticks(range(len(bars)), [name for name, _ in bars])
     axis.set(xlabel="released checkpoints, % of their raw bytes", xlim=(0, max(left) * 1.12))
+    axis.margins(y=0.01)
     axis.invert_yaxis()
     axis.legend(loc="upper center", bbox_to_anchor=(0.45, -1.3 / (1.5 + 0.55 * len(bars))), ncols=4)
     save(figure, path)
