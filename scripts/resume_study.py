@@ -82,7 +82,7 @@ def study(task, arguments, kept):
         files = [task.file(place) for place in range(task.count)]
         weigh = lambda: {"report": sizes.measure(protocol.folder(raw, task, 1), files[: arguments.released + 1], profile, where=where)}
         result["sizes"][profile] = kept.get(f"{task.name}-{profile}-sizes-{arguments.released}", task, profile, weigh)["report"]
-    for profile in [*arguments.profiles, protocol.ULP]:
+    for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]:
         result["chains"][profile], result["runs"][profile] = {}, {}
         for restores in filter(None, arguments.restores):
             runs = []
@@ -115,6 +115,7 @@ def main():
     parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")
     parser.add_argument("--dir", help="where mounts are made; decides the disk (default: the temporary directory)")
+    parser.add_argument("--no-control", action="store_true", help="leave out the runs that tell the noise")
     parser.add_argument("--again", action="store_true", help="do finished runs again")
     parser.add_argument("--quick", action="store_true", help="tiny models, few checkpoints: shows that it works, proves nothing else")
     parser.add_argument("--sizes-only", action="store_true", help="train where needed, and weigh the series only")

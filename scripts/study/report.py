@@ -28,15 +28,16 @@ def size_table(results):
     yield ("Released checkpoints, keyframes and super-steps included: objects and a stub of 4096 bytes for each, in % of their raw bytes. Each kind in % "
            "of its own raw bytes; skeleton and framing in % of the whole. The newest checkpoint stays exact, and is not in the sums.")
     yield ""
-    yield from head("task", "profile", "files", "raw MB", "stored MB", "on disk (du)", "**whole**", "", *[kind.replace("_", " ") for kind in kinds], "skeleton", "framing")
+    words = [kind.replace("_", " ") for kind in kinds]
+    yield from head("task", "profile", "files", "raw MB", "stored MB", "on disk (du)", "**whole**", "", *words, "skeleton", "framing")
     for result in results:
         for profile, report in result["sizes"].items():
             sums = report["total"]
             part = lambda kind: sums["kinds"].get(kind, {"raw_bytes": 0, "stored_bytes": 0})
             own = [f"{100 * part(kind)['stored_bytes'] / part(kind)['raw_bytes']:.2f} %" if part(kind)["raw_bytes"] else "-" for kind in kinds]
             rest = [f"{100 * part(kind)['stored_bytes'] / sums['raw_bytes']:.2f} %" for kind in ("skeleton", "framing")]
-            yield row(result["task"], profile, sums["files"], f"{sums['raw_bytes'] / 1e6:.1f}", f"{sums['stored_bytes'] / 1e6:.2f}", f"{sums['disk_bytes'] / 1e6:.2f}",
-                      f"**{100 * sums['share']:.2f} %**", f"{1 / sums['share']:.2f}x", *own, *rest)
+            sizes = [f"{sums[what] / 1e6:.2f}" for what in ("raw_bytes", "stored_bytes", "disk_bytes")]
+            yield row(result["task"], profile, sums["files"], *sizes, f"**{100 * sums['share']:.2f} %**", f"{1 / sums['share']:.2f}x", *own, *rest)
     yield ""
 
 
@@ -51,7 +52,8 @@ def chain_table(results):
            "`behind` and `end`, over restores and seeds for the gaps, over restores for `a restore` where there is one seed. `same bits` says how many runs "
            "ended in the state of the uninterrupted one; under `exact` all must.")
     yield ""
-    yield from head("task", "profile", "restores", "same bits", *[f"gap, k = {k}" for k in offsets], "on training batches", "behind, in total", "a restore", "gap at the end")
+    columns = [f"gap, k = {k}" for k in offsets]
+    yield from head("task", "profile", "restores", "same bits", *columns, "on training batches", "behind, in total", "a restore", "gap at the end")
     for result in results:
         if any(result["chains"].values()):
             figures = ", ".join(f"{name} {value:.4f}" for name, value in result["base"]["figures"].items())
@@ -60,7 +62,8 @@ def chain_table(results):
         for profile, chains in result["chains"].items():
             for restores, chain in chains.items():
                 gaps = [number(chain["offsets"][k]["held_out"]) if k in chain["offsets"] else "-" for k in offsets]
-                yield row(result["task"], NAMES.get(profile, profile), restores, f"{chain['same_bits']} of {chain['seeds']}", *gaps, number(chain["train_mean"]), number(chain["behind"], "+.1f"),
+                same = f"{chain['same_bits']} of {chain['seeds']}"
+                yield row(result["task"], NAMES.get(profile, profile), restores, same, *gaps, number(chain["train_mean"]), number(chain["behind"], "+.1f"),
                           number(chain["per_restore"], "+.2f"), number(chain["end_gap"]))
     yield ""
 

@@ -89,7 +89,8 @@ def total(rows):
     add = lambda what: sum(row[what] for row in kept)
     kinds = sorted({kind for row in kept for kind in row["stored"] | row["raw"]})
     raw, stored = add("raw_bytes"), add("object_bytes") + STUB * len(kept)
-    by_kind = {kind: {"raw_bytes": sum(row["raw"].get(kind, 0) for row in kept), "stored_bytes": sum(row["stored"].get(kind, 0) for row in kept)} for kind in kinds}
+    part = lambda of, kind: sum(row[of].get(kind, 0) for row in kept)
+    by_kind = {kind: {"raw_bytes": part("raw", kind), "stored_bytes": part("stored", kind)} for kind in kinds}
     return {"files": len(kept), "raw_bytes": raw, "object_bytes": add("object_bytes"), "stub_bytes": STUB * len(kept), "stored_bytes": stored,
             "disk_bytes": add("object_disk") + add("stub_disk"), "share": stored / max(1, raw), "kinds": by_kind,
             "keyframes": sum(row["kind"] == "keyframe" for row in kept), "super_steps": sum(row["kind"] == "super-step" for row in kept)}
@@ -126,7 +127,7 @@ def table(report):
     kinds = [kind for kind in everything["kinds"] if kind != "framing"]
     line = lambda name, *cells: f"{name:22}" + "".join(f"{cell:>15}" for cell in cells)
     percent = lambda stored, raw: f"{100 * stored / raw:.3f} %" if raw else "-"
-    yield f"{report['series']}, profile {report['profile']}: each kind in % of its own raw bytes, `whole` (object and stub) and `framing` in % of the file"
+    yield f"{report['series']}, profile {report['profile']}: each kind in % of its raw bytes, `whole` (object and stub) and `framing` in % of the file"
     yield line("checkpoint", "what", "whole", *kinds, "framing")
     for row in report["files"]:
         if row["state"] == "released":
@@ -138,7 +139,8 @@ def table(report):
     for name, sums in (("all released", everything), ("without the first", report["after_first"])):
         if sums["files"]:
             own = (percent(sums["kinds"][kind]["stored_bytes"], sums["kinds"][kind]["raw_bytes"]) for kind in kinds)
-            yield line(name, f"{sums['files']} files", percent(sums["stored_bytes"], sums["raw_bytes"]), *own, percent(sums["kinds"]["framing"]["stored_bytes"], sums["raw_bytes"]))
+            framing = percent(sums["kinds"]["framing"]["stored_bytes"], sums["raw_bytes"])
+            yield line(name, f"{sums['files']} files", percent(sums["stored_bytes"], sums["raw_bytes"]), *own, framing)
             of_all = (percent(sums["kinds"][kind]["stored_bytes"], sums["raw_bytes"]) for kind in kinds)
             yield line("  points of the whole", "", f"{sums['raw_bytes'] / max(1, sums['stored_bytes']):.2f}x", *of_all, "")
     yield (f"objects {everything['object_bytes']} bytes + {everything['files']} stubs of {STUB} = {everything['stored_bytes']} of {everything['raw_bytes']} raw; "

@@ -59,7 +59,8 @@ class Task:
 
     def recipe(self):
         """Changes when the uninterrupted run would."""
-        text = json.dumps([self.program.__name__, self.settings, self.every, self.start, self.length, self.count, self.offsets, self.grid, self.threads, glyphs.SEED, recommend.DATA_SEED], sort_keys=True)
+        parts = [self.program.__name__, self.settings, self.every, self.start, self.length, self.count, self.offsets, self.grid, self.threads]
+        text = json.dumps([*parts, glyphs.SEED, recommend.DATA_SEED], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def without_restores(self):
@@ -69,8 +70,9 @@ class Task:
         return replace(self, **self.quick)
 
 
-SMALL_GPT = {"settings": {"layers": 1, "heads": 2, "width": 64, "context": 32, "batch": 4}, "every": 5, "start": 10, "count": 8, "length": 60, "offsets": (0, 1, 5, 10)}
-SMALL_BF16 = {**SMALL_GPT, "settings": {**SMALL_GPT["settings"], "dtype": "bfloat16"}}
+TINY = {"layers": 1, "heads": 2, "width": 64, "context": 32, "batch": 4}
+SMALL_GPT = {"settings": TINY, "every": 5, "start": 10, "count": 8, "length": 60, "offsets": (0, 1, 5, 10)}
+SMALL_BF16 = {**SMALL_GPT, "settings": {**TINY, "dtype": "bfloat16"}}
 SMALL = {"count": 8, "start": 20, "length": 80, "singles": 4, "offsets": (0, 1, 5, 10)}
 
 
