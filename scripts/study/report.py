@@ -43,6 +43,8 @@ def size_table(results):
 
 def chain_table(results):
     offsets = sorted({k for result in results for chains in result["chains"].values() for chain in chains.values() for k in chain["offsets"]})
+    if not any(chains for result in results for chains in result["chains"].values()):
+        return
     yield "## Restores that add up"
     yield ""
     yield ("Gap: held-out loss less that of the uninterrupted run at the same iteration, k iterations after a restore, mean over all restores of a run (and seeds). "
