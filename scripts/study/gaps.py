@@ -52,12 +52,15 @@ def of_segment(task, segment, base):
     offsets = [k for k in task.offsets if str(at + k) in segment["held_out"]]
     held = {k: segment["held_out"][str(at + k)] - base["held_out"][str(at + k)] for k in offsets}
     train = {k: segment["train"][str(at + k)] - base["train"][str(at + k)] for k in offsets if k > 0}
-    # Each training batch is small, but there is one at each iteration.
-    batches = [segment["train"][str(at + k)] - base["train"][str(at + k)] for k in range(1, offsets[-1] + 1)]
+    # Each training batch is small, but there is one at each iteration until the next crash.
+    batches = {n - at: segment["train"][str(n)] - base["train"][str(n)] for n in range(at + 1, segment["until"] + 1)}
+    lasting = {k: gap for k, gap in batches.items() if k >= LATE} or batches
+    middle = round(at + statistics.mean(lasting))
     steps = {k: behind(gap, slope(base["held_out"], at + k, task.every)) for k, gap in held.items()}
     late = [k for k in offsets if k >= LATE] or offsets[-1:]
     known = [steps[k] for k in late if steps[k] is not None]
-    return {"at": at, "held_out": held, "train": train, "train_mean": statistics.mean(batches) if batches else 0.0, "behind": steps,
+    return {"at": at, "held_out": held, "train": train, "train_mean": statistics.mean(lasting.values()), "behind": steps,
+            "train_behind": behind(statistics.mean(lasting.values()), slope(base["held_out"], middle, task.every)),
             "late_gap": statistics.mean(held[k] for k in late), "late_behind": statistics.mean(known) if known else None}
 
 
@@ -65,10 +68,10 @@ def end_gap(task, segment, base):
     return segment["held_out"][str(task.length)] - base["held_out"][str(task.length)]
 
 
-def per_restore(rows):
+def per_restore(rows, what="late_behind"):
     """Iterations that one restore costs: slope of `iterations behind` over `restores so far`, through the origin, and its 95 %
     interval. What a chain has lost stays lost, so its points are not independent, and the interval is rather too narrow."""
-    points = [(n, row["late_behind"]) for n, row in enumerate(rows, 1) if row["late_behind"] is not None]
+    points = [(n, row[what]) for n, row in enumerate(rows, 1) if row[what] is not None]
     if not points:
         return None, None
     squares = sum(n * n for n, _ in points)
@@ -80,20 +83,31 @@ def per_restore(rows):
 
 
 def of_runs(task, runs, bases):
-    """Chains of restores, one run per seed, put together. Intervals are over seeds; with one seed `per_restore` alone has one."""
+    """Chains of restores, one run per seed, put together. Intervals are over seeds; with one seed over its last restores."""
     rows = [[of_segment(task, segment, base) for segment in run["segments"]] for run, base in zip(runs, bases)]
-    rates = [per_restore(row) for row in rows]
-    last = [row[-1] for row in rows]
+    # With the noise of one run, one restore says little: the total is the mean after the last third of them.
+    tails = [row[-max(1, len(row) // 3) :] for row in rows]
+
+    def together(what):
+        known = [[row[what] for row in tail if row[what] is not None] for tail in tails]
+        if len(known) == 1:
+            mean, half = mean_and_interval(known[0])
+            return mean, half if len(known[0]) > 2 else None
+        return mean_and_interval(statistics.mean(one) for one in known if one)
+
+    def rate(what):
+        found = [per_restore(row, what) for row in rows]
+        return found[0] if len(found) == 1 else mean_and_interval(one for one, _ in found if one is not None)
+
     offsets = {}
     for k in task.offsets:
         every = [row for chain in rows for row in chain]
         offsets[k] = {what: mean_and_interval(row[what][k] for row in every if k in row[what]) for what in ("held_out", "train")}
-    known = [row["late_behind"] for row in last if row["late_behind"] is not None]
-    one = rates[0] if len(rates) == 1 else mean_and_interval(rate for rate, _ in rates if rate is not None)
     same = sum(run["digest"] == base["digest"] for run, base in zip(runs, bases))
     return {"restores": len(rows[0]), "seeds": len(runs), "same_bits": same, "offsets": offsets, "rows": rows,
-            "late_gap": mean_and_interval(row["late_gap"] for row in last), "train_mean": mean_and_interval(row["train_mean"] for chain in rows for row in chain),
-            "behind": mean_and_interval(known), "per_restore": one,
+            "late_gap": together("late_gap"), "train_mean": mean_and_interval(row["train_mean"] for chain in rows for row in chain),
+            "behind": together("late_behind"), "per_restore": rate("late_behind"),
+            "train_behind": together("train_behind"), "train_per_restore": rate("train_behind"),
             "end_gap": mean_and_interval(end_gap(task, run["segments"][-1], base) for run, base in zip(runs, bases))}
 
 

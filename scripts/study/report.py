@@ -13,6 +13,10 @@ def number(pair, form="+.5f"):
     return format(mean, form) + (f" ± {format(half, form.removeprefix('+'))}" if half is not None else "")
 
 
+def both(held_out, train, form):
+    return f"{number(held_out, form)} / {number(train, form)}"
+
+
 def row(*cells):
     return "| " + " | ".join(str(cell) for cell in cells) + " |"
 
@@ -48,10 +52,12 @@ def chain_table(results):
     yield "## Restores that add up"
     yield ""
     yield ("Gap: held-out loss less that of the uninterrupted run at the same iteration, k iterations after a restore, mean over all restores of a run (and seeds). "
-           "On training batches: the same on the batches of all those iterations, before each update. "
-           "Behind: mean of the gaps 10 and more iterations after the last restore, in iterations of the uninterrupted run, by the slope of its smoothed loss. "
-           "A restore: the slope of that over the number of restores. End: the gap after the last iteration of the run. ± is a 95 % interval: over seeds for "
-           "`behind` and `end`, over restores and seeds for the gaps, over restores for `a restore` where there is one seed. `same bits` says how many runs "
+           "On training batches: the same on the batches of all iterations from the 10th after a restore to the next crash, before each update. "
+           "Behind: mean of the gaps 10 and more iterations after each of the last third of the restores, in iterations of the uninterrupted run, by the slope "
+           "of its smoothed loss; a restore: the slope of that over the number of restores, through the origin. Both on the held-out set / on training batches. "
+           "End: the gap after the last iteration of the run. ± is a 95 % interval: over seeds where there are several; else over the restores of one run, "
+           "which are not independent. "
+           "`same bits` says how many runs "
            "ended in the state of the uninterrupted one; under `exact` all must.")
     yield ""
     columns = [f"gap, k = {k}" for k in offsets]
@@ -65,8 +71,8 @@ def chain_table(results):
             for restores, chain in chains.items():
                 gaps = [number(chain["offsets"][k]["held_out"]) if k in chain["offsets"] else "-" for k in offsets]
                 same = f"{chain['same_bits']} of {chain['seeds']}"
-                yield row(result["task"], NAMES.get(profile, profile), restores, same, *gaps, number(chain["train_mean"]), number(chain["behind"], "+.1f"),
-                          number(chain["per_restore"], "+.2f"), number(chain["end_gap"]))
+                yield row(result["task"], NAMES.get(profile, profile), restores, same, *gaps, number(chain["train_mean"]), both(chain["behind"], chain["train_behind"], "+.1f"),
+                          both(chain["per_restore"], chain["train_per_restore"], "+.2f"), number(chain["end_gap"]))
     yield ""
 
 

@@ -55,6 +55,7 @@ def test_iterations_behind_of_a_late_run():
     base = {"held_out": {str(n): loss(n) for n in range(0, 900)}, "train": {str(n): 0.0 for n in range(900)}}
     late = {"at": 400, "until": 500, "held_out": {str(n): loss(n - 3) for n in range(400, 501)}, "train": {str(n): 0.0 for n in range(900)}}
     found = gaps.of_segment(task, late, base)
+    assert found["train_mean"] == 0
     assert found["late_behind"] == pytest.approx(3, rel=0.05)
     # The state that was read had the loss of iteration 397: 3 iterations bring back that of 400.
     assert gaps.rework(late, base) == (3, True)
