@@ -16,6 +16,7 @@ fails. Series and finished runs are kept in --raw, and not computed again unless
 import argparse
 import hashlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -131,6 +132,7 @@ def main():
     for task in chosen:
         if arguments.restores[0] < 0 or arguments.restores[-1] > task.count - 2:
             parser.error(f"--restores: {task.name} has {task.count - 2} checkpoints to restore from")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
     with tempfile.TemporaryDirectory(prefix="stepfs-study-raw-", dir=arguments.dir) as scratch:
         arguments.raw = arguments.raw or Path(scratch)
         arguments.profiles = arguments.profiles.split(",") if arguments.profiles else available(arguments.dir)

@@ -13,6 +13,7 @@ import statistics
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
        2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 LATE = 10  # iterations after a restore from which on its gap is taken for lasting; earlier ones also heal by themselves
+FAR = 3  # after so many times the largest offset, the slope there says nothing about the restore: the last segment is long
 SPAN = 3  # bandwidth of the smoothing, in checkpoint intervals, but at least
 LEAST_SPAN = 20  # so many iterations
 
@@ -53,7 +54,8 @@ def of_segment(task, segment, base):
     held = {k: segment["held_out"][str(at + k)] - base["held_out"][str(at + k)] for k in offsets}
     train = {k: segment["train"][str(at + k)] - base["train"][str(at + k)] for k in offsets if k > 0}
     # Each training batch is small, but there is one at each iteration until the next crash.
-    batches = {n - at: segment["train"][str(n)] - base["train"][str(n)] for n in range(at + 1, segment["until"] + 1)}
+    reach = min(segment["until"], at + FAR * max(task.offsets))
+    batches = {n - at: segment["train"][str(n)] - base["train"][str(n)] for n in range(at + 1, reach + 1)}
     lasting = {k: gap for k, gap in batches.items() if k >= LATE} or batches
     middle = round(at + statistics.mean(lasting))
     steps = {k: behind(gap, slope(base["held_out"], at + k, task.every)) for k, gap in held.items()}
