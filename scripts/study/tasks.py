@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import platform
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Callable
 
 import gpt
 import torch
 
-from . import glyphs, lenet, recommend
+from . import glyphs, lenet, recommend, training
 
 
 class Language(gpt.Run):
@@ -21,6 +23,10 @@ class Language(gpt.Run):
 
     def measure(self):
         return gpt.held_out_loss(self.model, self.config, self.held_out, self.WINDOWS), {}
+
+
+# What decides the numbers of each program.
+SOURCES = {Language: (gpt,), lenet.Digits: (training, lenet, glyphs), recommend.Recommend: (training, recommend)}
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,12 @@ class Task:
         return rest == 0 and 0 <= place < self.count
 
     def recipe(self):
-        """Changes when the uninterrupted run would."""
-        parts = [self.program.__name__, self.settings, self.every, self.start, self.length, self.count, self.offsets, self.grid, self.threads]
-        text = json.dumps([*parts, glyphs.SEED, recommend.DATA_SEED], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """Changes when the uninterrupted run would: with the task, the program's text, torch, and Python (whose library GPT reads)."""
+        parts = [self.settings, self.every, self.start, self.length, self.count, self.offsets, self.grid, self.threads]
+        found = hashlib.sha256(json.dumps([*parts, torch.__version__, platform.python_version()], sort_keys=True).encode())
+        for module in SOURCES[self.program]:
+            found.update(Path(module.__file__).read_bytes())
+        return found.hexdigest()[:16]
 
     def without_restores(self):
         return replace(self, singles=0)
