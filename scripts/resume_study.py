@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")
     parser.add_argument("--dir", help="where mounts are made; decides the disk (default: the temporary directory)")
-    parser.add_argument("--no-control", action="store_true", help="leave out the runs that tell the noise")
+    parser.add_argument("--no-control", action="store_true", help="leave out the runs with weights moved by one unit in the last place")
     parser.add_argument("--again", action="store_true", help="do finished runs again")
     parser.add_argument("--quick", action="store_true", help="tiny models, few checkpoints: shows that it works, proves nothing else")
     parser.add_argument("--sizes-only", action="store_true", help="train where needed, and weigh the series only")

@@ -63,7 +63,7 @@ def behind(results, path):
                 if known:
                     points.append((n + 1, statistics.mean(known)))
             if points:
-                axis.plot(*zip(*points), "o-", color=colour(profile), label="1 ulp (noise)" if profile == "ulp" else profile)
+                axis.plot(*zip(*points), "o-", color=colour(profile), label="1 ulp (control)" if profile == "ulp" else profile)
         axis.axhline(0, color="black", linewidth=0.8)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set(title=result["task"], xlabel="restores so far", ylabel="iterations behind")

@@ -2,7 +2,7 @@
 
 from .protocol import ULP
 
-NAMES = {ULP: "1 ulp (noise)"}
+NAMES = {ULP: "1 ulp (control)"}
 
 
 def number(pair, form="+.5f"):
@@ -111,7 +111,8 @@ def markdown(results, about):
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
     lines += ["Each run crashes, loses its newest checkpoint, and goes on from the one before, read through the mount after it was released; later checkpoints "
               "descend from that, so losses add up. Batches are the same as in the uninterrupted run. `1 ulp` is a control: exact restores, after which "
-              f"each weight is moved by one unit in the last place. Seeds: {about['seeds']}. Made by `scripts/resume_study.sh`.", ""]
+              "each weight is moved by one unit in the last place: what of a gap is arithmetic. How far the gaps of one profile scatter about their mean, over "
+              f"restores and seeds, is in the intervals. Seeds: {about['seeds']}. Made by `scripts/resume_study.sh`.", ""]
     lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
     for table in (size_table, chain_table, single_table, time_table):
         lines += table(results)
