@@ -109,13 +109,13 @@ def batch(data, c, starts):
 
 
 def loss_of(model, x, y):
-    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    return F.cross_entropy(model(x).flatten(0, 1).float(), y.flatten())
 
 
 @torch.no_grad()
-def held_out_loss(model, c, data):
-    """Mean loss over 64 windows spread evenly over the held-out text; draws no random numbers."""
-    starts = torch.linspace(0, len(data) - c.context - 2, 64).long().tolist()
+def held_out_loss(model, c, data, windows=64):
+    """Mean loss over so many windows spread evenly over the held-out text; draws no random numbers."""
+    starts = torch.linspace(0, len(data) - c.context - 2, windows).long().tolist()
     model.eval()
     x, y = batch(data, c, starts)
     value = loss_of(model, x, y).item()
@@ -123,8 +123,8 @@ def held_out_loss(model, c, data):
     return value
 
 
-def build(c):
-    model = GPT(c)
+def build(c, dtype=torch.float32):
+    model = GPT(c).to(dtype)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": c.decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -146,51 +146,70 @@ def set_rng_state(state):
     random.setstate((version, tuple(words), gauss))
 
 
+class Run:
+    """A training run: what one iteration needs and changes. In another `dtype`, weights and moments are of that type."""
+
+    def __init__(self, config, seed, dtype=torch.float32):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        self.config, self.iteration = config, 0
+        self.learn, self.held_out = corpus()
+        self.model, self.optimizer = build(config, dtype)
+
+    def load(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        set_rng_state(state["rng"])
+        self.iteration = state["step"]
+
+    def state(self):
+        loss = held_out_loss(self.model, self.config, self.held_out)
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "rng": rng_state(), "step": self.iteration,
+                "config": asdict(self.config), "loss": loss}
+
+    def step(self):
+        """One iteration; returns the loss on its batch, before the update."""
+        c = self.config
+        self.iteration += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = c.rate * min(1.0, self.iteration / c.warmup)
+        x, y = batch(self.learn, c, torch.randint(len(self.learn) - c.context - 1, (c.batch,)).tolist())
+        loss = loss_of(self.model, x, y)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.item()
+
+
 def train(outs, iters, every, resume=None, seed=1, threads=2, config=None, say=print, after_save=None):
     """Train `iters` iterations and save every `every` of them into each directory of `outs`; returns the file names.
 
     `after_save(name)` is called after each save, between two iterations.
     """
     torch.set_num_threads(threads)
-    torch.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    first, state = 0, None
-    if resume:
-        state = torch.load(resume, map_location="cpu")
-        config, first = Config(**state["config"]), state["step"]
-    c = config or Config()
-    learn, held_out = corpus()
-    model, optimizer = build(c)
+    state = torch.load(resume, map_location="cpu") if resume else None
+    run = Run(Config(**state["config"]) if state else config or Config(), seed)
     if state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        set_rng_state(state["rng"])
-    count = sum(p.numel() for p in model.parameters())
+        run.load(state)
+    first = run.iteration
+    count = sum(p.numel() for p in run.model.parameters())
     where = f"resumed from {os.path.basename(resume)} at step {first}" if resume else f"seed {seed}"
-    say(f"GPT, {count / 1e6:.2f} M parameters, fp32, AdamW; {len(learn) / 1e6:.1f} MB of text; {where}")
+    say(f"GPT, {count / 1e6:.2f} M parameters, fp32, AdamW; {len(run.learn) / 1e6:.1f} MB of text; {where}")
     names, began = [], time.perf_counter()
     for n in range(first + 1, first + iters + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = c.rate * min(1.0, n / c.warmup)
-        x, y = batch(learn, c, torch.randint(len(learn) - c.context - 1, (c.batch,)).tolist())
-        loss = loss_of(model, x, y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        loss = run.step()
         if n % every == 0:
-            step_loss = held_out_loss(model, c, held_out)
+            state = run.state()
             speed = (n - first) / (time.perf_counter() - began)
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": rng_state(), "step": n,
-                     "config": asdict(c), "loss": step_loss}
             name, saving = f"step_{n:05d}.pt", time.perf_counter()
             for out in outs:
                 torch.save(state, f"{out}/{name}")
             saving = (time.perf_counter() - saving) / len(outs)
             size = os.path.getsize(f"{outs[0]}/{name}")
             names.append(name)
-            say(f"step {n:5d}   loss {loss.item():.4f}   held-out {step_loss:.4f}   {speed:4.1f} it/s   "
+            say(f"step {n:5d}   loss {loss:.4f}   held-out {state['loss']:.4f}   {speed:4.1f} it/s   "
                 f"{name}  {size / 1e6:.1f} MB saved in {saving * 1e3:3.0f} ms")
             if after_save:
                 after_save(name)

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Does training survive going on from lossy checkpoints? Trains, crashes, restores through a mount, and says what it cost.
+
+For each task (scripts/study/tasks.py) a run that is never interrupted, and for each profile, number of restores and seed one
+that crashes so often, each time going on from a *released* checkpoint (scripts/study/protocol.py says how, gaps.py what is
+measured). Single restores from many checkpoints beside them give the papers' rework; sizes.py weighs the same series in a
+store. `ulp` is a control: exact restores after which each weight is moved by one unit in the last place.
+
+Under `exact` every run must end in the same bits as the uninterrupted one, however often it was interrupted; else the study
+fails. Series and finished runs are kept in --raw, and not computed again unless the program was built anew.
+
+    resume_study.py --quick                                          everything in small, a minute or two
+    resume_study.py --tasks gpt_i25,lenet_adam --profiles exact,balanced --restores 0,1,5,9,10 --seeds 3
+"""
+
+import argparse
+import hashlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
+
+import harness  # noqa: E402
+from study import gaps, protocol, report, sizes, tasks  # noqa: E402
+
+KNOWN = ("exact", "balanced", "compact")
+
+
+def say(line):
+    print(line, file=sys.stderr, flush=True)
+
+
+def available(where):
+    """Those of the known profiles that this build of stepfs accepts."""
+    found = []
+    for profile in KNOWN:
+        base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
+        try:
+            with protocol.Workplace(profile, base):
+                found.append(profile)
+        except AssertionError:
+            say(f"{harness.BIN} does not know the profile {profile}")
+        finally:
+            base.rmdir()
+    return found
+
+
+class Kept:
+    """Finished runs, one JSON file each. A run through a mount is of one build of stepfs; the control and the base are not."""
+
+    def __init__(self, folder, again):
+        self.folder, self.again = folder, again
+        self.build = hashlib.sha256(Path(harness.BIN).read_bytes()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, name, task, profile, make):
+        path = self.folder / f"{name}.json"
+        of = {"recipe": task.recipe(), "build": None if profile == protocol.ULP else self.build}
+        if not self.again and path.exists():
+            known = json.loads(path.read_text())
+            if known["of"] == of:
+                return known
+        say(f"{name} ...")
+        answer = {"of": of, **make()}
+        protocol.write(path, answer)
+        return answer
+
+
+def study(task, arguments, kept):
+    """Everything about one task."""
+    seeds = range(1, arguments.seeds + 1)
+    raw, where = arguments.raw, arguments.dir
+    bases = [protocol.uninterrupted(task, seed, raw, arguments.again, say) for seed in seeds]
+    result = {"task": task.name, "what": task.what, "base": bases[0], "bases": bases, "sizes": {}, "chains": {}, "runs": {}, "singles": {},
+              "seconds": {"uninterrupted": sum(base["seconds"] for base in bases)}}
+    spent = result["seconds"]
+    for profile in arguments.profiles:
+        files = [task.file(place) for place in range(task.count)]
+        weigh = lambda: {"report": sizes.measure(protocol.folder(raw, task, 1), files[: arguments.released + 1], profile, where=where)}
+        result["sizes"][profile] = kept.get(f"{task.name}-{profile}-sizes-{arguments.released}", task, profile, weigh)["report"]
+    for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]:
+        result["chains"][profile], result["runs"][profile] = {}, {}
+        for restores in filter(None, arguments.restores):
+            runs = []
+            for seed, base in zip(seeds, bases):
+                name = f"{task.name}-{profile}-R{restores}-seed{seed}"
+                runs.append(kept.get(name, task, profile, lambda: protocol.interrupted(task, seed, profile, restores, raw, where)))
+                if profile == "exact" and runs[-1]["digest"] != base["digest"]:
+                    sys.exit(f"resume_study.py: {name} did not end in the state of the run that was never interrupted, though nothing was lost")
+            result["runs"][profile][restores] = runs[0]
+            result["chains"][profile][restores] = gaps.of_runs(task, runs, bases)
+            spent[profile] = spent.get(profile, 0) + sum(run["seconds"] for run in runs)
+        if task.singles:
+            runs = [kept.get(f"{task.name}-{profile}-singles-seed{seed}", task, profile, lambda: protocol.singles(task, seed, profile, raw, where)) for seed in seeds]
+            result["singles"][profile] = gaps.of_singles(task, runs, bases)
+            spent[profile] = spent.get(profile, 0) + sum(run["seconds"] for run in runs)
+    return result
+
+
+def numbers(text):
+    return sorted({int(word) for word in text.split(",")})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default=",".join(tasks.TASKS), help="(default: %(default)s)")
+    parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
+    parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of everything; from 3 on the intervals are worth something (default: 1)")
+    parser.add_argument("--raw", type=Path, help="where series and finished runs are kept (default: made, and removed at the end)")
+    parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
+    parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")
+    parser.add_argument("--dir", help="where mounts are made; decides the disk (default: the temporary directory)")
+    parser.add_argument("--no-control", action="store_true", help="leave out the runs with weights moved by one unit in the last place")
+    parser.add_argument("--again", action="store_true", help="do finished runs again")
+    parser.add_argument("--quick", action="store_true", help="tiny models, few checkpoints: shows that it works, proves nothing else")
+    parser.add_argument("--sizes-only", action="store_true", help="train where needed, and weigh the series only")
+    arguments = parser.parse_args()
+    unknown = set(arguments.tasks.split(",")) - set(tasks.TASKS)
+    if unknown:
+        parser.error(f"no such task: {', '.join(sorted(unknown))}")
+    chosen = [tasks.TASKS[name] for name in arguments.tasks.split(",")]
+    arguments.restores = arguments.restores or ([0, 1, 2] if arguments.quick else [0, 1, 5, 9, 10])
+    if arguments.quick:
+        chosen = [task.smoke() for task in chosen]
+    arguments.released = min(32, min(task.count for task in chosen) - 1)
+    for task in chosen:
+        if arguments.restores[0] < 0 or arguments.restores[-1] > task.count - 2:
+            parser.error(f"--restores: {task.name} has {task.count - 2} checkpoints to restore from")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
+    with tempfile.TemporaryDirectory(prefix="stepfs-study-raw-", dir=arguments.dir) as scratch:
+        arguments.raw = arguments.raw or Path(scratch)
+        arguments.profiles = arguments.profiles.split(",") if arguments.profiles else available(arguments.dir)
+        kept = Kept(arguments.raw / ("runs-quick" if arguments.quick else "runs"), arguments.again)
+        if arguments.quick:
+            arguments.raw = arguments.raw / "quick"
+        if arguments.sizes_only:
+            arguments.restores, chosen = [], [task.without_restores() for task in chosen]
+        began, results = time.perf_counter(), []
+        for task in chosen:
+            results.append(study(task, arguments, kept))
+        text = report.markdown(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick, "seconds": time.perf_counter() - began})
+        if arguments.out:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / "RESUME_STUDY.md").write_text(text)
+            report.pictures(results, arguments.out)
+    data = [{key: value for key, value in result.items() if key not in ("runs", "base", "bases")} for result in results]
+    if arguments.json == "-":
+        print(json.dumps(data, indent=2))
+    else:
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(data) + "\n")
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Prove that training survives restores from lossy checkpoints: train, crash, go on from released checkpoints, and compare
+# with the run that was never interrupted. Prints tables; fails when a run under `exact` is not the same in every bit.
+#   scripts/resume_study.sh [--quick] [--tasks LIST] [--profiles LIST] [--out DIR] ...      (scripts/resume_study.py --help)
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+scripts/setup.sh
+# For the pictures only, so setup.sh does not install it.
+"$PYTHON" -c 'import matplotlib' 2>/dev/null || "$PYTHON" -m pip install --quiet --disable-pip-version-check matplotlib
+if [ -z "${STEPFS_BIN:-}" ]; then
+    command -v cargo >/dev/null || source "$HOME/.cargo/env"
+    cargo build --release --locked --quiet
+fi
+exec "$PYTHON" scripts/resume_study.py "$@"

@@ -1,0 +1,135 @@
+"""What restores cost a run: paired loss gaps, iterations behind, and the papers' rework.
+
+The *paired gap* k iterations after a restore is the loss of the interrupted run less that of the uninterrupted one at the same
+iteration, on the same held-out examples, after the same batches. Divided by how fast the uninterrupted run's smoothed loss
+falls there, it is a number of *iterations behind*. Both can be negative: a restore is also a small random step, and half of
+those happen to help on a given set.
+"""
+
+import math
+import statistics
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
+       2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+LATE = 10  # iterations after a restore from which on its gap is taken for lasting; earlier ones also heal by themselves
+FAR = 3  # after so many times the largest offset, the slope there says nothing about the restore: the last segment is long
+SPAN = 3  # bandwidth of the smoothing, in checkpoint intervals, but at least
+LEAST_SPAN = 20  # so many iterations
+
+
+def t95(freedom):
+    return T95[freedom - 1] if freedom <= len(T95) else 1.96
+
+
+def mean_and_interval(values):
+    """(mean, half width of its 95 % interval or None for fewer than two values)"""
+    values = list(values)
+    if len(values) < 2:
+        return (values[0] if values else None), None
+    return statistics.mean(values), t95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def slope(held_out, iteration, every):
+    """Change of the loss per iteration, smoothed: a line fitted with weights of a Gauss curve around `iteration`."""
+    width = max(LEAST_SPAN, SPAN * every)
+    points = [(int(n) - iteration, loss) for n, loss in held_out.items() if abs(int(n) - iteration) <= 3 * width]
+    weights = [math.exp(-0.5 * (x / width) ** 2) for x, _ in points]
+    total = sum(weights)
+    x0 = sum(w * x for w, (x, _) in zip(weights, points)) / total
+    y0 = sum(w * y for w, (_, y) in zip(weights, points)) / total
+    spread = sum(w * (x - x0) ** 2 for w, (x, _) in zip(weights, points))
+    return sum(w * (x - x0) * (y - y0) for w, (x, y) in zip(weights, points)) / spread
+
+
+def behind(gap, fall):
+    """Iterations behind; None where the loss does not fall, since then there is nothing to be behind of."""
+    return gap / -fall if fall < 0 else None
+
+
+def of_segment(task, segment, base):
+    """Gaps of one segment against the uninterrupted run, by iterations since the restore."""
+    at = segment["at"]
+    offsets = [k for k in task.offsets if str(at + k) in segment["held_out"]]
+    held = {k: segment["held_out"][str(at + k)] - base["held_out"][str(at + k)] for k in offsets}
+    train = {k: segment["train"][str(at + k)] - base["train"][str(at + k)] for k in offsets if k > 0}
+    # Each training batch is small, but there is one at each iteration until the next crash.
+    reach = min(segment["until"], at + FAR * max(task.offsets))
+    batches = {n - at: segment["train"][str(n)] - base["train"][str(n)] for n in range(at + 1, reach + 1)}
+    lasting = {k: gap for k, gap in batches.items() if k >= LATE} or batches
+    middle = round(at + statistics.mean(lasting))
+    steps = {k: behind(gap, slope(base["held_out"], at + k, task.every)) for k, gap in held.items()}
+    late = [k for k in offsets if k >= LATE] or offsets[-1:]
+    known = [steps[k] for k in late if steps[k] is not None]
+    return {"at": at, "held_out": held, "train": train, "train_mean": statistics.mean(lasting.values()), "behind": steps,
+            "train_behind": behind(statistics.mean(lasting.values()), slope(base["held_out"], middle, task.every)),
+            "late_gap": statistics.mean(held[k] for k in late), "late_behind": statistics.mean(known) if known else None}
+
+
+def end_gap(task, segment, base):
+    return segment["held_out"][str(task.length)] - base["held_out"][str(task.length)]
+
+
+def per_restore(rows, what="late_behind"):
+    """Iterations that one restore costs: slope of `iterations behind` over `restores so far`, through the origin, and its 95 %
+    interval. What a chain has lost stays lost, so its points are not independent, and the interval is rather too narrow."""
+    points = [(n, row[what]) for n, row in enumerate(rows, 1) if row[what] is not None]
+    if not points:
+        return None, None
+    squares = sum(n * n for n, _ in points)
+    rate = sum(n * y for n, y in points) / squares
+    if len(points) < 3:
+        return rate, None
+    rest = sum((y - rate * n) ** 2 for n, y in points) / (len(points) - 1)
+    return rate, t95(len(points) - 1) * math.sqrt(rest / squares)
+
+
+def of_runs(task, runs, bases):
+    """Chains of restores, one run per seed, put together. Intervals are over seeds; with one seed over its last restores."""
+    rows = [[of_segment(task, segment, base) for segment in run["segments"]] for run, base in zip(runs, bases)]
+    # With the noise of one run, one restore says little: the total is the mean after the last third of them.
+    tails = [row[-max(1, len(row) // 3) :] for row in rows]
+
+    def together(what):
+        known = [[row[what] for row in tail if row[what] is not None] for tail in tails]
+        if len(known) == 1:
+            mean, half = mean_and_interval(known[0])
+            return mean, half if len(known[0]) > 2 else None
+        return mean_and_interval(statistics.mean(one) for one in known if one)
+
+    def rate(what):
+        found = [per_restore(row, what) for row in rows]
+        return found[0] if len(found) == 1 else mean_and_interval(one for one, _ in found if one is not None)
+
+    offsets = {}
+    for k in task.offsets:
+        every = [row for chain in rows for row in chain]
+        offsets[k] = {what: mean_and_interval(row[what][k] for row in every if k in row[what]) for what in ("held_out", "train")}
+    same = sum(run["digest"] == base["digest"] for run, base in zip(runs, bases))
+    return {"restores": len(rows[0]), "seeds": len(runs), "same_bits": same, "offsets": offsets, "rows": rows,
+            "late_gap": together("late_gap"), "train_mean": mean_and_interval(row["train_mean"] for chain in rows for row in chain),
+            "behind": together("late_behind"), "per_restore": rate("late_behind"),
+            "train_behind": together("train_behind"), "train_per_restore": rate("train_behind"),
+            "end_gap": mean_and_interval(end_gap(task, run["segments"][-1], base) for run, base in zip(runs, bases))}
+
+
+def rework(segment, base):
+    """(iterations until the loss is back at what it was when the checkpoint was saved, was it within reach?)
+
+    Chen et al. 2020, section 4.2: the number of iterations from the state that was read to the state that was lost.
+    """
+    goal = base["held_out"][str(segment["at"])]
+    for n in sorted(map(int, segment["held_out"])):
+        if segment["held_out"][str(n)] <= goal:
+            return n - segment["at"], True
+    return segment["until"] - segment["at"], False
+
+
+def of_singles(task, runs, bases):
+    """Restores that do not add up: rework and gaps, with intervals over all of them, taken for independent."""
+    pairs = [(segment, base) for run, base in zip(runs, bases) for segment in run["segments"]]
+    rows = [of_segment(task, segment, base) for segment, base in pairs]
+    found = [rework(segment, base) for segment, base in pairs]
+    return {"restores": len(rows), "rework": mean_and_interval(n for n, _ in found), "worst_rework": max(n for n, _ in found),
+            "never_back": sum(not back for _, back in found), "offsets": {k: mean_and_interval(row["held_out"][k] for row in rows) for k in task.offsets},
+            "behind": mean_and_interval(row["late_behind"] for row in rows if row["late_behind"] is not None)}

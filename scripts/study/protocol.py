@@ -1,0 +1,205 @@
+"""Runs: one that is never interrupted, and ones that crash and go on from released checkpoints, read through a mount.
+
+A released checkpoint is one that has a newer state, so the worst a crash can do is modelled: the newest checkpoint, which the
+store keeps exact, is lost too. A run saves checkpoint n and goes on to n + 1; that is saved as well, and n is released.
+Then it crashes, a new program loads n from the mount, and the iterations from n to n + 1 are done again, saving over what is
+there. All later checkpoints descend from what was read, so what restores lose adds up along the run.
+
+Until the first crash an interrupted run is the uninterrupted one, so those checkpoints are copied, not computed again.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import harness
+from . import sizes
+from .training import digest, nudge
+
+ULP = "ulp"  # not a profile: exact restores, then weights moved by one unit in the last place
+
+
+def folder(raw, task, seed):
+    return Path(raw) / (task.name if seed == 1 else f"{task.name}.seed{seed}")
+
+
+def load(path):
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def save(run, path):
+    torch.save(run.state(), path)
+
+
+class Log:
+    """What was measured, by iteration. JSON has no keys but strings."""
+
+    def __init__(self):
+        self.train, self.held_out, self.figures = {}, {}, {}
+
+    def measure(self, run):
+        self.held_out[str(run.iteration)], self.figures = run.measure()
+
+    def data(self):
+        return {"train": self.train, "held_out": self.held_out, "figures": self.figures}
+
+
+def advance(task, run, until, log, wanted, out=None):
+    """Train to iteration `until`; measure at those in `wanted`, and save the task's checkpoints into `out` if there is one."""
+    while run.iteration < until:
+        loss = run.step()
+        log.train[str(run.iteration)] = loss
+        if run.iteration in wanted or run.iteration == until:
+            log.measure(run)
+        if out and task.saves(run.iteration):
+            save(run, Path(out) / task.file((run.iteration - task.start) // task.every))
+
+
+def uninterrupted(task, seed, raw, again=False, say=print):
+    """Losses of the run and its checkpoints in `raw`; taken from there when they are those of this task."""
+    out = folder(raw, task, seed)
+    notes = out / "losses.json"
+    files = [task.file(place) for place in range(task.count)]
+    if not again and notes.exists():
+        known = json.loads(notes.read_text())
+        if known["recipe"] == task.recipe() and all((out / name).exists() for name in files):
+            return known
+    out.mkdir(parents=True, exist_ok=True)
+    for path in [*out.glob("step_*.pt"), *out.glob("losses.json")]:
+        path.unlink()
+    say(f"{task.name}, seed {seed}: training the run that is not interrupted ...")
+    began = time.perf_counter()
+    wanted = {task.iteration(place) + offset for place in range(task.count) for offset in task.offsets}
+    wanted |= set(range(task.start, task.length, task.grid))
+    run, log = task.make(seed), Log()
+    advance(task, run, task.length, log, wanted, out)
+    known = {"recipe": task.recipe(), "task": task.name, "seed": seed, "seconds": time.perf_counter() - began, "digest": digest(run.state()), **log.data()}
+    write(notes, known)
+    return known
+
+
+def places(task, restores):
+    """The checkpoints to restore from, spread evenly over the run; each has a newer one."""
+    last = task.count - 2
+    if not 0 < restores <= last:
+        raise ValueError(f"{task.name} has {last} checkpoints to restore from, {restores} were asked for")
+    return [last * (2 * n + 1) // (2 * restores) for n in range(restores)]
+
+
+class Copies:
+    """In place of a mount, for the control: a directory of exact files."""
+
+    def __init__(self, base):
+        self.base, self.dir = base, base
+
+    def settle(self, name):
+        pass
+
+    def close(self):
+        pass
+
+
+class Store:
+    """A mount whose checkpoints are released before anyone reads them."""
+
+    def __init__(self, base, profile):
+        self.mount = sizes.open_store(base, profile)
+        self.dir = self.mount.dir
+
+    def settle(self, name):
+        self.mount.sync(timeout=3600)
+        self.mount.require_released(name)
+
+    def close(self):
+        self.mount.close()
+
+
+class Workplace:
+    """A directory that is removed at the end, after whatever is mounted in it; a `with` gives its store."""
+
+    def __init__(self, profile, where):
+        self.base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
+        try:
+            self.store = Copies(self.base) if profile == ULP else Store(self.base, profile)
+        except BaseException:
+            self.clear()
+            raise
+
+    def clear(self):
+        if left := harness.mounts_below(self.base):
+            sys.exit(f"{left} could not be unmounted; files left in {self.base}")
+        shutil.rmtree(self.base)
+
+    def __enter__(self):
+        return self.store
+
+    def __exit__(self, *failure):
+        self.store.close()
+        self.clear()
+
+
+def restore(task, seed, store, name, profile, count):
+    """A new program that goes on from this checkpoint; nothing but the file survives the crash."""
+    store.settle(name)
+    state = load(Path(store.dir) / name)
+    if profile == ULP:
+        nudge(state, seed * 1000 + count)
+    run = task.make(seed)
+    run.load(state)
+    return run
+
+
+def interrupted(task, seed, profile, restores, raw, where=None):
+    """Crash `restores` times, and train to the end. One segment per restore, from there to the next crash or the end."""
+    origin, found = folder(raw, task, seed), places(task, restores)
+    segments, began = [], time.perf_counter()
+    with Workplace(profile, where) as store:
+        for place in range(found[0] + 2):
+            shutil.copy2(origin / task.file(place), store.dir)
+        for n, place in enumerate(found):
+            run, log = restore(task, seed, store, task.file(place), profile, n), Log()
+            at = run.iteration
+            assert at == task.iteration(place), f"{task.file(place)} is of iteration {at}"
+            log.measure(run)
+            until = task.iteration(found[n + 1] + 1) if n + 1 < restores else task.length
+            grid = range(task.start, task.length, task.grid) if n + 1 == restores else ()
+            advance(task, run, until, log, {at + offset for offset in task.offsets} | set(grid), store.dir)
+            segments.append({"at": at, "until": until, **log.data()})
+        last = digest(run.state())
+    return {"segments": segments, "digest": last, "seconds": time.perf_counter() - began}
+
+
+def singles(task, seed, profile, raw, where=None):
+    """Restores that do not add up: from each of several checkpoints, as far as the largest offset. Measured at the offsets, and
+    after each iteration until the loss is back at what it was when the checkpoint was saved."""
+    origin, reach = folder(raw, task, seed), max(task.offsets)
+    goals = json.loads((origin / "losses.json").read_text())["held_out"]
+    found = [round(n * (task.count - 2) / max(1, task.singles - 1)) for n in range(task.singles)]
+    answer, began = [], time.perf_counter()
+    with Workplace(profile, where) as store:
+        for place in range(task.count):
+            shutil.copy2(origin / task.file(place), store.dir)
+        for n, place in enumerate(sorted(set(found))):
+            run, log = restore(task, seed, store, task.file(place), profile, n), Log()
+            at = run.iteration
+            log.measure(run)
+            wanted = {at + offset for offset in task.offsets}
+            while run.iteration < at + reach:
+                back = min(log.held_out.values()) <= goals[str(at)]
+                until = min(k for k in wanted if k > run.iteration) if back else run.iteration + 1
+                advance(task, run, until, log, wanted)
+            answer.append({"at": at, "until": at + reach, **log.data()})
+    return {"segments": answer, "seconds": time.perf_counter() - began}
+
+
+def write(path, data):
+    """Whole or not at all: a run that was cut off is done again."""
+    fresh = Path(f"{path}.new")
+    fresh.write_text(json.dumps(data) + "\n")
+    os.replace(fresh, path)

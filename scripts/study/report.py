@@ -1,0 +1,130 @@
+"""The study as Markdown and as pictures."""
+
+from .protocol import ULP
+
+NAMES = {ULP: "1 ulp (control)"}
+
+
+def number(pair, form="+.5f"):
+    """A mean and its interval; a dash where there is none."""
+    mean, half = pair
+    if mean is None:
+        return "-"
+    return format(mean, form) + (f" ± {format(half, form.removeprefix('+'))}" if half is not None else "")
+
+
+def both(held_out, train, form):
+    return f"{number(held_out, form)} / {number(train, form)}"
+
+
+def row(*cells):
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def head(*cells):
+    return [row(*cells), row(*["---"] * len(cells))]
+
+
+def size_table(results):
+    kinds = sorted({kind for result in results for report in result["sizes"].values() for kind in report["total"]["kinds"]} - {"framing", "skeleton"})
+    yield "## Sizes"
+    yield ""
+    yield ("Released checkpoints, keyframes and super-steps included: objects and a stub of 4096 bytes for each, in % of their raw bytes. Each kind in % "
+           "of its own raw bytes; skeleton and framing in % of the whole. The newest checkpoint stays exact, and is not in the sums.")
+    yield ""
+    words = [kind.replace("_", " ") for kind in kinds]
+    yield from head("task", "profile", "files", "raw MB", "stored MB", "on disk (du)", "**whole**", "", *words, "skeleton", "framing")
+    for result in results:
+        for profile, report in result["sizes"].items():
+            sums = report["total"]
+            part = lambda kind: sums["kinds"].get(kind, {"raw_bytes": 0, "stored_bytes": 0})
+            own = [f"{100 * part(kind)['stored_bytes'] / part(kind)['raw_bytes']:.2f} %" if part(kind)["raw_bytes"] else "-" for kind in kinds]
+            rest = [f"{100 * part(kind)['stored_bytes'] / sums['raw_bytes']:.2f} %" for kind in ("skeleton", "framing")]
+            sizes = [f"{sums[what] / 1e6:.2f}" for what in ("raw_bytes", "stored_bytes", "disk_bytes")]
+            yield row(result["task"], profile, sums["files"], *sizes, f"**{100 * sums['share']:.2f} %**", f"{1 / sums['share']:.2f}x", *own, *rest)
+    yield ""
+
+
+def chain_table(results):
+    offsets = sorted({k for result in results for chains in result["chains"].values() for chain in chains.values() for k in chain["offsets"]})
+    if not any(chains for result in results for chains in result["chains"].values()):
+        return
+    yield "## Restores that add up"
+    yield ""
+    yield ("Gap: held-out loss less that of the uninterrupted run at the same iteration, k iterations after a restore, mean over all restores of a run (and seeds). "
+           "On training batches: the same on the batches of all iterations from the 10th after a restore to the next crash, before each update. "
+           "Behind: mean of the gaps 10 and more iterations after each of the last third of the restores, in iterations of the uninterrupted run, by the slope "
+           "of its smoothed loss; a restore: the slope of that over the number of restores, through the origin. Both on the held-out set / on training batches. "
+           "End: the gap after the last iteration of the run. ± is a 95 % interval: over seeds where there are several; else over the restores of one run, "
+           "which are not independent. "
+           "`same bits` says how many runs "
+           "ended in the state of the uninterrupted one; under `exact` all must.")
+    yield ""
+    columns = [f"gap, k = {k}" for k in offsets]
+    yield from head("task", "profile", "restores", "same bits", *columns, "on training batches", "behind, in total", "a restore", "gap at the end")
+    for result in results:
+        if any(result["chains"].values()):
+            figures = ", ".join(f"{name} {value:.4f}" for name, value in result["base"]["figures"].items())
+            loss = result["base"]["held_out"][max(result["base"]["held_out"], key=int)]
+            yield row(result["task"], "never interrupted", 0, "", *[""] * (len(offsets) + 3), f"loss {loss:.4f}{', ' if figures else ''}{figures}")
+        for profile, chains in result["chains"].items():
+            for restores, chain in chains.items():
+                gaps = [number(chain["offsets"][k]["held_out"]) if k in chain["offsets"] else "-" for k in offsets]
+                same = f"{chain['same_bits']} of {chain['seeds']}"
+                yield row(result["task"], NAMES.get(profile, profile), restores, same, *gaps, number(chain["train_mean"]), both(chain["behind"], chain["train_behind"], "+.1f"),
+                          both(chain["per_restore"], chain["train_per_restore"], "+.2f"), number(chain["end_gap"]))
+    yield ""
+
+
+def single_table(results):
+    shown = [result for result in results if result["singles"]]
+    if not shown:
+        return
+    offsets = sorted({k for result in shown for single in result["singles"].values() for k in single["offsets"]})
+    yield "## Single restores, and rework"
+    yield ""
+    yield ("Each from another checkpoint of the uninterrupted run. Rework (Chen et al. 2020): iterations until the held-out loss is back at what it was when the "
+           "checkpoint was saved. It rewards states that happen to have a lower loss at once, so read it beside the gaps. ± over the restores.")
+    yield ""
+    yield from head("task", "profile", "restores", "rework", "worst", "never back", *[f"gap, k = {k}" for k in offsets], "iterations behind")
+    for result in shown:
+        for profile, single in result["singles"].items():
+            gaps = [number(single["offsets"][k]) if k in single["offsets"] else "-" for k in offsets]
+            yield row(result["task"], NAMES.get(profile, profile), single["restores"], number(single["rework"], ".2f"), single["worst_rework"], single["never_back"],
+                      *gaps, number(single["behind"], "+.2f"))
+    yield ""
+
+
+def time_table(results):
+    yield "## Time"
+    yield ""
+    profiles = list(dict.fromkeys(name for result in results for name in result["seconds"]))
+    yield from head("task", *[f"{NAMES.get(profile, profile)}, s" for profile in profiles])
+    for result in results:
+        yield row(result["task"], *[f"{result['seconds'].get(profile, 0):.0f}" for profile in profiles])
+    yield ""
+
+
+def markdown(results, about):
+    lines = ["# Training that goes on from released checkpoints", ""]
+    if about["quick"]:
+        lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
+    lines += ["Each run crashes, loses its newest checkpoint, and goes on from the one before, read through the mount after it was released; later checkpoints "
+              "descend from that, so losses add up. Batches are the same as in the uninterrupted run. `1 ulp` is a control: exact restores, after which "
+              "each weight is moved by one unit in the last place: what of a gap is arithmetic. How far the gaps of one profile scatter about their mean, over "
+              f"restores and seeds, is in the intervals. Seeds: {about['seeds']}. Made by `scripts/resume_study.sh`.", ""]
+    lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
+    for table in (size_table, chain_table, single_table, time_table):
+        lines += table(results)
+    return "\n".join(lines)
+
+
+def pictures(results, out):
+    from . import plots  # matplotlib is only needed here
+
+    for result in results:
+        longest = {profile: runs[max(runs)] for profile, runs in result["runs"].items() if runs and profile != ULP}
+        if longest:
+            plots.losses(result["what"], result["base"], longest, out / f"loss_{result['task']}.png")
+    plots.behind(results, out / "iterations_behind.png")
+    plots.sizes(results, out / "sizes.png")

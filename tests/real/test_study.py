@@ -1,0 +1,93 @@
+"""The study of restores in small: that its protocol is exact where nothing is lost, and that its figures mean what they say."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+
+import harness
+import pytest
+from conftest import make_base, remove_base
+from study import gaps, protocol, sizes, tasks
+
+
+@pytest.mark.stepfs
+def test_quick_study():
+    """resume_study.py itself fails when a run under `exact` ends in other bits than the one never interrupted."""
+    base = make_base()
+    try:
+        chosen = ["gpt_i25", "gpt_bf16", "mlr_sgd5", "recommend"]
+        command = [sys.executable, harness.ROOT / "scripts/resume_study.py", "--quick", "--tasks", ",".join(chosen), "--profiles", "exact,balanced",
+                   "--restores", "2", "--raw", base / "raw", "--dir", base, "--json", "-"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env={**os.environ, "STEPFS_BIN": harness.BIN})
+        assert done.returncode == 0, done.stderr
+        results = {result["task"]: result for result in json.loads(done.stdout)}
+        assert list(results) == chosen
+        for name, result in results.items():
+            exact, balanced, ulp = (result["chains"][profile]["2"] for profile in ("exact", "balanced", "ulp"))
+            assert exact["same_bits"] == 1 and balanced["same_bits"] == 0 and ulp["same_bits"] == 0, name
+            assert exact["behind"][0] == 0 and exact["end_gap"][0] == 0, name
+            assert abs(balanced["late_gap"][0]) < 0.1, f"{name}: going on from balanced checkpoints lost {balanced['late_gap'][0]}"
+            for report in result["sizes"].values():
+                sums = report["total"]
+                assert report["unnamed_bytes"] == 0
+                assert sum(part["stored_bytes"] for part in sums["kinds"].values()) == sums["object_bytes"]
+                assert sum(part["raw_bytes"] for part in sums["kinds"].values()) == sums["raw_bytes"]
+            assert result["sizes"]["balanced"]["total"]["share"] < result["sizes"]["exact"]["total"]["share"], name
+        assert results["mlr_sgd5"]["singles"]["exact"]["rework"][0] == 0
+        again = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env={**os.environ, "STEPFS_BIN": harness.BIN})
+        assert again.returncode == 0 and " ..." not in again.stderr, f"finished runs were done again:\n{again.stderr}"
+    finally:
+        remove_base(base)
+
+
+def test_settings_are_replaced_and_appended():
+    text = '# a store\nformat = 1\ndefault_profile = "balanced"\n\n[[profile]]\nglob = "a"\n'
+    done = sizes.with_settings(text, 'default_profile = "exact"\nmore = 2\n[x]\ny = 1\n').splitlines()
+    assert [line for line in done if line] == ["# a store", "format = 1", 'default_profile = "exact"', "more = 2", "[[profile]]", 'glob = "a"', "[x]", "y = 1"]
+
+
+def test_iterations_behind_of_a_late_run():
+    """A run that simply is 3 iterations late is 3 iterations behind, whatever the curve."""
+    task = tasks.TASKS["gpt_i25"]
+    loss = lambda n: 2 + 3 * (n + 50) ** -0.5
+    base = {"held_out": {str(n): loss(n) for n in range(0, 900)}, "train": {str(n): 0.0 for n in range(900)}}
+    late = {"at": 400, "until": 500, "held_out": {str(n): loss(n - 3) for n in range(400, 501)}, "train": {str(n): 0.0 for n in range(900)}}
+    found = gaps.of_segment(task, late, base)
+    assert found["train_mean"] == 0
+    assert found["late_behind"] == pytest.approx(3, rel=0.05)
+    # The state that was read had the loss of iteration 397: 3 iterations bring back that of 400.
+    assert gaps.rework(late, base) == (3, True)
+
+
+def test_no_fall_is_not_behind():
+    assert gaps.behind(0.1, 0.0) is None and gaps.behind(0.1, 0.01) is None and gaps.behind(0.1, -0.05) == pytest.approx(2)
+
+
+def test_per_restore_finds_the_rate_in_noise():
+    draw = random.Random(5)
+    rows = [{"late_behind": 1.5 * n + draw.gauss(0, 0.5)} for n in range(1, 11)]
+    rate, half = gaps.per_restore(rows)
+    assert abs(rate - 1.5) < half < 0.2
+
+
+def test_places_leave_a_newer_checkpoint():
+    for task in tasks.TASKS.values():
+        for restores in (1, 5, 9, 10, task.count - 2):
+            found = protocol.places(task, restores)
+            assert len(set(found)) == restores and found == sorted(found) and 0 <= found[0] and found[-1] < task.count - 1
+    with pytest.raises(ValueError):
+        protocol.places(task, task.count)
+
+
+def test_batches_depend_on_seed_and_iteration_only():
+    task = tasks.TASKS["mlr_sgd5"].smoke()
+    whole, first = task.make(3), task.make(3)
+    losses = [whole.step() for _ in range(12)]
+    for _ in range(7):
+        first.step()
+    second = task.make(3)
+    second.load(first.state())
+    assert [second.step() for _ in range(5)] == losses[7:]
+    assert task.make(4).step() != losses[0]
