@@ -97,7 +97,7 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let (mut description, of_newer) = (describe(source)?, describe(&after)?);
+        let (description, of_newer) = (describe(source)?, describe(&after)?);
         // What is archived is what was sealed, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(io::ErrorKind::Interrupted.into());
@@ -106,9 +106,6 @@ impl Archive {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
-        // Whatever a tensor is, with this its role's profile is kept.
-        let exact = description.tensors.iter_mut().filter(|tensor| profiles.of(tensor.role) == Profile::Exact);
-        exact.for_each(|tensor| tensor.lossless = true);
         let (own, newer) = ((source, &description), (&after, &of_newer));
         let base = self.base(sealed, &description, source)?;
         let sealed = (sealed, &profiles);
@@ -116,7 +113,7 @@ impl Archive {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
                 let note = "keyframe: the state before is damaged";
-                let none = Base { goes_on: base.goes_on, note, ..Base::default() };
+                let none = Base { note, ..Base::default() };
                 self.write_difference(path, sealed, own, newer, &none, stale)
             }
             result => result,
@@ -133,8 +130,6 @@ impl Archive {
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        // What is coarser than balanced is kept as that, until there are codecs for it.
-        let profile = profiles.coarsest().min(Profile::Balanced);
         let material = plan::Material {
             source,
             description,
@@ -142,9 +137,9 @@ impl Archive {
             base: base.chain.as_ref(),
             previous: base.previous.as_ref(),
             super_step: base.super_step,
-            goes_on: base.goes_on,
-            profile,
+            profiles,
         };
+        let words = profiles.words();
         self.pool.install(|| {
             let plan::Planned { plans, forecast } = plan::plan(&material)?;
             let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
@@ -157,7 +152,7 @@ impl Archive {
                 source,
                 len: sealed.len,
                 origin: path,
-                profile: profile.name(),
+                profile: &words,
                 description,
                 base: chain,
                 plans: &plans,
@@ -168,7 +163,7 @@ impl Archive {
             if writer.position() > sealed.len / 20 * 19 {
                 return Ok(None);
             }
-            self.label(&mut encoded.index, sealed, profiles);
+            encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
             writer.close(&encoded.index)?;
             let mut header = Header {
                 id: writer.id(),

@@ -28,8 +28,6 @@ pub(super) struct Base {
     pub(super) chain: Option<Chain>,
     /// The state before, which the updates are measured from.
     pub(super) previous: Option<Chain>,
-    /// The lineage has archived states, whether or not one can be the base.
-    pub(super) goes_on: bool,
     /// Why there is no base though the lineage goes on; for people.
     pub(super) note: &'static str,
     /// Number of the new state in its chain.
@@ -56,7 +54,6 @@ impl Archive {
         let mut others = self.objects.of_signature(sealed.signature);
         others.retain(|header| header.lineage != sealed.lineage);
         let other = nearest(others, sealed).map(|other| self.objects.first_of_twins(other));
-        base.goes_on = own.is_some();
         let twin = match (&own, &other) {
             (Some(own), Some(other))
                 if other.modified_ns > own.modified_ns && self.objects.chain_len(other.id) < LONGEST_READ =>

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::TILE_BYTES;
+use crate::codec::log::{Factors, FactorsBuilder};
+use crate::codec::{Dtype, TILE_BYTES};
 use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
-use crate::recall::Chain;
-use crate::recall::tile;
+use crate::recall::{Chain, State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
-use super::payload;
-use super::plan::{Plan, read_tile};
+use super::payload::{self, Around, Place, Quantized};
+use super::plan::{self, Plan, has_factors, read_tile, tiles};
 
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
 pub(super) const BATCH: usize = 16;
@@ -28,7 +28,7 @@ pub(super) struct Job<'a> {
     pub(super) source: &'a File,
     pub(super) len: u64,
     pub(super) origin: &'a Path,
-    pub(super) profile: &'static str,
+    pub(super) profile: &'a str,
     pub(super) description: &'a Description,
     pub(super) base: Option<&'a Chain>,
     pub(super) plans: &'a [Plan],
@@ -50,25 +50,31 @@ pub(super) struct Encoded {
 /// # Errors
 /// `Interrupted` when cancelled; what the device reports.
 pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded> {
-    let mut tensors = Vec::with_capacity(job.plans.len());
+    let mut done: Vec<Option<Done>> = (0..job.plans.len()).map(|_| None).collect();
     let mut changed = Vec::new();
-    for plan in job.plans {
-        let tensor = &plan.tensor;
+    // What lies beside a tensor comes before it: whether it fits its codec must be known.
+    let mut order: Vec<usize> = (0..job.plans.len()).collect();
+    order.sort_by_key(|&at| job.plans[at].coding.rank());
+    for at in order {
+        let plan = &job.plans[at];
         let whole = &job.description.tensors[plan.index].extent;
         let start = writer.position();
-        let done = match encode_tensor(job, writer, tensor, whole, plan.coding)? {
-            Some(done) => done,
+        let tensor = match encode_tensor(job, writer, &done, at, plan.coding, whole)? {
+            Some(tensor) => tensor,
             None => {
+                log::debug!("{}: {} is kept lossless", job.origin.display(), plan.tensor.path);
                 writer.rewind(start);
-                encode_tensor(job, writer, tensor, whole, plan.fallback)?.ok_or(io::ErrorKind::InvalidData)?
+                let fallback = encode_tensor(job, writer, &done, at, plan.fallback, whole)?;
+                fallback.ok_or(io::ErrorKind::InvalidData)?
             }
         };
-        if done.crc_before != done.crc_after {
-            let (crc_before, crc_after) = (done.crc_before, done.crc_after);
+        if tensor.crc_before != tensor.crc_after {
+            let (crc_before, crc_after) = (tensor.crc_before, tensor.crc_after);
             changed.push(ChangedTensor { index: plan.index, crc_before, crc_after });
         }
-        tensors.push(done.entry);
+        done[at] = Some(tensor);
     }
+    let tensors: Vec<TensorEntry> = done.into_iter().flatten().map(|done| done.entry).collect();
     let mut patches = job.description.patches(job.source, &changed)?;
     patches.sort_by_key(|patch| patch.offset);
     let gaps = gaps(tensors.iter().map(|t| t.extent.clone()), job.len);
@@ -78,6 +84,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
         profile: job.profile.to_string(),
         container: job.description.kind.name().to_string(),
         note: job.note.to_string(),
+        generations: 0,
         tensors,
         skeleton,
     };
@@ -86,20 +93,24 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
 
 struct Done {
     entry: TensorEntry,
+    /// Of a logarithmic lattice with its own.
+    factors: Option<Arc<Factors>>,
     crc_before: u32,
     crc_after: u32,
 }
 
-/// `None`: a lattice does not fit this tensor (NaN, infinity); what was written of it is to be taken back.
+/// `None`: a codec does not fit this tensor (NaN, infinity); what was written of it is to be taken back.
 fn encode_tensor(
     job: &Job,
     writer: &mut ObjectWriter,
-    tensor: &Tensor,
-    whole: &Range<u64>,
+    done: &[Option<Done>],
+    at: usize,
     coding: Coding,
+    whole: &Range<u64>,
 ) -> io::Result<Option<Done>> {
-    let count = (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize;
-    let with_crc = job.description.kind == Kind::TorchZip && coding.step().is_some();
+    let tensor = &job.plans[at].tensor;
+    let count = tiles(tensor);
+    let with_crc = job.description.kind == Kind::TorchZip && coding.is_lossy();
     // The checksum is of the whole tensor, its edges in the skeleton too.
     let (mut before, mut after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
     let edge = |extent: Range<u64>, hashes: [&mut crc32fast::Hasher; 2]| -> io::Result<()> {
@@ -109,6 +120,19 @@ fn encode_tensor(
         Ok(())
     };
     edge(whole.start..tensor.extent.start, [&mut before, &mut after])?;
+    let factors = match coding {
+        Coding::LogKey { .. } => Some(Arc::new(factors(job, tensor)?)),
+        _ => None,
+    };
+    let stored_factors = match &factors {
+        Some(factors) => {
+            let mut payload = Vec::new();
+            factors.encode(&mut payload);
+            Some(writer.put(&payload, xxh3_64(&payload))?)
+        }
+        None => None,
+    };
+    let encoder = Encoder { job, done, with_crc };
     let mut tiles = Vec::with_capacity(count);
     let mut max_abs_error = 0f64;
     for first in (0..count).step_by(BATCH) {
@@ -117,7 +141,7 @@ fn encode_tensor(
         }
         let batch: Vec<io::Result<Option<EncodedTile>>> = (first..count.min(first + BATCH))
             .into_par_iter()
-            .map(|tile| encode_tile(job, tensor, coding, tile, with_crc))
+            .map(|tile| encoder.encode(at, coding, factors.as_ref(), tile))
             .collect();
         for tile in batch {
             let Some(tile) = tile? else { return Ok(None) };
@@ -135,11 +159,25 @@ fn encode_tensor(
         shape: tensor.shape.clone(),
         extent: tensor.extent.clone(),
         coding,
-        bound: coding.step().map_or(0.0, |step| step / 2.0),
+        bound: payload::bound(coding, max_abs_error),
         max_abs_error,
+        factors: stored_factors,
         tiles,
     };
-    Ok(Some(Done { entry, crc_before: before.finalize(), crc_after: after.finalize() }))
+    Ok(Some(Done { entry, factors, crc_before: before.finalize(), crc_after: after.finalize() }))
+}
+
+/// The rank-1 prediction of a tensor, from all of it.
+fn factors(job: &Job, tensor: &Tensor) -> io::Result<Factors> {
+    let Some((rows, width)) = has_factors(&tensor.shape) else {
+        return Ok(Factors::flat_of(tensor.dtype, &read_tile(job.source, tensor, tiles(tensor) / 2)?));
+    };
+    let mut builder = FactorsBuilder::new(rows, width);
+    for number in 0..tiles(tensor) {
+        let data = read_tile(job.source, tensor, number)?;
+        builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
+    }
+    Ok(builder.finish())
 }
 
 struct EncodedTile {
@@ -150,31 +188,92 @@ struct EncodedTile {
     max_abs_error: f64,
 }
 
-fn encode_tile(
-    job: &Job,
-    tensor: &Tensor,
-    coding: Coding,
-    number: usize,
+/// Encodes single tiles, in any order and at once.
+struct Encoder<'a> {
+    job: &'a Job<'a>,
+    /// Tensors that are written already.
+    done: &'a [Option<Done>],
     with_crc: bool,
-) -> io::Result<Option<EncodedTile>> {
-    let data = Arc::new(read_tile(job.source, tensor, number)?);
-    let parent = match coding.parent() {
-        Some(parent) => Some(tile::state(job.base.ok_or(io::ErrorKind::InvalidInput)?, parent as usize, number)?),
-        None => None,
-    };
-    let Some((state, decoded, max_abs_error)) = payload::quantize(tensor.dtype, coding, &data, parent.as_ref()) else {
-        return Ok(None);
-    };
-    let mut payload = Vec::new();
-    if !payload::payload(tensor.dtype, coding, &state, parent.as_ref(), &mut payload)? {
-        return Ok(None);
+}
+
+impl Encoder<'_> {
+    fn encode(
+        &self,
+        at: usize,
+        coding: Coding,
+        factors: Option<&Arc<Factors>>,
+        number: usize,
+    ) -> io::Result<Option<EncodedTile>> {
+        let tensor = &self.job.plans[at].tensor;
+        let data = Arc::new(read_tile(self.job.source, tensor, number)?);
+        let parent = self.parent(coding, number)?;
+        let Some((state, decoded, max_abs_error)) =
+            self.quantize(at, coding, &data, factors, parent.as_ref(), number)?
+        else {
+            return Ok(None);
+        };
+        let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
+        let mut payload = Vec::new();
+        if !payload::payload(place, &state, parent.as_ref(), &mut payload)? {
+            return Ok(None);
+        }
+        let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+        if self.with_crc {
+            crc_before.update(&data);
+            crc_after.update(&decoded);
+        }
+        Ok(Some(EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error }))
     }
-    let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
-    if with_crc {
-        crc_before.update(&data);
-        crc_after.update(&decoded);
+
+    fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<State>> {
+        let Some(parent) = coding.parent() else { return Ok(None) };
+        let base = self.job.base.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Some(tile::state(base, parent as usize, number)?))
     }
-    Ok(Some(EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error }))
+
+    fn quantize(
+        &self,
+        at: usize,
+        coding: Coding,
+        data: &Arc<Vec<u8>>,
+        factors: Option<&Arc<Factors>>,
+        parent: Option<&State>,
+        number: usize,
+    ) -> io::Result<Option<Quantized>> {
+        let plan = &self.job.plans[at];
+        let tensor = &plan.tensor;
+        let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
+        let mut around = Around { parent, factors, beside: None, row_step: plan.row_step };
+        let Some(other) = coding.beside() else { return Ok(payload::quantize(place, data, around)) };
+        let Some(beside) = self.beside(other as usize, tensor, number)? else { return Ok(None) };
+        around.beside = Some((beside.0, &beside.1, &beside.2));
+        Ok(payload::quantize(place, data, around))
+    }
+
+    /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
+    /// more, which is less work than to keep it.
+    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<(Dtype, Vec<u8>, Arc<Vec<u8>>)>> {
+        let (Some(plan), Some(Some(done))) = (self.job.plans.get(at), self.done.get(at)) else {
+            return Ok(None);
+        };
+        let tensor = &plan.tensor;
+        let (from, to) = (tensor.dtype.size(), of.dtype.size());
+        let end = ((number + 1) * TILE_BYTES).min((of.extent.end - of.extent.start) as usize) / to * from;
+        let start = number * TILE_BYTES / to * from;
+        let (mut written, mut decoded) = (Vec::with_capacity(end - start), Vec::with_capacity(end - start));
+        for piece in start / TILE_BYTES..end.div_ceil(TILE_BYTES) {
+            let data = Arc::new(read_tile(self.job.source, tensor, piece)?);
+            let coding = done.entry.coding;
+            let parent = self.parent(coding, piece)?;
+            let quantized = self.quantize(at, coding, &data, done.factors.as_ref(), parent.as_ref(), piece)?;
+            let Some((_, bytes, _)) = quantized else { return Ok(None) };
+            let first = piece * TILE_BYTES;
+            let range = start.max(first) - first..end.min(first + data.len()) - first;
+            written.extend_from_slice(&data[range.clone()]);
+            decoded.extend_from_slice(&bytes[range]);
+        }
+        Ok(Some((tensor.dtype, written, Arc::new(decoded))))
+    }
 }
 
 /// The bytes between the tensors, patched, in chunks.

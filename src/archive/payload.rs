@@ -4,31 +4,131 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::{Dtype, lattice, lossless};
+use crate::codec::log::{Factors, Grid, Parent};
+use crate::codec::rows::Rows;
+use crate::codec::{Dtype, cast, lattice, log, lossless, moment, rows};
 use crate::recall::State;
 use crate::store::object::Coding;
 
-/// A tile's state in this coding, what it decodes to, and the largest error. `None`: not for the lattice.
-pub(super) fn quantize(
-    dtype: Dtype,
-    coding: Coding,
-    data: &Arc<Vec<u8>>,
-    parent: Option<&State>,
-) -> Option<(State, Arc<Vec<u8>>, f64)> {
-    let Some(step) = coding.step() else {
-        return Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0));
-    };
-    let keyframe = match (coding, parent) {
-        (Coding::Lattice { .. }, Some(State::Bytes(bytes))) => Some(Arc::clone(bytes)),
-        (Coding::Lattice { .. }, Some(State::Lattice { keyframe, .. })) => keyframe.clone(),
+/// A tile, and how it is encoded.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) dtype: Dtype,
+    pub(super) coding: Coding,
+    /// Where its elements lie in the rows of the tensor.
+    pub(super) rows: Rows,
+}
+
+/// What a tile is quantized with.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Around<'a> {
+    /// The state that it becomes a difference to.
+    pub(super) parent: Option<&'a State>,
+    /// For a logarithmic lattice without a parent: its tensor's.
+    pub(super) factors: Option<&'a Arc<Factors>>,
+    /// The tensor beside it, as written and as decoded.
+    pub(super) beside: Option<(Dtype, &'a [u8], &'a Arc<Vec<u8>>)>,
+    /// For the lattice by rows: a row's step in root mean squares of its difference.
+    pub(super) row_step: f64,
+}
+
+/// A tile's state, what it decodes to, and the largest error in the terms of its codec.
+pub(super) type Quantized = (State, Arc<Vec<u8>>, f64);
+
+/// A tile's state in this coding. `None`: it does not fit (NaN, infinity, a moment without its second, another's copy that
+/// is none).
+pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Option<Quantized> {
+    let Place { dtype, coding, .. } = place;
+    let elements = data.len() / dtype.size();
+    match coding {
+        Coding::Lossless | Coding::LosslessDelta { .. } => {
+            Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0))
+        }
+        Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
+            let keyframe = keyframe(coding, around.parent);
+            let (mut accumulators, mut decoded, mut exceptions) = (vec![0; elements], vec![0; data.len()], Vec::new());
+            let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
+            let error =
+                lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
+            Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
+        }
+        Coding::Rows { step, .. } | Coding::RowsKey { step } => {
+            let keyframe = keyframe(coding, around.parent);
+            let before = match around.parent {
+                Some(State::Lattice { accumulators, step: from, .. }) => {
+                    let mut accumulators = accumulators.clone();
+                    lattice::rescale(&mut accumulators, *from, step).ok()?;
+                    Some(accumulators)
+                }
+                _ => None,
+            };
+            let (mut accumulators, mut decoded, mut exceptions) = (vec![0; elements], vec![0; data.len()], Vec::new());
+            let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
+            let outputs = rows::Outputs { a: &mut accumulators, r: &mut decoded, exceptions: &mut exceptions };
+            let error =
+                rows::quantize(dtype, data, k, step, place.rows, before.as_deref(), around.row_step, outputs).ok()?;
+            Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
+        }
+        Coding::Log { unit, .. } | Coding::LogKey { unit } => {
+            let (factors, keep) = match (coding, around.parent) {
+                (Coding::Log { .. }, Some(State::Log { factors, q, unit: from, .. })) if *from == unit => {
+                    (factors, Some(q.as_slice()))
+                }
+                (Coding::LogKey { .. }, _) => (around.factors?, None),
+                _ => return None,
+            };
+            let first = place.rows.first;
+            let (mut q, mut decoded) = (vec![0; elements], vec![0; data.len()]);
+            let grid = Grid { factors, first };
+            let error = log::quantize(dtype, data, grid, unit, keep, &mut q, &mut decoded).ok()?;
+            Some((State::Log { factors: Arc::clone(factors), first, unit, q }, Arc::new(decoded), error))
+        }
+        Coding::Moment { step, .. } => {
+            let (second_type, written, second) = around.beside?;
+            let (mut accumulators, mut exceptions) = (vec![0; elements], Vec::new());
+            (second_type == dtype).then_some(())?;
+            moment::quantize(dtype, data, written, step, &mut accumulators, &mut exceptions).ok()?;
+            let state = State::Moment { second: Arc::clone(second), accumulators, step, exceptions };
+            let decoded = state.bytes(dtype).ok()?;
+            let error = moment::largest_error(dtype, data, written, &decoded, second, step)?;
+            Some((state, decoded, error))
+        }
+        Coding::Cast { .. } => {
+            let (from, written, decoded) = around.beside?;
+            let mut out = vec![0; data.len()];
+            cast::cast(from, written, dtype, &mut out).ok()?;
+            (out == **data).then_some(())?;
+            cast::cast(from, decoded, dtype, &mut out).ok()?;
+            let error = lattice::largest_error(dtype, data, &out)?;
+            let out = Arc::new(out);
+            Some((State::Bytes(Arc::clone(&out)), out, error))
+        }
+    }
+}
+
+/// The largest error that a tensor may have in this coding, of which `found` was found: what it is checked against once it
+/// was read back.
+pub(super) fn bound(coding: Coding, found: f64) -> f64 {
+    match coding {
+        Coding::Lossless | Coding::LosslessDelta { .. } => 0.0,
+        Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => step / 2.0,
+        // Room for roundings is the codec's to give.
+        Coding::Moment { step, .. } => found.max(step / 2.0),
+        Coding::Log { unit, .. } => log::bound(unit, true),
+        Coding::LogKey { unit } => log::bound(unit, false),
+        // Each row has a bound of its own, which was checked when it was quantized; a copy that of what it is made from.
+        Coding::Rows { .. } | Coding::RowsKey { .. } | Coding::Cast { .. } => found,
+    }
+}
+
+/// K of a state that becomes a difference to `parent`.
+fn keyframe(coding: Coding, parent: Option<&State>) -> Option<Arc<Vec<u8>>> {
+    coding.parent()?;
+    match parent? {
+        State::Bytes(bytes) => Some(Arc::clone(bytes)),
+        State::Lattice { keyframe, .. } => keyframe.clone(),
         _ => None,
-    };
-    let mut accumulators = vec![0; data.len() / dtype.size()];
-    let mut decoded = vec![0; data.len()];
-    let mut exceptions = Vec::new();
-    let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
-    let error = lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
-    Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
+    }
 }
 
 /// Appends the payload of `state` in this coding. `false`: it cannot be said so (another keyframe than the parent's, too
@@ -36,38 +136,55 @@ pub(super) fn quantize(
 ///
 /// # Errors
 /// When the parent's state is damaged.
-pub(super) fn payload(
-    dtype: Dtype,
-    coding: Coding,
-    state: &State,
-    parent: Option<&State>,
-    out: &mut Vec<u8>,
-) -> io::Result<bool> {
-    match (coding, state) {
-        (Coding::Lossless, State::Bytes(bytes)) => lossless::encode(dtype, bytes, None, out),
+pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: &mut Vec<u8>) -> io::Result<bool> {
+    let Place { dtype, coding, .. } = place;
+    let fits = match (coding, state) {
+        (Coding::Lossless, State::Bytes(bytes)) => {
+            lossless::encode(dtype, bytes, None, out);
+            true
+        }
         (Coding::LosslessDelta { .. }, State::Bytes(bytes)) => {
             let Some(parent) = parent else { return Ok(false) };
             lossless::encode(dtype, bytes, Some(&parent.bytes(dtype)?), out);
+            true
         }
-        (_, State::Lattice { keyframe, accumulators, step, exceptions }) => {
-            let parent = match (coding, keyframe) {
-                (Coding::Lattice { .. }, _) => match restated(state, parent) {
-                    Some(parent) => parent,
-                    None => return Ok(false),
-                },
-                (Coding::LatticeKey { .. }, None) => None,
-                (Coding::LatticeWithKeyframe { .. }, Some(keyframe)) => {
-                    lattice::put_keyframe(dtype, keyframe, out);
-                    None
-                }
-                _ => return Ok(false),
-            };
-            debug_assert_eq!(coding.step(), Some(*step));
-            return Ok(lattice::encode_tile(accumulators, parent.as_deref(), exceptions, out).is_ok());
+        (Coding::Lattice { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
+            Some(parent) => lattice::encode_tile(accumulators, parent.as_deref(), exceptions, out).is_ok(),
+            None => false,
+        },
+        (Coding::Rows { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
+            Some(parent) => rows::encode_tile(accumulators, parent.as_deref(), place.rows, exceptions, out).is_ok(),
+            None => false,
+        },
+        (Coding::LatticeKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
+            lattice::encode_tile(accumulators, None, exceptions, out).is_ok()
         }
-        _ => return Ok(false),
-    }
-    Ok(true)
+        (Coding::RowsKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
+            rows::encode_tile(accumulators, None, place.rows, exceptions, out).is_ok()
+        }
+        (
+            Coding::LatticeWithKeyframe { .. },
+            State::Lattice { keyframe: Some(keyframe), accumulators, exceptions, .. },
+        ) => {
+            lattice::put_keyframe(dtype, keyframe, out);
+            lattice::encode_tile(accumulators, None, exceptions, out).is_ok()
+        }
+        (Coding::LogKey { .. }, State::Log { factors, first, q, .. }) => {
+            log::encode_tile(q, Parent::Factors(Grid { factors, first: *first }), out).is_ok()
+        }
+        (Coding::Log { unit, .. }, State::Log { factors, q, .. }) => match parent {
+            Some(State::Log { factors: same, unit: from, q: before, .. }) if same == factors && *from == unit => {
+                log::encode_tile(q, Parent::State(before), out).is_ok()
+            }
+            _ => false,
+        },
+        (Coding::Moment { .. }, State::Moment { accumulators, exceptions, .. }) => {
+            lattice::encode_tile(accumulators, None, exceptions, out).is_ok()
+        }
+        (Coding::Cast { .. }, State::Bytes(_)) => true,
+        _ => false,
+    };
+    Ok(fits)
 }
 
 /// The parent's accumulators in the step of `state`; inside, `None` where they are all 0, because the parent is the
@@ -83,5 +200,6 @@ pub(super) fn restated(state: &State, parent: Option<&State>) -> Option<Option<V
             let fits = keyframe == other && lattice::rescale(&mut accumulators, *from, *step).is_ok();
             fits.then_some(Some(accumulators))
         }
+        _ => None,
     }
 }

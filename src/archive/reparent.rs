@@ -9,22 +9,21 @@
 //!
 //! The old parent is still there after that; it goes once nobody needs it.
 
+use std::collections::HashMap;
 use std::io;
-use std::sync::Arc;
 
 use rayon::prelude::*;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::{TILE_BYTES, lossless};
-use crate::recall::{Chain, ReadError};
-use crate::recall::{State, tile};
+use crate::recall::{Chain, ReadError, State, tile};
 use crate::store::object::{Coding, Header, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 
 use super::encode::BATCH;
-use super::payload;
+use super::payload::{self, Place};
 
-/// Bytes of tensors looked at to estimate what an object would take as a difference to another: the largest ones first.
+/// Tensors looked at to estimate what an object would take as a difference to another: the largest ones.
 const SAMPLED_TENSORS: usize = 32;
 
 /// What a re-parenting works with.
@@ -44,6 +43,15 @@ struct Choice {
     bits: f64,
 }
 
+/// A tensor in its new encoding.
+struct Written {
+    coding: Coding,
+    factors: Option<Tile>,
+    tiles: Vec<Tile>,
+    /// Hashes of its tiles' states.
+    states: Vec<u64>,
+}
+
 impl Move<'_> {
     /// Writes the new encoding, reads it back, and puts it in the place of the old one. Memory: a batch of tiles.
     ///
@@ -55,19 +63,20 @@ impl Move<'_> {
         let mut writer = ObjectWriter::rewrite(tmp, leaf.header().id)?;
         let mut index = leaf.index().clone();
         let mut states = Vec::new();
+        let twins = self.twins();
         for (number, entry) in index.tensors.iter_mut().enumerate() {
-            let choice = self.choose(number, entry)?;
+            let choice = self.choose(number, entry, twins.get(entry.path.as_str()).copied())?;
             let start = writer.position();
-            let done = match self.write(&mut writer, number, entry, choice.coding)? {
-                Some(done) => done,
+            let written = match self.write(&mut writer, number, entry, choice.coding)? {
+                Some(written) => written,
                 None => {
                     writer.rewind(start);
-                    let alone = alone(&self.state(number, 0)?);
+                    let alone = alone(entry, &self.state(number, 0)?);
                     self.write(&mut writer, number, entry, alone)?.ok_or(Damage("a tensor cannot stand alone"))?
                 }
             };
-            (entry.coding, entry.tiles) = (done.0, done.1);
-            states.extend(done.2);
+            (entry.coding, entry.factors, entry.tiles) = (written.coding, written.factors, written.tiles);
+            states.extend(written.states);
         }
         let mut payload = Vec::new();
         for chunk in &mut index.skeleton {
@@ -100,9 +109,11 @@ impl Move<'_> {
         let total: f64 = tensors.iter().map(|(_, entry)| len(entry)).sum();
         tensors.truncate(SAMPLED_TENSORS);
         let (mut raw, mut bits) = (0.0, 0.0);
+        let twins = self.twins();
         for (number, entry) in tensors {
             let middle = tile::tile_len(entry, entry.tiles.len() / 2) as f64;
-            bits += self.choose(number, entry)?.bits * len(entry) / middle.max(1.0);
+            bits += self.choose(number, entry, twins.get(entry.path.as_str()).copied())?.bits * len(entry)
+                / middle.max(1.0);
             raw += len(entry);
         }
         let skeleton: u64 = leaf.index().skeleton.iter().map(|chunk| u64::from(chunk.stored)).sum();
@@ -113,75 +124,92 @@ impl Move<'_> {
         Ok(tile::state(self.old, tensor, number)?)
     }
 
-    /// The same tensor of the new parent.
-    fn twin(&self, entry: &TensorEntry) -> Option<(u32, &Chain)> {
-        let chain = self.parent?;
-        let fits = |other: &TensorEntry| {
-            other.path == entry.path && other.dtype == entry.dtype && other.tiles.len() == entry.tiles.len() && {
-                other.extent.end - other.extent.start == entry.extent.end - entry.extent.start
-            }
-        };
-        let at = chain.leaf().index().tensors.iter().position(fits)?;
-        Some((at as u32, chain))
+    /// The tensors of the new parent by path.
+    fn twins(&self) -> HashMap<&str, (u32, &TensorEntry)> {
+        let tensors = self.parent.iter().flat_map(|chain| chain.leaf().index().tensors.iter().zip(0..));
+        tensors.map(|(entry, at)| (entry.path.as_str(), (at, entry))).collect()
     }
 
-    /// The cheaper of a difference and none, by the tile in the middle.
-    fn choose(&self, number: usize, entry: &TensorEntry) -> io::Result<Choice> {
+    /// The cheaper of a difference and none, by the tile in the middle. What needs nothing but what lies beside it is that
+    /// way already.
+    fn choose(&self, number: usize, entry: &TensorEntry, twin: Option<(u32, &TensorEntry)>) -> io::Result<Choice> {
         let middle = entry.tiles.len() / 2;
-        if entry.tiles.is_empty() {
+        let Some(tile) = entry.tiles.get(middle) else {
             return Ok(Choice { coding: Coding::Lossless, bits: 0.0 });
-        }
-        let state = self.state(number, middle)?;
-        let twin = match self.twin(entry) {
-            Some((at, chain)) => Some((at, tile::state(chain, at as usize, middle)?)),
-            None => None,
         };
-        let alone =
-            Choice { coding: alone(&state), bits: bits(entry, alone(&state), &state, None)?.unwrap_or(f64::MAX) };
+        if entry.coding.beside().is_some() {
+            return Ok(Choice { coding: entry.coding, bits: 8.0 * f64::from(tile.stored) });
+        }
+        let len = |entry: &TensorEntry| entry.extent.end - entry.extent.start;
+        let twin = twin.filter(|(_, other)| other.dtype == entry.dtype && len(other) == len(entry));
+        let state = self.state(number, middle)?;
+        let twin = match (twin, self.parent) {
+            (Some((at, _)), Some(chain)) => Some((at, tile::state(chain, at as usize, middle)?)),
+            _ => None,
+        };
+        let coding = alone(entry, &state);
+        let alone = Choice { coding, bits: bits(entry, coding, &state, None)?.unwrap_or(f64::MAX) };
         let Some((parent, twin)) = twin else {
             return Ok(alone);
         };
-        let coding = match &state {
-            State::Bytes(_) => Coding::LosslessDelta { parent },
-            State::Lattice { step, .. } => Coding::Lattice { parent, step: *step },
+        let coding = match (&state, entry.coding) {
+            (State::Lattice { step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
+                Coding::Rows { parent, step: *step }
+            }
+            (State::Lattice { step, .. }, _) => Coding::Lattice { parent, step: *step },
+            (State::Log { unit, .. }, _) => Coding::Log { parent, unit: *unit },
+            (State::Bytes(_) | State::Moment { .. }, _) => Coding::LosslessDelta { parent },
         };
         let difference = bits(entry, coding, &state, Some(&twin))?.map(|bits| Choice { coding, bits });
         Ok(difference.filter(|difference| difference.bits < alone.bits).unwrap_or(alone))
     }
 
     /// Writes the tiles of a tensor. `None`: one of them cannot be said in this coding.
-    #[expect(clippy::type_complexity, reason = "used twice, a few lines above")]
     fn write(
         &self,
         writer: &mut ObjectWriter,
         number: usize,
         entry: &TensorEntry,
         coding: Coding,
-    ) -> io::Result<Option<(Coding, Vec<Tile>, Vec<u64>)>> {
+    ) -> io::Result<Option<Written>> {
         let parent = coding.parent().and_then(|parent| Some((parent as usize, self.parent?)));
-        let (mut tiles, mut states) = (Vec::new(), Vec::new());
+        let mut written = Written { coding, factors: None, tiles: Vec::new(), states: Vec::new() };
+        if let Coding::LogKey { .. } = coding
+            && !entry.tiles.is_empty()
+        {
+            let State::Log { factors, .. } = self.state(number, 0)? else { return Ok(None) };
+            let mut payload = Vec::new();
+            factors.encode(&mut payload);
+            written.factors = Some(writer.put(&payload, xxh3_64(&payload))?);
+        }
         for first in (0..entry.tiles.len()).step_by(BATCH) {
             (self.breathe)()?;
             let batch: Vec<io::Result<Option<(Vec<u8>, u64)>>> = (first..entry.tiles.len().min(first + BATCH))
                 .into_par_iter()
                 .map(|at| {
                     let state = self.state(number, at)?;
+                    let mut out = Vec::new();
+                    if coding.beside().is_some() {
+                        // It depends on nothing that moves.
+                        self.old.leaf().payload(&entry.tiles[at], &mut out)?;
+                        return Ok(Some((out, state.hash())));
+                    }
                     let parent = match parent {
                         Some((parent, chain)) => Some(tile::state(chain, parent, at)?),
                         None => None,
                     };
-                    let mut out = Vec::new();
-                    let fits = payload::payload(entry.dtype, coding, &state, parent.as_ref(), &mut out)?;
-                    Ok(fits.then(|| (out, hash(&state))))
+                    let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, at) };
+                    let fits = payload::payload(place, &state, parent.as_ref(), &mut out)?;
+                    Ok(fits.then(|| (out, state.hash())))
                 })
                 .collect();
             for (tile, done) in entry.tiles[first..].iter().zip(batch) {
                 let Some((payload, state)) = done? else { return Ok(None) };
-                tiles.push(writer.put(&payload, tile.decoded_hash)?);
-                states.push(state);
+                written.tiles.push(writer.put(&payload, tile.decoded_hash)?);
+                written.states.push(state);
             }
         }
-        Ok(Some((coding, tiles, states)))
+        Ok(Some(written))
     }
 
     /// Step 2.
@@ -194,7 +222,7 @@ impl Move<'_> {
         let same = |((number, at), expected): (&(usize, usize), &u64)| -> io::Result<bool> {
             let entry = &leaf.index().tensors[*number];
             let state = tile::state(chain, *number, *at)?;
-            Ok(hash(&state) == *expected && xxh3_64(&state.bytes(entry.dtype)?) == entry.tiles[*at].decoded_hash)
+            Ok(state.hash() == *expected && xxh3_64(&state.bytes(entry.dtype)?) == entry.tiles[*at].decoded_hash)
         };
         for (places, states) in places.chunks(BATCH).zip(states.chunks(BATCH)) {
             (self.breathe)()?;
@@ -213,16 +241,21 @@ impl Move<'_> {
     }
 }
 
-/// The coding of a state that is a difference to nothing.
-fn alone(state: &State) -> Coding {
-    match state {
-        State::Bytes(_) => Coding::Lossless,
-        State::Lattice { keyframe: None, step, .. } => Coding::LatticeKey { step: *step },
-        State::Lattice { keyframe: Some(_), step, .. } => Coding::LatticeWithKeyframe { step: *step },
+/// The coding of a tensor's state that is a difference to nothing.
+fn alone(entry: &TensorEntry, state: &State) -> Coding {
+    match (state, entry.coding) {
+        (_, coding) if coding.beside().is_some() => coding,
+        (State::Bytes(_) | State::Moment { .. }, _) => Coding::Lossless,
+        (State::Lattice { keyframe: None, step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
+            Coding::RowsKey { step: *step }
+        }
+        (State::Lattice { keyframe: None, step, .. }, _) => Coding::LatticeKey { step: *step },
+        (State::Lattice { keyframe: Some(_), step, .. }, _) => Coding::LatticeWithKeyframe { step: *step },
+        (State::Log { unit, .. }, _) => Coding::LogKey { unit: *unit },
     }
 }
 
-/// Bits of a tile in this coding; `None` where it cannot be said so.
+/// Bits of the middle tile in this coding; `None` where it cannot be said so.
 fn bits(entry: &TensorEntry, coding: Coding, state: &State, parent: Option<&State>) -> io::Result<Option<f64>> {
     if let State::Bytes(bytes) = state {
         let parent = match parent {
@@ -232,27 +265,12 @@ fn bits(entry: &TensorEntry, coding: Coding, state: &State, parent: Option<&Stat
         return Ok(Some(lossless::estimate(entry.dtype, bytes, parent.as_ref().map(|parent| parent.as_slice()))));
     }
     let mut out = Vec::with_capacity(TILE_BYTES / 8);
-    let fits = payload::payload(entry.dtype, coding, state, parent, &mut out)?;
+    let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, entry.tiles.len() / 2) };
+    let fits = payload::payload(place, state, parent, &mut out)?;
     Ok(fits.then_some(8.0 * out.len() as f64))
 }
 
-/// xxh3-64 of everything that a state is to its successors and its readers.
-fn hash(state: &State) -> u64 {
-    let mut hash = Xxh3::new();
-    let mut bytes = |bytes: &Arc<Vec<u8>>| hash.update(&xxh3_64(bytes).to_le_bytes());
-    match state {
-        State::Bytes(all) => bytes(all),
-        State::Lattice { keyframe, accumulators, step, exceptions } => {
-            keyframe.iter().for_each(bytes);
-            hash.update(&step.to_le_bytes());
-            accumulators.iter().for_each(|a| hash.update(&a.to_le_bytes()));
-            exceptions.iter().for_each(|e| hash.update(&(u64::from(e.index) ^ e.raw.rotate_left(32)).to_le_bytes()));
-        }
-    }
-    hash.digest()
-}
-
-/// A chain with its old parent's id, for messages.
+/// What an object is a difference to, for messages.
 pub(super) fn parent_words(parent: Option<Id>) -> String {
     parent.map_or("nothing".into(), |id| format!("object {id}"))
 }

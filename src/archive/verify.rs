@@ -5,10 +5,11 @@ use std::io;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::codec::lattice;
+use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Patch, ReadAt};
 use crate::recall::layout::Unit;
-use crate::recall::{Chain, Layout, stream};
+use crate::recall::{Chain, Layout, stream, tile};
+use crate::store::object::Coding;
 
 use super::encode::patch;
 use super::samples::Sampler;
@@ -53,9 +54,10 @@ pub(super) fn verify(
         decoded_hash.update(decoded);
         sample.update(offset, decoded);
         match unit {
-            Unit::Tile { tensor, .. } if tensors[tensor as usize].coding.step().is_some() => {
+            Unit::Tile { tensor, tile } if tensors[tensor as usize].coding.is_lossy() => {
                 let entry = &tensors[tensor as usize];
-                if lattice::largest_error(entry.dtype, &original, decoded).is_none_or(|error| error > entry.bound) {
+                let error = error_of(chain, source, tensor as usize, tile as usize, &original, decoded)?;
+                if error.is_none_or(|error| error > entry.bound) {
                     return Err(wrong(format!("tensor {} is off by more than its bound", entry.path)));
                 }
             }
@@ -76,4 +78,28 @@ pub(super) fn verify(
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the end of the file is missing"));
     }
     Ok(Hashes { source: source_hash.digest128(), decoded: decoded_hash.digest128(), sample: sample.finish() })
+}
+
+/// The largest error of a tile in the terms of its codec; `None` when what must hold of it does not.
+fn error_of(
+    chain: &Chain,
+    source: &File,
+    tensor: usize,
+    number: usize,
+    original: &[u8],
+    decoded: &[u8],
+) -> io::Result<Option<f64>> {
+    let tensors = &chain.leaf().index().tensors;
+    let entry = &tensors[tensor];
+    Ok(match entry.coding {
+        Coding::Log { .. } | Coding::LogKey { .. } => log::largest_error(entry.dtype, original, decoded),
+        Coding::Moment { second, step } => {
+            let mut written = vec![0; original.len()];
+            let start = tensors[second as usize].extent.start + number as u64 * TILE_BYTES as u64;
+            source.read_exact_at(&mut written, start)?;
+            let second = tile::decode(chain, second as usize, number)?;
+            moment::largest_error(entry.dtype, original, &written, decoded, &second, step)
+        }
+        _ => lattice::largest_error(entry.dtype, original, decoded),
+    })
 }

@@ -13,10 +13,18 @@ pub(super) trait Float {
     fn elements(data: &[u8]) -> &[Self::Bytes];
     /// The bytes as whole elements to write.
     fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes];
+    /// Largest finite value.
+    const LARGEST: f64;
+    /// Smallest positive value, subnormal; of f64, whose subnormals only f64 itself could hold, the smallest normal one.
+    const LEAST: f64;
     /// The value, exactly.
     fn widen(element: Self::Bytes) -> f64;
     /// The nearest element, ties to even.
     fn round(value: f64) -> Self::Bytes;
+    /// The square root of an element's value: in f32 for the types that f32 holds, else in f64; correctly rounded.
+    fn sqrt(value: f64) -> f64;
+    /// m / sqrt(v) of elements' values, computed in the same type.
+    fn quotient(m: f64, v: f64) -> f64;
     /// The bits, for exceptions.
     fn to_raw(element: Self::Bytes) -> u64;
     /// The element with these bits, if they are not too many.
@@ -28,10 +36,39 @@ pub(super) struct Bf16;
 pub(super) struct F32;
 pub(super) struct F64;
 
+/// Calls a generic function for the element type, or returns what it is given if the type is none of these four.
+macro_rules! for_float {
+    ($dtype:expr, $F:ident => $call:expr, else $else:expr) => {
+        match $dtype {
+            $crate::codec::Dtype::F16 => {
+                type $F = $crate::codec::float::F16;
+                $call
+            }
+            $crate::codec::Dtype::Bf16 => {
+                type $F = $crate::codec::float::Bf16;
+                $call
+            }
+            $crate::codec::Dtype::F32 => {
+                type $F = $crate::codec::float::F32;
+                $call
+            }
+            $crate::codec::Dtype::F64 => {
+                type $F = $crate::codec::float::F64;
+                $call
+            }
+            _ => $else,
+        }
+    };
+}
+
+pub(super) use for_float;
+
 macro_rules! float {
-    ($name:ident, $bits:ty, |$b:ident| $widen:expr, |$value:ident| $round:expr) => {
+    ($name:ident, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty, |$b:ident| $widen:expr, |$value:ident| $round:expr) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
+            const LARGEST: f64 = $largest;
+            const LEAST: f64 = f64::from_bits(((1023i64 + $least) as u64) << 52);
             #[inline(always)]
             fn elements(data: &[u8]) -> &[Self::Bytes] {
                 data.as_chunks().0
@@ -50,6 +87,16 @@ macro_rules! float {
                 let bits: $bits = $round;
                 bits.to_le_bytes()
             }
+            #[inline(always)]
+            #[allow(clippy::unnecessary_cast)]
+            fn sqrt(value: f64) -> f64 {
+                f64::from((value as $sqrt_in).sqrt())
+            }
+            #[inline(always)]
+            #[allow(clippy::unnecessary_cast)]
+            fn quotient(m: f64, v: f64) -> f64 {
+                f64::from(m as $sqrt_in / (v as $sqrt_in).sqrt())
+            }
             fn to_raw(element: Self::Bytes) -> u64 {
                 <$bits>::from_le_bytes(element).into()
             }
@@ -60,10 +107,18 @@ macro_rules! float {
     };
 }
 
-float!(F16, u16, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
-float!(Bf16, u16, |bits| f32::from_bits(u32::from(bits) << 16).into(), |value| f32_to_bf16(round_to_odd(value)));
-float!(F32, u32, |bits| f32::from_bits(bits).into(), |value| (value as f32).to_bits());
-float!(F64, u64, |bits| f64::from_bits(bits), |value| value.to_bits());
+float!(F16, u16, -24, 65504.0, f32, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
+float!(
+    Bf16,
+    u16,
+    -133,
+    f32::from_bits(0x7f7f_0000) as f64,
+    f32,
+    |bits| f32::from_bits(u32::from(bits) << 16).into(),
+    |value| f32_to_bf16(round_to_odd(value))
+);
+float!(F32, u32, -149, f32::MAX as f64, f32, |bits| f32::from_bits(bits).into(), |value| (value as f32).to_bits());
+float!(F64, u64, -1022, f64::MAX, f64, |bits| f64::from_bits(bits), |value| value.to_bits());
 
 /// The f32 at or next to `value` towards zero, its last bit set if that was not exact.
 #[inline(always)]

@@ -15,10 +15,13 @@
 //! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain, then
 //! [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
-use super::float::{Bf16, F16, F32, F64, Float};
+use super::exception::{put_exceptions, take_exceptions};
+use super::float::{Float, for_float};
 use super::{Dtype, lossless};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
+
+pub use super::exception::{Exception, apply_exceptions};
 
 /// Largest |A|: the difference of two such values still fits an `i32`.
 pub const MAX_A: i32 = 1 << 30;
@@ -27,23 +30,14 @@ pub const MAX_A: i32 = 1 << 30;
 pub const STEP_BITS: u32 = 24;
 
 /// Adding 1.5 * 2^52 leaves the nearest integer, ties to even, in the low bits: the f64 unit itself rounds.
-const ROUNDER: f64 = 6_755_399_441_055_744.0;
+pub(super) const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
 /// Elements quantized between two looks at whether something went wrong.
 const CHUNK: usize = 512;
 
-/// An element kept exactly, because no A brings R within the bound.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Exception {
-    /// Index of the element in its tile.
-    pub index: u32,
-    /// Its bits, in the low bits.
-    pub raw: u64,
-}
-
-/// This tile is not for the lattice; the tensor is to be stored losslessly.
+/// This tile is not for the codec it was given to; the tensor is to be stored losslessly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unfit for the lattice: {0}")]
+#[error("not to be quantized: {0}")]
 pub struct Unfit(pub &'static str);
 
 /// Whether `g` can be a step: positive, at most [`STEP_BITS`] significant bits, and neither it nor its inverse
@@ -51,31 +45,6 @@ pub struct Unfit(pub &'static str);
 pub fn is_step(g: f64) -> bool {
     let fraction = g.to_bits() & ((1 << 52) - 1);
     g.is_normal() && g > 0.0 && (1.0 / g).is_normal() && fraction.trailing_zeros() >= 53 - STEP_BITS
-}
-
-/// Calls a generic function for the element type, or returns what it is given if the type is not one of the lattice's.
-macro_rules! for_float {
-    ($dtype:expr, $F:ident => $call:expr, else $else:expr) => {
-        match $dtype {
-            Dtype::F16 => {
-                type $F = F16;
-                $call
-            }
-            Dtype::Bf16 => {
-                type $F = Bf16;
-                $call
-            }
-            Dtype::F32 => {
-                type $F = F32;
-                $call
-            }
-            Dtype::F64 => {
-                type $F = F64;
-                $call
-            }
-            _ => $else,
-        }
-    };
 }
 
 /// R of one element.
@@ -224,18 +193,6 @@ multiversion! {
     }
 }
 
-/// Puts the exact bits of the exceptions into a reconstructed tile.
-pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) -> Result<(), Corrupt> {
-    fn apply<F: Float>(exceptions: &[Exception], out: &mut [F::Bytes]) -> Result<(), Corrupt> {
-        for exception in exceptions {
-            let element = out.get_mut(exception.index as usize).ok_or(Corrupt("exception beyond the tile"))?;
-            *element = F::from_raw(exception.raw).ok_or(Corrupt("exception wider than its element"))?;
-        }
-        Ok(())
-    }
-    for_float!(dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice")))
-}
-
 /// Restates accumulators in another step: A becomes round(A * (from / to)), ties to even. What a child with step `to`
 /// is a difference to. One IEEE division and one multiplication: the same everywhere.
 ///
@@ -245,14 +202,20 @@ pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
     if !is_step(from) || !is_step(to) {
         return Err(Corrupt("step of the lattice"));
     }
-    if from == to || rescale_all(Level::detect(), a, from / to) {
-        return Ok(());
-    }
-    Err(Corrupt("A beyond its range in the new step"))
+    if from == to { Ok(()) } else { predict(a, from / to) }
+}
+
+/// Restates accumulators as a multiple of themselves: A becomes round(A * gain), ties to even. For states that decay from
+/// one to the next, which is where a child's differences are smallest.
+///
+/// # Errors
+/// When the gain is not finite, or a value leaves the range of A.
+pub fn predict(a: &mut [i32], gain: f64) -> Result<(), Corrupt> {
+    if multiply_all(Level::detect(), a, gain) { Ok(()) } else { Err(Corrupt("A beyond its range once restated")) }
 }
 
 multiversion! {
-    fn rescale_all(a: &mut [i32], ratio: f64) -> bool {
+    fn multiply_all(a: &mut [i32], ratio: f64) -> bool {
         let mut in_range = true;
         for a in a {
             let steps = f64::from(*a) * ratio;
@@ -329,52 +292,6 @@ multiversion! {
         }
         overflow >= 0
     }
-}
-
-/// Count; if any, their width in bytes (2, 4 or 8); for each the distance to the last index and the bits.
-fn put_exceptions(exceptions: &[Exception], out: &mut Vec<u8>) {
-    varint::put(exceptions.len() as u64, out);
-    let Some(widest) = exceptions.iter().map(|e| e.raw).max() else {
-        return;
-    };
-    let width = if widest <= u16::MAX.into() {
-        2
-    } else if widest <= u32::MAX.into() {
-        4
-    } else {
-        8
-    };
-    out.push(width);
-    let mut next = 0;
-    for exception in exceptions {
-        varint::put(u64::from(exception.index).wrapping_sub(next), out);
-        out.extend_from_slice(&exception.raw.to_le_bytes()[..width as usize]);
-        next = u64::from(exception.index) + 1;
-    }
-}
-
-fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec<Exception>) -> Result<(), Corrupt> {
-    let count = varint::take(&mut payload)?;
-    if count > 0 {
-        let (&width, rest) = payload.split_first().ok_or(Corrupt("truncated exceptions"))?;
-        if !matches!(width, 2 | 4 | 8) {
-            return Err(Corrupt("width of exceptions"));
-        }
-        payload = rest;
-        let mut next = 0u64;
-        // Each takes bytes of the payload, so a count that lies ends with it.
-        for _ in 0..count {
-            let index = next.checked_add(varint::take(&mut payload)?).filter(|&index| index < elements as u64);
-            let index = index.ok_or(Corrupt("exception beyond the tile"))?;
-            let (bits, rest) = payload.split_at_checked(width.into()).ok_or(Corrupt("truncated exceptions"))?;
-            payload = rest;
-            let mut raw = [0; 8];
-            raw[..bits.len()].copy_from_slice(bits);
-            out.push(Exception { index: index as u32, raw: u64::from_le_bytes(raw) });
-            next = index + 1;
-        }
-    }
-    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes behind the exceptions")) }
 }
 
 /// The updates W_new - W_old of two tiles (or samples) of the same type, for [`choose_g`].

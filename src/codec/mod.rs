@@ -1,20 +1,30 @@
 //! Tensors to symbols and back; pure functions over one tile at a time.
 //!
 //! - [`lattice`]: R = fl(K + g*A), the native codec of floating-point tensors. Start here.
+//! - [`log`]: v = inverse(P + unit*q), its logarithmic sibling, for second moments.
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
+//! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
+//! - [`rows`]: the lattice by rows, for embedding tables.
+//! - [`cast`]: copies in another type.
 //! - [`Dtype`]: element types by the names safetensors gives them.
+//! - `exception`: elements kept exactly beside a quantized tile.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
 //! - `ordered`: floats as integers in the order of their values, and differences of those.
 //! - `planes`: elements split into one stream per byte.
 //!
 //! Symbols become bits in [`crate::entropy`].
 
+pub mod cast;
 mod dtype;
+mod exception;
 mod float;
 pub mod lattice;
+pub mod log;
 pub mod lossless;
+pub mod moment;
 mod ordered;
 mod planes;
+pub mod rows;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;

@@ -120,6 +120,43 @@ pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
     }
 }
 
+/// Decodes the payload of exactly `n` values block by block: `each` is given the index of a block's first value, and
+/// the block.
+pub(crate) fn decode_blocks(
+    mut payload: &[u8],
+    n: usize,
+    mut each: impl FnMut(usize, &[i32]) -> Result<(), Corrupt>,
+) -> Result<(), Corrupt> {
+    let body = varint::take_bytes(&mut payload)?;
+    let mut classes = Scratch::new(n);
+    bytes::decode(body, &mut classes)?;
+    let mut extra = BitReader::new(payload);
+    let level = Level::detect();
+    let mut values = [0; BLOCK];
+    for (number, classes) in classes.chunks(BLOCK).enumerate() {
+        let values = &mut values[..classes.len()];
+        if !small_values(level, classes, values) {
+            for (value, &class) in values.iter_mut().zip(classes).filter(|(_, class)| **class >= LARGE) {
+                *value = large(class, &mut extra)?;
+            }
+        }
+        each(number * BLOCK, values)?;
+    }
+    Ok(())
+}
+
+multiversion! {
+    /// Writes the values as if all classes were small; returns whether they are.
+    fn small_values(classes: &[u8], values: &mut [i32]) -> bool {
+        let mut most = 0;
+        for (value, &class) in values.iter_mut().zip(classes) {
+            most = class.max(most);
+            *value = i32::from(class) - SMALL;
+        }
+        most < LARGE
+    }
+}
+
 multiversion! {
     /// Adds small classes, whole chunk by whole chunk, up to the first one with a large class; returns how many were added, or
     /// nothing if a sum went beyond 32 bits.

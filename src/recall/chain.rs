@@ -37,6 +37,8 @@ enum Leaf {
 pub struct Step<'a> {
     /// The object.
     pub object: &'a Object,
+    /// Its place in the chain.
+    pub place: usize,
     /// Number of the tensor in its table.
     pub tensor: usize,
     /// The tensor.
@@ -111,8 +113,9 @@ impl Chain {
         self.memory.as_deref()
     }
 
-    pub(super) fn remembers_leaf(&self) -> bool {
-        self.leaf != Leaf::Known
+    /// Whether the states of this object are to be kept, because the next state will be a difference to it.
+    pub(super) fn remembers(&self, id: Id) -> bool {
+        self.leaf != Leaf::Known && id == self.leaf().header().id
     }
 
     /// Whether memory may be asked for the states of this object.
@@ -126,14 +129,15 @@ impl Chain {
         Some(Chain { objects: self.objects[at..].to_vec(), memory: self.memory.clone(), leaf: Leaf::Known })
     }
 
-    /// The objects and tensor entries to apply, from the one that decodes alone to the leaf's `tensor`.
+    /// The objects and tensor entries to apply, from the one that decodes alone to tensor number `tensor` of the object at
+    /// `place` in the chain.
     ///
     /// # Errors
     /// [`ReadError`] when a parent is not what its child says.
-    pub fn path(&self, tensor: usize) -> Result<Vec<Step<'_>>, ReadError> {
+    pub fn path_from(&self, place: usize, tensor: usize) -> Result<Vec<Step<'_>>, ReadError> {
         let mut path: Vec<Step> = Vec::with_capacity(self.objects.len());
         let mut tensor = tensor;
-        for object in &self.objects {
+        for (place, object) in self.objects.iter().enumerate().skip(place) {
             let wrong = |what| ReadError::object(object.header().id, Damage(what));
             let Some(entry) = object.index().tensors.get(tensor) else {
                 return Err(wrong("it has no such tensor"));
@@ -142,7 +146,7 @@ impl Chain {
             if path.last().is_some_and(|child| !fits(child.entry)) {
                 return Err(wrong("a tensor is not what its child was made from"));
             }
-            path.push(Step { object, tensor, entry });
+            path.push(Step { object, place, tensor, entry });
             match entry.coding.parent() {
                 Some(parent) => tensor = parent as usize,
                 None => {

@@ -12,6 +12,7 @@ use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
 use crate::codec::lattice::Exception;
+use crate::codec::log::Factors;
 use crate::store::Id;
 use crate::store::object::Object;
 
@@ -32,30 +33,64 @@ enum Use {
     Read,
 }
 
-/// A state as it is kept: accumulators hardly ever need 32 bits.
+/// A state as it is kept: its integers hardly ever need 32 bits.
 #[derive(Debug)]
 enum Kept {
     Bytes(Arc<Vec<u8>>),
-    Lattice { keyframe: Option<Arc<Vec<u8>>>, accumulators: Accumulators, step: f64, exceptions: Vec<Exception> },
+    Lattice { keyframe: Option<Arc<Vec<u8>>>, accumulators: Integers, step: f64, exceptions: Vec<Exception> },
+    Log { factors: Arc<Factors>, first: u64, unit: u32, q: Integers },
 }
 
 #[derive(Debug)]
-enum Accumulators {
+enum Integers {
+    /// `i16::MIN` stands for `i32::MIN`.
     Narrow(Vec<i16>),
     Wide(Vec<i32>),
 }
 
-impl Kept {
-    fn of(state: &State) -> Kept {
-        match state {
-            State::Bytes(bytes) => Kept::Bytes(Arc::clone(bytes)),
-            State::Lattice { keyframe, accumulators, step, exceptions } => {
-                let narrow: Option<Vec<i16>> = accumulators.iter().map(|&a| i16::try_from(a).ok()).collect();
-                let accumulators =
-                    narrow.map_or_else(|| Accumulators::Wide(accumulators.clone()), Accumulators::Narrow);
-                Kept::Lattice { keyframe: keyframe.clone(), accumulators, step: *step, exceptions: exceptions.clone() }
+impl Integers {
+    fn of(values: &[i32]) -> Integers {
+        let narrow = |&value: &i32| match value {
+            i32::MIN => Some(i16::MIN),
+            _ => i16::try_from(value).ok().filter(|narrow| *narrow != i16::MIN),
+        };
+        let all: Option<Vec<i16>> = values.iter().map(narrow).collect();
+        all.map_or_else(|| Integers::Wide(values.to_vec()), Integers::Narrow)
+    }
+
+    fn values(&self) -> Vec<i32> {
+        match self {
+            Integers::Narrow(narrow) => {
+                narrow.iter().map(|&value| if value == i16::MIN { i32::MIN } else { value.into() }).collect()
             }
+            Integers::Wide(wide) => wide.clone(),
         }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Integers::Narrow(narrow) => size_of_val(narrow.as_slice()),
+            Integers::Wide(wide) => size_of_val(wide.as_slice()),
+        }
+    }
+}
+
+impl Kept {
+    /// `None` for what is never asked for again: nothing is a difference to a moment's ratios.
+    fn of(state: &State) -> Option<Kept> {
+        Some(match state {
+            State::Bytes(bytes) => Kept::Bytes(Arc::clone(bytes)),
+            State::Lattice { keyframe, accumulators, step, exceptions } => Kept::Lattice {
+                keyframe: keyframe.clone(),
+                accumulators: Integers::of(accumulators),
+                step: *step,
+                exceptions: exceptions.clone(),
+            },
+            State::Log { factors, first, unit, q } => {
+                Kept::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: Integers::of(q) }
+            }
+            State::Moment { .. } => return None,
+        })
     }
 
     fn state(&self) -> State {
@@ -63,21 +98,23 @@ impl Kept {
             Kept::Bytes(bytes) => State::Bytes(Arc::clone(bytes)),
             Kept::Lattice { keyframe, accumulators, step, exceptions } => State::Lattice {
                 keyframe: keyframe.clone(),
-                accumulators: match accumulators {
-                    Accumulators::Narrow(narrow) => narrow.iter().map(|&a| a.into()).collect(),
-                    Accumulators::Wide(wide) => wide.clone(),
-                },
+                accumulators: accumulators.values(),
                 step: *step,
                 exceptions: exceptions.clone(),
             },
+            Kept::Log { factors, first, unit, q } => {
+                State::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: q.values() }
+            }
         }
     }
 
-    /// Bytes that other states may hold as well: a keyframe is that of all states of its chain.
+    /// Bytes that other states may hold as well: a keyframe is that of all states of its chain. (Factors are a thousandth
+    /// of their tensor, and their object holds them anyway.)
     fn shared(&self) -> Option<&Arc<Vec<u8>>> {
         match self {
             Kept::Bytes(bytes) => Some(bytes),
             Kept::Lattice { keyframe, .. } => keyframe.as_ref(),
+            Kept::Log { .. } => None,
         }
     }
 
@@ -86,12 +123,9 @@ impl Kept {
         match self {
             Kept::Bytes(_) => 0,
             Kept::Lattice { accumulators, exceptions, .. } => {
-                let a = match accumulators {
-                    Accumulators::Narrow(narrow) => size_of_val(narrow.as_slice()),
-                    Accumulators::Wide(wide) => size_of_val(wide.as_slice()),
-                };
-                (a + size_of_val(exceptions.as_slice())) as u64
+                (accumulators.bytes() + size_of_val(exceptions.as_slice())) as u64
             }
+            Kept::Log { q, .. } => q.bytes() as u64,
         }
     }
 }
@@ -244,7 +278,7 @@ impl Memory {
     }
 
     fn put(&self, key: Key, kind: Use, state: &State) {
-        let kept = Arc::new(Kept::of(state));
+        let Some(kept) = Kept::of(state).map(Arc::new) else { return };
         let mut inside = self.lock();
         let entry = inside.entries.peek(&key.0);
         if entry.is_some_and(|entry| entry.tiles.contains_key(&(key.1, key.2))) {
@@ -333,7 +367,7 @@ impl Claim<'_> {
     /// Keeps the decoded state.
     pub(super) fn fulfil(self, chain: &Chain, state: &State) {
         let id = self.key.0;
-        let kind = if chain.remembers_leaf() && chain.leaf().header().id == id { Use::Encode } else { Use::Read };
+        let kind = if chain.remembers(id) { Use::Encode } else { Use::Read };
         self.memory.put(self.key, kind, state);
     }
 }

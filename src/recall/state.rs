@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::codec::{Corrupt, Dtype, lattice};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::codec::log::{Factors, Grid};
+use crate::codec::{Corrupt, Dtype, lattice, log, moment};
 
 /// What a tile is made of: enough to give its bytes, and to encode its successor. It belongs to the state, not to the
 /// object: however the object is encoded, and whatever it is a difference to, this is the same.
@@ -22,6 +25,28 @@ pub enum State {
         /// what a successor is encoded from.
         exceptions: Vec<lattice::Exception>,
     },
+    /// v = 2^(P + unit*q), P from the factors.
+    Log {
+        /// Those of the whole tensor, from the object that its chain was begun with.
+        factors: Arc<Factors>,
+        /// Number of the tile's first element in the tensor.
+        first: u64,
+        /// The step, in octaves / 65536.
+        unit: u32,
+        /// The steps from P, or [`log::ZERO`].
+        q: Vec<i32>,
+    },
+    /// m = fl(g*A*sqrt(v)).
+    Moment {
+        /// The bytes of the second moment's tile, v.
+        second: Arc<Vec<u8>>,
+        /// The ratios A, in units of `step`.
+        accumulators: Vec<i32>,
+        /// The step g.
+        step: f64,
+        /// Elements that are stored as they are.
+        exceptions: Vec<lattice::Exception>,
+    },
 }
 
 impl State {
@@ -30,15 +55,60 @@ impl State {
     /// # Errors
     /// What is wrong with the state, as words.
     pub fn bytes(&self, dtype: Dtype) -> Result<Arc<Vec<u8>>, Corrupt> {
+        let mut out = Vec::new();
         match self {
-            State::Bytes(bytes) => Ok(Arc::clone(bytes)),
+            State::Bytes(bytes) => return Ok(Arc::clone(bytes)),
             State::Lattice { keyframe, accumulators, step, exceptions } => {
-                let mut out = vec![0; accumulators.len() * dtype.size()];
+                out.resize(accumulators.len() * dtype.size(), 0);
                 let keyframe = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
                 lattice::reconstruct(dtype, keyframe, *step, accumulators, &mut out)?;
                 lattice::apply_exceptions(dtype, exceptions, &mut out)?;
-                Ok(Arc::new(out))
+            }
+            State::Log { factors, first, unit, q } => {
+                out.resize(q.len() * dtype.size(), 0);
+                log::reconstruct(dtype, Grid { factors, first: *first }, *unit, q, &mut out)?;
+            }
+            State::Moment { second, accumulators, step, exceptions } => {
+                out.resize(accumulators.len() * dtype.size(), 0);
+                moment::reconstruct(dtype, second, *step, accumulators, &mut out)?;
+                lattice::apply_exceptions(dtype, exceptions, &mut out)?;
             }
         }
+        Ok(Arc::new(out))
+    }
+
+    /// xxh3-64 of everything that the state is to its successors and its readers.
+    pub fn hash(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        let integers = |hash: &mut Xxh3, values: &[i32]| {
+            values.iter().for_each(|value| hash.update(&value.to_le_bytes()));
+        };
+        let exceptions = |hash: &mut Xxh3, exceptions: &[lattice::Exception]| {
+            exceptions.iter().for_each(|e| hash.update(&(u64::from(e.index) ^ e.raw.rotate_left(32)).to_le_bytes()));
+        };
+        match self {
+            State::Bytes(bytes) => hash.update(&xxh3_64(bytes).to_le_bytes()),
+            State::Lattice { keyframe, accumulators, step, exceptions: kept } => {
+                keyframe.iter().for_each(|keyframe| hash.update(&xxh3_64(keyframe).to_le_bytes()));
+                hash.update(&step.to_le_bytes());
+                integers(&mut hash, accumulators);
+                exceptions(&mut hash, kept);
+            }
+            State::Log { factors, first, unit, q } => {
+                let mut text = Vec::new();
+                factors.encode(&mut text);
+                hash.update(&text);
+                hash.update(&first.to_le_bytes());
+                hash.update(&unit.to_le_bytes());
+                integers(&mut hash, q);
+            }
+            State::Moment { second, accumulators, step, exceptions: kept } => {
+                hash.update(&xxh3_64(second).to_le_bytes());
+                hash.update(&step.to_le_bytes());
+                integers(&mut hash, accumulators);
+                exceptions(&mut hash, kept);
+            }
+        }
+        hash.digest()
     }
 }

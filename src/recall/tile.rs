@@ -4,10 +4,13 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::{Corrupt, TILE_BYTES, lattice, lossless};
+use crate::codec::log::Grid;
+use crate::codec::rows::Rows;
+use crate::codec::{Corrupt, Dtype, TILE_BYTES, cast, lattice, log, lossless, rows};
 use crate::store::Damage;
 use crate::store::object::{Coding, Object, TensorEntry};
 
+use super::chain::Step;
 use super::memory::Claim;
 use super::{Chain, ReadError, State};
 
@@ -23,14 +26,21 @@ pub fn tile_len(entry: &TensorEntry, tile: usize) -> usize {
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
 pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadError> {
-    let path = chain.path(tensor)?;
+    state_from(chain, 0, tensor, tile)
+}
+
+/// The same for the object at this place of the chain.
+fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<State, ReadError> {
+    let path = chain.path_from(place, tensor)?;
     let (mut state, mut first) = (None, 0);
     let mut claims: Vec<(usize, Claim)> = Vec::new();
     if let Some(memory) = chain.memory() {
-        // From the leaf down: whoever waits for a claim holds none that lies below it, so nobody waits in a circle.
+        // From the leaf down: whoever waits for a claim holds none that lies below it, so nobody waits in a circle. What
+        // lies beside a tensor counts as below it: it never needs that tensor.
         for (at, step) in path.iter().enumerate().rev().filter(|(_, step)| chain.may_ask_for(step.object)) {
-            let worth_keeping = step.object.is_super_step() || at + 1 == path.len() && chain.remembers_leaf();
-            let known = match worth_keeping {
+            let worth_keeping =
+                step.object.is_super_step() || at + 1 == path.len() && chain.remembers(step.object.header().id);
+            let known = match worth_keeping && step.entry.coding.beside().is_none() {
                 true => match memory.claim(step.object, step.tensor, tile) {
                     Ok(known) => Some(known),
                     Err(claim) => {
@@ -51,7 +61,15 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadErr
     for (at, step) in path.iter().enumerate().skip(first) {
         let fail = |error: std::io::Error| ReadError::tensor(step.object.header().id, &step.entry.path, error);
         step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(fail)?;
-        let next = apply(state, step.entry, tile, &payload).map_err(fail)?;
+        let beside = match step.entry.coding.beside() {
+            Some(other) => {
+                let entry = &step.object.index().tensors[other as usize];
+                let bytes = whole_tile(chain, step, other as usize, entry, tile)?;
+                Some((entry.dtype, bytes))
+            }
+            None => None,
+        };
+        let next = apply(state, step, tile, &payload, beside).map_err(fail)?;
         if claims.last().is_some_and(|(place, _)| *place == at)
             && let Some((_, claim)) = claims.pop()
         {
@@ -60,6 +78,34 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadErr
         state = Some(next);
     }
     state.ok_or_else(|| ReadError::object(chain.leaf().header().id, Damage("a tensor has no base")))
+}
+
+/// The bytes of the tensor beside another one for the elements of that one's tile: of another type, they are elsewhere.
+fn whole_tile(
+    chain: &Chain,
+    step: &Step,
+    other: usize,
+    entry: &TensorEntry,
+    tile: usize,
+) -> Result<Arc<Vec<u8>>, ReadError> {
+    let fail = |error: std::io::Error| ReadError::tensor(step.object.header().id, &entry.path, error);
+    let piece = |tile: usize| -> Result<Arc<Vec<u8>>, ReadError> {
+        let state = state_from(chain, step.place, other, tile)?;
+        state.bytes(entry.dtype).map_err(|corrupt| fail(corrupt.into()))
+    };
+    if entry.dtype == step.entry.dtype {
+        return piece(tile);
+    }
+    let (from, to) = (entry.dtype.size(), step.entry.dtype.size());
+    let start = tile * TILE_BYTES / to * from;
+    let end = start + tile_len(step.entry, tile) / to * from;
+    let mut bytes = Vec::with_capacity(end - start);
+    for number in start / TILE_BYTES..end.div_ceil(TILE_BYTES) {
+        let piece = piece(number)?;
+        let at = number * TILE_BYTES;
+        bytes.extend_from_slice(&piece[start.max(at) - at..end.min(at + piece.len()) - at]);
+    }
+    Ok(Arc::new(bytes))
 }
 
 /// Decodes tile number `tile` of the leaf's tensor number `tensor` and checks what it decodes to.
@@ -77,34 +123,91 @@ pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<Vec<u8>>,
     }
 }
 
-/// One step of the chain: the parent's state and this object's payload give this object's state.
-fn apply(parent: Option<State>, entry: &TensorEntry, tile: usize, payload: &[u8]) -> std::io::Result<State> {
+/// One step of the chain: the parent's state, this object's payload and what lies beside it give this object's state.
+fn apply(
+    parent: Option<State>,
+    step: &Step,
+    tile: usize,
+    payload: &[u8],
+    beside: Option<(Dtype, Arc<Vec<u8>>)>,
+) -> std::io::Result<State> {
+    let entry = step.entry;
     let len = tile_len(entry, tile);
     let elements = len / entry.dtype.size();
+    const NO_BASE: Damage = Damage("a difference has no base");
     let (keyframe, mut accumulators, step, payload) = match entry.coding {
         Coding::Lossless => return Ok(lossless(entry, len, payload, None)?),
         Coding::LosslessDelta { .. } => {
-            let parent = parent.ok_or(Damage("a difference has no base"))?.bytes(entry.dtype)?;
+            let parent = parent.ok_or(NO_BASE)?.bytes(entry.dtype)?;
             return Ok(lossless(entry, len, payload, Some(&parent))?);
         }
         Coding::Lattice { step, .. } => match parent {
-            None => return Err(Damage("a difference has no base").into()),
             Some(State::Bytes(bytes)) => (Some(bytes), vec![0; elements], step, payload),
             Some(State::Lattice { keyframe, mut accumulators, step: from, .. }) => {
                 lattice::rescale(&mut accumulators, from, step)?;
                 (keyframe, accumulators, step, payload)
             }
+            _ => return Err(NO_BASE.into()),
         },
+        Coding::Rows { step, .. } => return rows(Some(parent.ok_or(NO_BASE)?), entry, tile, step, payload),
+        Coding::RowsKey { step } => return rows(None, entry, tile, step, payload),
         Coding::LatticeKey { step } => (None, vec![0; elements], step, payload),
         Coding::LatticeWithKeyframe { step } => {
             let mut keyframe = vec![0; len];
             let rest = lattice::take_keyframe(entry.dtype, payload, &mut keyframe)?;
             (Some(Arc::new(keyframe)), vec![0; elements], step, rest)
         }
+        Coding::LogKey { unit } => {
+            let factors = step.object.factors(step.tensor)?;
+            let first = entry.first_element(tile);
+            let mut q = vec![0; elements];
+            log::decode_tile(payload, Some(Grid { factors: &factors, first }), &mut q)?;
+            return Ok(State::Log { factors, first, unit, q });
+        }
+        Coding::Log { unit, .. } => match parent {
+            Some(State::Log { factors, first, unit: from, mut q }) if from == unit => {
+                log::decode_tile(payload, None, &mut q)?;
+                return Ok(State::Log { factors, first, unit, q });
+            }
+            _ => return Err(NO_BASE.into()),
+        },
+        Coding::Moment { step, .. } => {
+            let (_, second) = beside.ok_or(NO_BASE)?;
+            let (mut accumulators, mut exceptions) = (vec![0; elements], Vec::new());
+            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
+            return Ok(State::Moment { second, accumulators, step, exceptions });
+        }
+        Coding::Cast { .. } => {
+            let (from, bytes) = beside.ok_or(NO_BASE)?;
+            let mut out = vec![0; len];
+            cast::cast(from, &bytes, entry.dtype, &mut out)?;
+            return Ok(State::Bytes(Arc::new(out)));
+        }
     };
     let mut exceptions = Vec::new();
     lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
     Ok(State::Lattice { keyframe, accumulators, step, exceptions })
+}
+
+fn rows(parent: Option<State>, entry: &TensorEntry, tile: usize, step: f64, payload: &[u8]) -> std::io::Result<State> {
+    let elements = tile_len(entry, tile) / entry.dtype.size();
+    let (keyframe, mut accumulators) = match parent {
+        None => (None, vec![0; elements]),
+        Some(State::Bytes(bytes)) => (Some(bytes), vec![0; elements]),
+        Some(State::Lattice { keyframe, mut accumulators, step: from, .. }) => {
+            lattice::rescale(&mut accumulators, from, step)?;
+            (keyframe, accumulators)
+        }
+        Some(_) => return Err(Damage("a difference has no base").into()),
+    };
+    let mut exceptions = Vec::new();
+    rows::decode_tile_add(payload, &mut accumulators, places(entry, tile), &mut exceptions)?;
+    Ok(State::Lattice { keyframe, accumulators, step, exceptions })
+}
+
+/// Where a tile's elements lie in the rows of its tensor.
+pub fn places(entry: &TensorEntry, tile: usize) -> Rows {
+    Rows { width: entry.rows_and_width().1, first: entry.first_element(tile) }
 }
 
 fn lossless(entry: &TensorEntry, len: usize, payload: &[u8], parent: Option<&[u8]>) -> Result<State, Corrupt> {

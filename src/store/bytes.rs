@@ -1,6 +1,7 @@
 //! Little-endian reading and writing of the store's own structures: every length is checked before it is believed.
 
 use super::Damage;
+use crate::entropy::varint;
 
 /// Reads fields one after the other from bytes that may be damaged.
 pub(crate) struct Fields<'a> {
@@ -61,13 +62,37 @@ impl<'a> Fields<'a> {
         String::from_utf8(self.take(length)?.to_vec()).map_err(|_| Damage("a name is not UTF-8"))
     }
 
+    /// An unsigned LEB128 integer.
+    pub(crate) fn varint(&mut self) -> Result<u64, Damage> {
+        varint::take(&mut self.bytes).map_err(|_| Damage("an integer is cut short"))
+    }
+
+    /// A count of things that take at least `each` bytes in what is left, as [`Fields::count`].
+    pub(crate) fn varcount(&mut self, each: usize) -> Result<usize, Damage> {
+        let count = usize::try_from(self.varint()?).map_err(|_| Damage("a count is larger than what follows"))?;
+        if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
+            return Err(Damage("a count is larger than what follows"));
+        }
+        Ok(count)
+    }
+
+    /// A string with its length as a varint.
+    pub(crate) fn short_text(&mut self) -> Result<String, Damage> {
+        let length = self.varcount(1)?;
+        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| Damage("a name is not UTF-8"))
+    }
+
+    pub(crate) fn f32(&mut self) -> Result<f32, Damage> {
+        Ok(f32::from_le_bytes(self.array()?))
+    }
+
     pub(crate) fn remaining(&self) -> usize {
         self.bytes.len()
     }
 }
 
-/// Appends a string as its length (u32) and its UTF-8 bytes.
-pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
-    out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+/// Appends a string as its length (a varint) and its UTF-8 bytes.
+pub(crate) fn put_short_text(out: &mut Vec<u8>, text: &str) {
+    varint::put(text.len() as u64, out);
     out.extend_from_slice(text.as_bytes());
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::codec::float::{Bf16, F16, F32, F64};
 use proptest::prelude::*;
 
 const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];

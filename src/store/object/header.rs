@@ -11,8 +11,8 @@ pub const HEADER_BYTES: usize = 128;
 /// Length of the footer at the end of an object, bytes.
 pub const FOOTER_BYTES: usize = 64;
 /// Version of the object format that this program writes, and the newest that it reads. Version 1 had a hash of samples
-/// where the position is now, and no note in the index.
-pub const OBJECT_VERSION: u32 = 2;
+/// where the position is now, and no note in the index; version 2 had an index by rows, and the lattice alone.
+pub const OBJECT_VERSION: u32 = 3;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";

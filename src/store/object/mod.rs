@@ -4,15 +4,17 @@
 //! finished; then renamed into `objects/`. Its bytes never change afterwards, but another encoding may take its name, as a
 //! difference to another object; its decoded bytes never ever change.
 
+mod coding;
 mod header;
 mod id;
 mod index;
 mod reader;
 mod writer;
 
+pub use coding::Coding;
 pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, OBJECT_VERSION, SUPER_STEP};
 pub use id::Id;
-pub use index::{Coding, Index, TensorEntry, Tile, gaps, tiles_of};
+pub use index::{HEAD_BYTES, Index, TAIL_BYTES, TensorEntry, Tile, first_element, gaps, rows_and_width, tiles_of};
 pub use reader::{Object, path_of};
 pub use writer::ObjectWriter;
 

@@ -1,13 +1,16 @@
 //! Reads an object.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Tile};
+use crate::codec::log::Factors;
 use crate::store::Damage;
 
 /// An index larger than this is not believed. 10,000 tensors of 100 tiles take 30 MB.
@@ -29,6 +32,9 @@ pub struct Object {
     stored: u64,
     /// Device and inode number.
     place: (u64, u64),
+    /// Factors of tensors, as far as somebody asked for them. Taken for a moment to look one up or to add one; decoded
+    /// without it.
+    factors: Mutex<HashMap<usize, Arc<Factors>>>,
 }
 
 impl Object {
@@ -80,7 +86,7 @@ impl Object {
             .ok_or(Damage("its index does not decompress"))?;
         let index = Index::decode(&bytes, header.version, header.logical_len, footer.index_offset)?;
         let place = (metadata.dev(), metadata.ino());
-        Ok(Object { stored: metadata.blocks() * 512, place, file, header, index })
+        Ok(Object { stored: metadata.blocks() * 512, place, file, header, index, factors: Mutex::default() })
     }
 
     /// Whether this is the file that has its name in `objects`: not one that was removed, or replaced, since.
@@ -109,6 +115,23 @@ impl Object {
         self.stored
     }
 
+    /// The factors of tensor number `tensor`, a logarithmic lattice with its own. A few bytes a row and column.
+    ///
+    /// # Errors
+    /// What the device reports; `InvalidData` with a [`Damage`] when they are missing or damaged.
+    pub fn factors(&self, tensor: usize) -> io::Result<Arc<Factors>> {
+        let known = || self.factors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(factors) = known().get(&tensor) {
+            return Ok(Arc::clone(factors));
+        }
+        let entry = self.index.tensors.get(tensor).ok_or(Damage("it has no such tensor"))?;
+        let mut payload = Vec::new();
+        self.payload(entry.factors.as_ref().ok_or(Damage("a tensor's factors are missing"))?, &mut payload)?;
+        let (rows, width) = entry.rows_and_width();
+        let factors = Arc::new(Factors::decode(&payload, rows, width)?);
+        Ok(Arc::clone(known().entry(tensor).or_insert(factors)))
+    }
+
     /// Reads a tile's payload into `buf` and checks it.
     ///
     /// # Errors
@@ -116,7 +139,7 @@ impl Object {
     pub fn payload(&self, tile: &Tile, buf: &mut Vec<u8>) -> io::Result<()> {
         buf.resize(tile.stored as usize, 0);
         self.file.read_exact_at(buf, tile.offset)?;
-        match xxh3_64(buf) == tile.payload_hash {
+        match xxh3_64(buf) as u32 == tile.payload_hash {
             true => Ok(()),
             false => Err(Damage("a tile's checksum does not match").into()),
         }

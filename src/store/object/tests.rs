@@ -44,7 +44,10 @@ fn coding() -> impl Strategy<Value = Coding> {
         any::<u32>().prop_map(|parent| Coding::LosslessDelta { parent }),
         (any::<u32>(), step.clone()).prop_map(|(parent, step)| Coding::Lattice { parent, step }),
         step.clone().prop_map(|step| Coding::LatticeKey { step }),
-        step.prop_map(|step| Coding::LatticeWithKeyframe { step }),
+        step.clone().prop_map(|step| Coding::LatticeWithKeyframe { step }),
+        (any::<u32>(), step).prop_map(|(parent, step)| Coding::Rows { parent, step }),
+        (any::<u32>(), 14u32..=20).prop_map(|(parent, unit)| Coding::Log { parent, unit: 1 << unit }),
+        (14u32..=20).prop_map(|unit| Coding::LogKey { unit: 1 << unit }),
     ]
 }
 
@@ -57,7 +60,7 @@ fn tiles(bytes: u64, seed: u64) -> Vec<Tile> {
             let mix = (seed ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let stored = (mix >> 42) as u32;
             let offset = mix % (PAYLOAD_END - u64::from(stored) + 1);
-            Tile { offset, stored, payload_hash: mix.rotate_left(7), decoded_hash: !mix }
+            Tile { offset, stored, payload_hash: mix.rotate_left(7) as u32, decoded_hash: !mix }
         })
         .collect()
 }
@@ -76,27 +79,49 @@ prop_compose! {
         seed: u64,
     ) -> (u64, TensorEntry) {
         let dtype = Dtype::ALL[dtype];
-        let coding = match coding.step() {
-            Some(_) if !dtype.is_lattice_float() => Coding::Lossless,
-            _ => coding,
-        };
+        let coding = if dtype.is_lattice_float() || !coding.is_lossy() { coding } else { Coding::Lossless };
         let role = Role::ALL[role];
+        let len = len - len % dtype.size() as u64;
+        let factors = matches!(coding, Coding::LogKey { .. }).then(|| tiles(1, !seed)[0]);
         let tiles = tiles(len, seed);
-        (gap, TensorEntry { path, dtype, role, shape, extent: 0..len, coding, bound, max_abs_error: bound / 3.0, tiles })
+        let bound = if coding.is_lossy() { bound } else { 0.0 };
+        let max_abs_error = f64::from((bound / 3.0) as f32);
+        (gap, TensorEntry { path, dtype, role, shape, extent: 0..len, coding, bound, max_abs_error, factors, tiles })
     }
+}
+
+/// A tensor that some others need beside it, in the ways that there are; their numbers are relative until they are `numbered`.
+fn family(((gap, tensor), ways): ((u64, TensorEntry), u8)) -> Vec<(u64, TensorEntry)> {
+    let of_lattice = tensor.dtype.is_lattice_float();
+    let mut family = vec![(gap, tensor.clone())];
+    let others = [Coding::Moment { second: 1, step: 0.5 }, Coding::Cast { of: 1 }];
+    for coding in others.into_iter().take(if of_lattice { usize::from(ways % 3) } else { 0 }) {
+        family.push((gap / 2, TensorEntry { coding, bound: 1.5, factors: None, ..tensor.clone() }));
+    }
+    family
+}
+
+fn numbered(((gap, mut tensor), own): ((u64, TensorEntry), u32)) -> (u64, TensorEntry) {
+    match &mut tensor.coding {
+        Coding::Moment { second, .. } => *second = own - 1,
+        Coding::Cast { of } => *of = own - 1,
+        _ => {}
+    }
+    (gap, tensor)
 }
 
 prop_compose! {
     /// An index and the length of its file.
     fn index()(
-        tensors in vec(tensor(), 0..6),
+        tensors in vec((tensor(), any::<u8>()), 0..4),
         texts in any::<[String; 4]>(),
+        generations: u32,
         rest in 0u64..2 * TILE_BYTES as u64,
         seed: u64,
     ) -> (Index, u64) {
         let mut end = 0;
         let mut skeleton = rest;
-        let tensors = tensors.into_iter().map(|(gap, mut tensor)| {
+        let tensors = tensors.into_iter().flat_map(family).zip(0..).map(numbered).map(|(gap, mut tensor)| {
             let len = tensor.extent.end;
             tensor.extent = end + gap..end + gap + len;
             end += gap + len;
@@ -105,7 +130,7 @@ prop_compose! {
         });
         let tensors = tensors.collect();
         let [origin, profile, container, note] = texts;
-        (Index { origin, profile, container, note, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
+        (Index { origin, profile, container, note, generations, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
     }
 }
 
@@ -123,6 +148,13 @@ fn is_sound(index: &Index, len: u64) {
         if let Some(step) = tensor.coding.step() {
             assert!(step > 0.0 && step.is_finite() && tensor.dtype.is_lattice_float());
         }
+        if let Some(beside) = tensor.coding.beside() {
+            let other = &index.tensors[beside as usize];
+            assert!(other.coding.beside() != Some(beside) && other.coding.rank() < tensor.coding.rank());
+            let elements = |t: &TensorEntry| (t.extent.end - t.extent.start) / t.dtype.size() as u64;
+            assert_eq!(elements(tensor), elements(other));
+        }
+        assert_eq!(tensor.factors.is_some(), matches!(tensor.coding, Coding::LogKey { .. }));
     }
     within(
         &index.skeleton,
@@ -199,7 +231,8 @@ fn one_tensor() -> (Index, u64) {
         extent: 8..408,
         coding: Coding::LatticeKey { step: 0.5 },
         bound: 0.25,
-        max_abs_error: 0.1,
+        max_abs_error: 0.125,
+        factors: None,
         tiles: tiles(400, 1),
     };
     (Index { tensors: vec![tensor], skeleton: tiles(8, 2), ..Index::default() }, 408)

@@ -66,7 +66,7 @@ impl ObjectWriter {
     pub fn put(&mut self, payload: &[u8], decoded_hash: u64) -> io::Result<Tile> {
         let stored = u32::try_from(payload.len()).map_err(io::Error::other)?;
         durable::write_all_at(&self.file, payload, self.end)?;
-        let tile = Tile { offset: self.end, stored, payload_hash: xxh3_64(payload), decoded_hash };
+        let tile = Tile { offset: self.end, stored, payload_hash: xxh3_64(payload) as u32, decoded_hash };
         self.end += u64::from(stored);
         Ok(tile)
     }

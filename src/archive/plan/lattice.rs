@@ -1,0 +1,202 @@
+//! The step of the lattice for a weight: from the update since the state before and to the state after.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::codec::{lattice, rows};
+use crate::container::{ReadAt, Tensor};
+use crate::recall::{State, tile};
+use crate::store::object::{Coding, rows_and_width};
+
+use super::super::payload::{self, Around, Place};
+use super::archived::Archived;
+use super::rates::VECTOR;
+use super::{Choice, Subject, read_tile, tiles};
+use crate::container::Role;
+
+/// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
+/// to 1% even where a few rows move a hundred times more than the others.
+const SAMPLE_ELEMENTS: usize = 4096;
+const SAMPLES: usize = 16;
+/// Tiles decoded of the base to measure a tensor's update, spread over the tensor.
+const SAMPLE_TILES: usize = 3;
+/// The update since the base counts at most this many times the update to the state after: a base that lies far back
+/// must not make this state coarser than training needs.
+const MOST_OF_NEXT: f64 = 1.5;
+/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit.
+const KEEP_WITHIN: f64 = 1.15;
+/// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
+const MOST_CHANGED: f64 = 0.7;
+/// Rows below which that is not worth a look: a row's own step takes some bits.
+const LEAST_ROWS: u64 = 256;
+/// A row's step is a power of two of the tensor's, which therefore may stay what it is while rows' updates change; it is made
+/// anew when they have become finer than it is.
+const FINER: f64 = 4.0;
+
+/// The coding of a weight, or `None` where lossless is right: nothing moves, or its update is not known.
+pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
+    let Some(twin) = &subject.twin else { return Ok(None) };
+    let coding = match by_rows(subject, twin)? {
+        Some(coding) => Some(coding),
+        None => on_lattice(subject, twin)?,
+    };
+    let Some(coding) = coding else { return Ok(None) };
+    let alone = match coding {
+        Coding::Rows { step, .. } | Coding::RowsKey { step } => Coding::RowsKey { step },
+        _ => coding.step().map_or(Coding::Lossless, |step| Coding::LatticeKey { step }),
+    };
+    let bits = if subject.material.super_step { bits(subject, coding, alone)? } else { None };
+    Ok(Some(Choice { coding, alone, bits: bits.unwrap_or((0.0, 0.0)) }))
+}
+
+fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
+    let next = next_update(subject, twin)?;
+    let step = |rms: f64| step(subject, rms);
+    let Some(base) = subject.parent else {
+        return Ok(next.and_then(step).map(|step| Coding::LatticeKey { step }));
+    };
+    let (parent, previous) = (base.number, subject.previous.unwrap_or(base));
+    let last = last_update(subject, previous)?;
+    if let (true, Some(step)) = (last.is_same, previous.entry.coding.step()) {
+        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing.
+        return Ok(Some(Coding::Lattice { parent, step }));
+    }
+    let rms = match (last.rms, next) {
+        (Some(last), Some(next)) => Some(last.min(MOST_OF_NEXT * next)),
+        (Some(last), None) => Some(last),
+        (None, next) => next,
+    };
+    let wanted = rms.and_then(step);
+    let Some(before) = previous.entry.coding.step() else {
+        // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
+        return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
+    };
+    let keep = |wanted: &f64| (1.0 / KEEP_WITHIN..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();
+    Ok(Some(Coding::Lattice { parent, step: wanted.filter(|wanted| !keep(wanted)).unwrap_or(before) }))
+}
+
+fn step(subject: &Subject, rms: f64) -> Option<f64> {
+    let tensor = subject.tensor;
+    // An optimizer's flat copies of matrices are vectors by their shape only.
+    let is_vector = tensor.shape.len() < 2 && tensor.role != Role::Master;
+    let share = if is_vector { VECTOR } else { subject.sensitivity };
+    lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share)
+}
+
+/// By rows, where most of them stay as they are.
+fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
+    let tensor = subject.tensor;
+    let (rows, width) = rows_and_width(&tensor.shape);
+    if tensor.shape.len() != 2 || rows < LEAST_ROWS {
+        return Ok(None);
+    }
+    let middle = tiles(tensor) / 2;
+    let now = read_tile(subject.material.source, tensor, middle)?;
+    let then = read_tile(subject.material.newer.0, twin, middle)?;
+    let first = super::first_element(tensor, middle);
+    let changes = rows::changes(tensor.dtype, &now, &then, rows::Rows { width, first });
+    if changes.share > MOST_CHANGED {
+        return Ok(None);
+    }
+    let wanted = rows::base_step(&changes.rms);
+    let before = subject.previous.and_then(|previous| match previous.entry.coding {
+        Coding::Rows { step, .. } | Coding::RowsKey { step } => Some(step),
+        _ => None,
+    });
+    let step = match (before, wanted) {
+        (Some(before), Some(wanted)) if wanted * FINER < before => wanted,
+        (Some(before), _) => before,
+        (None, Some(wanted)) => wanted,
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(match subject.parent {
+        Some(parent) => Coding::Rows { parent: parent.number, step },
+        None => Coding::RowsKey { step },
+    }))
+}
+
+/// Bits of the middle tile, as a difference to the base and without it.
+fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(f64, f64)>> {
+    let (Some(parent), Some(chain)) = (coding.parent(), subject.material.base) else {
+        return Ok(None);
+    };
+    let middle = tiles(subject.tensor) / 2;
+    let data = Arc::new(read_tile(subject.material.source, subject.tensor, middle)?);
+    let base = tile::state(chain, parent as usize, middle)?;
+    let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
+        let place = Place { dtype: subject.tensor.dtype, coding, rows: super::rows(subject.tensor, middle) };
+        let around = Around { parent: base, row_step: subject.rates.row, ..Around::default() };
+        let Some((state, ..)) = payload::quantize(place, &data, around) else {
+            return Ok(None);
+        };
+        let mut out = Vec::new();
+        let fits = payload::payload(place, &state, base, &mut out)?;
+        Ok(fits.then_some(8.0 * out.len() as f64))
+    };
+    Ok(bits(coding, Some(&base))?.zip(bits(alone, None)?))
+}
+
+/// The update from the state before, as it was written, to this one.
+struct LastUpdate {
+    /// Its root mean square. That state is known with an error that is uniform over its step, so a twelfth of its square is
+    /// taken off: without that, steps would grow from state to state by feeding on their own error. `None`: what there
+    /// is may be that error alone.
+    rms: Option<f64>,
+    /// Nothing is off by more than that state's bound, not one of a hundred thousand: it is the same state.
+    is_same: bool,
+}
+
+fn last_update(subject: &Subject, previous: Archived) -> io::Result<LastUpdate> {
+    let tensor = subject.tensor;
+    let step = previous.entry.coding.step();
+    let tiles = tiles(tensor);
+    let mut updates = Vec::new();
+    for sample in 0..SAMPLE_TILES.min(tiles) {
+        let number = (2 * sample + 1) * tiles / (2 * SAMPLE_TILES.min(tiles));
+        let now = read_tile(subject.material.source, tensor, number)?;
+        let then = tile::decode(previous.chain, previous.number as usize, number)?;
+        updates.extend(lattice::updates(tensor.dtype, &now, &then));
+    }
+    let noise = step.map_or(0.0, |step| step * step / 12.0);
+    let power = mean_square(&updates);
+    let rms = (power > 2.0 * noise && power.is_finite()).then(|| (power - noise).sqrt());
+    let is_same = step.is_some_and(|step| updates.iter().all(|update| update.abs() <= step / 2.0));
+    Ok(LastUpdate { rms, is_same })
+}
+
+/// Root mean square of the update to the state after this one; `None` when nothing moves.
+fn next_update(subject: &Subject, twin: &Tensor) -> io::Result<Option<f64>> {
+    let mut updates = Vec::new();
+    sample(subject.tensor, |range| {
+        let now = read(subject.material.source, subject.tensor, &range)?;
+        let then = read(subject.material.newer.0, twin, &range)?;
+        updates.extend(lattice::updates(subject.tensor.dtype, &then, &now));
+        Ok(())
+    })?;
+    let power = mean_square(&updates);
+    Ok((power > 0.0 && power.is_finite()).then(|| power.sqrt()))
+}
+
+/// Calls `look` with ranges of bytes in a tensor: all of it, if it is small, else `SAMPLES` places spread over it.
+pub(super) fn sample(tensor: &Tensor, mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>) -> io::Result<()> {
+    let size = tensor.dtype.size() as u64;
+    let elements = (tensor.extent.end - tensor.extent.start) / size;
+    let take = (SAMPLE_ELEMENTS as u64).min(elements);
+    let places = if elements <= take * SAMPLES as u64 { elements.div_ceil(take.max(1)) } else { SAMPLES as u64 };
+    for place in 0..places {
+        let first = if places == 1 { 0 } else { place * (elements - take) / (places - 1) };
+        look(first * size..(first + take) * size)?;
+    }
+    Ok(())
+}
+
+/// Reads these bytes of a tensor.
+pub(super) fn read(source: &dyn ReadAt, tensor: &Tensor, range: &std::ops::Range<u64>) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    source.read_exact_at(&mut bytes, tensor.extent.start + range.start)?;
+    Ok(bytes)
+}
+
+pub(super) fn mean_square(values: &[f64]) -> f64 {
+    values.iter().map(|value| value * value).sum::<f64>() / values.len().max(1) as f64
+}

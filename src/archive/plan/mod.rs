@@ -1,0 +1,278 @@
+//! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
+
+mod archived;
+mod lattice;
+mod moments;
+mod rates;
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+
+use crate::codec::rows::Rows;
+use crate::codec::{TILE_BYTES, log, lossless};
+use crate::container::{Description, ReadAt, Role, Tensor};
+use crate::recall::{Chain, tile};
+use crate::store::Profiles;
+use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
+
+pub(super) use moments::has_factors;
+
+use archived::{Archived, Tensors};
+use rates::{Kind, Rates};
+
+/// Lossless tensors below this many bytes go into the skeleton, where they are compressed together.
+const MIN_LOSSLESS_BYTES: u64 = 4096;
+/// Quantized ones below this: an entry in the index and a payload's own fields take some 40 bytes.
+const MIN_LOSSY_BYTES: u64 = 256;
+/// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
+const MIN_EDGES_BYTES: u64 = 8 << 20;
+
+/// How one tensor is to be encoded.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// Index in the description.
+    pub(super) index: usize,
+    /// The tensor, with the extent that gets tiles.
+    pub(super) tensor: Tensor,
+    pub(super) coding: Coding,
+    /// The same without the base.
+    alone: Coding,
+    /// What to use when the tensor turns out not to fit its codec (NaN, infinity).
+    pub(super) fallback: Coding,
+    /// For the lattice by rows: a row's step in root mean squares of its difference.
+    pub(super) row_step: f64,
+}
+
+impl Plan {
+    /// Without the base.
+    fn begin_anew(&mut self) {
+        self.fallback = Coding::Lossless;
+        self.coding = self.alone;
+    }
+
+    /// Whether the tensor is, or may become, a difference to the base.
+    pub(super) fn needs_base(&self) -> bool {
+        self.coding.parent().is_some() || self.fallback.parent().is_some()
+    }
+}
+
+/// What a plan is made from.
+pub(super) struct Material<'a> {
+    pub(super) source: &'a File,
+    pub(super) description: &'a Description,
+    /// The state after this one, as written, with its tensors.
+    pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    /// The archived state that this one becomes a difference to.
+    pub(super) base: Option<&'a Chain>,
+    /// The archived state before this one: the base, or what lies between a super-step and the one before.
+    pub(super) previous: Option<&'a Chain>,
+    /// The base is the super-step before this one: the place to ask whether a keyframe would take less room.
+    pub(super) super_step: bool,
+    pub(super) profiles: &'a Profiles,
+}
+
+impl Material<'_> {
+    /// The numbers for a tensor of this role; `None`: lossless.
+    fn rates(&self, role: Role) -> Option<Rates> {
+        rates::rates(self.profiles.of(role))
+    }
+}
+
+/// How a file is to be encoded.
+pub(super) struct Planned {
+    /// One entry per tensor that gets tiles of its own, in file order. All other bytes are skeleton.
+    pub(super) plans: Vec<Plan>,
+    /// A super-step: what it and a keyframe in its place would take, in bytes of tensors.
+    pub(super) forecast: Option<Forecast>,
+}
+
+/// What the next interval of states costs with a super-step and with a keyframe at its beginning. What follows in it is
+/// the same for both: those states are differences to one another, and the next super-step spans eight of them either
+/// way. So the two may be compared alone (Check-N-Run, 4.1.3, compares intervals whose increments grow with their
+/// distance to the full checkpoint; these do not).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Forecast {
+    pub(super) super_step: f64,
+    pub(super) keyframe: f64,
+}
+
+impl Forecast {
+    /// Whether to begin a new chain. A keyframe that costs the same is worth more: nothing older is needed.
+    pub(super) fn wants_keyframe(&self) -> bool {
+        self.keyframe <= self.super_step
+    }
+
+    /// The choice, for people.
+    pub(super) fn words(&self) -> String {
+        let (kib, other) = (self.super_step / 1024.0, self.keyframe / 1024.0);
+        match self.wants_keyframe() {
+            true => format!("keyframe: {other:.0} KiB expected, {kib:.0} KiB as super-step"),
+            false => format!("super-step: {kib:.0} KiB expected, {other:.0} KiB as keyframe"),
+        }
+    }
+}
+
+/// A tensor's coding with the base and without, and the bits of its middle tile in both.
+struct Choice {
+    coding: Coding,
+    alone: Coding,
+    bits: (f64, f64),
+}
+
+/// What is needed to choose the coding of one tensor.
+struct Subject<'a> {
+    material: &'a Material<'a>,
+    tensor: &'a Tensor,
+    /// The tensor in the state after this one.
+    twin: Option<Tensor>,
+    /// The tensor in the base.
+    parent: Option<Archived<'a>>,
+    /// The tensor in the state before.
+    previous: Option<Archived<'a>>,
+    rates: Rates,
+    /// See [`rates::sensitivity`].
+    sensitivity: f64,
+    /// Its other moment, and that one's place among the plans.
+    partner: Option<(&'a Tensor, u32)>,
+}
+
+/// Chooses the coding of each tensor.
+///
+/// # Errors
+/// What the device reports; a base that cannot be decoded.
+pub(super) fn plan(material: &Material) -> io::Result<Planned> {
+    let all: Vec<Tensor> = material.description.tensors.iter().map(without_edges).collect();
+    let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
+    let (base, previous) = (Tensors::of(material.base), Tensors::of(material.previous));
+    let sensitivities = sensitivities(material, &all)?;
+    // Which tensors get tiles must be known before one of them can be said to be beside another.
+    let kinds: Vec<Option<(Kind, Rates)>> = all.iter().map(|tensor| lossy_kind(material, tensor)).collect();
+    let is_planned = |index: &usize| {
+        let least = if kinds[*index].is_some() { MIN_LOSSY_BYTES } else { MIN_LOSSLESS_BYTES };
+        all[*index].extent.end - all[*index].extent.start >= least
+    };
+    let planned: Vec<usize> = (0..all.len()).filter(is_planned).collect();
+    let place = |index: usize| planned.binary_search(&index).ok();
+    let mut plans = Vec::with_capacity(planned.len());
+    let mut forecast = Forecast { super_step: 0.0, keyframe: 0.0 };
+    for &index in &planned {
+        let tensor = &all[index];
+        let parent = base.get(tensor);
+        let mut choice = lossless_choice(material, tensor, parent)?;
+        let (fallback, mut row_step) = (choice.coding, 0.0);
+        if let Some((kind, rates)) = kinds[index] {
+            let twin = newer.get(tensor.path.as_str()).filter(|t| t.dtype == tensor.dtype && t.shape == tensor.shape);
+            let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
+            let subject = Subject {
+                material,
+                tensor,
+                twin: twin.map(|twin| without_edges(twin)),
+                parent,
+                previous: previous.get(tensor),
+                rates,
+                sensitivity: sensitivities.get(&index).copied().unwrap_or(1.0),
+                partner,
+            };
+            let lossy = match kind {
+                Kind::Weight => lattice::weight(&subject)?,
+                Kind::FirstMoment => moments::first(&subject)?,
+                Kind::SecondMoment => moments::second(&subject, rates.second_moment)?,
+                Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
+                Kind::Momentum => moments::momentum(&subject)?,
+            };
+            row_step = rates.row;
+            choice = lossy.unwrap_or(choice);
+        }
+        let len = (tensor.extent.end - tensor.extent.start) as f64;
+        let share = len / len.min(TILE_BYTES as f64);
+        forecast.super_step += choice.bits.0 / 8.0 * share;
+        forecast.keyframe += choice.bits.1 / 8.0 * share;
+        let Choice { coding, alone, .. } = choice;
+        plans.push(Plan { index, tensor: tensor.clone(), coding, alone, fallback, row_step });
+    }
+    let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
+    if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
+        plans.iter_mut().for_each(Plan::begin_anew);
+    }
+    Ok(Planned { plans, forecast })
+}
+
+/// Which codec a tensor is for, and its numbers; none if it is kept as it is.
+fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
+    let kind = rates::kind(tensor.role, tensor.partner.is_some(), tensor.lossless)?;
+    let rates = material.rates(tensor.role)?;
+    (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
+}
+
+/// Factors on the steps of parameters and of their first moments, by index in the description.
+fn sensitivities(material: &Material, tensors: &[Tensor]) -> io::Result<HashMap<usize, f64>> {
+    const SIXTEENTHS: f64 = 16.0;
+    let mut octaves = Vec::new();
+    for (index, tensor) in tensors.iter().enumerate() {
+        let second = tensor.role == Role::SecondMoment && tensor.dtype.is_lattice_float();
+        if let (true, Some(of)) = (second && tensor.extent.end > tensor.extent.start, tensor.of) {
+            let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
+            let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
+            let weight = (tensor.extent.end - tensor.extent.start) as f64;
+            octaves.push((index, of, tensor.partner, mean, weight));
+        }
+    }
+    let total: f64 = octaves.iter().map(|(.., weight)| weight).sum();
+    let mean = octaves.iter().map(|(.., mean, weight)| mean * weight).sum::<f64>() / f64::max(total, 1.0);
+    let mut factors = HashMap::new();
+    for (_, of, first, octaves, _) in octaves {
+        let factor = rates::sensitivity(octaves - mean);
+        factors.insert(of, factor);
+        factors.extend(first.map(|first| (first, factor)));
+    }
+    Ok(factors)
+}
+
+/// Alone or as difference to the base, whichever is estimated to be smaller.
+fn lossless_choice(material: &Material, tensor: &Tensor, parent: Option<Archived>) -> io::Result<Choice> {
+    let alone = Choice { coding: Coding::Lossless, alone: Coding::Lossless, bits: (0.0, 0.0) };
+    let Some(Archived { chain, number: parent, .. }) = parent else {
+        return Ok(alone);
+    };
+    let middle = tiles(tensor) / 2;
+    let data = read_tile(material.source, tensor, middle)?;
+    let base = tile::decode(chain, parent as usize, middle)?;
+    let delta = lossless::estimate(tensor.dtype, &data, Some(&base));
+    let bits = lossless::estimate(tensor.dtype, &data, None);
+    Ok(match delta < bits {
+        true => Choice { coding: Coding::LosslessDelta { parent }, bits: (delta, bits), ..alone },
+        false => Choice { bits: (bits, bits), ..alone },
+    })
+}
+
+/// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing.
+pub(super) fn without_edges(tensor: &Tensor) -> Tensor {
+    let mut tensor = tensor.clone();
+    if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
+        tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - TAIL_BYTES;
+    }
+    tensor
+}
+
+pub(super) fn tiles(tensor: &Tensor) -> usize {
+    (tensor.extent.end - tensor.extent.start).div_ceil(TILE_BYTES as u64) as usize
+}
+
+/// Number of the first element of a tile in its tensor.
+fn first_element(tensor: &Tensor, tile: usize) -> u64 {
+    object::first_element(&tensor.shape, tensor.dtype, tensor.extent.end - tensor.extent.start, tile)
+}
+
+/// Where a tile's elements lie in the rows of its tensor.
+pub(super) fn rows(tensor: &Tensor, tile: usize) -> Rows {
+    Rows { width: rows_and_width(&tensor.shape).1, first: first_element(tensor, tile) }
+}
+
+/// Reads a tile of a tensor as written.
+pub(super) fn read_tile(source: &dyn ReadAt, tensor: &Tensor, tile: usize) -> io::Result<Vec<u8>> {
+    let start = tensor.extent.start + tile as u64 * TILE_BYTES as u64;
+    let mut data = vec![0; (tensor.extent.end - start).min(TILE_BYTES as u64) as usize];
+    source.read_exact_at(&mut data, start)?;
+    Ok(data)
+}

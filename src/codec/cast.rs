@@ -1,0 +1,78 @@
+//! A copy of a tensor in another floating-point type: each element rounded to it, nearest and ties to even, as trainers for
+//! low precision make the weights that they compute with from the ones that they update.
+
+use super::float::{Float, for_float};
+use super::{Corrupt, Dtype};
+use crate::entropy::level::{Level, multiversion};
+
+/// Elements widened and rounded together, in the first-level cache.
+const CHUNK: usize = 512;
+
+const TYPES: Corrupt = Corrupt("types of a tensor and its copy");
+
+/// Fills `out` with the elements of `bytes`, rounded. Narrowing only: from a type with more bits.
+///
+/// # Errors
+/// When the lengths are not those of as many elements, or the types are none of the lattice's, or not narrower.
+pub fn cast(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) -> Result<(), Corrupt> {
+    let same = bytes.len() / from.size() == out.len() / to.size() && bytes.len().is_multiple_of(from.size());
+    if !same || !out.len().is_multiple_of(to.size()) {
+        return Err(Corrupt("lengths of a tensor and its copy differ"));
+    }
+    if from.size() <= to.size() {
+        return Err(TYPES);
+    }
+    let level = Level::detect();
+    let mut values = [0.0; CHUNK];
+    for (bytes, out) in bytes.chunks(CHUNK * from.size()).zip(out.chunks_mut(CHUNK * to.size())) {
+        let values = &mut values[..out.len() / to.size()];
+        for_float!(from, F => widen_all::<F>(level, F::elements(bytes), values), else return Err(TYPES));
+        for_float!(to, F => round_all::<F>(level, values, F::elements_mut(out)), else return Err(TYPES));
+    }
+    Ok(())
+}
+
+multiversion! {
+    fn widen_all<F: Float>(elements: &[F::Bytes], values: &mut [f64]) {
+        values.iter_mut().zip(elements).for_each(|(value, &element)| *value = F::widen(element));
+    }
+}
+
+multiversion! {
+    fn round_all<F: Float>(values: &[f64], elements: &mut [F::Bytes]) {
+        elements.iter_mut().zip(values).for_each(|(element, &value)| *element = F::round(value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_is_what_half_makes_of_it() {
+        let values: Vec<f32> = (0..5000u32).map(|i| f32::from_bits(i.wrapping_mul(0x9e37_79b9))).collect();
+        let values: Vec<f32> = values.into_iter().filter(|value| !value.is_nan()).collect();
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut out = vec![0; values.len() * 2];
+        cast(Dtype::F32, &bytes, Dtype::Bf16, &mut out).unwrap();
+        let expected: Vec<u8> = values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
+        assert_eq!(out, expected);
+        cast(Dtype::F32, &bytes, Dtype::F16, &mut out).unwrap();
+        let expected: Vec<u8> = values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect();
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn only_narrower_types_of_as_many_elements_are_copies() {
+        for (from, bytes, to, out) in [
+            (Dtype::F32, 8, Dtype::F16, 6),
+            (Dtype::F32, 7, Dtype::F16, 4),
+            (Dtype::F16, 4, Dtype::F32, 8),
+            (Dtype::F16, 4, Dtype::Bf16, 4),
+            (Dtype::I64, 16, Dtype::F32, 8),
+            (Dtype::F64, 16, Dtype::I32, 8),
+        ] {
+            cast(from, &vec![0; bytes], to, &mut vec![0; out]).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The logarithmic lattice, for what is a mean or a sum of squares: second moments (Adam) and Adagrad's sums.
+//!
+//! The *pseudo-logarithm* of x > 0 is its f64 bit pattern without the low 36 bits: 11 bits of exponent and 16 of the
+//! fraction, that is log2 with straight lines between the powers of two (at most .0861 octaves off, which no bound here
+//! depends on: they are all stated in it). Integers only, so it is the same everywhere. One octave is 2^16.
+//!
+//! An element v comes back as **v_q = inverse(P + unit*q)**, rounded to its type and kept between the type's smallest
+//! positive and its largest finite value. P is predicted from its row and column ([`Factors`]), `unit` is the step of the
+//! tensor, a quarter of an octave to 16. With 4 octaves nearly all q are 0, and the factors alone are what is stored.
+//!
+//! What must never happen: a decoded v that is 0 where v was not (its Adam update would divide by it), negative, or not
+//! finite. None can: v_q is 0 if and only if q is [`ZERO`], which an encoder writes for 0 alone.
+//!
+//! Encoding a tensor: [`FactorsBuilder`]; each tile: [`quantize`], then [`encode_tile`]. Decoding: [`Grid`] and
+//! [`decode_tile`] along the chain, whose states all have the factors and the unit of its first, then [`reconstruct`].
+
+mod factors;
+mod tile;
+
+pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid};
+pub use tile::{Parent, decode_tile, encode_tile};
+
+use super::float::{Float, for_float};
+use super::lattice::Unfit;
+use super::{Corrupt, Dtype};
+use crate::entropy::level::{Level, multiversion};
+
+/// q of an element that is exactly 0.
+pub const ZERO: i32 = i32::MIN;
+
+/// Largest |q| of any other: the 2047 octaves of f64 in quarters, either way.
+pub const MAX_Q: i32 = 1 << 14;
+
+/// Bits of the fraction of a pseudo-logarithm: one octave is `1 << FRACTION_BITS`.
+pub const FRACTION_BITS: u32 = 16;
+
+/// Bits of an f64 that its pseudo-logarithm has not.
+const DROPPED: u32 = 52 - FRACTION_BITS;
+
+/// Elements quantized between two looks at whether something went wrong.
+const CHUNK: usize = 512;
+
+/// The pseudo-logarithm of a positive value.
+pub fn pseudo_log(value: f64) -> i32 {
+    (value.to_bits() >> DROPPED) as i32
+}
+
+/// Whether `unit` can be a step: a power of two from a quarter of an octave to 16 octaves.
+pub fn is_unit(unit: u32) -> bool {
+    unit.is_power_of_two() && (1 << 14..=1 << 20).contains(&unit)
+}
+
+/// Octaves of pseudo-logarithm by which a decoded element may be off: half a unit, with `hysteresis` three quarters;
+/// and a sixteenth of a unit, at least 1/64 octave, for the rounding to the type, which takes 1/256 in bf16. (Only where
+/// the decoded element is among the smallest subnormals of its type can rounding take more; what it then pushes over the
+/// bound is unfit.)
+pub fn bound(unit: u32, hysteresis: bool) -> f64 {
+    f64::from(bound_log(unit, hysteresis)) / f64::from(1 << FRACTION_BITS)
+}
+
+fn bound_log(unit: u32, hysteresis: bool) -> i32 {
+    let sixteenth = unit as i32 / 16;
+    sixteenth * (if hysteresis { 12 } else { 8 } + 1)
+}
+
+/// What the elements of one tile are computed with.
+#[derive(Clone, Copy)]
+struct Steps {
+    /// log2 of the unit.
+    shift: u32,
+    /// Pseudo-logarithms of the type's least and largest value.
+    least: i32,
+    largest: i32,
+}
+
+impl Steps {
+    fn new<F: Float>(unit: u32) -> Steps {
+        Steps { shift: unit.trailing_zeros(), least: pseudo_log(F::LEAST), largest: pseudo_log(F::LARGEST) }
+    }
+
+    /// v_q of an element that is not 0, as f64. A q beyond all octaves stops at the type's ends like any other.
+    #[inline(always)]
+    fn value(self, p: i32, q: i32) -> f64 {
+        let reach = (1 << 28) >> self.shift;
+        let log = (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest);
+        f64::from_bits((log as u64) << DROPPED)
+    }
+}
+
+/// Quantizes the tile `v`: q from its pseudo-logarithm, and v_q from q. `grid` locates it among the factors, `keep` is the
+/// parent's q: an element keeps it while it is within 3/4 of a unit, so that values near the middle between two q do not
+/// go back and forth. Slices are of as many elements (`q_out`, `keep`) or their bytes.
+/// Returns the largest error in octaves of the pseudo-logarithm, at most [`bound`].
+///
+/// # Errors
+/// When an element is negative (-0 is), not finite, or a subnormal of f64; when the bound is missed; when the lengths
+/// differ.
+pub fn quantize(
+    dtype: Dtype,
+    v: &[u8],
+    grid: Grid<'_>,
+    unit: u32,
+    keep: Option<&[i32]>,
+    q_out: &mut [i32],
+    out: &mut [u8],
+) -> Result<f64, Unfit> {
+    if !is_unit(unit) {
+        return Err(Unfit("no unit of octaves"));
+    }
+    let bytes = q_out.len() * dtype.size();
+    if v.len() != bytes || out.len() != bytes || keep.is_some_and(|keep| keep.len() != q_out.len()) {
+        return Err(Unfit("lengths differ"));
+    }
+    if !grid.holds(q_out.len()) {
+        return Err(Unfit("elements beyond the factors"));
+    }
+    for_float!(dtype, F => quantize_tile::<F>(v, grid, unit, keep, q_out, out), else Err(Unfit("element type")))
+}
+
+fn quantize_tile<F: Float>(
+    v: &[u8],
+    grid: Grid<'_>,
+    unit: u32,
+    keep: Option<&[i32]>,
+    q_out: &mut [i32],
+    out: &mut [u8],
+) -> Result<f64, Unfit> {
+    let (level, steps) = (Level::detect(), Steps::new::<F>(unit));
+    let (v, out) = (F::elements(v), F::elements_mut(out));
+    let bound = bound_log(unit, keep.is_some());
+    let mut predictions = [0; CHUNK];
+    let mut largest = 0;
+    for (number, (q, out)) in q_out.chunks_mut(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+        let start = number * CHUNK;
+        let (p, v) = (&mut predictions[..q.len()], &v[start..][..q.len()]);
+        let keep = keep.map(|keep| &keep[start..][..q.len()]);
+        grid.predict(level, start, p);
+        let (mut error, fits) = quantize_chunk::<F>(level, v, p, steps, keep, q, out);
+        if !fits {
+            return Err(Unfit("negative, not finite, or too small"));
+        }
+        if error > bound {
+            // Rounding did it: perhaps it does not with the q beside.
+            error = 0;
+            for (((q, out), &v), &p) in q.iter_mut().zip(out).zip(v).zip(p.iter()) {
+                error = error.max(mend::<F>(v, p, steps, bound, q, out).ok_or(Unfit("rounding misses the bound"))?);
+            }
+        }
+        largest = largest.max(error);
+    }
+    Ok(f64::from(largest) / f64::from(1 << FRACTION_BITS))
+}
+
+/// Moves q to the nearest that holds the bound; returns the error, or nothing if none does.
+fn mend<F: Float>(v: F::Bytes, p: i32, steps: Steps, bound: i32, q: &mut i32, out: &mut F::Bytes) -> Option<i32> {
+    if *q == ZERO {
+        return Some(0);
+    }
+    let log = pseudo_log(F::widen(v));
+    let nearest = (log - p + (1 << steps.shift >> 1)) >> steps.shift;
+    for candidate in [*q, nearest, nearest - 1, nearest + 1] {
+        let rounded = F::round(steps.value(p, candidate));
+        let error = (pseudo_log(F::widen(rounded)) - log).abs();
+        if error <= bound {
+            (*q, *out) = (candidate, rounded);
+            return Some(error);
+        }
+    }
+    None
+}
+
+multiversion! {
+    /// Quantizes up to one chunk; returns the largest error, and whether all elements can be.
+    fn quantize_chunk<F: Float>(
+        v: &[F::Bytes],
+        p: &[i32],
+        steps: Steps,
+        keep: Option<&[i32]>,
+        q: &mut [i32],
+        out: &mut [F::Bytes],
+    ) -> (i32, bool) {
+        let (mut largest, mut fits) = (0, true);
+        let (half, most) = (1 << steps.shift >> 1, (1 << steps.shift >> 2) * 3);
+        let mut one = |v: F::Bytes, p: i32, kept: Option<i32>, q: &mut i32, out: &mut F::Bytes| {
+            let bits = F::widen(v).to_bits();
+            let log = (bits >> DROPPED) as i32;
+            let zero = bits == 0;
+            // Exponents 1 to 2046 without a sign: normal, positive, finite.
+            fits &= zero | (((log - (1 << FRACTION_BITS)) as u32) < 2046 << FRACTION_BITS);
+            let mut new = (log - p + half) >> steps.shift;
+            if let Some(kept) = kept {
+                let within = kept.clamp(-MAX_Q, MAX_Q);
+                let off = (log - p).wrapping_sub(within.wrapping_shl(steps.shift));
+                let keeps = (kept == within) & (((log - p) >> steps.shift).abs_diff(within) < 2) & (off.wrapping_abs() <= most);
+                new = if keeps { kept } else { new };
+            }
+            let rounded = F::round(steps.value(p, new));
+            let error = ((F::widen(rounded).to_bits() >> DROPPED) as i32 - log).abs();
+            largest = largest.max(if zero { 0 } else { error });
+            *q = if zero { ZERO } else { new };
+            *out = if zero { F::round(0.0) } else { rounded };
+        };
+        match keep {
+            Some(keep) => {
+                for ((((&v, &p), &kept), q), out) in v.iter().zip(p).zip(keep).zip(q.iter_mut()).zip(out.iter_mut()) {
+                    one(v, p, Some(kept), q, out);
+                }
+            }
+            None => {
+                for (((&v, &p), q), out) in v.iter().zip(p).zip(q.iter_mut()).zip(out.iter_mut()) {
+                    one(v, p, None, q, out);
+                }
+            }
+        }
+        (largest, fits)
+    }
+}
+
+/// Computes v_q of a tile from its q.
+pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    fn all<F: Float>(grid: Grid<'_>, unit: u32, q: &[i32], out: &mut [F::Bytes]) {
+        let (level, steps) = (Level::detect(), Steps::new::<F>(unit));
+        let mut predictions = [0; CHUNK];
+        for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+            let p = &mut predictions[..q.len()];
+            grid.predict(level, number * CHUNK, p);
+            reconstruct_chunk::<F>(level, p, steps, q, out);
+        }
+    }
+    if !is_unit(unit) {
+        return Err(Corrupt("unit of octaves"));
+    }
+    if out.len() != q.len() * dtype.size() || !grid.holds(q.len()) {
+        return Err(Corrupt("lengths of the tile and its factors differ"));
+    }
+    for_float!(dtype, F => {
+        all::<F>(grid, unit, q, F::elements_mut(out));
+        Ok(())
+    }, else Err(Corrupt("element type of the logarithmic lattice")))
+}
+
+multiversion! {
+    fn reconstruct_chunk<F: Float>(p: &[i32], steps: Steps, q: &[i32], out: &mut [F::Bytes]) {
+        for ((&p, &q), out) in p.iter().zip(q).zip(out) {
+            let value = steps.value(p, q);
+            *out = F::round(if q == ZERO { 0.0 } else { value });
+        }
+    }
+}
+
+/// The largest error of a decoded tile in octaves of the pseudo-logarithm. `None` when what must never happen has: an
+/// element negative (-0 is) or not finite, or decoded to 0 without being 0, or the other way; or the lengths differ.
+pub fn largest_error(dtype: Dtype, v: &[u8], decoded: &[u8]) -> Option<f64> {
+    (v.len() == decoded.len()).then_some(())?;
+    let level = Level::detect();
+    let (largest, sound) =
+        for_float!(dtype, F => compare::<F>(level, F::elements(v), F::elements(decoded)), else (0, false));
+    sound.then(|| f64::from(largest) / f64::from(1 << FRACTION_BITS))
+}
+
+multiversion! {
+    fn compare<F: Float>(v: &[F::Bytes], decoded: &[F::Bytes]) -> (i32, bool) {
+        let (mut largest, mut sound) = (0, true);
+        for (&v, &decoded) in v.iter().zip(decoded) {
+            let (v, decoded) = (F::widen(v).to_bits(), F::widen(decoded).to_bits());
+            // Below the bits of infinity: no sign, finite.
+            let infinity = f64::INFINITY.to_bits();
+            sound &= (v < infinity) & (decoded < infinity) & ((v == 0) == (decoded == 0));
+            largest = largest.max(((v >> DROPPED) as i32 - (decoded >> DROPPED) as i32).abs());
+        }
+        (largest, sound)
+    }
+}
+
+#[cfg(test)]
+mod tests;

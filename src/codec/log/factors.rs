@@ -1,0 +1,309 @@
+//! What an element of a second moment is predicted to be from its row and its column: Adafactor's rank-1 estimate, row
+//! mean times column mean over total mean (Shazeer and Stern, 2018, section 3), as a sum of pseudo-logarithms.
+
+use super::{FRACTION_BITS, ZERO, pseudo_log};
+use crate::codec::float::{Float, for_float};
+use crate::codec::{Corrupt, Dtype};
+use crate::entropy::level::{Level, multiversion};
+use crate::entropy::{ints, varint};
+
+/// The factor of a row or column of nothing but zeros: its elements are 0 unless said otherwise, and it counts as a
+/// factor of 0 in the prediction.
+pub const ALL_ZERO: i32 = i32::MIN;
+
+/// Factors count sixteenths of an octave: a residual that is stored to a quarter of one at best loses nothing by it.
+const SHIFT: u32 = FRACTION_BITS - 4;
+
+/// Largest magnitude of a factor: f64 spans 2047 octaves.
+const LIMIT: i32 = (1 << 15) - 1;
+
+/// Elements for each factor from which factors are kept to a sixteenth of an octave; in smaller tensors to a quarter, since
+/// their own size counts there and a tenth of an octave is lost in the residual.
+const LARGE: usize = 256;
+const COARSE: u32 = 2;
+
+/// Prediction of every element of a tensor: base + rows\[i\] + columns\[j\], in sixteenths of an octave of the
+/// pseudo-logarithm. Without rows and columns it is *flat*: the base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Factors {
+    base: i32,
+    width: u64,
+    rows: Vec<i32>,
+    columns: Vec<i32>,
+}
+
+/// Where a tile's elements are among the factors.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid<'a> {
+    /// Factors of the whole tensor.
+    pub factors: &'a Factors,
+    /// Index of the tile's first element in the tensor.
+    pub first: u64,
+}
+
+/// A positive value in sixteenths of an octave, rounded.
+fn sixteenths(value: f64) -> i32 {
+    ((pseudo_log(value) + (1 << (SHIFT - 1))) >> SHIFT).min(LIMIT)
+}
+
+impl Factors {
+    /// The same prediction for every element; `base` is brought into range.
+    pub fn flat(base: i32) -> Factors {
+        Factors { base: base.clamp(0, LIMIT), width: 0, rows: Vec::new(), columns: Vec::new() }
+    }
+
+    /// The flat prediction that suits these elements: the mean of their pseudo-logarithms, zeros and what cannot be
+    /// stored left out.
+    pub fn flat_of(dtype: Dtype, sample: &[u8]) -> Factors {
+        fn mean<F: Float>(sample: &[F::Bytes]) -> i32 {
+            let logs = sample.iter().map(|&v| F::widen(v)).filter(|v| *v > 0.0 && v.is_finite()).map(pseudo_log);
+            let (sum, count) = logs.fold((0i64, 0i64), |(sum, count), log| (sum + i64::from(log), count + 1));
+            ((sum / count.max(1)) >> SHIFT) as i32
+        }
+        Factors::flat(for_float!(dtype, F => mean::<F>(F::elements(sample)), else 0))
+    }
+
+    /// Prediction of a whole tensor, in sixteenths of an octave of the pseudo-logarithm.
+    pub fn base(&self) -> i32 {
+        self.base
+    }
+
+    /// Appends the payload.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let factors = || self.rows.iter().chain(&self.columns).copied().filter(|&f| f != ALL_ZERO);
+        let shift = factors().fold(1 << COARSE, |bits, f| bits | f).trailing_zeros();
+        let (rows, rows_by) = encode_vector(&self.rows, shift);
+        let (columns, columns_by) = encode_vector(&self.columns, shift);
+        if self.is_flat() {
+            out.push(0);
+            return varint::put(self.base as u64, out);
+        }
+        out.push(1 | (shift as u8) << 1 | rows_by << 3 | columns_by << 5);
+        varint::put(self.base as u64, out);
+        varint::put(rows.len() as u64, out);
+        out.extend_from_slice(&rows);
+        out.extend_from_slice(&columns);
+    }
+
+    /// Decodes the payload of a tensor of so many rows and elements a row.
+    pub fn decode(mut payload: &[u8], rows: u64, width: u64) -> Result<Factors, Corrupt> {
+        let (&kind, rest) = payload.split_first().ok_or(Corrupt("no factors"))?;
+        payload = rest;
+        let base = varint::take(&mut payload)?;
+        let base = i32::try_from(base).ok().filter(|base| *base <= LIMIT).ok_or(Corrupt("base of the factors"))?;
+        let shift = u32::from(kind >> 1 & 3);
+        if kind == 0 && payload.is_empty() {
+            return Ok(Factors::flat(base));
+        }
+        if kind & 0x81 != 1 || shift > COARSE || width == 0 {
+            return Err(Corrupt("kind of factors"));
+        }
+        let length = |n: u64| usize::try_from(n).map_err(|_| Corrupt("more factors than memory"));
+        let (rows, columns) = (length(rows)?, length(width)?);
+        let rows = decode_vector(varint::take_bytes(&mut payload)?, rows, shift, kind >> 3)?;
+        let columns = decode_vector(payload, columns, shift, kind >> 5)?;
+        Ok(Factors { base, width, rows, columns })
+    }
+
+    /// Whether the prediction is the same everywhere.
+    pub fn is_flat(&self) -> bool {
+        self.width == 0
+    }
+}
+
+/// Bits of a vector's kind: differences to the neighbour, not to the base; symbols leave room for [`ALL_ZERO`].
+const NEIGHBOUR: u8 = 1;
+const FLAGS: u8 = 2;
+
+/// The shorter of the two ways to write a vector, and which one that is.
+fn encode_vector(factors: &[i32], shift: u32) -> (Vec<u8>, u8) {
+    let flags = if factors.contains(&ALL_ZERO) { FLAGS } else { 0 };
+    let payload = |neighbour: bool| {
+        let mut before = 0;
+        let symbols: Vec<i32> = factors
+            .iter()
+            .map(|&factor| {
+                if factor == ALL_ZERO {
+                    return 0;
+                }
+                let symbol = (factor >> shift) - before;
+                before = if neighbour { factor >> shift } else { 0 };
+                if flags > 0 && symbol >= 0 { symbol + 1 } else { symbol }
+            })
+            .collect();
+        let mut out = Vec::new();
+        ints::encode(&symbols, &mut out);
+        out
+    };
+    let (alone, neighbour) = (payload(false), payload(true));
+    if neighbour.len() < alone.len() { (neighbour, flags | NEIGHBOUR) } else { (alone, flags) }
+}
+
+fn decode_vector(payload: &[u8], n: usize, shift: u32, kind: u8) -> Result<Vec<i32>, Corrupt> {
+    let mut factors = vec![0; n];
+    ints::decode(payload, &mut factors)?;
+    let mut before = 0i32;
+    for factor in &mut factors {
+        let mut symbol = *factor;
+        if kind & FLAGS != 0 {
+            if symbol == 0 {
+                *factor = ALL_ZERO;
+                continue;
+            }
+            symbol -= i32::from(symbol > 0);
+        }
+        let value = before.checked_add(symbol).filter(|value| value.abs() <= LIMIT >> shift);
+        let value = value.ok_or(Corrupt("factor beyond its range"))?;
+        *factor = value << shift;
+        before = if kind & NEIGHBOUR != 0 { value } else { 0 };
+    }
+    Ok(factors)
+}
+
+impl Grid<'_> {
+    /// Whether `elements` from the first one on are within the factors.
+    pub(super) fn holds(&self, elements: usize) -> bool {
+        let all = u128::from(self.factors.width) * self.factors.rows.len() as u128;
+        self.factors.is_flat() || u128::from(self.first) + elements as u128 <= all
+    }
+
+    /// Predictions, as pseudo-logarithms, of the elements from `start` of the tile on, which [`Grid::holds`] has.
+    pub(super) fn predict(&self, level: Level, start: usize, out: &mut [i32]) {
+        let factors = self.factors;
+        if factors.is_flat() {
+            return out.fill(factors.base << SHIFT);
+        }
+        let at = self.first + start as u64;
+        let (row, column) = ((at / factors.width) as usize, (at % factors.width) as usize);
+        predict_rows(level, factors.base, &factors.rows[row..], &factors.columns, column, out);
+    }
+
+    /// What a tile without a parent is a difference to: 0, or [`ZERO`] where all the row or column is.
+    pub(super) fn initial(&self, start: usize, out: &mut [i32]) {
+        let factors = self.factors;
+        out.fill(0);
+        if !factors.rows.contains(&ALL_ZERO) && !factors.columns.contains(&ALL_ZERO) {
+            return;
+        }
+        let at = self.first + start as u64;
+        let (mut row, mut column) = ((at / factors.width) as usize, (at % factors.width) as usize);
+        let mut out = out;
+        while !out.is_empty() {
+            let (piece, rest) = out.split_at_mut(out.len().min(factors.columns.len() - column));
+            if factors.rows[row] == ALL_ZERO {
+                piece.fill(ZERO);
+            } else {
+                for (q, &factor) in piece.iter_mut().zip(&factors.columns[column..]) {
+                    *q = if factor == ALL_ZERO { ZERO } else { 0 };
+                }
+            }
+            (row, column, out) = (row + 1, 0, rest);
+        }
+    }
+}
+
+multiversion! {
+    /// Predictions from the first row, beginning at `column`, on.
+    fn predict_rows(base: i32, rows: &[i32], columns: &[i32], column: usize, out: &mut [i32]) {
+        let (mut column, mut out) = (column, out);
+        for &row in rows {
+            let row = base + if row == ALL_ZERO { 0 } else { row };
+            let (piece, rest) = out.split_at_mut(out.len().min(columns.len() - column));
+            for (p, &factor) in piece.iter_mut().zip(&columns[column..]) {
+                let factor = if factor == ALL_ZERO { 0 } else { factor };
+                *p = (row + factor).clamp(0, LIMIT) << SHIFT;
+            }
+            (column, out) = (0, rest);
+            if out.is_empty() {
+                break;
+            }
+        }
+    }
+}
+
+/// Row and column sums of a tensor, tile by tile.
+#[derive(Debug)]
+pub struct FactorsBuilder {
+    rows: Vec<f64>,
+    columns: Vec<f64>,
+}
+
+impl FactorsBuilder {
+    /// For a tensor of so many rows and elements a row.
+    pub fn new(rows: usize, width: usize) -> FactorsBuilder {
+        FactorsBuilder { rows: vec![0.0; rows], columns: vec![0.0; width] }
+    }
+
+    /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite counts
+    /// as 0, and so does what is beyond the last row.
+    pub fn add(&mut self, dtype: Dtype, first: u64, tile: &[u8]) {
+        if self.columns.is_empty() {
+            return;
+        }
+        let width = self.columns.len() as u64;
+        let (row, column) = ((first / width) as usize, (first % width) as usize);
+        let rows = self.rows.get_mut(row..).unwrap_or_default();
+        let level = Level::detect();
+        for_float!(dtype, F => sum_rows::<F>(level, F::elements(tile), column, rows, &mut self.columns), else ());
+    }
+
+    /// The factors of everything that was added.
+    pub fn finish(self) -> Factors {
+        let (height, width) = (self.rows.len(), self.columns.len());
+        if height == 0 || width == 0 {
+            return Factors::flat(0);
+        }
+        let total = self.rows.iter().sum::<f64>() / height as f64 / width as f64;
+        let base = if total > 0.0 { sixteenths(total) } else { 0 };
+        let coarse = if height * width < LARGE * (height + width) { COARSE } else { 0 };
+        let factor = |sum: &f64, n: usize| {
+            if *sum > 0.0 {
+                let factor = sixteenths(*sum / n as f64) - base;
+                let most = LIMIT >> coarse;
+                ((factor + (1 << coarse >> 1)) >> coarse).clamp(-most, most) << coarse
+            } else {
+                ALL_ZERO
+            }
+        };
+        Factors {
+            base,
+            width: width as u64,
+            rows: self.rows.iter().map(|sum| factor(sum, width)).collect(),
+            columns: self.columns.iter().map(|sum| factor(sum, height)).collect(),
+        }
+    }
+}
+
+multiversion! {
+    /// Adds each element to the sums of its row and column.
+    fn sum_rows<F: Float>(tile: &[F::Bytes], column: usize, rows: &mut [f64], columns: &mut [f64]) {
+        let (mut column, mut tile) = (column, tile);
+        for row in rows {
+            let (piece, rest) = tile.split_at(tile.len().min(columns.len() - column));
+            let columns = &mut columns[column..][..piece.len()];
+            // Eight sums side by side, as one would make each addition wait for the last.
+            let mut sums = [0f64; 8];
+            let one = |v: F::Bytes, column: &mut f64, sum: &mut f64| {
+                let v = F::widen(v);
+                let v = if v > 0.0 && v <= F::LARGEST { v } else { 0.0 };
+                *column += v;
+                *sum += v;
+            };
+            let (eights, tail) = piece.as_chunks::<8>();
+            let (column_eights, column_tail) = columns.as_chunks_mut::<8>();
+            for (eight, columns) in eights.iter().zip(column_eights) {
+                for ((&v, column), sum) in eight.iter().zip(columns).zip(&mut sums) {
+                    one(v, column, sum);
+                }
+            }
+            for ((&v, column), sum) in tail.iter().zip(column_tail).zip(&mut sums) {
+                one(v, column, sum);
+            }
+            *row += sums.iter().sum::<f64>();
+            (column, tile) = (0, rest);
+            if tile.is_empty() {
+                break;
+            }
+        }
+    }
+}

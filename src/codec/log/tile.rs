@@ -1,0 +1,109 @@
+//! The q of a tile to bytes and back, as differences to the parent's.
+//!
+//! An element's symbol is q - (q of the parent), stepping over [`GONE`]: "0 now, and was not". Where the parent's was 0,
+//! symbol 0 says that it still is, and any other is q, stepping over 0.
+
+use super::factors::Grid;
+use super::{MAX_Q, ZERO};
+use crate::codec::Corrupt;
+use crate::codec::lattice::Unfit;
+use crate::entropy::ints;
+use crate::entropy::level::{Level, multiversion};
+
+/// What a tile is a difference to.
+#[derive(Clone, Copy, Debug)]
+pub enum Parent<'a> {
+    /// No state: its factors, which say where zeros are to be expected.
+    Factors(Grid<'a>),
+    /// The q of another state of the same factors and unit.
+    State(&'a [i32]),
+}
+
+/// The symbol of an element that is 0 and whose parent was not: the largest that has no extra bits, so that scattered zeros
+/// cost what their frequency says.
+const GONE: i32 = 15;
+
+/// Appends the payload of a tile.
+///
+/// # Errors
+/// When the lengths differ, or a q is none that [`super::quantize`] makes.
+pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
+    let fits = match parent {
+        Parent::Factors(grid) => grid.holds(q.len()),
+        Parent::State(parent) => parent.len() == q.len(),
+    };
+    if !fits {
+        return Err(Unfit("lengths differ"));
+    }
+    let (level, before) = (Level::detect(), out.len());
+    let mut sound = true;
+    ints::encode_blocks(q.len(), out, |start, symbols| {
+        match parent {
+            Parent::Factors(grid) => grid.initial(start, symbols),
+            Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),
+        }
+        sound &= to_symbols(level, &q[start..][..symbols.len()], symbols);
+    });
+    if sound {
+        return Ok(());
+    }
+    out.truncate(before);
+    Err(Unfit("steps beyond all octaves"))
+}
+
+/// Decodes a payload of [`encode_tile`]. `q` holds the parent's and becomes this tile's; `alone` is for a tile
+/// that has no parent, where nothing of `q` is read. On an error `q` holds nothing of use.
+pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
+    if let Some(grid) = alone {
+        if !grid.holds(q.len()) {
+            return Err(Corrupt("elements beyond the factors"));
+        }
+        grid.initial(0, q);
+    }
+    let level = Level::detect();
+    ints::decode_blocks(payload, q.len(), |start, symbols| {
+        let q = &mut q[start..][..symbols.len()];
+        if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
+    })
+}
+
+/// Whether an element may have this q.
+#[inline(always)]
+fn is_q(q: i32) -> bool {
+    (q == ZERO) | (q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32)
+}
+
+multiversion! {
+    /// Makes the parent's q the symbols of `q`; false if one of either is none.
+    fn to_symbols(q: &[i32], symbols: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (symbol, &q) in symbols.iter_mut().zip(q) {
+            let parent = *symbol;
+            sound &= is_q(q) & is_q(parent);
+            let difference = q.wrapping_sub(parent);
+            let moved = difference.wrapping_add(i32::from(difference >= GONE));
+            let stays = if q == ZERO { GONE } else { moved };
+            let appears = if q == ZERO { 0 } else { q.wrapping_add(i32::from(q >= 0)) };
+            *symbol = if parent == ZERO { appears } else { stays };
+        }
+        sound
+    }
+}
+
+multiversion! {
+    /// Makes the parent's q those of these symbols; false if one is none.
+    fn from_symbols(symbols: &[i32], q: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (q, &symbol) in q.iter_mut().zip(symbols) {
+            let parent = *q;
+            let moved = parent.wrapping_add(symbol).wrapping_sub(i32::from(symbol > GONE));
+            let stays = if symbol == GONE { ZERO } else { moved };
+            let appears = if symbol == 0 { ZERO } else { symbol.wrapping_sub(i32::from(symbol > 0)) };
+            let new = if parent == ZERO { appears } else { stays };
+            // A sum that wraps is caught here only if its parts are known to be small.
+            sound &= is_q(parent) & is_q(new) & (symbol.unsigned_abs() <= 4 * MAX_Q as u32) & ((new == ZERO) == (symbol == if parent == ZERO { 0 } else { GONE }));
+            *q = new;
+        }
+        sound
+    }
+}

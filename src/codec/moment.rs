@@ -1,0 +1,190 @@
+//! First moments in units of the second's root: **m_q = fl(g * A * sqrt(v_q))**, A = round(u / g), u = m / sqrt(v).
+//!
+//! What Adam does with m is divide it by sqrt(v). Stored like this, the quotient comes back within g/2 whatever v was
+//! quantized to: u is taken with the v that was, and given back with the v_q that will be there. One step g suits the
+//! whole tensor, since u is of order 1 everywhere while m spans many octaves.
+//!
+//! What must never happen: a decoded |m_q| / sqrt(v_q) well above |m| / sqrt(v), which makes a restored run jump
+//! ([`largest_error`] says what "well" is); a sign that flips; a value that is not finite. Where v is 0 there is no
+//! quotient: m is 0 there, or an exception.
+//!
+//! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`], [`super::lattice::decode_tile_add`];
+//! a parent's A is restated with [`super::lattice::predict`] before. Decoding is sqrt, which IEEE defines to the last
+//! bit, two multiplications in f64, and one rounding.
+
+use super::float::{Float, for_float};
+use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
+use super::{Corrupt, Dtype};
+use crate::entropy::level::{Level, multiversion};
+
+/// Elements quantized between two looks at whether something went wrong.
+const CHUNK: usize = 512;
+
+/// Whether `g` can be a step of quotients: a lattice's, from 2^-64 to 2^64, so that no product here leaves f64.
+pub fn is_quotient_step(g: f64) -> bool {
+    const LARGEST: f64 = (1u128 << 64) as f64;
+    is_step(g) && (1.0 / LARGEST..=LARGEST).contains(&g)
+}
+
+/// Relative error that a quotient may have beside half a step: m_q is rounded to its type, and u is computed in f32
+/// (2^-22 for its root, its division and its product).
+fn roundings<F: Float>() -> f64 {
+    if size_of::<F::Bytes>() == 2 { 1.0 / 256.0 } else { 1.0 / f64::from(1 << 20) }
+}
+
+/// Quantizes the tile `m` whose second moments *as they were* are `v`. Slices are of as many elements (`a_out`) or their
+/// bytes. Appends the elements whose v is 0 and whose m is not to `exceptions`.
+///
+/// # Errors
+/// When an element of m is not finite, one of v is not or is negative, or u is more than [`MAX_A`] steps.
+pub fn quantize(
+    dtype: Dtype,
+    m: &[u8],
+    v: &[u8],
+    g: f64,
+    a_out: &mut [i32],
+    exceptions: &mut Vec<Exception>,
+) -> Result<(), Unfit> {
+    if !is_quotient_step(g) {
+        return Err(Unfit("no step"));
+    }
+    if m.len() != a_out.len() * dtype.size() || v.len() != m.len() {
+        return Err(Unfit("lengths differ"));
+    }
+    for_float!(dtype, F => quantize_tile::<F>(F::elements(m), F::elements(v), g, a_out, exceptions),
+        else Err(Unfit("element type")))
+}
+
+fn quantize_tile<F: Float>(
+    m: &[F::Bytes],
+    v: &[F::Bytes],
+    g: f64,
+    a: &mut [i32],
+    exceptions: &mut Vec<Exception>,
+) -> Result<(), Unfit> {
+    let level = Level::detect();
+    for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
+        let (fits, without) = quantize_chunk::<F>(level, m, v, g, a);
+        if !fits {
+            return Err(Unfit("not finite, or too many steps"));
+        }
+        if without {
+            for (i, (&m, &v)) in m.iter().zip(v).enumerate() {
+                if F::widen(v) == 0.0 && F::widen(m) != 0.0 {
+                    exceptions.push(Exception { index: (number * CHUNK + i) as u32, raw: F::to_raw(m) });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+multiversion! {
+    /// Quantizes up to one chunk; returns whether all elements can be, and whether some m have no v.
+    fn quantize_chunk<F: Float>(m: &[F::Bytes], v: &[F::Bytes], g: f64, a: &mut [i32]) -> (bool, bool) {
+        let inverse = 1.0 / g;
+        let (mut fits, mut without) = (true, false);
+        for ((&m, &v), a) in m.iter().zip(v).zip(a) {
+            let (m, v) = (F::widen(m), F::widen(v));
+            let steps = F::quotient(m, v) * inverse;
+            let none = v == 0.0;
+            let steps = if none { 0.0 } else { steps };
+            // False for NaN as well, which the root of a negative v is. An infinite v would make steps 0.
+            fits &= (steps.abs() <= f64::from(MAX_A)) & (m.abs() <= F::LARGEST) & (v <= F::LARGEST);
+            without |= none & (m != 0.0);
+            *a = (steps + ROUNDER).to_bits() as i32;
+        }
+        (fits, without)
+    }
+}
+
+/// Computes m_q of a tile from its A and the decoded second moments `v_q`; exceptions are still to be applied.
+/// A product beyond the type's largest value becomes that.
+pub fn reconstruct(dtype: Dtype, v_q: &[u8], g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    if !is_quotient_step(g) {
+        return Err(Corrupt("step of first moments"));
+    }
+    if out.len() != a.len() * dtype.size() || v_q.len() != out.len() {
+        return Err(Corrupt("lengths of first and second moments differ"));
+    }
+    let level = Level::detect();
+    let sound = for_float!(dtype, F => reconstruct_elements::<F>(level, F::elements(v_q), g, a, F::elements_mut(out)),
+        else return Err(Corrupt("element type of first moments")));
+    if sound { Ok(()) } else { Err(Corrupt("second moments that are none")) }
+}
+
+multiversion! {
+    /// Returns whether all second moments are at least 0 and finite: only then is no result a NaN.
+    fn reconstruct_elements<F: Float>(v_q: &[F::Bytes], g: f64, a: &[i32], out: &mut [F::Bytes]) -> bool {
+        let mut sound = true;
+        for ((out, &v), &a) in out.iter_mut().zip(v_q).zip(a) {
+            let v = F::widen(v);
+            sound &= (v >= 0.0) & (v <= F::LARGEST);
+            let value = (g * f64::from(a)) * F::sqrt(v);
+            let value = if value > F::LARGEST { F::LARGEST } else { value };
+            let value = if value < -F::LARGEST { -F::LARGEST } else { value };
+            *out = F::round(value);
+        }
+        sound
+    }
+}
+
+/// The largest |m_q / sqrt(v_q) - m / sqrt(v)| of a tile whose step is `g`; elements whose v is 0 count as 0. `None` when
+/// what must never happen has, with r = 2^-8 for the 16-bit types and 2^-20 else:
+///
+/// - something is not finite, or a v negative; or v_q is 0 where v is not, or the other way;
+/// - |m_q| / sqrt(v_q) is more than (|m| / sqrt(v) + g/2) * (1 + r), and half of the type's least value / sqrt(v_q);
+/// - m_q is not 0 and has another sign than m;
+/// - v is 0, and m_q neither has the bits of m nor is 0 like m.
+pub fn largest_error(dtype: Dtype, m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {
+    let alike = [v, m_q, v_q].iter().all(|of| of.len() == m.len());
+    (alike && is_quotient_step(g)).then_some(())?;
+    let level = Level::detect();
+    let (largest, sound) = for_float!(dtype, F => {
+        let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
+        compare::<F>(level, m, v, m_q, v_q, g)
+    }, else (0.0, false));
+    sound.then_some(largest)
+}
+
+multiversion! {
+    fn compare<F: Float>(
+        m: &[F::Bytes],
+        v: &[F::Bytes],
+        m_q: &[F::Bytes],
+        v_q: &[F::Bytes],
+        g: f64,
+    ) -> (f64, bool) {
+        // Magnitudes order like their bits, and integers have a vector maximum that ignores nothing.
+        let (mut largest, mut sound) = (0i64, true);
+        let more = 1.0 + roundings::<F>();
+        for (((&m, &v), &m_q), &v_q) in m.iter().zip(v).zip(m_q).zip(v_q) {
+            let (m, v, m_q, v_q) = (F::widen(m), F::widen(v), F::widen(m_q), F::widen(v_q));
+            let finite = |x: f64| x.abs() <= F::LARGEST;
+            sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= 0.0) & (v_q >= 0.0);
+            let none = v == 0.0;
+            sound &= none == (v_q == 0.0);
+            let (root, root_q) = (if none { 1.0 } else { v.sqrt() }, if none { 1.0 } else { v_q.sqrt() });
+            let (u, u_q) = (m / root, m_q / root_q);
+            let inflated = u_q.abs() > (u.abs() + g * 0.5) * more + F::LEAST * 0.5 / root_q;
+            let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
+            // Equal as values: the two zeros are, and of other values that means their bits.
+            sound &= if none { m == m_q } else { !inflated & !flipped };
+            largest = largest.max((u_q - u).abs().to_bits() as i64);
+        }
+        (f64::from_bits(largest as u64), sound)
+    }
+}
+
+/// u = m / sqrt(v) of the samples, 0 where v is, for choosing g as a multiple of their root mean square
+/// ([`super::lattice::choose_g`]).
+pub fn ratios(dtype: Dtype, m: &[u8], v: &[u8]) -> Vec<f64> {
+    fn all<F: Float>(m: &[u8], v: &[u8]) -> Vec<f64> {
+        let pairs = F::elements(m).iter().zip(F::elements(v)).map(|(&m, &v)| (F::widen(m), F::widen(v)));
+        pairs.map(|(m, v)| if v == 0.0 { 0.0 } else { m / v.sqrt() }).collect()
+    }
+    for_float!(dtype, F => all::<F>(m, v), else Vec::new())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+use super::*;
+use crate::codec::float::{Bf16, F16, F32, F64};
+use crate::codec::lattice::{apply_exceptions, choose_g, decode_tile_add, encode_tile, predict};
+use crate::codec::log::{self, Factors, Grid};
+use proptest::prelude::*;
+
+const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
+
+fn tile(dtype: Dtype, values: &[f64]) -> Vec<u8> {
+    for_float!(dtype, F => values.iter().flat_map(|&v| F::round(v)).collect(), else unreachable!())
+}
+
+/// Decodes A with these second moments, exceptions and all.
+fn decode(dtype: Dtype, v_q: &[u8], g: f64, a: &[i32], exceptions: &[Exception]) -> Vec<u8> {
+    let mut out = vec![3; v_q.len()];
+    reconstruct(dtype, v_q, g, a, &mut out).unwrap();
+    apply_exceptions(dtype, exceptions, &mut out).unwrap();
+    out
+}
+
+/// The second moments as the logarithmic lattice gives them back, if it takes them.
+fn quantized(dtype: Dtype, v: &[u8]) -> Option<Vec<u8>> {
+    let factors = Factors::flat_of(dtype, v);
+    let (mut q, mut out) = (vec![0; v.len() / dtype.size()], vec![0; v.len()]);
+    let grid = Grid { factors: &factors, first: 0 };
+    log::quantize(dtype, v, grid, 1 << 16, None, &mut q, &mut out).ok().map(|_| out)
+}
+
+fn magnitude() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        6 => (1.0..2.0f64, -30i32..4).prop_map(|(m, e)| m * 2f64.powi(e)),
+        1 => (1.0..2.0f64, -150i32..120).prop_map(|(m, e)| m * 2f64.powi(e)),
+        1 => (1.0..2.0f64, -1022i32..1023).prop_map(|(m, e)| m * 2f64.powi(e)),
+        1 => Just(0.0),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn the_quotient_comes_back_and_is_never_inflated(
+        triples in prop::collection::vec((magnitude(), -3.0..3.0f64, magnitude()), 1..1500),
+        exponent in -6..2i32,
+        dtype in prop::sample::select(FLOATS.as_slice()),
+    ) {
+        let largest = for_float!(dtype, F => F::LARGEST, else 0.0);
+        let v = tile(dtype, &triples.iter().map(|t| t.0.min(largest)).collect::<Vec<_>>());
+        // Mostly u in proportion; where v is 0, sometimes an m of its own.
+        let m: Vec<f64> = triples.iter().map(|t| if t.0 == 0.0 { t.2 } else { t.1 * t.0.sqrt() }).collect();
+        let m = tile(dtype, &m.iter().map(|m| m.clamp(-largest, largest)).collect::<Vec<_>>());
+        let g = 2f64.powi(exponent);
+        let (mut a, mut exceptions) = (vec![7; triples.len()], Vec::new());
+        if quantize(dtype, &m, &v, g, &mut a, &mut exceptions).is_err() {
+            // What is left of a tiny v once it is rounded can make u of any size.
+            prop_assert!(ratios(dtype, &m, &v).iter().any(|u| u.abs() / g > 1e9), "unfit without reason");
+            return Ok(());
+        }
+        let v_q = [Some(v.clone()), quantized(dtype, &v)];
+        for v_q in v_q.iter().flatten() {
+            let m_q = decode(dtype, v_q, g, &a, &exceptions);
+            let error = largest_error(dtype, &m, &v, &m_q, v_q, g);
+            prop_assert!(error.is_some());
+            // Subnormals of m_q are coarser than their quotient, but where it is the largest of the type that is cut off.
+            if dtype == Dtype::F32 && triples.iter().all(|t| (1e-30..1e30).contains(&t.0)) {
+                prop_assert!(error.unwrap() <= g * 0.5 + 3.0 / 1048576.0);
+            }
+        }
+        let mut payload = Vec::new();
+        encode_tile(&a, None, &exceptions, &mut payload).unwrap();
+        let (mut acc, mut again) = (vec![0; a.len()], Vec::new());
+        decode_tile_add(&payload, &mut acc, &mut again).unwrap();
+        prop_assert_eq!((acc, again), (a, exceptions));
+    }
+
+    #[test]
+    fn any_bits_hold_the_invariants_or_are_unfit(
+        bits in prop::collection::vec(any::<(u64, u64)>(), 1..200),
+        dtype in prop::sample::select(FLOATS.as_slice()),
+        exponent in -60..60i32,
+        positive: bool,
+    ) {
+        let of = |bits: u64| bits.to_le_bytes()[..dtype.size()].to_vec();
+        let mask = if positive { u64::MAX >> 1 >> (64 - 8 * dtype.size() as u32) } else { u64::MAX };
+        let m: Vec<u8> = bits.iter().flat_map(|b| of(b.0)).collect();
+        let v: Vec<u8> = bits.iter().flat_map(|b| of(b.1 & mask)).collect();
+        let (mut a, mut exceptions) = (vec![7; bits.len()], Vec::new());
+        let g = 2f64.powi(exponent);
+        if quantize(dtype, &m, &v, g, &mut a, &mut exceptions).is_ok() {
+            let m_q = decode(dtype, &v, g, &a, &exceptions);
+            prop_assert!(largest_error(dtype, &m, &v, &m_q, &v, g).is_some());
+        }
+    }
+
+    #[test]
+    fn no_payload_decodes_to_what_is_not_finite(
+        pairs in prop::collection::vec((any::<i32>(), any::<u64>()), 1..200),
+        dtype in prop::sample::select(FLOATS.as_slice()),
+        exponent in -64..64i32,
+    ) {
+        let v: Vec<u8> = pairs.iter().flat_map(|p| p.1.to_le_bytes()[..dtype.size()].to_vec()).collect();
+        let a: Vec<i32> = pairs.iter().map(|p| p.0).collect();
+        let mut out = vec![0; v.len()];
+        let sound = for_float!(dtype, F => F::elements(&v).iter().all(|&v| F::widen(v).is_finite() && F::widen(v) >= 0.0), else false);
+        let done = reconstruct(dtype, &v, 2f64.powi(exponent), &a, &mut out);
+        prop_assert_eq!(done.is_ok(), sound);
+        if sound {
+            let finite = for_float!(dtype, F => F::elements(&out).iter().all(|&m| F::widen(m).is_finite()), else false);
+            prop_assert!(finite);
+        }
+    }
+
+    #[test]
+    fn all_levels_give_the_same_bits(
+        values in prop::collection::vec((magnitude(), -3.0..3.0f64, any::<i32>()), 1..300),
+        exponent in -10..3i32,
+    ) {
+        fn compare_levels<F: Float>(dtype: Dtype, values: &[(f64, f64, i32)], g: f64)
+        where F::Bytes: PartialEq + std::fmt::Debug {
+            let v = tile(dtype, &values.iter().map(|v| v.0).collect::<Vec<_>>());
+            let m = tile(dtype, &values.iter().map(|v| v.0.sqrt() * v.1).collect::<Vec<_>>());
+            let a: Vec<i32> = values.iter().map(|v| v.2).collect();
+            let (m, v) = (F::elements(&m), F::elements(&v));
+            let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
+                let (mut a_out, mut out) = (vec![0; a.len()], m.to_vec());
+                let flags = quantize_chunk::<F>(level, m, v, g, &mut a_out);
+                let sound = reconstruct_elements::<F>(level, v, g, &a, &mut out);
+                let (error, ok) = compare::<F>(level, m, v, &out, v, g);
+                // Of NaN only that it is one is the same: nothing is stored then.
+                let out = sound.then_some(out);
+                (flags, flags.0.then_some(a_out), out, ok, ok.then_some(error.to_bits()))
+            }).collect();
+            for outcome in &outcomes {
+                assert_eq!(outcome, &outcomes[0]);
+            }
+        }
+        let g = 2f64.powi(exponent);
+        compare_levels::<F16>(Dtype::F16, &values, g);
+        compare_levels::<Bf16>(Dtype::Bf16, &values, g);
+        compare_levels::<F32>(Dtype::F32, &values, g);
+        compare_levels::<F64>(Dtype::F64, &values, g);
+    }
+
+    #[test]
+    fn parents_restated_with_a_gain_are_near(a in prop::collection::vec(-100_000..100_000i32, 0..500), gain in -2.0..2.0f64) {
+        let mut restated = a.clone();
+        predict(&mut restated, gain).unwrap();
+        for (new, old) in restated.iter().zip(&a) {
+            prop_assert!((f64::from(*new) - f64::from(*old) * gain).abs() <= 0.5);
+        }
+    }
+}
+
+#[test]
+fn gains_that_are_none_are_errors() {
+    for gain in [f64::NAN, f64::INFINITY, 3.0] {
+        assert!(predict(&mut [MAX_A / 2], gain).is_err());
+    }
+    assert!(predict(&mut [0], f64::INFINITY).is_err());
+    let mut a = [5, -7];
+    predict(&mut a, 0.0).unwrap();
+    assert_eq!(a, [0, 0]);
+}
+
+#[test]
+fn what_cannot_be_is_unfit() {
+    for dtype in FLOATS {
+        let g = 0.5;
+        let good = tile(dtype, &[1.0; 4]);
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let bad = tile(dtype, &[1.0, bad, 1.0, 1.0]);
+            assert!(quantize(dtype, &bad, &good, g, &mut [0; 4], &mut Vec::new()).is_err());
+            assert!(quantize(dtype, &good, &bad, g, &mut [0; 4], &mut Vec::new()).is_err());
+            assert_eq!(largest_error(dtype, &good, &bad, &good, &bad, g), None);
+        }
+        let negative = tile(dtype, &[1.0, -1.0, 1.0, 1.0]);
+        assert!(quantize(dtype, &good, &negative, g, &mut [0; 4], &mut Vec::new()).is_err());
+        assert!(quantize(dtype, &good, &good, f64::NAN, &mut [0; 4], &mut Vec::new()).is_err());
+        assert!(quantize(dtype, &good, &good, 2f64.powi(-40), &mut [0; 4], &mut Vec::new()).is_err());
+    }
+}
+
+#[test]
+fn broken_invariants_are_seen() {
+    let of = |values: &[f64]| tile(Dtype::F32, values);
+    let error = |m: f64, v: f64, m_q: f64, v_q: f64| {
+        largest_error(Dtype::F32, &of(&[m]), &of(&[v]), &of(&[m_q]), &of(&[v_q]), 1.0)
+    };
+    assert_eq!(error(1.0, 1.0, 2.0, 4.0), Some(0.0));
+    assert_eq!(error(1.0, 1.0, 1.5, 1.0), Some(0.5));
+    assert_eq!(error(4.0, 1.0, 0.0, 1.0), Some(4.0));
+    assert_eq!(error(1.0, 1.0, 1.6, 1.0), None, "inflated");
+    assert_eq!(error(0.2, 1.0, -0.1, 1.0), None, "flipped");
+    assert_eq!(error(0.0, 1.0, 0.1, 1.0), None, "out of nothing");
+    assert_eq!(error(1.0, 1.0, 1.0, 0.0), None, "v is lost");
+    assert_eq!(error(1.0, 0.0, 1.0, 0.0), Some(0.0));
+    assert_eq!(error(1.0, 0.0, 0.5, 0.0), None, "not exact");
+    assert_eq!(error(0.0, 0.0, 0.0, 0.0), Some(0.0));
+}
+
+#[test]
+fn quotients_of_order_one_cost_little() {
+    // u is normal while v spans 20 octaves: a lattice of m itself would be all zeros and outliers.
+    let mut state = 1u64;
+    let mut unit = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let v: Vec<f64> = (0..20_000).map(|_| 1e-8 * (20.0 * unit() - 10.0).exp2()).collect();
+    let m: Vec<f64> =
+        v.iter().map(|v| v.sqrt() * (0..12).map(|_| unit() / 4.0).sum::<f64>() - v.sqrt() * 1.5).collect();
+    let (m, v) = (tile(Dtype::F32, &m), tile(Dtype::F32, &v));
+    let g = choose_g(Dtype::F32, &ratios(Dtype::F32, &m, &v), 1.0).unwrap();
+    let mut a = vec![0; 20_000];
+    quantize(Dtype::F32, &m, &v, g, &mut a, &mut Vec::new()).unwrap();
+    let mut payload = Vec::new();
+    encode_tile(&a, None, &[], &mut payload).unwrap();
+    let percent = payload.len() as f64 * 100.0 / m.len() as f64;
+    // The entropy of a normal in steps of its deviation is 2.05 bits, 6.4% of fp32.
+    assert!((5.0..7.5).contains(&percent), "{percent}%");
+}

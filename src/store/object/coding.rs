@@ -1,0 +1,135 @@
+//! How a tensor's tiles are encoded (docs/FORMAT.md, "Decoding").
+
+/// How a tensor's tiles are encoded. `parent` is an index in the parent object's table of tensors; every other index is one
+/// in the same object's.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Coding {
+    /// Lossless, alone.
+    Lossless,
+    /// Lossless, as ordered-integer difference to the parent's tensor.
+    LosslessDelta {
+        /// Tensor of the parent object.
+        parent: u32,
+    },
+    /// R = fl(K + g*A), A as difference to the parent tensor's accumulators (0 when that one is lossless, and then K).
+    Lattice {
+        /// Tensor of the parent object.
+        parent: u32,
+        /// Step g of the lattice; the parent's may be another.
+        step: f64,
+    },
+    /// R = fl(g*A): a lattice keyframe, decodes without any other object.
+    LatticeKey {
+        /// Step g of the lattice.
+        step: f64,
+    },
+    /// R = fl(K + g*A) with K in the same tiles: what a state becomes when the object that held its K goes.
+    LatticeWithKeyframe {
+        /// Step g of the lattice.
+        step: f64,
+    },
+    /// The same state as `Lattice`; the differences are by rows, for tables of which most rows stay as they are.
+    Rows {
+        /// Tensor of the parent object.
+        parent: u32,
+        /// Step g of the lattice, of which every row takes a power of two.
+        step: f64,
+    },
+    /// The same state as `LatticeKey`, by rows.
+    RowsKey {
+        /// Step g of the lattice, of which every row takes a power of two.
+        step: f64,
+    },
+    /// A logarithmic lattice, as difference to the parent's, which has the same factors and unit.
+    Log {
+        /// Tensor of the parent object.
+        parent: u32,
+        /// Step in octaves / 65536.
+        unit: u32,
+    },
+    /// A logarithmic lattice with its factors.
+    LogKey {
+        /// Step in octaves / 65536.
+        unit: u32,
+    },
+    /// A first moment in units of its second's root.
+    Moment {
+        /// The second moment.
+        second: u32,
+        /// Step of the ratio.
+        step: f64,
+    },
+    /// Another tensor of this object, each element rounded to this one's type. No payload.
+    Cast {
+        /// The tensor with more bits.
+        of: u32,
+    },
+}
+
+impl Coding {
+    /// The tensor of the parent object that is needed to decode this one.
+    pub fn parent(self) -> Option<u32> {
+        use Coding::*;
+        match self {
+            LosslessDelta { parent } | Lattice { parent, .. } | Rows { parent, .. } | Log { parent, .. } => {
+                Some(parent)
+            }
+            Lossless
+            | LatticeKey { .. }
+            | LatticeWithKeyframe { .. }
+            | RowsKey { .. }
+            | LogKey { .. }
+            | Moment { .. }
+            | Cast { .. } => None,
+        }
+    }
+
+    /// The tensor of the same object that is needed to decode this one.
+    pub fn beside(self) -> Option<u32> {
+        match self {
+            Coding::Moment { second, .. } => Some(second),
+            Coding::Cast { of } => Some(of),
+            _ => None,
+        }
+    }
+
+    /// What a coding needs beside it has a lower rank: nothing can need itself.
+    pub fn rank(self) -> u8 {
+        match self {
+            Coding::Moment { .. } => 1,
+            Coding::Cast { .. } => 2,
+            _ => 0,
+        }
+    }
+
+    /// The lattice's step, when the state is one of [`crate::codec::lattice`]: in the tensor's own units.
+    pub fn step(self) -> Option<f64> {
+        use Coding::*;
+        match self {
+            Lattice { step, .. }
+            | LatticeKey { step }
+            | LatticeWithKeyframe { step }
+            | Rows { step, .. }
+            | RowsKey { step } => Some(step),
+            _ => None,
+        }
+    }
+
+    /// Whether the bytes may differ from those that were written.
+    pub fn is_lossy(self) -> bool {
+        !matches!(self, Coding::Lossless | Coding::LosslessDelta { .. })
+    }
+
+    /// The codec's name, as people are shown it.
+    pub fn codec(self) -> &'static str {
+        use Coding::*;
+        match self {
+            Lossless | LosslessDelta { .. } => "lossless",
+            Lattice { .. } | LatticeKey { .. } | LatticeWithKeyframe { .. } => "lattice",
+            Rows { .. } | RowsKey { .. } => "rows",
+            Log { .. } | LogKey { .. } => "log",
+            Moment { .. } => "moment",
+            Cast { .. } => "cast",
+        }
+    }
+}
