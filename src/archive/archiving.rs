@@ -139,6 +139,7 @@ impl Archive {
             super_step: base.super_step,
             profiles,
         };
+        let words = profiles.words();
         self.pool.install(|| {
             let plan::Planned { plans, forecast } = plan::plan(&material)?;
             let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
@@ -151,6 +152,7 @@ impl Archive {
                 source,
                 len: sealed.len,
                 origin: path,
+                profile: &words,
                 description,
                 base: chain,
                 plans: &plans,
@@ -161,7 +163,7 @@ impl Archive {
             if writer.position() > sealed.len / 20 * 19 {
                 return Ok(None);
             }
-            self.label(&mut encoded.index, sealed, profiles);
+            encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
             writer.close(&encoded.index)?;
             let mut header = Header {
                 id: writer.id(),
