@@ -22,7 +22,7 @@ const LONGEST: usize = 12;
 fn series(count: usize, seed: u64) -> (Rest, BTreeMap<usize, Vec<u8>>) {
     let mut random = Random(seed);
     let mut model = model(&mut random);
-    let mut rest = Rest::new();
+    let mut rest = Rest::on_keyframes();
     for at in 1..=count {
         train(&mut model, 1e-3, &mut random);
         rest.write(&step(at), &safetensors(&model));
