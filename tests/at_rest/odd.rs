@@ -1,0 +1,1 @@
+//! Checkpoints as no training should write them, and some do.
