@@ -7,8 +7,9 @@ use super::series::{Dtype, Random, Tensor, safetensors};
 pub(crate) fn round(dtype: Dtype, value: f64) -> f64 {
     match dtype {
         Dtype::F32 => f64::from(value as f32),
-        Dtype::F16 => half::f16::from_f64(value).to_f64(),
-        Dtype::BF16 => half::bf16::from_f64(value).to_f64(),
+        // `half` drops bits of an f64 before it rounds.
+        Dtype::F16 => half::f16::from_f32(value as f32).to_f64(),
+        Dtype::BF16 => half::bf16::from_f32(value as f32).to_f64(),
         _ => value,
     }
 }

@@ -88,7 +88,7 @@ fn a_coarser_profile_takes_less_room() {
             .map(|profile| stored(&series(profile, beta2, between, 20)) as f64 / raw as f64);
         eprintln!("{beta2}: {exact} {balanced} {compact}");
         assert!(exact > 2.0 * balanced && balanced > 1.2 * compact, "{exact} {balanced} {compact}");
-        assert!(exact < 1.0 && balanced < 0.15 && compact < 0.1, "{exact} {balanced} {compact}");
+        assert!(exact < 0.8 && balanced < 0.08 && compact < 0.045, "{exact} {balanced} {compact}");
     }
 }
 
@@ -256,6 +256,22 @@ fn is_whole_zip(read: &[u8]) {
     assert!(checked > 4, "{checked}");
 }
 
+/// A row that was not used since the state before reads as it did.
+#[track_caller]
+fn rows_that_rest_stay(rest: &Rest, at: usize) {
+    let extent = entry(rest.object(&name(at)).index(), "model/table.weight").extent.clone();
+    let table = |file: &[u8]| file[extent.start as usize..extent.end as usize].to_vec();
+    let written = [at - 1, at].map(|at| table(&rest.written[&name(at)]));
+    let read = [at - 1, at].map(|at| table(&rest.read(&name(at)).unwrap()));
+    let rows = |files: &[Vec<u8>; 2]| -> Vec<bool> {
+        let pairs = files[0].chunks(4 * Table::WIDTH).zip(files[1].chunks(4 * Table::WIDTH));
+        pairs.map(|(before, now)| before == now).collect()
+    };
+    let (rest, same) = (rows(&written), rows(&read));
+    assert!((Table::ROWS * 7 / 10..Table::ROWS * 9 / 10).contains(&rest.iter().filter(|rest| **rest).count()));
+    assert!(rest.iter().zip(&same).all(|(rest, same)| *same || !rest), "{at}");
+}
+
 #[test]
 fn tables_and_adagrads_sums() {
     for profile in ["balanced", "compact"] {
@@ -277,6 +293,10 @@ fn tables_and_adagrads_sums() {
                 assert_eq!(codec(&index, "model/table.weight"), "rows", "{at}");
                 tensors += entry(&index, "model/table.weight").stored();
             }
+        }
+        // A super-step is a difference to the one before.
+        for at in (2..20).filter(|at| at % 8 != 1) {
+            rows_that_rest_stay(&rest, at);
         }
         // Most rows are flags.
         let share = tensors as f64 / 18.0 / (4 * Table::ROWS * Table::WIDTH) as f64;

@@ -67,6 +67,8 @@ impl Tensor {
             Dtype::F32 => (*value as f32).to_le_bytes().to_vec(),
             Dtype::BF16 => half::bf16::from_f64(*value).to_le_bytes().to_vec(),
             Dtype::F64 => value.to_le_bytes().to_vec(),
+            // The byte itself.
+            Dtype::F8_E4M3 | Dtype::F8_E5M2 => vec![*value as u8],
             _ => (*value as i64).to_le_bytes().to_vec(),
         };
         self.values.iter().flat_map(each).collect()
