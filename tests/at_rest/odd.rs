@@ -4,7 +4,7 @@
 use stepfs::store::object::Index;
 
 use super::adam::{Adam, Parameter, round};
-use super::series::{Dtype, Random, Rest, Tensor, entry, safetensors, step, train};
+use super::series::{Dtype, Random, Rest, Tensor, entry, find, safetensors, step, train};
 use super::sound::sound;
 
 const COUNT: usize = 7;
@@ -35,10 +35,6 @@ fn series(adam: &mut Adam, change: Change) -> Rest {
     }
     rest.settle();
     rest
-}
-
-fn find<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
-    tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
 }
 
 /// Each file is as it may be: indices of the released ones. Those that nothing newer is of a kind with are as written.
