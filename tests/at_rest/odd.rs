@@ -364,6 +364,28 @@ fn copies_in_fewer_bits_and_what_only_looks_like_one() {
 }
 
 #[test]
+fn copies_of_vectors() {
+    for (shape, is_copy) in [(&[128][..], true), (&[255], true), (&[256], true), (&[100], false), (&[1, 128], true)] {
+        let mut adam = Adam::new(0.99, 8, |random| {
+            vec![
+                Parameter::new("a.weight", Dtype::F32, &[80, 96], random),
+                Parameter::new("norm.weight", Dtype::F32, shape, random),
+            ]
+        });
+        let rest = series(&mut adam, &|_, tensors| {
+            let mut twin = find(tensors, "norm.weight").clone();
+            (twin.name, twin.dtype) = ("copy.norm.weight".into(), Dtype::BF16);
+            twin.values.iter_mut().for_each(|value| *value = round(Dtype::BF16, *value));
+            tensors.push(twin);
+        });
+        let all = check(&rest);
+        let tensors = &all[4].as_ref().unwrap().tensors;
+        let copy = tensors.iter().find(|tensor| tensor.path == "copy.norm.weight");
+        assert_eq!(copy.is_some_and(|copy| copy.coding.codec() == "cast"), is_copy, "{shape:?}");
+    }
+}
+
+#[test]
 fn empty_and_tiny_tensors() {
     let mut random = Random(3);
     let mut parameters = vec![Parameter::new("a.weight", Dtype::F32, &[96, 96], &mut random)];
