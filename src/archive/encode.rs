@@ -15,6 +15,7 @@ use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use crate::recall::{Chain, State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
+use super::STAGES;
 use super::payload::{self, Around, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
 
@@ -67,6 +68,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
                 fallback.ok_or(io::ErrorKind::InvalidData)?
             }
         };
+        log::trace!(target: STAGES, "encode {}", plan.tensor.role.name());
         if tensor.crc_before != tensor.crc_after {
             let (crc_before, crc_after) = (tensor.crc_before, tensor.crc_after);
             changed.push(ChangedTensor { index: plan.index, crc_before, crc_after });
@@ -78,6 +80,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     patches.sort_by_key(|patch| patch.offset);
     let gaps = gaps(tensors.iter().map(|t| t.extent.clone()), job.len);
     let skeleton = encode_skeleton(job, writer, &gaps, &patches)?;
+    log::trace!(target: STAGES, "skeleton");
     let index = Index {
         origin: job.origin.to_string_lossy().into_owned(),
         // Whoever calls says what follows from more than the file.
