@@ -137,7 +137,11 @@ fn print_stages(bytes: u64) {
         let third = bytes as f64 / 3.0;
         let mut whole = 0.0;
         for (stage, &seconds) in file {
-            let of = if stage.starts_with("encode ") { third } else { bytes as f64 };
+            let of = match stage.as_str() {
+                "encode both moments" => 2.0 * third,
+                stage if stage.starts_with("encode ") => third,
+                _ => bytes as f64,
+            };
             whole += seconds;
             println!("  {stage:<24} {:>6.2}  ({:.0} ms)", of / seconds / 1e9, 1e3 * seconds);
         }
