@@ -15,7 +15,7 @@ use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
 use super::catalog::{Held, Sealed, State};
-use super::{Archive, Outcome, ReadError, encode, lineage, plan, verify};
+use super::{Archive, Outcome, ReadError, STAGES, encode, lineage, plan, verify};
 
 impl Archive {
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
@@ -141,7 +141,9 @@ impl Archive {
         };
         let words = profiles.words();
         self.pool.install(|| {
+            log::trace!(target: STAGES, "begin");
             let plan::Planned { plans, forecast } = plan::plan(&material)?;
+            log::trace!(target: STAGES, "plan");
             let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
             let note = forecast.map_or(base.note.to_string(), |forecast| forecast.words());
             if !note.is_empty() {
@@ -165,6 +167,7 @@ impl Archive {
             }
             encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
             writer.close(&encoded.index)?;
+            log::trace!(target: STAGES, "make durable");
             let mut header = Header {
                 id: writer.id(),
                 version: OBJECT_VERSION,
@@ -183,6 +186,7 @@ impl Archive {
             let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
             let hashes = verify::verify(&chain, source, &encoded.patches, stale)
                 .inspect_err(|_| self.recall.forget(header.id))?;
+            log::trace!(target: STAGES, "verify");
             (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);
             let id = header.id;
             self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;

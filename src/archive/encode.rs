@@ -1,5 +1,6 @@
 //! Writes the object of a file: tiles of each planned tensor, in parallel, then the skeleton.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -15,6 +16,7 @@ use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use crate::recall::{Chain, State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
+use super::STAGES;
 use super::payload::{self, Around, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
 
@@ -55,23 +57,35 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     // What lies beside a tensor comes before it: whether it fits its codec must be known.
     let mut order: Vec<usize> = (0..job.plans.len()).collect();
     order.sort_by_key(|&at| job.plans[at].coding.rank());
+    let first_moments = first_moments(job);
     for at in order {
-        let plan = &job.plans[at];
-        let whole = &job.description.tensors[plan.index].extent;
+        if done[at].is_some() {
+            continue;
+        }
         let start = writer.position();
-        let tensor = match encode_tensor(job, writer, &done, at, plan.coding, whole)? {
+        if let Some(&first) = first_moments.get(&at) {
+            if let Some(both) = encode_moments(job, writer, &done, at, first)? {
+                for (at, tensor) in [at, first].into_iter().zip(both) {
+                    changed.extend(tensor.changed(job, at));
+                    done[at] = Some(tensor);
+                }
+                continue;
+            }
+            // One of the two does not fit: each by itself.
+            writer.rewind(start);
+        }
+        let plan = &job.plans[at];
+        let tensor = match encode_tensor(job, writer, &done, at, plan.coding)? {
             Some(tensor) => tensor,
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), plan.tensor.path);
                 writer.rewind(start);
-                let fallback = encode_tensor(job, writer, &done, at, plan.fallback, whole)?;
+                let fallback = encode_tensor(job, writer, &done, at, plan.fallback)?;
                 fallback.ok_or(io::ErrorKind::InvalidData)?
             }
         };
-        if tensor.crc_before != tensor.crc_after {
-            let (crc_before, crc_after) = (tensor.crc_before, tensor.crc_after);
-            changed.push(ChangedTensor { index: plan.index, crc_before, crc_after });
-        }
+        log::trace!(target: STAGES, "encode {}", plan.tensor.role.name());
+        changed.extend(tensor.changed(job, at));
         done[at] = Some(tensor);
     }
     let tensors: Vec<TensorEntry> = done.into_iter().flatten().map(|done| done.entry).collect();
@@ -79,6 +93,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     patches.sort_by_key(|patch| patch.offset);
     let gaps = gaps(tensors.iter().map(|t| t.extent.clone()), job.len);
     let skeleton = encode_skeleton(job, writer, &gaps, &patches)?;
+    log::trace!(target: STAGES, "skeleton");
     let index = Index {
         origin: job.origin.to_string_lossy().into_owned(),
         profile: job.profile.to_string(),
@@ -99,6 +114,115 @@ struct Done {
     crc_after: u32,
 }
 
+impl Done {
+    /// For the container, where the tensor's checksum is another one now.
+    fn changed(&self, job: &Job, at: usize) -> Option<ChangedTensor> {
+        let (crc_before, crc_after) = (self.crc_before, self.crc_after);
+        (crc_before != crc_after).then(|| ChangedTensor { index: job.plans[at].index, crc_before, crc_after })
+    }
+}
+
+/// A tensor that is being encoded: what its tiles have come to.
+struct Tiles<'a> {
+    job: &'a Job<'a>,
+    at: usize,
+    coding: Coding,
+    factors: Option<Arc<Factors>>,
+    stored_factors: Option<Tile>,
+    tiles: Vec<Tile>,
+    crc_before: crc32fast::Hasher,
+    crc_after: crc32fast::Hasher,
+    max_abs_error: f64,
+}
+
+/// Checksums of tensors are needed where the container has them, and quantizing changes them.
+fn with_crc(job: &Job, coding: Coding) -> bool {
+    job.description.kind == Kind::TorchZip && coding.is_lossy()
+}
+
+impl<'a> Tiles<'a> {
+    fn begin(job: &'a Job, writer: &mut ObjectWriter, at: usize, coding: Coding) -> io::Result<Tiles<'a>> {
+        let tensor = &job.plans[at].tensor;
+        let factors = match coding {
+            Coding::LogKey { .. } => Some(Arc::new(factors(job, tensor)?)),
+            _ => None,
+        };
+        let stored_factors = match &factors {
+            Some(factors) => {
+                let mut payload = Vec::new();
+                factors.encode(&mut payload);
+                Some(writer.put(&payload, xxh3_64(&payload))?)
+            }
+            None => None,
+        };
+        let mut begun = Tiles {
+            job,
+            at,
+            coding,
+            factors,
+            stored_factors,
+            tiles: Vec::with_capacity(tiles(tensor)),
+            crc_before: crc32fast::Hasher::new(),
+            crc_after: crc32fast::Hasher::new(),
+            max_abs_error: 0.0,
+        };
+        begun.edge(begun.whole().start..tensor.extent.start)?;
+        Ok(begun)
+    }
+
+    /// The tensor in the file; its plan may leave its edges to the skeleton.
+    fn whole(&self) -> Range<u64> {
+        self.job.description.tensors[self.job.plans[self.at].index].extent.clone()
+    }
+
+    /// The checksum is of the whole tensor, its edges in the skeleton too.
+    fn edge(&mut self, extent: Range<u64>) -> io::Result<()> {
+        if with_crc(self.job, self.coding) {
+            let mut bytes = vec![0; (extent.end - extent.start) as usize];
+            ReadAt::read_exact_at(self.job.source, &mut bytes, extent.start)?;
+            self.crc_before.update(&bytes);
+            self.crc_after.update(&bytes);
+        }
+        Ok(())
+    }
+
+    /// Writes the next tile.
+    fn put(&mut self, writer: &mut ObjectWriter, tile: &EncodedTile) -> io::Result<()> {
+        self.tiles.push(writer.put(&tile.payload, tile.decoded_hash)?);
+        self.crc_before.combine(&tile.crc_before);
+        self.crc_after.combine(&tile.crc_after);
+        self.max_abs_error = self.max_abs_error.max(tile.max_abs_error);
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<Done> {
+        let tensor = &self.job.plans[self.at].tensor;
+        self.edge(tensor.extent.end..self.whole().end)?;
+        let entry = TensorEntry {
+            path: tensor.path.clone(),
+            dtype: tensor.dtype,
+            role: tensor.role,
+            shape: tensor.shape.clone(),
+            extent: tensor.extent.clone(),
+            coding: self.coding,
+            bound: payload::bound(self.coding, self.max_abs_error),
+            max_abs_error: self.max_abs_error,
+            factors: self.stored_factors,
+            tiles: self.tiles,
+        };
+        let (crc_before, crc_after) = (self.crc_before.finalize(), self.crc_after.finalize());
+        Ok(Done { entry, factors: self.factors, crc_before, crc_after })
+    }
+}
+
+/// Ranges of a tensor's tiles to encode at once.
+fn batches(job: &Job, count: usize) -> impl Iterator<Item = io::Result<Range<usize>>> {
+    (0..count).step_by(BATCH).map(move |first| match (job.cancelled)() {
+        true => Err(io::ErrorKind::Interrupted.into()),
+        false => Ok(first..count.min(first + BATCH)),
+    })
+}
+
 /// `None`: a codec does not fit this tensor (NaN, infinity); what was written of it is to be taken back.
 fn encode_tensor(
     job: &Job,
@@ -106,65 +230,68 @@ fn encode_tensor(
     done: &[Option<Done>],
     at: usize,
     coding: Coding,
-    whole: &Range<u64>,
 ) -> io::Result<Option<Done>> {
-    let tensor = &job.plans[at].tensor;
-    let count = tiles(tensor);
-    let with_crc = job.description.kind == Kind::TorchZip && coding.is_lossy();
-    // The checksum is of the whole tensor, its edges in the skeleton too.
-    let (mut before, mut after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
-    let edge = |extent: Range<u64>, hashes: [&mut crc32fast::Hasher; 2]| -> io::Result<()> {
-        let mut bytes = vec![0; if with_crc { (extent.end - extent.start) as usize } else { 0 }];
-        ReadAt::read_exact_at(job.source, &mut bytes, extent.start)?;
-        hashes.into_iter().for_each(|hash| hash.update(&bytes));
-        Ok(())
-    };
-    edge(whole.start..tensor.extent.start, [&mut before, &mut after])?;
-    let factors = match coding {
-        Coding::LogKey { .. } => Some(Arc::new(factors(job, tensor)?)),
-        _ => None,
-    };
-    let stored_factors = match &factors {
-        Some(factors) => {
-            let mut payload = Vec::new();
-            factors.encode(&mut payload);
-            Some(writer.put(&payload, xxh3_64(&payload))?)
-        }
-        None => None,
-    };
-    let encoder = Encoder { job, done, with_crc };
-    let mut tiles = Vec::with_capacity(count);
-    let mut max_abs_error = 0f64;
-    for first in (0..count).step_by(BATCH) {
-        if (job.cancelled)() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let batch: Vec<io::Result<Option<EncodedTile>>> = (first..count.min(first + BATCH))
+    let mut tensor = Tiles::begin(job, writer, at, coding)?;
+    let encoder = Encoder { job, done };
+    for batch in batches(job, tiles(&job.plans[at].tensor)) {
+        let batch: Vec<io::Result<Option<EncodedTile>>> = batch?
             .into_par_iter()
-            .map(|tile| encoder.encode(at, coding, factors.as_ref(), tile))
+            .map(|tile| Ok(encoder.encode(at, coding, tensor.factors.as_ref(), None, tile)?.map(|(tile, ..)| tile)))
             .collect();
         for tile in batch {
             let Some(tile) = tile? else { return Ok(None) };
-            tiles.push(writer.put(&tile.payload, tile.decoded_hash)?);
-            before.combine(&tile.crc_before);
-            after.combine(&tile.crc_after);
-            max_abs_error = max_abs_error.max(tile.max_abs_error);
+            tensor.put(writer, &tile)?;
         }
     }
-    edge(tensor.extent.end..whole.end, [&mut before, &mut after])?;
-    let entry = TensorEntry {
-        path: tensor.path.clone(),
-        dtype: tensor.dtype,
-        role: tensor.role,
-        shape: tensor.shape.clone(),
-        extent: tensor.extent.clone(),
-        coding,
-        bound: payload::bound(coding, max_abs_error),
-        max_abs_error,
-        factors: stored_factors,
-        tiles,
+    tensor.finish().map(Some)
+}
+
+/// The first moments that are planned in units of a second one's root, tile by tile, by that one.
+fn first_moments(job: &Job) -> HashMap<usize, usize> {
+    let len = |plan: &Plan| plan.tensor.extent.end - plan.tensor.extent.start;
+    let second = |first: &Plan| match first.coding {
+        Coding::Moment { second, .. } => Some(second as usize).filter(|&second| {
+            let plan = &job.plans[second];
+            let log = matches!(plan.coding, Coding::Log { .. } | Coding::LogKey { .. });
+            log && first.tensor.dtype == plan.tensor.dtype && len(first) == len(plan)
+        }),
+        _ => None,
     };
-    Ok(Some(Done { entry, factors, crc_before: before.finalize(), crc_after: after.finalize() }))
+    job.plans.iter().enumerate().filter_map(|(at, first)| Some((second(first)?, at))).collect()
+}
+
+/// Encodes a second moment and the first one beside it, each of whose tiles needs that of the other as it was and as it
+/// decodes. `None`: one of them does not fit; what was written is to be taken back.
+fn encode_moments(
+    job: &Job,
+    writer: &mut ObjectWriter,
+    done: &[Option<Done>],
+    second: usize,
+    first: usize,
+) -> io::Result<Option<[Done; 2]>> {
+    let codings = [second, first].map(|at| job.plans[at].coding);
+    let mut of_second = Tiles::begin(job, writer, second, codings[0])?;
+    let mut of_first = Tiles::begin(job, writer, first, codings[1])?;
+    let (encoder, dtype) = (Encoder { job, done }, job.plans[second].tensor.dtype);
+    for batch in batches(job, tiles(&job.plans[second].tensor)) {
+        let batch: Vec<io::Result<Option<[EncodedTile; 2]>>> = batch?
+            .into_par_iter()
+            .map(|tile| {
+                let done = encoder.encode(second, codings[0], of_second.factors.as_ref(), None, tile)?;
+                let Some((of_second, written, decoded)) = done else { return Ok(None) };
+                let beside = Some((dtype, written.as_slice(), &decoded));
+                let done = encoder.encode(first, codings[1], None, beside, tile)?;
+                Ok(done.map(|(of_first, ..)| [of_second, of_first]))
+            })
+            .collect();
+        let batch: io::Result<Option<Vec<[EncodedTile; 2]>>> = batch.into_iter().collect();
+        let Some(batch) = batch? else { return Ok(None) };
+        // Side by side, so that offsets follow from lengths but where the tensor changes.
+        batch.iter().try_for_each(|[tile, _]| of_second.put(writer, tile))?;
+        batch.iter().try_for_each(|[_, tile]| of_first.put(writer, tile))?;
+    }
+    log::trace!(target: STAGES, "encode both moments");
+    Ok(Some([of_second.finish()?, of_first.finish()?]))
 }
 
 /// The rank-1 prediction of a tensor, from all of it.
@@ -193,23 +320,29 @@ struct Encoder<'a> {
     job: &'a Job<'a>,
     /// Tensors that are written already.
     done: &'a [Option<Done>],
-    with_crc: bool,
 }
 
+/// A tensor beside another one: its type, a tile of it as written, and as it decodes.
+type Beside<'a> = (Dtype, &'a [u8], &'a Arc<Vec<u8>>);
+
+/// A tile with its bytes as written, and as it decodes.
+type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
+
 impl Encoder<'_> {
+    /// `beside`: what is known already of the tensor beside this one.
     fn encode(
         &self,
         at: usize,
         coding: Coding,
         factors: Option<&Arc<Factors>>,
+        beside: Option<Beside>,
         number: usize,
-    ) -> io::Result<Option<EncodedTile>> {
+    ) -> io::Result<Option<WithBytes>> {
         let tensor = &self.job.plans[at].tensor;
         let data = Arc::new(read_tile(self.job.source, tensor, number)?);
         let parent = self.parent(coding, number)?;
-        let Some((state, decoded, max_abs_error)) =
-            self.quantize(at, coding, &data, factors, parent.as_ref(), number)?
-        else {
+        let around = Around { parent: parent.as_ref(), factors, beside, row_step: self.job.plans[at].row_step };
+        let Some((state, decoded, max_abs_error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
@@ -218,11 +351,12 @@ impl Encoder<'_> {
             return Ok(None);
         }
         let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
-        if self.with_crc {
+        if with_crc(self.job, coding) {
             crc_before.update(&data);
             crc_after.update(&decoded);
         }
-        Ok(Some(EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error }))
+        let tile = EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error };
+        Ok(Some((tile, data, decoded)))
     }
 
     fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<State>> {
@@ -236,18 +370,17 @@ impl Encoder<'_> {
         at: usize,
         coding: Coding,
         data: &Arc<Vec<u8>>,
-        factors: Option<&Arc<Factors>>,
-        parent: Option<&State>,
+        around: Around,
         number: usize,
     ) -> io::Result<Option<Quantized>> {
-        let plan = &self.job.plans[at];
-        let tensor = &plan.tensor;
+        let tensor = &self.job.plans[at].tensor;
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
-        let mut around = Around { parent, factors, beside: None, row_step: plan.row_step };
-        let Some(other) = coding.beside() else { return Ok(payload::quantize(place, data, around)) };
+        let Some(other) = coding.beside().filter(|_| around.beside.is_none()) else {
+            return Ok(payload::quantize(place, data, around));
+        };
         let Some(beside) = self.beside(other as usize, tensor, number)? else { return Ok(None) };
-        around.beside = Some((beside.0, &beside.1, &beside.2));
-        Ok(payload::quantize(place, data, around))
+        let beside = Some((beside.0, beside.1.as_slice(), &beside.2));
+        Ok(payload::quantize(place, data, Around { beside, ..around }))
     }
 
     /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
@@ -265,7 +398,9 @@ impl Encoder<'_> {
             let data = Arc::new(read_tile(self.job.source, tensor, piece)?);
             let coding = done.entry.coding;
             let parent = self.parent(coding, piece)?;
-            let quantized = self.quantize(at, coding, &data, done.factors.as_ref(), parent.as_ref(), piece)?;
+            let (factors, row_step) = (done.factors.as_ref(), plan.row_step);
+            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step };
+            let quantized = self.quantize(at, coding, &data, around, piece)?;
             let Some((_, bytes, _)) = quantized else { return Ok(None) };
             let first = piece * TILE_BYTES;
             let range = start.max(first) - first..end.min(first + data.len()) - first;

@@ -50,6 +50,9 @@ pub use restores::Restored;
 pub use retention::{GcReport, Removed};
 pub use status::Status;
 
+/// Target of the notes, at level trace, of which stage of archiving a file ended, by the thread that worked on it.
+/// `examples/speed.rs` takes the time at each.
+pub const STAGES: &str = "stepfs::stages";
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause: room that a user makes is used within this time.

@@ -304,12 +304,22 @@ pub fn updates(dtype: Dtype, new: &[u8], old: &[u8]) -> Vec<f64> {
 
 /// The largest |R - W| of two tiles of the same type; `None` when an element is not finite, or the lengths differ.
 pub fn largest_error(dtype: Dtype, w: &[u8], r: &[u8]) -> Option<f64> {
-    fn largest<F: Float>(w: &[F::Bytes], r: &[F::Bytes]) -> Option<f64> {
-        let mut errors = w.iter().zip(r).map(|(&w, &r)| (F::widen(w) - F::widen(r)).abs());
-        errors.try_fold(0f64, |largest, error| error.is_finite().then_some(largest.max(error)))
-    }
     (w.len() == r.len()).then_some(())?;
-    for_float!(dtype, F => largest::<F>(F::elements(w), F::elements(r)), else None)
+    let level = Level::detect();
+    let largest = for_float!(dtype, F => largest_difference::<F>(level, F::elements(w), F::elements(r)), else f64::NAN);
+    largest.is_finite().then_some(largest)
+}
+
+multiversion! {
+    /// The largest |R - W|; not finite if one of them is not.
+    fn largest_difference<F: Float>(w: &[F::Bytes], r: &[F::Bytes]) -> f64 {
+        // Magnitudes order like their bits, infinity and then NaN above all of them.
+        let mut largest = 0i64;
+        for (&w, &r) in w.iter().zip(r) {
+            largest = largest.max((F::widen(w) - F::widen(r)).abs().to_bits() as i64);
+        }
+        f64::from_bits(largest as u64)
+    }
 }
 
 /// A step for a tensor with these *raw* updates W_t - W_(t-1) (never the error-fed W_t - R_(t-1): with a large

@@ -18,6 +18,7 @@ mod factors;
 mod tile;
 
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid};
+pub(super) use tile::apply_symbols;
 pub use tile::{Parent, decode_tile, encode_tile};
 
 use super::float::{Float, for_float};

@@ -5,6 +5,7 @@
 //! - [`lossless`]: any element type, bit for bit, alone or as a difference to a parent.
 //! - [`moment`]: m = g*A*sqrt(v), for first moments, with the second moments beside them.
 //! - [`rows`]: the lattice with a step for each row, for embedding tables.
+//! - [`along`]: all of these from payloads to bytes in one pass.
 //! - [`cast`]: copies in another type.
 //! - [`Dtype`]: element types by the names safetensors gives them.
 //! - `exception`: elements kept exactly beside a quantized tile.
@@ -14,10 +15,12 @@
 //!
 //! Symbols become bits in [`crate::entropy`].
 
+pub mod along;
 pub mod cast;
 mod dtype;
 mod exception;
 mod float;
+mod integers;
 pub mod lattice;
 pub mod log;
 pub mod lossless;
@@ -28,6 +31,7 @@ pub mod rows;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;
+pub use integers::Integers;
 
 /// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a
 /// core's second-level cache (1 MiB and more today) while it is decoded, a tensor has enough of them for all cores,

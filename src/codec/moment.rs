@@ -164,9 +164,10 @@ multiversion! {
             sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= 0.0) & (v_q >= 0.0);
             let none = v == 0.0;
             sound &= none == (v_q == 0.0);
-            let (root, root_q) = (if none { 1.0 } else { v.sqrt() }, if none { 1.0 } else { v_q.sqrt() });
-            let (u, u_q) = (m / root, m_q / root_q);
-            let inflated = u_q.abs() > (u.abs() + g * 0.5) * more + F::LEAST * 0.5 / root_q;
+            // In the type that u was quantized in: half as long as in f64.
+            let (v, v_q) = (if none { 1.0 } else { v }, if none { 1.0 } else { v_q });
+            let (u, u_q) = (F::quotient(m, v), F::quotient(m_q, v_q));
+            let inflated = m_q.abs() > (u.abs() + g * 0.5) * more * F::sqrt(v_q) + F::LEAST * 0.5;
             let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
             // Equal as values: the two zeros are, and of other values that means their bits.
             sound &= if none { m == m_q } else { !inflated & !flipped };

@@ -52,7 +52,7 @@ pub fn encode(values: &[i32], out: &mut Vec<u8>) {
 }
 
 /// Values that are made and classified together, in the first-level cache.
-const BLOCK: usize = 2048;
+pub(crate) const BLOCK: usize = 2048;
 
 /// Appends the payload of `n` values, which `fill` makes block by block: it is given the index of a block's first
 /// value, and where the block goes.
@@ -105,6 +105,7 @@ pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
     let mut extra = BitReader::new(payload);
     let mut done = 0;
     let level = Level::detect();
+    let mut values = [0; CHUNK];
     loop {
         let added = add_small(level, &classes[done..], &mut acc[done..]).ok_or(Corrupt("sum beyond 32 bits"))?;
         done += added;
@@ -112,8 +113,9 @@ pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
         if done == end {
             return Ok(());
         }
-        for (sum, &class) in acc[done..end].iter_mut().zip(&classes[done..end]) {
-            let value = if class < LARGE { i32::from(class) - SMALL } else { large(class, &mut extra)? };
+        let values = &mut values[..end - done];
+        large_values(&classes[done..end], values, &mut extra)?;
+        for (sum, &value) in acc[done..end].iter_mut().zip(values.iter()) {
             *sum = sum.checked_add(value).ok_or(Corrupt("sum beyond 32 bits"))?;
         }
         done = end;
@@ -123,27 +125,83 @@ pub fn decode_add(mut payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
 /// Decodes the payload of exactly `n` values block by block: `each` is given the index of a block's first value, and
 /// the block.
 pub(crate) fn decode_blocks(
-    mut payload: &[u8],
+    payload: &[u8],
     n: usize,
     mut each: impl FnMut(usize, &[i32]) -> Result<(), Corrupt>,
 ) -> Result<(), Corrupt> {
-    let body = varint::take_bytes(&mut payload)?;
-    let mut classes = Scratch::new(n);
-    bytes::decode(body, &mut classes)?;
-    let mut extra = BitReader::new(payload);
-    let level = Level::detect();
+    let mut blocks = Blocks::new(payload, n)?;
     let mut values = [0; BLOCK];
-    for (number, classes) in classes.chunks(BLOCK).enumerate() {
-        let values = &mut values[..classes.len()];
-        if !small_values(level, classes, values) {
-            for (value, &class) in values.iter_mut().zip(classes).filter(|(_, class)| **class >= LARGE) {
-                *value = large(class, &mut extra)?;
-            }
-        }
-        each(number * BLOCK, values)?;
+    for start in (0..n).step_by(BLOCK) {
+        let values = &mut values[..BLOCK.min(n - start)];
+        blocks.next(values)?;
+        each(start, values)?;
     }
     Ok(())
 }
+
+/// The values of a payload, some after some.
+pub(crate) struct Blocks<'a> {
+    classes: Scratch,
+    extra: BitReader<'a>,
+    done: usize,
+    level: Level,
+}
+
+impl<'a> Blocks<'a> {
+    /// Of exactly `n` values.
+    pub(crate) fn new(mut payload: &'a [u8], n: usize) -> Result<Blocks<'a>, Corrupt> {
+        let body = varint::take_bytes(&mut payload)?;
+        let mut classes = Scratch::new(n);
+        bytes::decode(body, &mut classes)?;
+        Ok(Blocks { classes, extra: BitReader::new(payload), done: 0, level: Level::detect() })
+    }
+
+    /// Fills `values` with the next ones.
+    pub(crate) fn next(&mut self, values: &mut [i32]) -> Result<(), Corrupt> {
+        let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values behind the last"))?;
+        self.done += values.len();
+        if !small_values(self.level, classes, values) {
+            for (values, classes) in values.chunks_mut(CHUNK).zip(classes.chunks(CHUNK)) {
+                if classes.iter().fold(0, |most, &class| class.max(most)) >= LARGE {
+                    large_values(classes, values, &mut self.extra)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the values of a chunk of which some are large.
+fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> Result<(), Corrupt> {
+    for (value, &class) in values.iter_mut().zip(classes) {
+        match TABLE.get(usize::from(class)) {
+            Some(&(least, sign, width)) => {
+                let magnitude = least | extra.take(width.into())? as i32;
+                *value = (magnitude ^ sign) - sign;
+            }
+            None => *value = large(class, extra)?,
+        }
+    }
+    Ok(())
+}
+
+/// Of each class below 2^24: its least magnitude, -1 if it is negative, and the number of its extra bits.
+static TABLE: [(i32, i32, u8); LARGE as usize + 8 * 20] = {
+    let mut table = [(0, 0, 0); LARGE as usize + 8 * 20];
+    let mut class = 0;
+    while class < table.len() {
+        let small = class as i32 - SMALL;
+        table[class] = if class < LARGE as usize {
+            if small < 0 { (-small, -1, 0) } else { (small, 0, 0) }
+        } else {
+            let index = class as u32 - LARGE as u32;
+            let width = index / 8 + LARGE_EXPONENT - 2;
+            (((4 + index / 2 % 4) << width) as i32, -((index % 2) as i32), width as u8)
+        };
+        class += 1;
+    }
+    table
+};
 
 multiversion! {
     /// Writes the values as if all classes were small; returns whether they are.

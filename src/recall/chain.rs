@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::store::object::{Object, TensorEntry};
 use crate::store::{Damage, Id, MAX_CHAIN, Objects};
 
+use super::beside::Beside;
 use super::{Memory, ReadError};
 
 /// How often a chain is opened anew because an object was re-parented while it was. Each time takes the archive
@@ -19,6 +20,8 @@ pub struct Chain {
     objects: Vec<Arc<Object>>,
     memory: Option<Arc<Memory>>,
     leaf: Leaf,
+    /// Of the leaf.
+    beside: Arc<Beside>,
 }
 
 /// What memory is to the object that a chain is for.
@@ -77,7 +80,17 @@ impl Chain {
             next = object.header().parent;
             chain.push(object);
         }
-        Ok(Chain { objects: chain, memory: None, leaf: Leaf::Known })
+        Ok(Chain::of(chain, None))
+    }
+
+    fn of(objects: Vec<Arc<Object>>, memory: Option<Arc<Memory>>) -> Chain {
+        let beside = Arc::new(Beside::of(objects[0].index()));
+        Chain { objects, memory, leaf: Leaf::Known, beside }
+    }
+
+    /// Tiles of the leaf that were decoded and will be asked for again.
+    pub(super) fn beside(&self) -> &Beside {
+        &self.beside
     }
 
     /// The same chain, decoded with the help of what is in memory.
@@ -96,7 +109,7 @@ impl Chain {
     pub fn of_rewritten(child: Object, parent: Option<&Chain>) -> Chain {
         let mut objects = vec![Arc::new(child)];
         objects.extend(parent.into_iter().flat_map(|chain| chain.objects.iter().cloned()));
-        Chain { objects, memory: None, leaf: Leaf::Known }
+        Chain::of(objects, None)
     }
 
     /// The object that the chain is for.
@@ -126,7 +139,7 @@ impl Chain {
     /// The chain from the ancestor with this id on.
     pub fn from_ancestor(&self, id: Id) -> Option<Chain> {
         let at = self.objects.iter().position(|object| object.header().id == id)?;
-        Some(Chain { objects: self.objects[at..].to_vec(), memory: self.memory.clone(), leaf: Leaf::Known })
+        Some(Chain::of(self.objects[at..].to_vec(), self.memory.clone()))
     }
 
     /// The objects and tensor entries to apply, from the one that decodes alone to tensor number `tensor` of the object at

@@ -11,11 +11,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
+use crate::codec::Integers;
+use crate::codec::along::From;
 use crate::codec::lattice::Exception;
 use crate::codec::log::Factors;
 use crate::store::Id;
 use crate::store::object::Object;
 
+use super::bytes::View;
 use super::{Chain, State};
 
 /// Chains that are kept open, for as many lineages; with at most 12 objects each, far from the 1024 files that a process
@@ -35,49 +38,15 @@ enum Use {
 
 /// A state as it is kept: its integers hardly ever need 32 bits.
 #[derive(Debug)]
-enum Kept {
+pub(super) enum Kept {
     Bytes(Arc<Vec<u8>>),
     Lattice { keyframe: Option<Arc<Vec<u8>>>, accumulators: Integers, step: f64, exceptions: Vec<Exception> },
     Log { factors: Arc<Factors>, first: u64, unit: u32, q: Integers },
 }
 
-#[derive(Debug)]
-enum Integers {
-    /// `i16::MIN` stands for `i32::MIN`.
-    Narrow(Vec<i16>),
-    Wide(Vec<i32>),
-}
-
-impl Integers {
-    fn of(values: &[i32]) -> Integers {
-        let narrow = |&value: &i32| match value {
-            i32::MIN => Some(i16::MIN),
-            _ => i16::try_from(value).ok().filter(|narrow| *narrow != i16::MIN),
-        };
-        let all: Option<Vec<i16>> = values.iter().map(narrow).collect();
-        all.map_or_else(|| Integers::Wide(values.to_vec()), Integers::Narrow)
-    }
-
-    fn values(&self) -> Vec<i32> {
-        match self {
-            Integers::Narrow(narrow) => {
-                narrow.iter().map(|&value| if value == i16::MIN { i32::MIN } else { value.into() }).collect()
-            }
-            Integers::Wide(wide) => wide.clone(),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Integers::Narrow(narrow) => size_of_val(narrow.as_slice()),
-            Integers::Wide(wide) => size_of_val(wide.as_slice()),
-        }
-    }
-}
-
 impl Kept {
     /// `None` for what is never asked for again: nothing is a difference to a moment's ratios.
-    fn of(state: &State) -> Option<Kept> {
+    pub(super) fn of(state: &State) -> Option<Kept> {
         Some(match state {
             State::Bytes(bytes) => Kept::Bytes(Arc::clone(bytes)),
             State::Lattice { keyframe, accumulators, step, exceptions } => Kept::Lattice {
@@ -93,7 +62,19 @@ impl Kept {
         })
     }
 
-    fn state(&self) -> State {
+    pub(super) fn view(&self) -> View<'_> {
+        match self {
+            Kept::Bytes(bytes) => View::Bytes(bytes),
+            Kept::Lattice { keyframe, accumulators, step, exceptions } => {
+                View::Lattice { keyframe: keyframe.as_ref(), from: From::Kept(accumulators), step: *step, exceptions }
+            }
+            Kept::Log { factors, first, unit, q } => {
+                View::Log { factors, first: *first, unit: *unit, from: From::Kept(q) }
+            }
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
         match self {
             Kept::Bytes(bytes) => State::Bytes(Arc::clone(bytes)),
             Kept::Lattice { keyframe, accumulators, step, exceptions } => State::Lattice {
@@ -235,23 +216,26 @@ impl Memory {
     pub(super) fn count(&self, hit: bool, read: usize) {
         let counter = if hit { &self.hits } else { &self.misses };
         counter.fetch_add(1, Ordering::Relaxed);
+        self.count_read(read);
+    }
+
+    /// Tiles read on top of those that were counted.
+    pub(super) fn count_read(&self, read: usize) {
         self.tiles_read.fetch_add(read as u64, Ordering::Relaxed);
     }
 
     /// The state of a tile, if it is here.
-    pub(super) fn get(&self, object: &Object, tensor: usize, tile: usize) -> Option<State> {
-        let kept = self.lock().get(key(object, tensor, tile));
-        kept.map(|kept| kept.state())
+    pub(super) fn get(&self, object: &Object, tensor: usize, tile: usize) -> Option<Arc<Kept>> {
+        self.lock().get(key(object, tensor, tile))
     }
 
     /// The state of a tile, or the right to decode it: whoever else asks for it waits until that was used or given up.
-    pub(super) fn claim(&self, object: &Object, tensor: usize, tile: usize) -> Result<State, Claim<'_>> {
+    pub(super) fn claim(&self, object: &Object, tensor: usize, tile: usize) -> Result<Arc<Kept>, Claim<'_>> {
         let key = key(object, tensor, tile);
         let mut inside = self.lock();
         loop {
             if let Some(kept) = inside.get(key) {
-                drop(inside);
-                return Ok(kept.state());
+                return Ok(kept);
             }
             if inside.claimed.insert(key) {
                 return Err(Claim { memory: self, key });
@@ -277,8 +261,8 @@ impl Memory {
         self.lock().close(id);
     }
 
-    fn put(&self, key: Key, kind: Use, state: &State) {
-        let Some(kept) = Kept::of(state).map(Arc::new) else { return };
+    fn put(&self, key: Key, kind: Use, kept: Kept) {
+        let kept = Arc::new(kept);
         let mut inside = self.lock();
         let entry = inside.entries.peek(&key.0);
         if entry.is_some_and(|entry| entry.tiles.contains_key(&(key.1, key.2))) {
@@ -365,10 +349,10 @@ pub(super) struct Claim<'a> {
 
 impl Claim<'_> {
     /// Keeps the decoded state.
-    pub(super) fn fulfil(self, chain: &Chain, state: &State) {
+    pub(super) fn fulfil(self, chain: &Chain, kept: Kept) {
         let id = self.key.0;
         let kind = if chain.remembers(id) { Use::Encode } else { Use::Read };
-        self.memory.put(self.key, kind, state);
+        self.memory.put(self.key, kind, kept);
     }
 }
 

@@ -4,6 +4,8 @@
 //! into a file of the cache that later opens are served from by passthrough. Every checksum is verified: bytes that
 //! are not what was archived are an error, never an answer.
 
+mod beside;
+mod bytes;
 mod cache;
 mod chain;
 mod error;

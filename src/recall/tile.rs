@@ -10,8 +10,9 @@ use crate::codec::{Corrupt, Dtype, TILE_BYTES, cast, lattice, log, lossless, row
 use crate::store::Damage;
 use crate::store::object::{Coding, Object, TensorEntry};
 
+use super::bytes::{self, Then};
 use super::chain::Step;
-use super::memory::Claim;
+use super::memory::{Claim, Kept};
 use super::{Chain, ReadError, State};
 
 /// Bytes of tile number `tile` of a tensor: all have [`TILE_BYTES`] but the last.
@@ -30,7 +31,7 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<State, ReadErr
 }
 
 /// The same for the object at this place of the chain.
-fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<State, ReadError> {
+pub(super) fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<State, ReadError> {
     let path = chain.path_from(place, tensor)?;
     let (mut state, mut first) = (None, 0);
     let mut claims: Vec<(usize, Claim)> = Vec::new();
@@ -42,13 +43,13 @@ fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
                 step.object.is_super_step() || at + 1 == path.len() && chain.remembers(step.object.header().id);
             let known = match worth_keeping && step.entry.coding.beside().is_none() {
                 true => match memory.claim(step.object, step.tensor, tile) {
-                    Ok(known) => Some(known),
+                    Ok(known) => Some(known.state()),
                     Err(claim) => {
                         claims.push((at, claim));
                         None
                     }
                 },
-                false => memory.get(step.object, step.tensor, tile),
+                false => memory.get(step.object, step.tensor, tile).map(|known| known.state()),
             };
             if known.is_some() {
                 (state, first) = (known, at + 1);
@@ -61,23 +62,26 @@ fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
     for (at, step) in path.iter().enumerate().skip(first) {
         let fail = |error: std::io::Error| ReadError::tensor(step.object.header().id, &step.entry.path, error);
         step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(fail)?;
-        let beside = match step.entry.coding.beside() {
-            Some(other) => {
-                let entry = &step.object.index().tensors[other as usize];
-                let bytes = whole_tile(chain, step, other as usize, entry, tile)?;
-                Some((entry.dtype, bytes))
-            }
-            None => None,
-        };
+        let beside = beside(chain, step, tile)?;
         let next = apply(state, step, tile, &payload, beside).map_err(fail)?;
         if claims.last().is_some_and(|(place, _)| *place == at)
             && let Some((_, claim)) = claims.pop()
         {
-            claim.fulfil(chain, &next);
+            if let Some(kept) = Kept::of(&next) {
+                claim.fulfil(chain, kept);
+            }
         }
         state = Some(next);
     }
     state.ok_or_else(|| ReadError::object(chain.leaf().header().id, Damage("a tensor has no base")))
+}
+
+/// What lies beside a tensor, for one of its tiles, if it needs it.
+pub(super) fn beside(chain: &Chain, step: &Step, tile: usize) -> Result<Option<(Dtype, Arc<Vec<u8>>)>, ReadError> {
+    let Some(other) = step.entry.coding.beside() else { return Ok(None) };
+    let entry = &step.object.index().tensors[other as usize];
+    let bytes = whole_tile(chain, step, other as usize, entry, tile)?;
+    Ok(Some((entry.dtype, bytes)))
 }
 
 /// The bytes of the tensor beside another one for the elements of that one's tile: of another type, they are elsewhere.
@@ -88,11 +92,7 @@ fn whole_tile(
     entry: &TensorEntry,
     tile: usize,
 ) -> Result<Arc<Vec<u8>>, ReadError> {
-    let fail = |error: std::io::Error| ReadError::tensor(step.object.header().id, &entry.path, error);
-    let piece = |tile: usize| -> Result<Arc<Vec<u8>>, ReadError> {
-        let state = state_from(chain, step.place, other, tile)?;
-        state.bytes(entry.dtype).map_err(|corrupt| fail(corrupt.into()))
-    };
+    let piece = |tile: usize| bytes::bytes(chain, step.place, other, tile, Then::Next);
     if entry.dtype == step.entry.dtype {
         return piece(tile);
     }
@@ -113,18 +113,32 @@ fn whole_tile(
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
 pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<Vec<u8>>, ReadError> {
+    decode_then(chain, tensor, tile, Then::Next)
+}
+
+/// The same for a tile that was needed beside another one, and will be decoded as itself.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_again(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<Vec<u8>>, ReadError> {
+    decode_then(chain, tensor, tile, Then::Again)
+}
+
+fn decode_then(chain: &Chain, tensor: usize, tile: usize, then: Then) -> Result<Arc<Vec<u8>>, ReadError> {
     let leaf = chain.leaf();
     let entry = &leaf.index().tensors[tensor];
     let fail = |error: std::io::Error| ReadError::tensor(leaf.header().id, &entry.path, error);
-    let bytes = state(chain, tensor, tile)?.bytes(entry.dtype).map_err(|corrupt| fail(corrupt.into()))?;
+    let bytes = bytes::bytes(chain, 0, tensor, tile, then)?;
     match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
         true => Ok(bytes),
         false => Err(fail(Damage("a tile does not decode to what was archived").into())),
     }
 }
 
+pub(super) const NO_BASE: Damage = Damage("a difference has no base");
+
 /// One step of the chain: the parent's state, this object's payload and what lies beside it give this object's state.
-fn apply(
+pub(super) fn apply(
     parent: Option<State>,
     step: &Step,
     tile: usize,
@@ -134,7 +148,6 @@ fn apply(
     let entry = step.entry;
     let len = tile_len(entry, tile);
     let elements = len / entry.dtype.size();
-    const NO_BASE: Damage = Damage("a difference has no base");
     let (keyframe, mut accumulators, step, payload) = match entry.coding {
         Coding::Lossless => return Ok(lossless(entry, len, payload, None)?),
         Coding::LosslessDelta { .. } => {
@@ -198,7 +211,7 @@ fn rows(parent: Option<State>, entry: &TensorEntry, tile: usize, step: f64, payl
             lattice::rescale(&mut accumulators, from, step)?;
             (keyframe, accumulators)
         }
-        Some(_) => return Err(Damage("a difference has no base").into()),
+        Some(_) => return Err(NO_BASE.into()),
     };
     let mut exceptions = Vec::new();
     rows::decode_tile_add(payload, &mut accumulators, places(entry, tile), &mut exceptions)?;

@@ -23,8 +23,9 @@ const SAMPLE_TILES: usize = 3;
 /// The update since the state before counts at most this many times the update to the state after: one that lies far back
 /// must not make this state coarser than training needs.
 const MOST_OF_NEXT: f64 = 3.0;
-/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit.
-const KEEP_WITHIN: f64 = 1.15;
+/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit, and a step that
+/// is off by so much a hundredth of what it brings.
+const KEEP_WITHIN: f64 = 1.4;
 /// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
 const MOST_CHANGED: f64 = 0.7;
 /// Rows below which that is not worth a look: a row's own step takes some bits.

@@ -41,7 +41,7 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
         }),
         Profile::Compact => Some(Rates {
             weight: 3.5,
-            row: 1.5,
+            row: 1.25,
             first_moment: 4.0,
             second_moment: 2 * OCTAVE,
             momentum: 2.0,

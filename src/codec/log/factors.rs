@@ -30,6 +30,8 @@ pub struct Factors {
     width: u64,
     rows: Vec<i32>,
     columns: Vec<i32>,
+    /// Whether a row or column is [`ALL_ZERO`].
+    has_zeros: bool,
 }
 
 /// Where a tile's elements are among the factors.
@@ -47,9 +49,14 @@ fn sixteenths(value: f64) -> i32 {
 }
 
 impl Factors {
+    fn new(base: i32, width: u64, rows: Vec<i32>, columns: Vec<i32>) -> Factors {
+        let has_zeros = rows.contains(&ALL_ZERO) || columns.contains(&ALL_ZERO);
+        Factors { base, width, rows, columns, has_zeros }
+    }
+
     /// The same prediction for every element; `base` is brought into range.
     pub fn flat(base: i32) -> Factors {
-        Factors { base: base.clamp(0, LIMIT), width: 0, rows: Vec::new(), columns: Vec::new() }
+        Factors::new(base.clamp(0, LIMIT), 0, Vec::new(), Vec::new())
     }
 
     /// The flat prediction that suits these elements: the mean of their pseudo-logarithms, zeros and what cannot be
@@ -102,7 +109,7 @@ impl Factors {
         let (rows, columns) = (length(rows)?, length(width)?);
         let rows = decode_vector(varint::take_bytes(&mut payload)?, rows, shift, kind >> 3)?;
         let columns = decode_vector(payload, columns, shift, kind >> 5)?;
-        Ok(Factors { base, width, rows, columns })
+        Ok(Factors::new(base, width, rows, columns))
     }
 
     /// Whether the prediction is the same everywhere.
@@ -162,7 +169,7 @@ fn decode_vector(payload: &[u8], n: usize, shift: u32, kind: u8) -> Result<Vec<i
 
 impl Grid<'_> {
     /// Whether `elements` from the first one on are within the factors.
-    pub(super) fn holds(&self, elements: usize) -> bool {
+    pub(in crate::codec) fn holds(&self, elements: usize) -> bool {
         let all = u128::from(self.factors.width) * self.factors.rows.len() as u128;
         self.factors.is_flat() || u128::from(self.first) + elements as u128 <= all
     }
@@ -179,10 +186,10 @@ impl Grid<'_> {
     }
 
     /// What a tile without a parent is a difference to: 0, or [`ZERO`] where all the row or column is.
-    pub(super) fn initial(&self, start: usize, out: &mut [i32]) {
+    pub(in crate::codec) fn initial(&self, start: usize, out: &mut [i32]) {
         let factors = self.factors;
         out.fill(0);
-        if !factors.rows.contains(&ALL_ZERO) && !factors.columns.contains(&ALL_ZERO) {
+        if !factors.has_zeros {
             return;
         }
         let at = self.first + start as u64;
@@ -265,12 +272,9 @@ impl FactorsBuilder {
                 ALL_ZERO
             }
         };
-        Factors {
-            base,
-            width: width as u64,
-            rows: self.rows.iter().map(|sum| factor(sum, width)).collect(),
-            columns: self.columns.iter().map(|sum| factor(sum, height)).collect(),
-        }
+        let rows = self.rows.iter().map(|sum| factor(sum, width)).collect();
+        let columns = self.columns.iter().map(|sum| factor(sum, height)).collect();
+        Factors::new(base, width as u64, rows, columns)
     }
 }
 

@@ -62,9 +62,13 @@ pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Re
     }
     let level = Level::detect();
     ints::decode_blocks(payload, q.len(), |start, symbols| {
-        let q = &mut q[start..][..symbols.len()];
-        if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
+        apply_symbols(level, symbols, &mut q[start..][..symbols.len()])
     })
+}
+
+/// Makes the parent's q those of these symbols.
+pub(in crate::codec) fn apply_symbols(level: Level, symbols: &[i32], q: &mut [i32]) -> Result<(), Corrupt> {
+    if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
 }
 
 /// Whether an element may have this q.

@@ -27,6 +27,10 @@ fn lattice(a: i32, keyframe: Option<&Arc<Vec<u8>>>) -> State {
     State::Lattice { keyframe: keyframe.cloned(), accumulators: vec![a; 100], step: 0.5, exceptions }
 }
 
+fn kept(state: &State) -> Kept {
+    Kept::of(state).unwrap()
+}
+
 #[test]
 fn states_come_back_narrow_or_wide() {
     let dir = tempfile::tempdir().unwrap();
@@ -41,17 +45,16 @@ fn states_come_back_narrow_or_wide() {
         State::Log { factors, first: 9, unit, q: vec![3, -4, crate::codec::log::ZERO] },
     ];
     for (tile, state) in states.iter().enumerate() {
-        memory.put(key(&object, 0, tile), Use::Read, state);
+        memory.put(key(&object, 0, tile), Use::Read, kept(state));
     }
     for (tile, state) in states.iter().enumerate() {
-        assert_eq!(memory.get(&object, 0, tile).as_ref(), Some(state));
+        assert_eq!(memory.get(&object, 0, tile).map(|kept| kept.state()).as_ref(), Some(state));
     }
     // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes; -32768 stands for a zero of
     // the logarithmic lattice, so a lattice with it is wide.
     assert_eq!(memory.status().bytes, 400 + 200 + 400 + 400 + 3 * 16 + 6);
     let moment = State::Moment { second: Arc::default(), accumulators: vec![1], step: 0.5, exceptions: Vec::new() };
-    memory.put(key(&object, 0, states.len()), Use::Read, &moment);
-    assert!(memory.get(&object, 0, states.len()).is_none());
+    assert!(Kept::of(&moment).is_none());
     memory.forget(object.header().id);
     assert_eq!(memory.status().bytes, 0);
     assert!(memory.get(&object, 0, 0).is_none());
@@ -63,7 +66,7 @@ fn reading_never_drives_out_more_than_its_half() {
     let memory = Memory::new(1000);
     let put = |object: &Arc<Object>, tile, kind| {
         let state = State::Bytes(Arc::new(vec![0; 100]));
-        memory.put(key(object, 0, tile), kind, &state);
+        memory.put(key(object, 0, tile), kind, kept(&state));
         assert!(memory.status().bytes <= 1000);
         memory.get(object, 0, tile).is_some()
     };
@@ -91,14 +94,14 @@ fn a_tile_is_decoded_once_however_many_wait() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| match memory.claim(&object, 1, 2) {
-                Ok(state) => assert_eq!(state, lattice(9, None)),
+                Ok(found) => assert_eq!(found.state(), lattice(9, None)),
                 Err(claim) => {
                     // The first two give up: the others must not wait for ever.
                     if decoded.fetch_add(1, Ordering::Relaxed) < 2 {
                         return;
                     }
                     std::thread::sleep(std::time::Duration::from_millis(20));
-                    memory.put(claim.key, Use::Read, &lattice(9, None));
+                    memory.put(claim.key, Use::Read, kept(&lattice(9, None)));
                 }
             });
         }
@@ -112,7 +115,7 @@ fn a_state_that_was_encoded_and_completed_by_a_reader_is_taken_off_the_right_acc
     let memory = Memory::new(1000);
     let (tip, read) = (object(dir.path()), object(dir.path()));
     let put = |object: &Arc<Object>, tile, kind| {
-        memory.put(key(object, 0, tile), kind, &lattice(5, None));
+        memory.put(key(object, 0, tile), kind, kept(&lattice(5, None)));
     };
     // A reader has its half, a large state that is encoded all of the other half, and no room for its last tile.
     (0..2).for_each(|tile| put(&read, tile, Use::Read));

@@ -1,0 +1,173 @@
+//! A tile's bytes straight from the payloads of a run of states, block by block: its integers are never in memory as a
+//! whole, which would take several passes over what does not fit into the first-level cache. The same bits as
+//! [`lattice::decode_tile_add`], [`lattice::rescale`] and [`lattice::reconstruct`] (and their siblings of
+//! [`log`] and [`moment`]) one after the other.
+
+use super::exception::{Exception, apply_exceptions, take_exceptions};
+use super::log::Grid;
+use super::{Corrupt, Dtype, Integers, lattice, log, moment};
+use crate::entropy::level::{Level, multiversion};
+use crate::entropy::{ints, varint};
+
+/// Values that are worked on together, in the first-level cache.
+const BLOCK: usize = ints::BLOCK;
+
+/// What a run of states begins with.
+#[derive(Clone, Copy, Debug)]
+pub enum From<'a> {
+    /// Zeros: a keyframe, or the state that K is.
+    Zeros,
+    /// The integers of a state.
+    Kept(&'a Integers),
+    /// The same, as they come out of a decoder.
+    Wide(&'a [i32]),
+}
+
+impl From<'_> {
+    /// Whether there are as many as the tile has elements.
+    fn suits(self, n: usize) -> bool {
+        match self {
+            From::Zeros => true,
+            From::Kept(integers) => integers.len() == n,
+            From::Wide(integers) => integers.len() == n,
+        }
+    }
+
+    fn fill(self, start: usize, out: &mut [i32]) {
+        match self {
+            From::Zeros => out.fill(0),
+            From::Kept(integers) => integers.fill(start, out),
+            From::Wide(integers) => out.copy_from_slice(&integers[start..][..out.len()]),
+        }
+    }
+}
+
+const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
+
+/// Fills `out` with the tile of the lattice that these payloads (each with its step) lead to from a state of step
+/// `step`, over the keyframe `k`. What is to be kept of the last state goes to `kept`: its integers, and its exceptions.
+///
+/// # Errors
+/// What is wrong with a payload, a step or a length.
+pub fn lattice(
+    dtype: Dtype,
+    k: Option<&[u8]>,
+    (from, step): (From, f64),
+    payloads: &[(&[u8], f64)],
+    out: &mut [u8],
+    exceptions: &mut Vec<Exception>,
+    mut kept: Option<&mut Integers>,
+) -> Result<(), Corrupt> {
+    let size = dtype.size();
+    let n = out.len() / size;
+    if !from.suits(n) || k.is_some_and(|k| k.len() != out.len()) {
+        return Err(LENGTHS);
+    }
+    let mut deltas = Vec::with_capacity(payloads.len());
+    for &(mut payload, step) in payloads {
+        deltas.push((ints::Blocks::new(varint::take_bytes(&mut payload)?, n)?, step));
+        exceptions.clear();
+        take_exceptions(payload, n, exceptions)?;
+    }
+    let level = Level::detect();
+    let (mut sums, mut symbols) = ([0; BLOCK], [0; BLOCK]);
+    for (number, out) in out.chunks_mut(BLOCK * size).enumerate() {
+        let start = number * BLOCK;
+        let (sums, symbols) = (&mut sums[..out.len() / size], &mut symbols[..out.len() / size]);
+        from.fill(start, sums);
+        let mut before = step;
+        for (blocks, step) in &mut deltas {
+            lattice::rescale(sums, before, *step)?;
+            blocks.next(symbols)?;
+            if !add(level, symbols, sums) {
+                return Err(Corrupt("sum beyond 32 bits"));
+            }
+            before = *step;
+        }
+        if let Some(kept) = &mut kept {
+            kept.push(sums);
+        }
+        lattice::reconstruct(dtype, k.map(|k| &k[start * size..][..out.len()]), before, sums, out)?;
+    }
+    apply_exceptions(dtype, exceptions, out)
+}
+
+multiversion! {
+    /// Adds the symbols; false if a sum is beyond 32 bits.
+    fn add(symbols: &[i32], sums: &mut [i32]) -> bool {
+        let mut overflow = 0;
+        for (sum, &symbol) in sums.iter_mut().zip(symbols) {
+            let new = sum.wrapping_add(symbol);
+            overflow |= (*sum ^ new) & (symbol ^ new);
+            *sum = new;
+        }
+        overflow >= 0
+    }
+}
+
+/// Fills `out` with the tile of the logarithmic lattice that these payloads lead to from `from`; without it the first of
+/// them is of a state without a parent. What is to be kept of the last state, its q, goes to `kept`.
+///
+/// # Errors
+/// What is wrong with a payload, the unit or a length.
+pub fn log(
+    dtype: Dtype,
+    (grid, unit): (Grid, u32),
+    from: Option<From>,
+    payloads: &[&[u8]],
+    out: &mut [u8],
+    mut kept: Option<&mut Integers>,
+) -> Result<(), Corrupt> {
+    let size = dtype.size();
+    let n = out.len() / size;
+    if from.is_some_and(|from| !from.suits(n)) || !grid.holds(n) {
+        return Err(LENGTHS);
+    }
+    let deltas: Result<Vec<_>, _> = payloads.iter().map(|payload| ints::Blocks::new(payload, n)).collect();
+    let mut deltas = deltas?;
+    let level = Level::detect();
+    let (mut q, mut symbols) = ([0; BLOCK], [0; BLOCK]);
+    for (number, out) in out.chunks_mut(BLOCK * size).enumerate() {
+        let start = number * BLOCK;
+        let (q, symbols) = (&mut q[..out.len() / size], &mut symbols[..out.len() / size]);
+        match from {
+            Some(from) => from.fill(start, q),
+            None => grid.initial(start, q),
+        }
+        for blocks in &mut deltas {
+            blocks.next(symbols)?;
+            log::apply_symbols(level, symbols, q)?;
+        }
+        if let Some(kept) = &mut kept {
+            kept.push(q);
+        }
+        let grid = Grid { first: grid.first + start as u64, ..grid };
+        log::reconstruct(dtype, grid, unit, q, out)?;
+    }
+    Ok(())
+}
+
+/// Fills `out` with the tile of first moments of this payload, beside the decoded second ones.
+///
+/// # Errors
+/// What is wrong with the payload, the step or a length.
+pub fn moment(dtype: Dtype, second: &[u8], step: f64, mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+    let size = dtype.size();
+    if second.len() != out.len() {
+        return Err(Corrupt("lengths of first and second moments differ"));
+    }
+    let n = out.len() / size;
+    let mut blocks = ints::Blocks::new(varint::take_bytes(&mut payload)?, n)?;
+    let mut exceptions = Vec::new();
+    take_exceptions(payload, n, &mut exceptions)?;
+    let mut a = [0; BLOCK];
+    for (second, out) in second.chunks(BLOCK * size).zip(out.chunks_mut(BLOCK * size)) {
+        let a = &mut a[..out.len() / size];
+        blocks.next(a)?;
+        moment::reconstruct(dtype, second, step, a, out)?;
+    }
+    apply_exceptions(dtype, &exceptions, out)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,129 @@
+use super::*;
+use crate::codec::log::{Factors, FactorsBuilder, Parent, ZERO};
+use proptest::prelude::*;
+
+/// A pseudo-random number of 64 bits for each seed and place.
+fn noise(seed: u64, at: usize) -> u64 {
+    let mut z = seed.wrapping_add(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z ^ (z >> 31)
+}
+
+/// Values of a payload: mostly small, sometimes large.
+fn integers(seed: u64, n: usize, reach: i32) -> Vec<i32> {
+    let one = |at| {
+        let bits = noise(seed, at);
+        let small = (bits % 7) as i32 - 3;
+        if bits >> 60 == 0 { (bits as u32 >> 8) as i32 % reach } else { small }
+    };
+    (0..n).map(one).collect()
+}
+
+/// Where a run begins, in each of the ways that it may be given.
+fn froms<'a>(wide: &'a [i32], kept: &'a Integers) -> [From<'a>; 2] {
+    [From::Wide(wide), From::Kept(kept)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_run_of_lattices_is_one_step_after_the_other(
+        n in 1..5000usize,
+        states in 0..4u64,
+        seed: u64,
+        reach in prop::sample::select([40, 30_000, 1 << 26].as_slice()),
+        steps in prop::collection::vec(prop::sample::select([0.5, 0.25, 0.375].as_slice()), 5),
+        with_keyframe: bool,
+    ) {
+        let keyframe: Vec<u8> =
+            (0..n).flat_map(|at| (noise(seed ^ 1, at) as u32 as f32 / 1e9).to_le_bytes()).collect();
+        let k = with_keyframe.then_some(keyframe.as_slice());
+        let first = integers(seed, n, reach);
+        let (mut a, mut exceptions, mut payloads) = (first.clone(), Vec::new(), Vec::new());
+        let mut sound = true;
+        for state in 0..states as usize {
+            let kept = vec![Exception { index: (n / 2) as u32, raw: state as u64 }];
+            let mut payload = Vec::new();
+            lattice::encode_tile(&integers(seed + 7 + state as u64, n, reach), None, &kept, &mut payload).unwrap();
+            exceptions.clear();
+            sound = sound
+                && lattice::rescale(&mut a, steps[state], steps[state + 1]).is_ok()
+                && lattice::decode_tile_add(&payload, &mut a, &mut exceptions).is_ok();
+            payloads.push((payload, steps[state + 1]));
+        }
+        let payloads: Vec<(&[u8], f64)> = payloads.iter().map(|(payload, step)| (payload.as_slice(), *step)).collect();
+        let mut wanted = vec![0; 4 * n];
+        lattice::reconstruct(Dtype::F32, k, steps[states as usize], &a, &mut wanted).unwrap();
+        apply_exceptions(Dtype::F32, &exceptions, &mut wanted).unwrap();
+        for from in froms(&first, &Integers::of(&first)) {
+            let (mut out, mut found, mut kept) = (vec![7; 4 * n], Vec::new(), Integers::with_capacity(n));
+            let done =
+                super::lattice(Dtype::F32, k, (from, steps[0]), &payloads, &mut out, &mut found, Some(&mut kept));
+            prop_assert_eq!(done.is_ok(), sound);
+            if sound {
+                prop_assert_eq!(&out, &wanted);
+                prop_assert_eq!(&found, &exceptions);
+                prop_assert_eq!(kept.values(), a.clone());
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_of_logarithmic_lattices_is_one_step_after_the_other(
+        width in 2..70usize,
+        rows in 2..70usize,
+        states in 1..4u64,
+        seed: u64,
+        alone: bool,
+        flat: bool,
+    ) {
+        let n = width * rows;
+        let v: Vec<u8> = (0..n)
+            .flat_map(|at| {
+                let zero = noise(seed, at) % 5 == 0 || at % width == 1;
+                (if zero { 0.0 } else { (noise(seed, at) >> 40) as f32 * 1e-6 + 1e-9 }).to_le_bytes()
+            })
+            .collect();
+        let mut builder = FactorsBuilder::new(rows, width);
+        builder.add(Dtype::F32, 0, &v);
+        let factors = if flat { Factors::flat_of(Dtype::F32, &v) } else { builder.finish() };
+        let grid = Grid { factors: &factors, first: 0 };
+        let unit = 1 << 16;
+        let q_of = |seed: u64| -> Vec<i32> {
+            let q = integers(seed, n, 200);
+            (0..n).map(|at| if noise(seed ^ 3, at) % 4 == 0 { ZERO } else { q[at] }).collect()
+        };
+        let first = q_of(seed);
+        let (mut before, mut payloads) = (first.clone(), Vec::new());
+        for state in 0..states {
+            let q = q_of(seed + state + 1);
+            let parent = if alone && state == 0 { Parent::Factors(grid) } else { Parent::State(&before) };
+            let mut payload = Vec::new();
+            log::encode_tile(&q, parent, &mut payload).unwrap();
+            payloads.push(payload);
+            before = q;
+        }
+        let payloads: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
+        let mut wanted = vec![0; 4 * n];
+        log::reconstruct(Dtype::F32, grid, unit, &before, &mut wanted).unwrap();
+        for from in froms(&first, &Integers::of(&first)) {
+            let from = (!alone).then_some(from);
+            let (mut out, mut kept) = (vec![7; 4 * n], Integers::with_capacity(n));
+            super::log(Dtype::F32, (grid, unit), from, &payloads, &mut out, Some(&mut kept)).unwrap();
+            prop_assert_eq!(&out, &wanted);
+            prop_assert_eq!(kept.values(), before.clone());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_an_answer_or_an_error(payload in prop::collection::vec(any::<u8>(), 0..200), n in 0..3000usize) {
+        let second = vec![0; 4 * n];
+        let mut out = vec![0; 4 * n];
+        let _ = super::moment(Dtype::F32, &second, 0.5, &payload, &mut out);
+        let _ = super::lattice(Dtype::F32, None, (From::Zeros, 0.5), &[(&payload, 0.5)], &mut out, &mut Vec::new(), None);
+        let factors = Factors::flat(7);
+        let grid = Grid { factors: &factors, first: 0 };
+        let _ = super::log(Dtype::F32, (grid, 1 << 16), None, &[&payload], &mut out, None);
+    }
+}
