@@ -1,9 +1,13 @@
 """Optimizer state as no training should save it and some do, written by torch through a mount: archived, and loadable."""
 
+import json
+import os
+import re
+import struct
 
 import pytest
 import torch
-from harness import empty_cache, require_clean
+from harness import du, empty_cache, require_clean
 from series import bits_equal, tensors_of, walk
 
 pytestmark = pytest.mark.stepfs
@@ -210,3 +214,44 @@ def test_restoring_goes_on_as_torch_does(mount):
     optimizer.load_state_dict(state["optimizer"])
     again = [go_on() for _ in range(10)]
     assert max(again) < 1.5 * max(losses), (losses, again)
+
+
+def sparse_state(path, seed):
+    """One fp32 tensor of 2^31 elements, nearly all of it a hole: what stands in it moves from state to state."""
+    elements = 1 << 31
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 15, 1 << 16], "data_offsets": [0, 4 * elements]}}).encode()
+    header += b" " * (-len(header) % 8)
+    begin = 8 + len(header)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(header)) + header)
+        for place in range(9):
+            # The last of them ends where the tensor does: beyond 2^31 bytes, and beyond 2^32.
+            f.seek(begin + place * (4 * elements // 8) - (4000 if place == 8 else 0))
+            f.write(struct.pack("<1000f", *(1e-3 * (place + i % 50) + 1e-4 * (seed * i % 7) for i in range(1000))))
+    assert os.path.getsize(path) == begin + 4 * elements
+    return begin, elements
+
+
+def test_a_tensor_of_two_to_the_31_elements(mount):
+    names = [f"step_{seed}.safetensors" for seed in (1, 2)]
+    for seed, name in enumerate(names, 1):
+        begin, elements = sparse_state(mount / name, seed)
+    mount.sync(timeout=300)
+    mount.require_released(names[0])
+    assert du(mount.store) < 64 << 20, "holes take room"
+    peak = int(re.search(r"VmHWM:\s+(\d+) kB", open(f"/proc/{mount.pid}/status").read())[1])
+    assert peak < 3 << 20, f"{peak} kB of memory"
+    bound = mount.entry(names[0])["max_abs_error"]
+    with open(mount / names[0], "rb") as f:
+        for place in range(9):
+            f.seek(begin + place * (4 * elements // 8) - (4000 if place == 8 else 0))
+            was = [1e-3 * (place + i % 50) + 1e-4 * (i % 7) for i in range(1000)]
+            now = struct.unpack("<1000f", f.read(4000))
+            assert max(abs(a - b) for a, b in zip(was, now)) <= bound + 1e-8, place
+        # Holes are what they were.
+        for at in (5000, elements * 2 + 12345, elements * 4 - 9000):
+            f.seek(begin + at // 4 * 4)
+            assert f.read(4000) == bytes(4000)
+        assert f.seek(0, os.SEEK_END) == begin + 4 * elements
+    shown = [t for t in mount.tensors(names[0]) if t["path"] == "w"]
+    assert shown[0]["role"] == "weight" and shown[0]["shape"] == [1 << 15, 1 << 16]
