@@ -17,22 +17,23 @@ use super::series::{Dtype, Random, Rest, Tensor, decode, find, safetensors, step
 use super::sound::sound;
 
 /// Small states in which every coding occurs: a keyframe, differences, and (where the first goes) what takes its place.
-pub(crate) fn states(count: usize) -> Vec<Vec<u8>> {
+/// Those of a table with other rows are another lineage.
+pub(crate) fn states(count: usize, rows: usize) -> Vec<Vec<u8>> {
     let mut adam = Adam::new(0.999, 51, |random| vec![Parameter::new("a.weight", Dtype::F32, &[20, 24], random)]);
     let mut random = Random(52);
-    let mut table = Tensor::new("table", Dtype::F32, &[256, 6], &mut random);
-    let mut buffer = Tensor::new("state.table.momentum_buffer", Dtype::F32, &[256, 6], &mut random);
+    let mut table = Tensor::new("table", Dtype::F32, &[rows, 6], &mut random);
+    let mut buffer = Tensor::new("state.table.momentum_buffer", Dtype::F32, &[rows, 6], &mut random);
     let mut ids = Tensor::new("ids", Dtype::I64, &[8192], &mut random);
     ids.values.fill(3.0);
     let mut note = Tensor::new("note", Dtype::I64, &[600], &mut random);
     adam.train(20);
     let state = |_| {
         adam.train(2);
-        for row in 0..256 {
+        for row in 0..rows {
             // A fifth of the rows moves.
-            let rows = table.values[6 * row..][..6].iter_mut().zip(&mut buffer.values[6 * row..][..6]);
+            let pairs = table.values[6 * row..][..6].iter_mut().zip(&mut buffer.values[6 * row..][..6]);
             if random.below(5) == 0 {
-                rows.for_each(|(w, b)| {
+                pairs.for_each(|(w, b)| {
                     *b = round(Dtype::F32, 1e-3 * random.normal());
                     *w += *b;
                 });
@@ -75,7 +76,7 @@ struct Victims {
 
 fn victims() -> Victims {
     let mut rest = Rest::new();
-    for (at, state) in states(4).iter().enumerate() {
+    for (at, state) in states(4, 256).iter().enumerate() {
         rest.write(&step(at + 1), state);
     }
     rest.settle();
