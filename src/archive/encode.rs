@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::log::{Factors, FactorsBuilder};
-use crate::codec::{Dtype, TILE_BYTES};
+use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use crate::recall::{Chain, State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
@@ -132,6 +132,8 @@ struct Tiles<'a> {
     tiles: Vec<Tile>,
     crc_before: crc32fast::Hasher,
     crc_after: crc32fast::Hasher,
+    /// Largest error so far in the terms of its codec.
+    error: f64,
     max_abs_error: f64,
 }
 
@@ -164,6 +166,7 @@ impl<'a> Tiles<'a> {
             tiles: Vec::with_capacity(tiles(tensor)),
             crc_before: crc32fast::Hasher::new(),
             crc_after: crc32fast::Hasher::new(),
+            error: 0.0,
             max_abs_error: 0.0,
         };
         begun.edge(begun.whole().start..tensor.extent.start)?;
@@ -191,6 +194,7 @@ impl<'a> Tiles<'a> {
         self.tiles.push(writer.put(&tile.payload, tile.decoded_hash)?);
         self.crc_before.combine(&tile.crc_before);
         self.crc_after.combine(&tile.crc_after);
+        self.error = self.error.max(tile.error);
         self.max_abs_error = self.max_abs_error.max(tile.max_abs_error);
         Ok(())
     }
@@ -205,7 +209,7 @@ impl<'a> Tiles<'a> {
             shape: tensor.shape.clone(),
             extent: tensor.extent.clone(),
             coding: self.coding,
-            bound: payload::bound(self.coding, self.max_abs_error),
+            bound: payload::bound(self.coding, self.error),
             max_abs_error: self.max_abs_error,
             factors: self.stored_factors,
             tiles: self.tiles,
@@ -312,6 +316,9 @@ struct EncodedTile {
     decoded_hash: u64,
     crc_before: crc32fast::Hasher,
     crc_after: crc32fast::Hasher,
+    /// In the terms of its codec.
+    error: f64,
+    /// Largest |R - W|.
     max_abs_error: f64,
 }
 
@@ -342,7 +349,7 @@ impl Encoder<'_> {
         let data = Arc::new(read_tile(self.job.source, tensor, number)?);
         let parent = self.parent(coding, number)?;
         let around = Around { parent: parent.as_ref(), factors, beside, row_step: self.job.plans[at].row_step };
-        let Some((state, decoded, max_abs_error)) = self.quantize(at, coding, &data, around, number)? else {
+        let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
@@ -355,7 +362,14 @@ impl Encoder<'_> {
             crc_before.update(&data);
             crc_after.update(&decoded);
         }
-        let tile = EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error };
+        let max_abs_error = match coding {
+            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } => {
+                lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
+            }
+            _ => error,
+        };
+        let decoded_hash = xxh3_64(&decoded);
+        let tile = EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error };
         Ok(Some((tile, data, decoded)))
     }
 
