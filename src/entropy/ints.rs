@@ -173,14 +173,26 @@ impl<'a> Blocks<'a> {
 
 /// Writes the values of a chunk of which some are large.
 fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> Result<(), Corrupt> {
-    for (value, &class) in values.iter_mut().zip(classes) {
-        match TABLE.get(usize::from(class)) {
-            Some(&(least, sign, width)) => {
-                let magnitude = least | extra.take(width.into())? as i32;
-                *value = (magnitude ^ sign) - sign;
-            }
-            None => *value = large(class, extra)?,
+    if classes.iter().fold(0, |most, &class| class.max(most)) as usize >= TABLE.len() {
+        for (value, &class) in values.iter_mut().zip(classes) {
+            *value = if class < LARGE { i32::from(class) - SMALL } else { large(class, extra)? };
         }
+        return Ok(());
+    }
+    for (values, classes) in values.chunks_mut(2).zip(classes.chunks(2)) {
+        let (mut bits, held) = extra.look();
+        let mut taken = 0;
+        for (value, &class) in values.iter_mut().zip(classes) {
+            let (least, sign, width) = TABLE[usize::from(class) % TABLE.len()];
+            let magnitude = least | (bits & ((1 << width) - 1)) as i32;
+            *value = (magnitude ^ sign) - sign;
+            bits >>= width;
+            taken += u32::from(width);
+        }
+        if taken > held {
+            return Err(Corrupt("truncated bit field"));
+        }
+        extra.skip(taken);
     }
     Ok(())
 }
