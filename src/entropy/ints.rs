@@ -179,22 +179,31 @@ fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -
         }
         return Ok(());
     }
-    for (values, classes) in values.chunks_mut(2).zip(classes.chunks(2)) {
-        let (mut bits, held) = extra.look();
-        let mut taken = 0;
-        for (value, &class) in values.iter_mut().zip(classes) {
-            let (least, sign, width) = TABLE[usize::from(class) % TABLE.len()];
-            let magnitude = least | (bits & ((1 << width) - 1)) as i32;
-            *value = (magnitude ^ sign) - sign;
-            bits >>= width;
-            taken += u32::from(width);
+    if fields(Level::detect(), classes, values, extra) { Ok(()) } else { Err(Corrupt("truncated bit field")) }
+}
+
+multiversion! {
+    /// Writes the values of classes that [`TABLE`] has; false if the extra bits end early.
+    fn fields(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> bool {
+        // A copy stays in registers.
+        let mut reader = *extra;
+        let mut sound = true;
+        for (values, classes) in values.chunks_mut(2).zip(classes.chunks(2)) {
+            let (mut bits, held) = reader.look();
+            let mut taken = 0;
+            for (value, &class) in values.iter_mut().zip(classes) {
+                let (least, sign, width) = TABLE[usize::from(class).min(TABLE.len() - 1)];
+                let magnitude = least | (bits & ((1 << width) - 1)) as i32;
+                *value = (magnitude ^ sign) - sign;
+                bits >>= width;
+                taken += u32::from(width);
+            }
+            sound &= taken <= held;
+            reader.skip(taken.min(held));
         }
-        if taken > held {
-            return Err(Corrupt("truncated bit field"));
-        }
-        extra.skip(taken);
+        *extra = reader;
+        sound
     }
-    Ok(())
 }
 
 /// Of each class below 2^24: its least magnitude, -1 if it is negative, and the number of its extra bits.
