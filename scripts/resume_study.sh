@@ -5,11 +5,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-scripts/setup.sh
+build
 # For the pictures only, so setup.sh does not install it.
 "$PYTHON" -c 'import matplotlib' 2>/dev/null || "$PYTHON" -m pip install --quiet --disable-pip-version-check matplotlib
-if [ -z "${STEPFS_BIN:-}" ]; then
-    command -v cargo >/dev/null || source "$HOME/.cargo/env"
-    cargo build --release --locked --quiet
-fi
 exec "$PYTHON" scripts/resume_study.py "$@"

@@ -16,6 +16,9 @@ use support::{Mounted, attribute, errno, state, wait_until};
 
 const PROFILE: &str = "user.stepfs.profile";
 
+/// Nine restores are expected, and the first state is exact.
+const EXPECTING: &str = "expected_restores = 9\n[[profile]]\nglob = \"step_1.*\"\nprofile = \"exact\"\n";
+
 /// A mount of a store with these settings, where `count` states of 8 MiB were saved and all but the newest released.
 fn trained(passthrough: bool, settings: &str, count: u64) -> (Mounted, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
@@ -54,12 +57,12 @@ macro_rules! both {
 
 both! {
     fn reading_half_of_a_lossy_file_is_a_restore(passthrough) {
-        let (m, paths) = trained(passthrough, "expected_restores = 9\n", 5);
+        let (m, paths) = trained(passthrough, EXPECTING, 5);
         let part = |path: &PathBuf, from: u64, len: usize| {
             let mut bytes = vec![0; len];
             File::open(path).unwrap().read_exact_at(&mut bytes, from).unwrap();
         };
-        // A look at the first MiB, three times; what was there before anything was lossy; the newest; a backup.
+        // A look at the first MiB, three times; what is lossless; the newest; a backup.
         (0..3).for_each(|_| part(&paths[1], 0, 1 << 20));
         fs::read(&paths[0]).unwrap();
         fs::read(&paths[4]).unwrap();

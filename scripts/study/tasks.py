@@ -84,8 +84,8 @@ SMALL_BF16 = {**SMALL_GPT, "settings": {**TINY, "dtype": "bfloat16"}}
 SMALL = {"count": 8, "start": 20, "length": 80, "singles": 4, "offsets": (0, 1, 5, 10)}
 
 
-def digits(name, what, model, optimizer, rate, start, singles=28):
-    settings = {"model": model, "optimizer": optimizer, "rate": rate}
+def digits(name, what, model, optimizer, rate, start, singles=28, batch=64):
+    settings = {"model": model, "optimizer": optimizer, "rate": rate, "batch": batch}
     return Task(name, what, lenet.Digits, every=5, start=start, length=600, settings=settings, singles=singles, quick=SMALL)
 
 
@@ -96,7 +96,7 @@ TASKS = {
         Task("gpt_i1", "GPT 1.08 M, fp32, AdamW, every iteration", Language, every=1, start=500, length=574, threads=2, grid=10, quick={**SMALL_GPT, "every": 1}),
         Task("gpt_bf16", "GPT 1.08 M, weights and moments bf16, AdamW, every 25 iterations", Language, every=25, start=25, length=890, threads=2,
              settings={"dtype": "bfloat16"}, quick=SMALL_BF16),
-        digits("lenet_sgd5", "LeNet-5, SGD, every 5 iterations", "lenet", "sgd", 0.03, 200),
+        digits("lenet_sgd5", "LeNet-5, SGD, every 5 iterations", "lenet", "sgd", 0.02, 120, batch=128),
         digits("lenet_momentum5", "LeNet-5, SGD with momentum, every 5 iterations", "lenet", "momentum", 0.005, 120),
         digits("lenet_adam", "LeNet-5, Adam, every 5 iterations", "lenet", "adam", 0.0005, 60),
         digits("mlr_sgd5", "multinomial logistic regression, SGD, every 5 iterations", "mlr", "sgd", 0.0025, 20),

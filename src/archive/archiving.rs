@@ -139,6 +139,7 @@ impl Archive {
             super_step: base.super_step,
             profiles,
         };
+        let words = profiles.words();
         self.pool.install(|| {
             log::trace!(target: STAGES, "begin");
             let plan::Planned { plans, forecast } = plan::plan(&material)?;
@@ -153,6 +154,7 @@ impl Archive {
                 source,
                 len: sealed.len,
                 origin: path,
+                profile: &words,
                 description,
                 base: chain,
                 plans: &plans,
@@ -163,7 +165,7 @@ impl Archive {
             if writer.position() > sealed.len / 20 * 19 {
                 return Ok(None);
             }
-            self.label(&mut encoded.index, sealed, profiles);
+            encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
             writer.close(&encoded.index)?;
             log::trace!(target: STAGES, "make durable");
             let mut header = Header {

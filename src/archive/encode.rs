@@ -30,6 +30,7 @@ pub(super) struct Job<'a> {
     pub(super) source: &'a File,
     pub(super) len: u64,
     pub(super) origin: &'a Path,
+    pub(super) profile: &'a str,
     pub(super) description: &'a Description,
     pub(super) base: Option<&'a Chain>,
     pub(super) plans: &'a [Plan],
@@ -95,8 +96,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     log::trace!(target: STAGES, "skeleton");
     let index = Index {
         origin: job.origin.to_string_lossy().into_owned(),
-        // Whoever calls says what follows from more than the file.
-        profile: String::new(),
+        profile: job.profile.to_string(),
         container: job.description.kind.name().to_string(),
         note: job.note.to_string(),
         generations: 0,

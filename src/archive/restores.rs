@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::object::{Header, Id, Index};
+use crate::store::object::{Header, Id, Object};
 use crate::store::{Profiles, Restores, Store};
 
 use super::Archive;
-use super::catalog::{Sealed, State, wall_ns};
+use super::catalog::{State, wall_ns};
 
 /// Reads of the same file within this time are one restore: the ranks of a job read it at once.
 const ONE_RESTORE: Duration = Duration::from_secs(60);
@@ -135,9 +135,9 @@ impl Archive {
         }
         for (id, at_ns) in pending {
             let Some((header, _)) = self.objects.get(id) else { continue };
-            let origin = self.objects.open(id).map_or(String::new(), |object| object.index().origin.clone());
+            let of = |object: std::sync::Arc<Object>| (object.index().origin.clone(), object.index().generations);
+            let (origin, generations) = self.objects.open(id).map(of).unwrap_or_default();
             let mut known = self.noticed.known();
-            let generations = known.generations(header.lineage, header.modified_ns);
             known.restored(header.lineage, at_ns, generations, &origin);
             log::info!("{origin}: restored, {} of its lineage", times(known.seen(header.lineage)));
         }
@@ -176,20 +176,18 @@ impl Archive {
         self.noticed.known().seen(lineage)
     }
 
-    /// Lossy restores behind a file; `None` while it is not known which lineage it has.
-    pub(super) fn generations(&self, state: &State) -> Option<u32> {
-        let (lineage, modified_ns) = match state {
-            State::Sealed(sealed) | State::Archived(sealed, _) => (sealed.lineage, sealed.modified_ns),
-            State::Released(id) => self.objects.get(*id).map(|(header, _)| (header.lineage, header.modified_ns))?,
-            State::Staged | State::Closed | State::Resident(_) => return None,
-        };
-        Some(self.noticed.known().generations(lineage, modified_ns))
+    /// Lossy restores behind a state of a lineage that was modified at this time, and is not archived yet.
+    pub(super) fn generations_at(&self, lineage: u64, modified_ns: i64) -> u32 {
+        self.noticed.known().generations(lineage, modified_ns)
     }
 
-    /// What a new object's index says of the state beside where its bytes are.
-    pub(super) fn label(&self, index: &mut Index, sealed: &Sealed, profiles: &Profiles) {
-        index.profile = profiles.words();
-        index.generations = self.noticed.known().generations(sealed.lineage, sealed.modified_ns);
+    /// Lossy restores behind a file; `None` while it is not known which lineage it has. Blocks on the device.
+    pub(super) fn generations(&self, state: &State) -> Option<u32> {
+        match state {
+            State::Sealed(sealed) => Some(self.generations_at(sealed.lineage, sealed.modified_ns)),
+            State::Archived(_, id) | State::Released(id) => Some(self.objects.open(*id).ok()?.index().generations),
+            State::Staged | State::Closed | State::Resident(_) => None,
+        }
     }
 }
 

@@ -168,13 +168,16 @@ impl Archive {
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
             "profile" => return self.profile_attribute(path),
+            "generations" => {
+                let state = self.catalog().get(path)?.state.clone();
+                return self.generations(&state).map(|count| count.to_string().into_bytes());
+            }
             _ => {}
         }
         let catalog = self.catalog();
         let entry = catalog.get(path)?;
         match name {
             "state" => Some(state_name(entry).into()),
-            "generations" => self.generations(&entry.state).map(|count| count.to_string().into_bytes()),
             "object" => match entry.state {
                 State::Released(id) | State::Archived(_, id) => Some(id.to_string().into_bytes()),
                 _ => None,

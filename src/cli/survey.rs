@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, Restores, STUB_BYTES, Store, Stub, is_pinned};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, is_pinned};
 
 use super::place::{Place, attribute};
 
@@ -67,10 +67,9 @@ pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
     let store = Store::look(&place.store)?;
     let mut entries = Vec::new();
     let mut parents = HashMap::new();
-    let restores = Restores::load(&store).unwrap_or_default();
     for path in files(&store, &place.path)? {
         // A file may go while the store is looked at.
-        if let Ok(entry) = entry(&store, (&mut parents, &restores), place, &path) {
+        if let Ok(entry) = entry(&store, &mut parents, place, &path) {
             entries.push(entry);
         }
     }
@@ -111,9 +110,6 @@ pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
 /// Parents of the objects that were looked at: most files of a run share most of their ancestors.
 type Parents = HashMap<Id, Option<Id>>;
 
-/// What is known beside the files themselves.
-type Known<'a> = (&'a mut Parents, &'a Restores);
-
 /// Objects that a read of this one applies, as far as they are there.
 fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     let objects = store.objects();
@@ -124,7 +120,7 @@ fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).count() as u32
 }
 
-fn entry(store: &Store, known: Known, place: &Place, path: &Path) -> Result<Entry> {
+fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Result<Entry> {
     let metadata = fs::symlink_metadata(store.tree().join(path))?;
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
@@ -147,7 +143,7 @@ fn entry(store: &Store, known: Known, place: &Place, path: &Path) -> Result<Entr
     if let Some(stub) = stub(store, path)? {
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
-        add_object(store, known, stub.object, &mut entry);
+        add_object(store, parents, stub.object, &mut entry);
     } else if let Some(mount) = &place.mount {
         // Only the daemon knows about open handles.
         let word = |name| attribute(&mount.join(path), name).ok().and_then(|value| String::from_utf8(value).ok());
@@ -155,13 +151,13 @@ fn entry(store: &Store, known: Known, place: &Place, path: &Path) -> Result<Entr
         entry.profile = word("profile").unwrap_or(entry.profile);
         entry.generations = word("generations").and_then(|count| count.parse().ok());
         if let Some(id) = word("object").filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
-            add_object(store, known, id, &mut entry);
+            add_object(store, parents, id, &mut entry);
         }
     }
     Ok(entry)
 }
 
-fn add_object(store: &Store, (parents, restores): Known, id: Id, entry: &mut Entry) {
+fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     entry.object = Some(id.to_string());
     let object = match Object::open(&store.objects(), id) {
         Ok(object) => object,
@@ -173,7 +169,7 @@ fn add_object(store: &Store, (parents, restores): Known, id: Id, entry: &mut Ent
     let header = object.header();
     entry.stored_bytes += object.stored();
     entry.profile = object.index().profile.clone();
-    entry.generations = Some(restores.generations(header.lineage, header.modified_ns));
+    entry.generations = Some(object.index().generations);
     entry.note = object.index().note.clone();
     entry.kind = Some(match header.parent {
         None => "keyframe",

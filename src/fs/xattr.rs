@@ -137,8 +137,8 @@ impl Core {
     }
 
     pub(super) fn answer_getxattr(self: &Arc<Self>, ino: u64, name: &OsStr, size: u32, reply: ReplyXattr) {
-        if let Name::Own("status") = classify(name) {
-            // It looks at every file.
+        if let Name::Own("status" | "generations") = classify(name) {
+            // The one looks at every file, the other into an object.
             let (core, name) = (Arc::clone(self), name.to_owned());
             return self.workers.submit(Box::new(move || answer(core.getxattr(ino, &name), size, reply)));
         }

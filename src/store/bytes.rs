@@ -96,9 +96,3 @@ pub(crate) fn put_short_text(out: &mut Vec<u8>, text: &str) {
     varint::put(text.len() as u64, out);
     out.extend_from_slice(text.as_bytes());
 }
-
-/// Appends a string as its length (u32) and its UTF-8 bytes.
-pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
-    out.extend_from_slice(&(text.len() as u32).to_le_bytes());
-    out.extend_from_slice(text.as_bytes());
-}

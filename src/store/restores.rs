@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::bytes::{Fields, put_text};
+use super::bytes::Fields;
 use super::{Damage, Store, durable};
 
 const MAGIC: [u8; 8] = *b"stepfsRS";
@@ -148,7 +148,8 @@ impl Restores {
                 out.extend_from_slice(&at.to_le_bytes());
                 out.extend_from_slice(&generations.to_le_bytes());
             }
-            put_text(&mut out, &known.origin);
+            out.extend_from_slice(&(known.origin.len() as u32).to_le_bytes());
+            out.extend_from_slice(known.origin.as_bytes());
         }
         out.extend_from_slice(&xxh3_64(&out).to_le_bytes());
         out

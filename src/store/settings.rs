@@ -61,8 +61,7 @@ pub(super) fn template(id: Id) -> String {
          \n\
          # How faithfully a checkpoint is kept once a newer one of its lineage is durable:\n\
          #   exact     bit-exact\n\
-         #   balanced  a restore costs at most half an iteration of training: weights within half a root mean square of\n\
-         #             the update between checkpoints\n\
+         #   balanced  a restore costs at most half an iteration of training\n\
          #   compact   a restore costs at most two iterations\n\
          # What is not understood is bit-exact in all of them. `stepfs profile` sets another one for a file or directory.\n\
          default_profile = \"balanced\"\n\

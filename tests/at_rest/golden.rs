@@ -25,7 +25,7 @@ fn written() -> Rest {
         Tensor::new("ids", Dtype::I64, &[7000], &mut random),
     ];
     model[4].values.fill(3.0);
-    let mut rest = Rest::new();
+    let mut rest = Rest::on_keyframes();
     for at in 1..=34 {
         // Updates that change, so that steps do; rare and large ones, so that there are exceptions.
         let size = if at < 3 { 1e-3 } else { 4e-3 };
@@ -48,6 +48,7 @@ fn written() -> Rest {
     let mut model = vec![
         Tensor::new("w", Dtype::F32, &[64, 160], &mut random),
         Tensor::new("b.bias", Dtype::F32, &[8000], &mut random),
+        Tensor::new("ids", Dtype::I64, &[4000], &mut random),
     ];
     for at in 1..=4 {
         train(&mut model, 1e-3, &mut random);

@@ -1,13 +1,18 @@
 //! Archive, recall and verify of stores that are not mounted, from files written into the tree to bytes read back.
 
+mod adam;
 mod archive;
 mod damage;
 mod fresh;
 mod golden;
 mod groups;
 mod merge;
+mod odd;
+mod optimizer;
 mod profiles;
 mod recall;
 mod retention;
 mod scale;
 mod series;
+mod sound;
+mod torch;

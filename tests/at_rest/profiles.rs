@@ -60,8 +60,8 @@ fn averages_can_be_exact_where_weights_are_not() {
         rest.write(&step(at), &safetensors(&model));
     }
     rest.settle();
-    let index = rest.faithful(&step(3));
-    for tensor in &index.tensors {
+    let object = rest.object(&step(3));
+    for tensor in &object.index().tensors {
         let lossless = matches!(tensor.coding, Coding::Lossless | Coding::LosslessDelta { .. });
         assert_eq!(lossless, tensor.role == Role::Ema, "{}: {:?}", tensor.path, tensor.role);
     }
@@ -103,7 +103,7 @@ fn what_was_made_coarser_does_not_stand_for_a_finer_copy() {
     mark(&rest, &step(2), "compact");
     rest.settle();
     assert_ne!(rest.id(&step(2)), rest.id(&step(3)), "balanced is asked for, and that one is compact");
-    rest.faithful(&step(3));
+    assert_eq!((made_as(&rest, 2).as_str(), made_as(&rest, 3).as_str()), ("compact", "balanced"));
 }
 
 /// Training that saves into a store that works meanwhile.
@@ -164,7 +164,8 @@ impl Run {
 
 #[test]
 fn a_lineage_that_was_restored_more_often_than_expected_goes_on_finer() {
-    let mut run = Run::new("expected_restores = 1\n");
+    let exact = "[[profile]]\nglob = \"**/step_00001.*\"\nprofile = \"exact\"\n";
+    let mut run = Run::new(&format!("expected_restores = 1\n{exact}"));
     (1..=5).for_each(|at| run.save(at));
     assert!(is_lossy(&run.rest, &step(4)));
     run.restore(3);

@@ -100,6 +100,18 @@ def test_a_copy_is_counted_like_a_restore_and_a_backup_is_not(mount):
     assert mount.entry("step_0005.pt")["profile"] == "balanced"
 
 
+@pytest.mark.parametrize("role, key", [("second_moment", "exp_avg_sq"), ("first_moment", "exp_avg"), ("weight", "model")])
+def test_one_role_can_be_exact_and_the_others_not(mount, role, key):
+    set_up(mount, f'[[profile]]\nrole = "{role}"\nprofile = "exact"\n')
+    run_ = Training(mount)
+    run_.go_on(4)
+    read = tensors_of(torch.load(mount / "step_0003.pt", weights_only=True))
+    matrices = {path: tensor for path, tensor in tensors_of(run_.saved["step_0003.pt"]).items() if tensor.dim() == 2}
+    same = {path for path, tensor in matrices.items() if bits_equal(tensor, read[path])}
+    assert same == {path for path in matrices if key in path.replace("/", ".").split(".")}
+    assert role in mount.entry("step_0003.pt")["profile"] or role == "weight"
+
+
 def test_profiles_by_command(mount):
     run_ = Training(mount)
     os.mkdir(mount / "keep")

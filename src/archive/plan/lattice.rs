@@ -23,8 +23,9 @@ const SAMPLE_TILES: usize = 3;
 /// The update since the state before counts at most this many times the update to the state after: one that lies far back
 /// must not make this state coarser than training needs.
 const MOST_OF_NEXT: f64 = 3.0;
-/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit.
-const KEEP_WITHIN: f64 = 1.15;
+/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit, and a step that
+/// is off by so much a hundredth of what it brings.
+const KEEP_WITHIN: f64 = 1.4;
 /// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
 const MOST_CHANGED: f64 = 0.7;
 /// Rows below which that is not worth a look: a row's own step takes some bits.
@@ -41,10 +42,12 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
         None => on_lattice(subject, twin)?,
     };
     let Some(coding) = coding else { return Ok(None) };
-    let alone = match coding {
-        Coding::Rows { step, .. } | Coding::RowsKey { step } => Coding::RowsKey { step },
-        _ => coding.step().map_or(Coding::Lossless, |step| Coding::LatticeKey { step }),
+    // A keyframe of a table is one of the plain lattice: its rows have not moved from anywhere.
+    let step = match coding {
+        Coding::Rows { .. } => row_keyframe(subject, &row_updates(subject, twin)?.unwrap_or_default()),
+        _ => coding.step(),
     };
+    let alone = step.map_or(Coding::Lossless, |step| Coding::LatticeKey { step });
     let bits = if subject.material.super_step { bits(subject, coding, alone)? } else { None };
     Ok(Some(Choice { coding, alone, bits: bits.unwrap_or((0.0, 0.0)) }))
 }
@@ -57,9 +60,12 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     };
     let (parent, previous) = (base.number, subject.previous.unwrap_or(base));
     let last = last_update(subject, previous)?;
-    if let (true, Some(step)) = (last.is_same, previous.entry.coding.step()) {
-        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing.
-        return Ok(Some(Coding::Lattice { parent, step }));
+    if let (true, Some(before)) = (last.is_same, previous.entry.coding.step())
+        && next.and_then(step).is_none_or(|wanted| before <= KEEP_WITHIN * MOST_OF_NEXT * wanted)
+    {
+        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing. Not where a finer profile is
+        // asked for now.
+        return Ok(Some(Coding::Lattice { parent, step: before }));
     }
     let Some(before) = previous.entry.coding.step() else {
         // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
@@ -93,6 +99,27 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
 
 /// By rows, where most of them stay as they are.
 fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
+    let Some(rms) = row_updates(subject, twin)? else { return Ok(None) };
+    let Some(parent) = subject.parent else {
+        return Ok(row_keyframe(subject, &rms).map(|step| Coding::LatticeKey { step }));
+    };
+    let wanted = rows::base_step(&rms);
+    let before = subject.previous.and_then(|previous| match previous.entry.coding {
+        Coding::Rows { step, .. } | Coding::RowsKey { step } => Some(step),
+        _ => None,
+    });
+    let step = match (before, wanted) {
+        (Some(before), Some(wanted)) if wanted * FINER < before => wanted,
+        (Some(before), _) => before,
+        (None, Some(wanted)) => wanted,
+        (None, None) => return Ok(None),
+    };
+    Ok(Some(Coding::Rows { parent: parent.number, step }))
+}
+
+/// Root mean squares of the updates to the state after this one of rows in the middle of a table; `None` where it is none, or
+/// most of its rows move.
+fn row_updates(subject: &Subject, twin: &Tensor) -> io::Result<Option<Vec<f64>>> {
     let tensor = subject.tensor;
     let (rows, width) = rows_and_width(&tensor.shape);
     if tensor.shape.len() != 2 || rows < LEAST_ROWS || width == 0 {
@@ -109,22 +136,17 @@ fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
         return Ok(None);
     }
     let updates = lattice::updates(tensor.dtype, then, now);
-    let rms: Vec<f64> = updates.chunks(width as usize).map(|row| mean_square(row).sqrt()).collect();
-    let wanted = rows::base_step(&rms);
-    let before = subject.previous.and_then(|previous| match previous.entry.coding {
-        Coding::Rows { step, .. } | Coding::RowsKey { step } => Some(step),
-        _ => None,
-    });
-    let step = match (before, wanted) {
-        (Some(before), Some(wanted)) if wanted * FINER < before => wanted,
-        (Some(before), _) => before,
-        (None, Some(wanted)) => wanted,
-        (None, None) => return Ok(None),
-    };
-    Ok(Some(match subject.parent {
-        Some(parent) => Coding::Rows { parent: parent.number, step },
-        None => Coding::RowsKey { step },
-    }))
+    Ok(Some(updates.chunks(width as usize).map(|row| mean_square(row).sqrt()).collect()))
+}
+
+/// The step of a table's keyframe: that of the row in the middle of those that move, a power of two as in every state to
+/// come, so that rows which do not move stay as they are.
+fn row_keyframe(subject: &Subject, row_rms: &[f64]) -> Option<f64> {
+    let mut moving: Vec<f64> = row_rms.iter().copied().filter(|rms| *rms > 0.0 && rms.is_finite()).collect();
+    moving.sort_by(f64::total_cmp);
+    let middle = moving.get(moving.len() / 2)?;
+    // Choosing for a type of 16 bits gives a power of two.
+    lattice::choose_g(crate::codec::Dtype::Bf16, &[*middle], subject.rates.row)
 }
 
 /// Bits of the middle tile, as a difference to the base and without it.

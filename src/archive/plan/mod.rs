@@ -1,6 +1,7 @@
 //! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
 
 mod archived;
+mod copies;
 mod lattice;
 mod moments;
 mod rates;
@@ -153,7 +154,8 @@ struct Subject<'a> {
 /// # Errors
 /// What the device reports; a base that cannot be decoded.
 pub(super) fn plan(material: &Material) -> io::Result<Planned> {
-    let all: Vec<Tensor> = material.description.tensors.iter().map(without_edges).collect();
+    let written = &material.description.tensors;
+    let mut all: Vec<Tensor> = written.iter().map(without_edges).collect();
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let (base, previous) = (Tensors::of(material.base), Tensors::of(material.previous));
     let twin_of = |tensor: &Tensor| {
@@ -162,10 +164,17 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
     let sensitivities = sensitivities(material, &all, &twins)?;
+    let mut copies = copies::copies(material.source, written)?;
+    // What is to be exact is a copy only of what is exact.
+    copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
+    for (copy, of) in &copies {
+        all[*copy].extent = copies::matching(&written[*copy], &written[*of], &all[*of]);
+    }
     // Which tensors get tiles must be known before one of them can be said to be beside another.
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().map(|tensor| lossy_kind(material, tensor)).collect();
     let is_planned = |index: &usize| {
-        let least = if kinds[*index].is_some() { MIN_LOSSY_BYTES } else { MIN_LOSSLESS_BYTES };
+        let is_small = kinds[*index].is_some() || copies.contains_key(index);
+        let least = if is_small { MIN_LOSSY_BYTES } else { MIN_LOSSLESS_BYTES };
         all[*index].extent.end - all[*index].extent.start >= least
     };
     let planned: Vec<usize> = (0..all.len()).filter(is_planned).collect();
@@ -174,7 +183,11 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         let tensor = &all[index];
         let parent = base.get(tensor);
         let (mut lossy, mut row_step) = (None, 0.0);
-        if let Some((kind, rates)) = kinds[index] {
+        let original = copies.get(&index).and_then(|original| place(*original));
+        if let Some(of) = original {
+            let coding = Coding::Cast { of: of as u32 };
+            lossy = Some(Choice { coding, alone: coding, bits: (0.0, 0.0) });
+        } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let subject = Subject {
                 material,

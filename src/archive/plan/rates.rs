@@ -40,10 +40,10 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
             square_sum: OCTAVE,
         }),
         Profile::Compact => Some(Rates {
-            weight: 4.0,
-            row: 1.5,
+            weight: 3.5,
+            row: 1.25,
             first_moment: 4.0,
-            second_moment: 4 * OCTAVE,
+            second_moment: 2 * OCTAVE,
             momentum: 2.0,
             square_sum: 2 * OCTAVE,
         }),

@@ -1,0 +1,64 @@
+//! Copies of a tensor in a narrower type: the weights that a trainer for low precision computes with, beside the ones that it
+//! updates. Found by what they hold, whatever they are called.
+
+use std::collections::HashMap;
+use std::io;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::codec::{Dtype, cast};
+use crate::container::{ReadAt, Tensor};
+
+/// Elements looked at, in the middle of a tensor. All are compared when it is encoded.
+const LOOKED_AT: u64 = 256;
+
+/// For tensors of 16 bits that seem to be copies: which tensor each is a copy of. Numbers are those of the description.
+pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
+    let narrow = |tensor: &&Tensor| matches!(tensor.dtype, Dtype::F16 | Dtype::Bf16);
+    let mut originals: HashMap<(Dtype, &[u64], u64), usize> = HashMap::new();
+    let mut found = HashMap::new();
+    if !tensors.iter().any(|tensor| narrow(&tensor)) {
+        return Ok(found);
+    }
+    for (index, tensor) in tensors.iter().enumerate() {
+        if !matches!(tensor.dtype, Dtype::F32 | Dtype::F64) || elements(tensor) < LOOKED_AT {
+            continue;
+        }
+        let wide = middle(source, tensor)?;
+        for to in [Dtype::F16, Dtype::Bf16] {
+            let mut copy = vec![0; LOOKED_AT as usize * to.size()];
+            // Zeros would be a copy of anything's zeros.
+            if cast::cast(tensor.dtype, &wide, to, &mut copy).is_ok() && copy.iter().any(|byte| *byte != 0) {
+                originals.entry((to, &tensor.shape, xxh3_64(&copy))).or_insert(index);
+            }
+        }
+    }
+    for (index, tensor) in tensors.iter().enumerate() {
+        if narrow(&tensor) && elements(tensor) >= LOOKED_AT {
+            let hash = xxh3_64(&middle(source, tensor)?);
+            found.extend(originals.get(&(tensor.dtype, &tensor.shape, hash)).map(|original| (index, *original)));
+        }
+    }
+    Ok(found)
+}
+
+/// The extent of a copy that has the elements that its original has in `planned`: of large tensors the first and last ones
+/// are left to the skeleton.
+pub(super) fn matching(copy: &Tensor, original: &Tensor, planned: &Tensor) -> std::ops::Range<u64> {
+    let (from, to) = (original.dtype.size() as u64, copy.dtype.size() as u64);
+    let head = (planned.extent.start - original.extent.start) / from * to;
+    let tail = (original.extent.end - planned.extent.end) / from * to;
+    copy.extent.start + head..copy.extent.end - tail
+}
+
+fn elements(tensor: &Tensor) -> u64 {
+    (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64
+}
+
+fn middle(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<Vec<u8>> {
+    let size = tensor.dtype.size() as u64;
+    let mut bytes = vec![0; (LOOKED_AT * size) as usize];
+    let first = (elements(tensor) - LOOKED_AT) / 2;
+    source.read_exact_at(&mut bytes, tensor.extent.start + first * size)?;
+    Ok(bytes)
+}
