@@ -80,7 +80,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), plan.tensor.path);
                 writer.rewind(start);
-                let fallback = encode_tensor(job, writer, &done, at, plan.fallback)?;
+                let fallback = encode_tensor(job, writer, &done, at, plan.lossless(job.source, job.base)?)?;
                 fallback.ok_or(io::ErrorKind::InvalidData)?
             }
         };

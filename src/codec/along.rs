@@ -42,9 +42,35 @@ impl From<'_> {
     }
 }
 
+/// Bytes of a tile that come block by block. Each is made in the first-level cache and appended, so that memory is written
+/// once and not cleared before.
+struct Tile<'a> {
+    out: &'a mut Vec<u8>,
+    from: usize,
+    block: [u8; BLOCK * size_of::<u64>()],
+}
+
+impl<'a> Tile<'a> {
+    fn new(length: usize, out: &'a mut Vec<u8>) -> Tile<'a> {
+        out.reserve_exact(length);
+        Tile { from: out.len(), out, block: [0; BLOCK * size_of::<u64>()] }
+    }
+
+    fn append(&mut self, length: usize, write: impl FnOnce(&mut [u8]) -> Result<(), Corrupt>) -> Result<(), Corrupt> {
+        let block = &mut self.block[..length];
+        write(block)?;
+        self.out.extend_from_slice(block);
+        Ok(())
+    }
+
+    fn bytes(self) -> &'a mut [u8] {
+        &mut self.out[self.from..]
+    }
+}
+
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 
-/// Fills `out` with the tile of the lattice that these payloads (each with its step) lead to from a state of step
+/// Appends the `n` elements of the tile of the lattice that these payloads (each with its step) lead to from a state of step
 /// `step`, over the keyframe `k`. What is to be kept of the last state goes to `kept`: its integers, and its exceptions.
 ///
 /// # Errors
@@ -54,13 +80,13 @@ pub fn lattice(
     k: Option<&[u8]>,
     (from, step): (From, f64),
     payloads: &[(&[u8], f64)],
-    out: &mut [u8],
+    n: usize,
+    out: &mut Vec<u8>,
     exceptions: &mut Vec<Exception>,
     mut kept: Option<&mut Integers>,
 ) -> Result<(), Corrupt> {
     let size = dtype.size();
-    let n = out.len() / size;
-    if !from.suits(n) || k.is_some_and(|k| k.len() != out.len()) {
+    if !from.suits(n) || k.is_some_and(|k| k.len() != n * size) {
         return Err(LENGTHS);
     }
     let mut deltas = Vec::with_capacity(payloads.len());
@@ -71,9 +97,10 @@ pub fn lattice(
     }
     let level = Level::detect();
     let (mut sums, mut symbols) = ([0; BLOCK], [0; BLOCK]);
-    for (number, out) in out.chunks_mut(BLOCK * size).enumerate() {
-        let start = number * BLOCK;
-        let (sums, symbols) = (&mut sums[..out.len() / size], &mut symbols[..out.len() / size]);
+    let mut tile = Tile::new(n * size, out);
+    for start in (0..n).step_by(BLOCK) {
+        let length = BLOCK.min(n - start);
+        let (sums, symbols) = (&mut sums[..length], &mut symbols[..length]);
         from.fill(start, sums);
         let mut before = step;
         for (blocks, step) in &mut deltas {
@@ -87,9 +114,10 @@ pub fn lattice(
         if let Some(kept) = &mut kept {
             kept.push(sums);
         }
-        lattice::reconstruct(dtype, k.map(|k| &k[start * size..][..out.len()]), before, sums, out)?;
+        let k = k.map(|k| &k[start * size..][..length * size]);
+        tile.append(length * size, |out| lattice::reconstruct(dtype, k, before, sums, out))?;
     }
-    apply_exceptions(dtype, exceptions, out)
+    apply_exceptions(dtype, exceptions, tile.bytes())
 }
 
 multiversion! {
@@ -105,7 +133,7 @@ multiversion! {
     }
 }
 
-/// Fills `out` with the tile of the logarithmic lattice that these payloads lead to from `from`; without it the first of
+/// Appends the `n` elements of the tile of the logarithmic lattice that these payloads lead to from `from`; without it the first of
 /// them is of a state without a parent. What is to be kept of the last state, its q, goes to `kept`.
 ///
 /// # Errors
@@ -115,11 +143,11 @@ pub fn log(
     (grid, unit): (Grid, u32),
     from: Option<From>,
     payloads: &[&[u8]],
-    out: &mut [u8],
+    n: usize,
+    out: &mut Vec<u8>,
     mut kept: Option<&mut Integers>,
 ) -> Result<(), Corrupt> {
     let size = dtype.size();
-    let n = out.len() / size;
     if from.is_some_and(|from| !from.suits(n)) || !grid.holds(n) {
         return Err(LENGTHS);
     }
@@ -127,9 +155,10 @@ pub fn log(
     let mut deltas = deltas?;
     let level = Level::detect();
     let (mut q, mut symbols) = ([0; BLOCK], [0; BLOCK]);
-    for (number, out) in out.chunks_mut(BLOCK * size).enumerate() {
-        let start = number * BLOCK;
-        let (q, symbols) = (&mut q[..out.len() / size], &mut symbols[..out.len() / size]);
+    let mut tile = Tile::new(n * size, out);
+    for start in (0..n).step_by(BLOCK) {
+        let length = BLOCK.min(n - start);
+        let (q, symbols) = (&mut q[..length], &mut symbols[..length]);
         match from {
             Some(from) => from.fill(start, q),
             None => grid.initial(start, q),
@@ -142,31 +171,29 @@ pub fn log(
             kept.push(q);
         }
         let grid = Grid { first: grid.first + start as u64, ..grid };
-        log::reconstruct(dtype, grid, unit, q, out)?;
+        tile.append(length * size, |out| log::reconstruct(dtype, grid, unit, q, out))?;
     }
     Ok(())
 }
 
-/// Fills `out` with the tile of first moments of this payload, beside the decoded second ones.
+/// Appends the tile of first moments of this payload, beside the decoded second ones.
 ///
 /// # Errors
 /// What is wrong with the payload, the step or a length.
-pub fn moment(dtype: Dtype, second: &[u8], step: f64, mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+pub fn moment(dtype: Dtype, second: &[u8], step: f64, mut payload: &[u8], out: &mut Vec<u8>) -> Result<(), Corrupt> {
     let size = dtype.size();
-    if second.len() != out.len() {
-        return Err(Corrupt("lengths of first and second moments differ"));
-    }
-    let n = out.len() / size;
+    let n = second.len() / size;
     let mut blocks = ints::Blocks::new(varint::take_bytes(&mut payload)?, n)?;
     let mut exceptions = Vec::new();
     take_exceptions(payload, n, &mut exceptions)?;
     let mut a = [0; BLOCK];
-    for (second, out) in second.chunks(BLOCK * size).zip(out.chunks_mut(BLOCK * size)) {
-        let a = &mut a[..out.len() / size];
+    let mut tile = Tile::new(n * size, out);
+    for second in second[..n * size].chunks(BLOCK * size) {
+        let a = &mut a[..second.len() / size];
         blocks.next(a)?;
-        moment::reconstruct(dtype, second, step, a, out)?;
+        tile.append(second.len(), |out| moment::reconstruct(dtype, second, step, a, out))?;
     }
-    apply_exceptions(dtype, &exceptions, out)
+    apply_exceptions(dtype, &exceptions, tile.bytes())
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ impl<'a> BitWriter<'a> {
 }
 
 /// Takes bit fields off a payload.
+#[derive(Clone, Copy)]
 pub(super) struct BitReader<'a> {
     whole: &'a [u8],
     payload: &'a [u8],
@@ -76,6 +77,37 @@ impl<'a> BitReader<'a> {
         self.acc >>= width;
         self.held -= width;
         Ok(value)
+    }
+
+    /// The next bits of at most two fields of 25, zeros behind the end, and how many there are; [`BitReader::skip`] takes them.
+    #[inline(always)]
+    pub(super) fn look(&mut self) -> (u64, u32) {
+        if self.held < 50
+            && let Some((word, _)) = self.payload.split_first_chunk::<8>()
+        {
+            // As many whole bytes as fit; the bits of the others are read again.
+            let bytes = (63 - self.held) / 8;
+            self.acc |= u64::from_le_bytes(*word) << self.held;
+            self.held += 8 * bytes;
+            self.acc &= (1 << self.held) - 1;
+            self.payload = &self.payload[bytes as usize..];
+        } else {
+            while self.held <= 48
+                && let Some((&byte, rest)) = self.payload.split_first()
+            {
+                self.acc |= u64::from(byte) << self.held;
+                self.held += 8;
+                self.payload = rest;
+            }
+        }
+        (self.acc, self.held)
+    }
+
+    /// Takes bits that were looked at, no more than there were.
+    #[inline(always)]
+    pub(super) fn skip(&mut self, width: u32) {
+        self.acc >>= width;
+        self.held -= width;
     }
 
     /// What lies behind the byte that holds the last bit taken.

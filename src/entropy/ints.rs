@@ -173,16 +173,37 @@ impl<'a> Blocks<'a> {
 
 /// Writes the values of a chunk of which some are large.
 fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> Result<(), Corrupt> {
-    for (value, &class) in values.iter_mut().zip(classes) {
-        match TABLE.get(usize::from(class)) {
-            Some(&(least, sign, width)) => {
-                let magnitude = least | extra.take(width.into())? as i32;
-                *value = (magnitude ^ sign) - sign;
-            }
-            None => *value = large(class, extra)?,
+    if classes.iter().fold(0, |most, &class| class.max(most)) as usize >= TABLE.len() {
+        for (value, &class) in values.iter_mut().zip(classes) {
+            *value = if class < LARGE { i32::from(class) - SMALL } else { large(class, extra)? };
         }
+        return Ok(());
     }
-    Ok(())
+    if fields(Level::detect(), classes, values, extra) { Ok(()) } else { Err(Corrupt("truncated bit field")) }
+}
+
+multiversion! {
+    /// Writes the values of classes that [`TABLE`] has; false if the extra bits end early.
+    fn fields(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> bool {
+        // A copy stays in registers.
+        let mut reader = *extra;
+        let mut sound = true;
+        for (values, classes) in values.chunks_mut(2).zip(classes.chunks(2)) {
+            let (mut bits, held) = reader.look();
+            let mut taken = 0;
+            for (value, &class) in values.iter_mut().zip(classes) {
+                let (least, sign, width) = TABLE[usize::from(class).min(TABLE.len() - 1)];
+                let magnitude = least | (bits & ((1 << width) - 1)) as i32;
+                *value = (magnitude ^ sign) - sign;
+                bits >>= width;
+                taken += u32::from(width);
+            }
+            sound &= taken <= held;
+            reader.skip(taken.min(held));
+        }
+        *extra = reader;
+        sound
+    }
 }
 
 /// Of each class below 2^24: its least magnitude, -1 if it is negative, and the number of its extra bits.

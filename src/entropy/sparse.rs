@@ -5,41 +5,64 @@
 //!
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
+use super::level::{Level, multiversion};
 use super::scratch::Scratch;
 use super::{Corrupt, bytes, varint};
 
 /// First gap byte that skips only. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes ten bytes at most.
 const SKIP: usize = 240;
 
+/// Symbols looked at together: one bit each in a `u64`.
+const CHUNK: usize = 64;
+
 /// Appends `symbols`, of which `common` should be nearly all.
 pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>) {
     let mut gaps = Vec::new();
     let mut literals = Vec::new();
-    let mut gap = 0;
-    for chunk in symbols.chunks(64) {
-        if chunk.iter().fold(true, |all, &symbol| all & (symbol == common)) {
-            gap += chunk.len();
-            continue;
+    let mut next = 0;
+    for place in others(Level::detect(), symbols, common) {
+        let mut gap = place as usize - next;
+        while gap >= SKIP {
+            let skip = ((gap / SKIP).ilog2() as usize).min(255 - SKIP);
+            gaps.push((SKIP + skip) as u8);
+            gap -= SKIP << skip;
         }
-        for &symbol in chunk {
-            if symbol == common {
-                gap += 1;
-                continue;
-            }
-            while gap >= SKIP {
-                let skip = ((gap / SKIP).ilog2() as usize).min(255 - SKIP);
-                gaps.push((SKIP + skip) as u8);
-                gap -= SKIP << skip;
-            }
-            gaps.push(gap as u8);
-            literals.push(symbol);
-            gap = 0;
-        }
+        gaps.push(gap as u8);
+        literals.push(symbols[place as usize]);
+        next = place as usize + 1;
     }
     out.push(common);
     varint::put(gaps.len() as u64, out);
     varint::put_bytes(out, |out| bytes::encode_within(&gaps, bytes::Modes::WITHIN_SPARSE, out));
     bytes::encode_within(&literals, bytes::Modes::WITHIN_SPARSE, out);
+}
+
+multiversion! {
+    /// Where the symbols are that are not the common one. Fewer than 4 Gi symbols.
+    fn others(symbols: &[u8], common: u8) -> Vec<u32> {
+        let mut places = Vec::new();
+        let (chunks, tail) = symbols.as_chunks::<CHUNK>();
+        for (number, chunk) in chunks.iter().enumerate() {
+            if chunk.iter().fold(0, |any, &symbol| any | (symbol ^ common)) != 0 {
+                push_others(chunk, number * CHUNK, common, &mut places);
+            }
+        }
+        push_others(tail, chunks.len() * CHUNK, common, &mut places);
+        places
+    }
+}
+
+/// The places in one chunk that begins at `start`.
+#[inline(always)]
+fn push_others(chunk: &[u8], start: usize, common: u8, places: &mut Vec<u32>) {
+    let mut mask = 0u64;
+    for (i, &symbol) in chunk.iter().enumerate() {
+        mask |= u64::from(symbol != common) << i;
+    }
+    while mask != 0 {
+        places.push(start as u32 + mask.trailing_zeros());
+        mask &= mask - 1;
+    }
 }
 
 /// Fills `out` from a payload of [`encode`].

@@ -188,7 +188,8 @@ fn run(
         payloads.push(payload);
     }
     let corrupt = |corrupt: crate::codec::Corrupt| fail(last, corrupt.into());
-    let mut integers = keep.then(|| Integers::with_capacity(len / dtype.size()));
+    let n = len / dtype.size();
+    let mut integers = keep.then(|| Integers::with_capacity(n));
     let first = steps.first();
     let (view, coding) = (base.view(), first.map(|step| step.entry.coding));
     match (view, coding) {
@@ -197,7 +198,10 @@ fn run(
         (View::None, Some(Coding::Moment { step, .. })) => {
             let step_of = first.unwrap_or(last);
             let (_, second) = beside(chain, step_of, tile)?.ok_or_else(|| fail(step_of, NO_BASE.into()))?;
-            let mut out = vec![0; len];
+            let mut out = Vec::new();
+            if second.len() != len {
+                return Err(fail(step_of, NO_BASE.into()));
+            }
             along::moment(dtype, &second, step, &payloads[0], &mut out).map_err(corrupt)?;
             Ok((Arc::new(out), None))
         }
@@ -213,9 +217,9 @@ fn run(
             };
             let deltas: Vec<(&[u8], f64)> =
                 payloads.iter().zip(steps).map(|(p, s)| (p.as_slice(), step_of(s))).collect();
-            let (mut out, mut exceptions) = (vec![0; len], before.to_vec());
+            let (mut out, mut exceptions) = (Vec::new(), before.to_vec());
             let k = keyframe.map(|keyframe| keyframe.as_slice());
-            along::lattice(dtype, k, (from, step), &deltas, &mut out, &mut exceptions, integers.as_mut())
+            along::lattice(dtype, k, (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())
                 .map_err(corrupt)?;
             let step = deltas.last().map_or(step, |(_, step)| *step);
             let kept = integers.map(|accumulators| Kept::Lattice {
@@ -244,9 +248,9 @@ fn run(
                 }
             }
             let deltas: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-            let mut out = vec![0; len];
+            let mut out = Vec::new();
             let grid = Grid { factors, first: start };
-            along::log(dtype, (grid, unit), from, &deltas, &mut out, integers.as_mut()).map_err(corrupt)?;
+            along::log(dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut()).map_err(corrupt)?;
             let kept = integers.map(|q| Kept::Log { factors: Arc::clone(factors), first: start, unit, q });
             Ok((Arc::new(out), kept))
         }

@@ -10,6 +10,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 
+use rayon::prelude::*;
+
 use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, log, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor};
@@ -39,8 +41,9 @@ pub(super) struct Plan {
     pub(super) coding: Coding,
     /// The same without the base.
     alone: Coding,
-    /// What to use when the tensor turns out not to fit its codec (NaN, infinity).
-    pub(super) fallback: Coding,
+    /// The tensor in the base, for when this one turns out not to fit its codec (NaN, infinity) or what it is worth
+    /// without ([`Plan::lossless`]).
+    parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
 }
@@ -48,13 +51,21 @@ pub(super) struct Plan {
 impl Plan {
     /// Without the base.
     fn begin_anew(&mut self) {
-        self.fallback = Coding::Lossless;
+        self.parent = None;
         self.coding = self.alone;
     }
 
     /// Whether the tensor is, or may become, a difference to the base.
     pub(super) fn needs_base(&self) -> bool {
-        self.coding.parent().is_some() || self.fallback.parent().is_some()
+        self.parent.is_some()
+    }
+
+    /// The coding of a tensor that turned out not to fit its codec: only then worth finding out.
+    ///
+    /// # Errors
+    /// What the device reports; a base that cannot be decoded.
+    pub(super) fn lossless(&self, source: &File, base: Option<&Chain>) -> io::Result<Coding> {
+        lossless_choice(source, &self.tensor, base.zip(self.parent)).map(|choice| choice.coding)
     }
 }
 
@@ -168,17 +179,14 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     };
     let planned: Vec<usize> = (0..all.len()).filter(is_planned).collect();
     let place = |index: usize| planned.binary_search(&index).ok();
-    let mut plans = Vec::with_capacity(planned.len());
-    let mut forecast = Forecast { super_step: 0.0, keyframe: 0.0 };
-    for &index in &planned {
+    let choose = |&index: &usize| -> io::Result<(Plan, (f64, f64))> {
         let tensor = &all[index];
         let parent = base.get(tensor);
-        let mut choice = lossless_choice(material, tensor, parent)?;
-        let (fallback, mut row_step) = (choice.coding, 0.0);
+        let (mut lossy, mut row_step) = (None, 0.0);
         let original = copies.get(&index).and_then(|original| place(*original));
         if let Some(of) = original {
             let coding = Coding::Cast { of: of as u32 };
-            choice = Choice { coding, alone: coding, bits: (0.0, 0.0) };
+            lossy = Some(Choice { coding, alone: coding, bits: (0.0, 0.0) });
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let subject = Subject {
@@ -191,7 +199,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 sensitivity: sensitivities.get(&index).copied().unwrap_or(1.0),
                 partner,
             };
-            let lossy = match kind {
+            lossy = match kind {
                 Kind::Weight => lattice::weight(&subject)?,
                 Kind::FirstMoment => moments::first(&subject)?,
                 Kind::SecondMoment => moments::second(&subject, rates.second_moment)?,
@@ -199,14 +207,24 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 Kind::Momentum => moments::momentum(&subject)?,
             };
             row_step = rates.row;
-            choice = lossy.unwrap_or(choice);
         }
-        let len = (tensor.extent.end - tensor.extent.start) as f64;
+        let Choice { coding, alone, bits } = match lossy {
+            Some(choice) => choice,
+            None => lossless_choice(material.source, tensor, parent.map(|parent| (parent.chain, parent.number)))?,
+        };
+        let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
+        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step }, bits))
+    };
+    // Each decodes some tiles of the base.
+    let chosen: io::Result<Vec<(Plan, (f64, f64))>> = planned.par_iter().map(choose).collect();
+    let mut plans = Vec::with_capacity(planned.len());
+    let mut forecast = Forecast { super_step: 0.0, keyframe: 0.0 };
+    for (plan, bits) in chosen? {
+        let len = (plan.tensor.extent.end - plan.tensor.extent.start) as f64;
         let share = len / len.min(TILE_BYTES as f64);
-        forecast.super_step += choice.bits.0 / 8.0 * share;
-        forecast.keyframe += choice.bits.1 / 8.0 * share;
-        let Choice { coding, alone, .. } = choice;
-        plans.push(Plan { index, tensor: tensor.clone(), coding, alone, fallback, row_step });
+        forecast.super_step += bits.0 / 8.0 * share;
+        forecast.keyframe += bits.1 / 8.0 * share;
+        plans.push(plan);
     }
     let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
     if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
@@ -252,17 +270,18 @@ fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor
 /// From second moments, for the parameters that they are found to belong to.
 fn second_moments(material: &Material, tensors: &[Tensor]) -> io::Result<Vec<Gradients>> {
     const SIXTEENTHS: f64 = 16.0;
-    let mut known = Vec::new();
-    for tensor in tensors {
+    let one = |tensor: &Tensor| -> io::Result<Option<Gradients>> {
         let second = tensor.role == Role::SecondMoment && tensor.dtype.is_lattice_float();
-        if let (true, Some(of)) = (second && tensor.extent.end > tensor.extent.start, tensor.of) {
-            let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
-            let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
-            let len = (tensor.extent.end - tensor.extent.start) as f64;
-            known.push(Gradients { parameter: of, first_moment: tensor.partner, octaves: mean, len });
-        }
-    }
-    Ok(known)
+        let Some(of) = tensor.of.filter(|_| second && tensor.extent.end > tensor.extent.start) else {
+            return Ok(None);
+        };
+        let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
+        let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
+        let len = (tensor.extent.end - tensor.extent.start) as f64;
+        Ok(Some(Gradients { parameter: of, first_moment: tensor.partner, octaves: mean, len }))
+    };
+    let known: io::Result<Vec<Option<Gradients>>> = tensors.par_iter().map(one).collect();
+    Ok(known?.into_iter().flatten().collect())
 }
 
 /// From the updates, where no optimizer keeps mean squares: then they are sums of gradients (SGD).
@@ -281,13 +300,13 @@ fn updates(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) ->
 }
 
 /// Alone or as difference to the base, whichever is estimated to be smaller.
-fn lossless_choice(material: &Material, tensor: &Tensor, parent: Option<Archived>) -> io::Result<Choice> {
+fn lossless_choice(source: &File, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
     let alone = Choice { coding: Coding::Lossless, alone: Coding::Lossless, bits: (0.0, 0.0) };
-    let Some(Archived { chain, number: parent, .. }) = parent else {
+    let Some((chain, parent)) = parent else {
         return Ok(alone);
     };
     let middle = tiles(tensor) / 2;
-    let data = read_tile(material.source, tensor, middle)?;
+    let data = read_tile(source, tensor, middle)?;
     let base = tile::decode(chain, parent as usize, middle)?;
     let delta = lossless::estimate(tensor.dtype, &data, Some(&base));
     let bits = lossless::estimate(tensor.dtype, &data, None);

@@ -57,9 +57,9 @@ proptest! {
         lattice::reconstruct(Dtype::F32, k, steps[states as usize], &a, &mut wanted).unwrap();
         apply_exceptions(Dtype::F32, &exceptions, &mut wanted).unwrap();
         for from in froms(&first, &Integers::of(&first)) {
-            let (mut out, mut found, mut kept) = (vec![7; 4 * n], Vec::new(), Integers::with_capacity(n));
+            let (mut out, mut found, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
             let done =
-                super::lattice(Dtype::F32, k, (from, steps[0]), &payloads, &mut out, &mut found, Some(&mut kept));
+                super::lattice(Dtype::F32, k, (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
             prop_assert_eq!(done.is_ok(), sound);
             if sound {
                 prop_assert_eq!(&out, &wanted);
@@ -109,8 +109,8 @@ proptest! {
         log::reconstruct(Dtype::F32, grid, unit, &before, &mut wanted).unwrap();
         for from in froms(&first, &Integers::of(&first)) {
             let from = (!alone).then_some(from);
-            let (mut out, mut kept) = (vec![7; 4 * n], Integers::with_capacity(n));
-            super::log(Dtype::F32, (grid, unit), from, &payloads, &mut out, Some(&mut kept)).unwrap();
+            let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
+            super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut out, Some(&mut kept)).unwrap();
             prop_assert_eq!(&out, &wanted);
             prop_assert_eq!(kept.values(), before.clone());
         }
@@ -119,11 +119,11 @@ proptest! {
     #[test]
     fn any_bytes_are_an_answer_or_an_error(payload in prop::collection::vec(any::<u8>(), 0..200), n in 0..3000usize) {
         let second = vec![0; 4 * n];
-        let mut out = vec![0; 4 * n];
+        let mut out = Vec::new();
         let _ = super::moment(Dtype::F32, &second, 0.5, &payload, &mut out);
-        let _ = super::lattice(Dtype::F32, None, (From::Zeros, 0.5), &[(&payload, 0.5)], &mut out, &mut Vec::new(), None);
+        let _ = super::lattice(Dtype::F32, None, (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };
-        let _ = super::log(Dtype::F32, (grid, 1 << 16), None, &[&payload], &mut out, None);
+        let _ = super::log(Dtype::F32, (grid, 1 << 16), None, &[&payload], n, &mut out, None);
     }
 }

@@ -14,7 +14,7 @@ const LOOKUPS: usize = 5;
 const ROUND_BYTES: usize = LOOKUPS * 8;
 
 /// Words from which a table of several words a look-up is made faster than it is missed: it takes as long as 10,000 look-ups.
-const WORTH_A_TABLE: usize = 8192;
+const WORTH_A_TABLE: usize = 16 * 1024;
 
 /// For each [`MAX_LENGTH`] bits that may come next: the symbols they begin with.
 struct Table {
@@ -82,7 +82,8 @@ impl Table {
 pub(in super::super) fn decode(mut payload: &[u8], expansion: &Expansion, out: &mut [u8]) -> Result<(), Corrupt> {
     let lengths = take_lengths(&mut payload)?;
     let words = out.len().div_ceil(expansion.k);
-    let table = match words < WORTH_A_TABLE {
+    // Where a word is half of what a look-up can yield, there is as good as nothing to gain.
+    let table = match words < WORTH_A_TABLE || expansion.k >= 4 {
         true => Table::of_single_words(&lengths, expansion),
         false => Table::new(&lengths, expansion),
     };
