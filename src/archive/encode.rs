@@ -17,7 +17,7 @@ use crate::recall::{Chain, State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
 use super::STAGES;
-use super::payload::{self, Around, Place, Quantized};
+use super::payload::{self, Around, Beside, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
 
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
@@ -322,15 +322,15 @@ struct EncodedTile {
     max_abs_error: f64,
 }
 
+/// Type of a tensor, and bytes of it as written and as decoded.
+type Pieces = (Dtype, Vec<u8>, Arc<Vec<u8>>);
+
 /// Encodes single tiles, in any order and at once.
 struct Encoder<'a> {
     job: &'a Job<'a>,
     /// Tensors that are written already.
     done: &'a [Option<Done>],
 }
-
-/// A tensor beside another one: its type, a tile of it as written, and as it decodes.
-type Beside<'a> = (Dtype, &'a [u8], &'a Arc<Vec<u8>>);
 
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
@@ -399,7 +399,7 @@ impl Encoder<'_> {
 
     /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
     /// more, which is less work than to keep it.
-    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<(Dtype, Vec<u8>, Arc<Vec<u8>>)>> {
+    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
         let (Some(plan), Some(Some(done))) = (self.job.plans.get(at), self.done.get(at)) else {
             return Ok(None);
         };

@@ -81,7 +81,7 @@ proptest! {
         let n = width * rows;
         let v: Vec<u8> = (0..n)
             .flat_map(|at| {
-                let zero = noise(seed, at) % 5 == 0 || at % width == 1;
+                let zero = noise(seed, at).is_multiple_of(5) || at % width == 1;
                 (if zero { 0.0 } else { (noise(seed, at) >> 40) as f32 * 1e-6 + 1e-9 }).to_le_bytes()
             })
             .collect();
@@ -92,7 +92,7 @@ proptest! {
         let unit = 1 << 16;
         let q_of = |seed: u64| -> Vec<i32> {
             let q = integers(seed, n, 200);
-            (0..n).map(|at| if noise(seed ^ 3, at) % 4 == 0 { ZERO } else { q[at] }).collect()
+            (0..n).map(|at| if noise(seed ^ 3, at).is_multiple_of(4) { ZERO } else { q[at] }).collect()
         };
         let first = q_of(seed);
         let (mut before, mut payloads) = (first.clone(), Vec::new());
