@@ -75,6 +75,8 @@ fn every_promise_holds_for_every_state() {
                     assert_eq!(codec(&index, &format!("state.{name}.exp_avg_sq")), "log");
                 }
             }
+            // Differences, and what begins a chain of them.
+            assert!(codings["log"] > 3 * codings["log keyframe"], "{codings:?}");
         }
     }
 }
