@@ -325,6 +325,9 @@ struct Encoder<'a> {
 /// A tensor beside another one: its type, a tile of it as written, and as it decodes.
 type Beside<'a> = (Dtype, &'a [u8], &'a Arc<Vec<u8>>);
 
+/// The same, made for one tile.
+type OwnBeside = (Dtype, Vec<u8>, Arc<Vec<u8>>);
+
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
 
@@ -385,7 +388,7 @@ impl Encoder<'_> {
 
     /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
     /// more, which is less work than to keep it.
-    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<(Dtype, Vec<u8>, Arc<Vec<u8>>)>> {
+    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<OwnBeside>> {
         let (Some(plan), Some(Some(done))) = (self.job.plans.get(at), self.done.get(at)) else {
             return Ok(None);
         };

@@ -66,18 +66,20 @@ pub(super) fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize
         let next = apply(state, step, tile, &payload, beside).map_err(fail)?;
         if claims.last().is_some_and(|(place, _)| *place == at)
             && let Some((_, claim)) = claims.pop()
+            && let Some(kept) = Kept::of(&next)
         {
-            if let Some(kept) = Kept::of(&next) {
-                claim.fulfil(chain, kept);
-            }
+            claim.fulfil(chain, kept);
         }
         state = Some(next);
     }
     state.ok_or_else(|| ReadError::object(chain.leaf().header().id, Damage("a tensor has no base")))
 }
 
+/// A tile of the tensor beside another one, and its type.
+type Beside = (Dtype, Arc<Vec<u8>>);
+
 /// What lies beside a tensor, for one of its tiles, if it needs it.
-pub(super) fn beside(chain: &Chain, step: &Step, tile: usize) -> Result<Option<(Dtype, Arc<Vec<u8>>)>, ReadError> {
+pub(super) fn beside(chain: &Chain, step: &Step, tile: usize) -> Result<Option<Beside>, ReadError> {
     let Some(other) = step.entry.coding.beside() else { return Ok(None) };
     let entry = &step.object.index().tensors[other as usize];
     let bytes = whole_tile(chain, step, other as usize, entry, tile)?;

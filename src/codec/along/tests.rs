@@ -59,7 +59,7 @@ proptest! {
         for from in froms(&first, &Integers::of(&first)) {
             let (mut out, mut found, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
             let done =
-                super::lattice(Dtype::F32, k, (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
+                super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
             prop_assert_eq!(done.is_ok(), sound);
             if sound {
                 prop_assert_eq!(&out, &wanted);
@@ -81,7 +81,7 @@ proptest! {
         let n = width * rows;
         let v: Vec<u8> = (0..n)
             .flat_map(|at| {
-                let zero = noise(seed, at) % 5 == 0 || at % width == 1;
+                let zero = noise(seed, at).is_multiple_of(5) || at % width == 1;
                 (if zero { 0.0 } else { (noise(seed, at) >> 40) as f32 * 1e-6 + 1e-9 }).to_le_bytes()
             })
             .collect();
@@ -92,7 +92,7 @@ proptest! {
         let unit = 1 << 16;
         let q_of = |seed: u64| -> Vec<i32> {
             let q = integers(seed, n, 200);
-            (0..n).map(|at| if noise(seed ^ 3, at) % 4 == 0 { ZERO } else { q[at] }).collect()
+            (0..n).map(|at| if noise(seed ^ 3, at).is_multiple_of(4) { ZERO } else { q[at] }).collect()
         };
         let first = q_of(seed);
         let (mut before, mut payloads) = (first.clone(), Vec::new());
@@ -121,7 +121,7 @@ proptest! {
         let second = vec![0; 4 * n];
         let mut out = Vec::new();
         let _ = super::moment(Dtype::F32, &second, 0.5, &payload, &mut out);
-        let _ = super::lattice(Dtype::F32, None, (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
+        let _ = super::lattice((Dtype::F32, None), (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };
         let _ = super::log(Dtype::F32, (grid, 1 << 16), None, &[&payload], n, &mut out, None);
