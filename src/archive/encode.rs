@@ -11,13 +11,13 @@ use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::log::{Factors, FactorsBuilder};
-use crate::codec::{Dtype, TILE_BYTES};
+use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
 use crate::recall::{Chain, State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
 use super::STAGES;
-use super::payload::{self, Around, Place, Quantized};
+use super::payload::{self, Around, Beside, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
 
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
@@ -132,6 +132,8 @@ struct Tiles<'a> {
     tiles: Vec<Tile>,
     crc_before: crc32fast::Hasher,
     crc_after: crc32fast::Hasher,
+    /// Largest error so far in the terms of its codec.
+    error: f64,
     max_abs_error: f64,
 }
 
@@ -164,6 +166,7 @@ impl<'a> Tiles<'a> {
             tiles: Vec::with_capacity(tiles(tensor)),
             crc_before: crc32fast::Hasher::new(),
             crc_after: crc32fast::Hasher::new(),
+            error: 0.0,
             max_abs_error: 0.0,
         };
         begun.edge(begun.whole().start..tensor.extent.start)?;
@@ -191,6 +194,7 @@ impl<'a> Tiles<'a> {
         self.tiles.push(writer.put(&tile.payload, tile.decoded_hash)?);
         self.crc_before.combine(&tile.crc_before);
         self.crc_after.combine(&tile.crc_after);
+        self.error = self.error.max(tile.error);
         self.max_abs_error = self.max_abs_error.max(tile.max_abs_error);
         Ok(())
     }
@@ -205,7 +209,7 @@ impl<'a> Tiles<'a> {
             shape: tensor.shape.clone(),
             extent: tensor.extent.clone(),
             coding: self.coding,
-            bound: payload::bound(self.coding, self.max_abs_error),
+            bound: payload::bound(self.coding, self.error),
             max_abs_error: self.max_abs_error,
             factors: self.stored_factors,
             tiles: self.tiles,
@@ -312,8 +316,14 @@ struct EncodedTile {
     decoded_hash: u64,
     crc_before: crc32fast::Hasher,
     crc_after: crc32fast::Hasher,
+    /// In the terms of its codec.
+    error: f64,
+    /// Largest |R - W|.
     max_abs_error: f64,
 }
+
+/// Type of a tensor, and bytes of it as written and as decoded.
+type Pieces = (Dtype, Vec<u8>, Arc<Vec<u8>>);
 
 /// Encodes single tiles, in any order and at once.
 struct Encoder<'a> {
@@ -321,12 +331,6 @@ struct Encoder<'a> {
     /// Tensors that are written already.
     done: &'a [Option<Done>],
 }
-
-/// A tensor beside another one: its type, a tile of it as written, and as it decodes.
-type Beside<'a> = (Dtype, &'a [u8], &'a Arc<Vec<u8>>);
-
-/// The same, made for one tile.
-type OwnBeside = (Dtype, Vec<u8>, Arc<Vec<u8>>);
 
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
@@ -345,7 +349,7 @@ impl Encoder<'_> {
         let data = Arc::new(read_tile(self.job.source, tensor, number)?);
         let parent = self.parent(coding, number)?;
         let around = Around { parent: parent.as_ref(), factors, beside, row_step: self.job.plans[at].row_step };
-        let Some((state, decoded, max_abs_error)) = self.quantize(at, coding, &data, around, number)? else {
+        let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
@@ -358,7 +362,14 @@ impl Encoder<'_> {
             crc_before.update(&data);
             crc_after.update(&decoded);
         }
-        let tile = EncodedTile { decoded_hash: xxh3_64(&decoded), payload, crc_before, crc_after, max_abs_error };
+        let max_abs_error = match coding {
+            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } => {
+                lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
+            }
+            _ => error,
+        };
+        let decoded_hash = xxh3_64(&decoded);
+        let tile = EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error };
         Ok(Some((tile, data, decoded)))
     }
 
@@ -388,7 +399,7 @@ impl Encoder<'_> {
 
     /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
     /// more, which is less work than to keep it.
-    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<OwnBeside>> {
+    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
         let (Some(plan), Some(Some(done))) = (self.job.plans.get(at), self.done.get(at)) else {
             return Ok(None);
         };

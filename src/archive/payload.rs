@@ -19,6 +19,9 @@ pub(super) struct Place {
     pub(super) rows: Rows,
 }
 
+/// The tensor beside another one, for the elements of one of its tiles: type, bytes as written and as decoded.
+pub(super) type Beside<'a> = (Dtype, &'a [u8], &'a Arc<Vec<u8>>);
+
 /// What a tile is quantized with.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Around<'a> {
@@ -27,7 +30,7 @@ pub(super) struct Around<'a> {
     /// For a logarithmic lattice without a parent: its tensor's.
     pub(super) factors: Option<&'a Arc<Factors>>,
     /// The tensor beside it, as written and as decoded.
-    pub(super) beside: Option<(Dtype, &'a [u8], &'a Arc<Vec<u8>>)>,
+    pub(super) beside: Option<Beside<'a>>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
 }

@@ -43,6 +43,9 @@ struct Choice {
     bits: f64,
 }
 
+/// A tile's payload, and the hash of its state.
+type Payload = (Vec<u8>, u64);
+
 /// A tensor in its new encoding.
 struct Written {
     coding: Coding,
@@ -184,7 +187,7 @@ impl Move<'_> {
         }
         for first in (0..entry.tiles.len()).step_by(BATCH) {
             (self.breathe)()?;
-            let batch: Vec<io::Result<Option<(Vec<u8>, u64)>>> = (first..entry.tiles.len().min(first + BATCH))
+            let batch: Vec<io::Result<Option<Payload>>> = (first..entry.tiles.len().min(first + BATCH))
                 .into_par_iter()
                 .map(|at| {
                     let state = self.state(number, at)?;

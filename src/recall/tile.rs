@@ -65,8 +65,7 @@ pub(super) fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize
         let beside = beside(chain, step, tile)?;
         let next = apply(state, step, tile, &payload, beside).map_err(fail)?;
         if claims.last().is_some_and(|(place, _)| *place == at)
-            && let Some((_, claim)) = claims.pop()
-            && let Some(kept) = Kept::of(&next)
+            && let (Some((_, claim)), Some(kept)) = (claims.pop(), Kept::of(&next))
         {
             claim.fulfil(chain, kept);
         }
@@ -75,11 +74,11 @@ pub(super) fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize
     state.ok_or_else(|| ReadError::object(chain.leaf().header().id, Damage("a tensor has no base")))
 }
 
-/// A tile of the tensor beside another one, and its type.
-type Beside = (Dtype, Arc<Vec<u8>>);
+/// Type and bytes of what lies beside a tensor, for the elements of one of its tiles.
+pub(super) type Other = (Dtype, Arc<Vec<u8>>);
 
 /// What lies beside a tensor, for one of its tiles, if it needs it.
-pub(super) fn beside(chain: &Chain, step: &Step, tile: usize) -> Result<Option<Beside>, ReadError> {
+pub(super) fn beside(chain: &Chain, step: &Step, tile: usize) -> Result<Option<Other>, ReadError> {
     let Some(other) = step.entry.coding.beside() else { return Ok(None) };
     let entry = &step.object.index().tensors[other as usize];
     let bytes = whole_tile(chain, step, other as usize, entry, tile)?;
@@ -145,7 +144,7 @@ pub(super) fn apply(
     step: &Step,
     tile: usize,
     payload: &[u8],
-    beside: Option<(Dtype, Arc<Vec<u8>>)>,
+    beside: Option<Other>,
 ) -> std::io::Result<State> {
     let entry = step.entry;
     let len = tile_len(entry, tile);

@@ -6,6 +6,7 @@ mod damage;
 mod fresh;
 mod golden;
 mod groups;
+mod hostile;
 mod merge;
 mod odd;
 mod optimizer;

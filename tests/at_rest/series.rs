@@ -315,6 +315,10 @@ fn largest_error(a: &[u8], b: &[u8], dtype: stepfs::codec::Dtype) -> f64 {
     })
 }
 
+pub(crate) fn find<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
+    tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
+}
+
 /// The path of a tensor's entry in an index.
 pub(crate) fn entry<'a>(index: &'a Index, name: &str) -> &'a stepfs::store::object::TensorEntry {
     index.tensors.iter().find(|t| t.path == name || t.path.ends_with(&format!("/{name}"))).unwrap()

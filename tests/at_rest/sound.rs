@@ -119,7 +119,9 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
                 assert!(read[range.clone()] == written[range], "{name}: {} differs", entry.path);
             }
             Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
-                assert_eq!(entry.bound, step / 2.0);
+                // What was a table by rows before its base went has their bounds.
+                let was_rows = matches!(entry.coding, Coding::LatticeWithKeyframe { .. }) && entry.bound > step / 2.0;
+                assert!(entry.bound == step / 2.0 || was_rows, "{}: {}, step {step}", entry.path, entry.bound);
                 both(number).is_within_bound();
             }
             Coding::Rows { .. } | Coding::RowsKey { .. } | Coding::Cast { .. } => both(number).is_within_bound(),

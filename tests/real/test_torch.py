@@ -41,7 +41,9 @@ def check_within_bounds(mount, name, exact, read):
             error = difference(tensor, read[path])
             quantized += 1
             assert tensor.is_floating_point()
-            assert error <= about["bound"] and error <= about["max_abs_error"], f"{path}: off by {error}, stated {about}"
+            assert error <= about["max_abs_error"], f"{path}: off by {error}, stated {about}"
+            # Of moments it is a bound of something else: of octaves, or of their ratio.
+            assert about["codec"] in ("log", "moment") or error <= about["bound"], f"{path}: off by {error}, stated {about}"
             assert about["max_abs_error"] <= limit, f"{path}: ls states less than inspect"
     return quantized
 
@@ -271,7 +273,7 @@ def test_large_tensors_are_whole_to_their_edges(mount, plain):
         said = stated(mount, name)
         for path, tensor in tensors_of(read).items():
             about = said[same_words(path)]
-            assert about["codec"] == ("lattice" if step == 2 and tensor.shape[0] >= 2047 else "lossless"), about
+            assert about["codec"] == "lattice", about
             assert difference(exact[step - 1][path], tensor) <= about["bound"]
         torch.save(read, plain / name)
         shell(f"cmp {plain / name} {mount / name}")

@@ -16,7 +16,7 @@ from harness import run_json
 from series import bits_equal, difference, flatten, torch_bytes
 
 # A tensor that is smaller is never quantized.
-MIN_QUANTIZED_BYTES = 4096
+MIN_QUANTIZED_BYTES = 256
 # Where no bound is at hand (a file recalled before `ls` could be asked): the walk moves a weight by about 1e-3 a step, by
 # a few steps at most between two states; more than this is not rounding.
 LOOSE_BOUND = 5e-2
@@ -247,9 +247,12 @@ def not_quantized(kind, exact, data, limit):
             if leaf != b[name]:
                 return f"{name} is {b[name]!r}, was {leaf!r}"
         elif not bits_equal(leaf, b[name]):
-            weight = name.startswith("model.") and leaf.is_floating_point() and leaf.dim() >= 2
-            if not weight or leaf.numel() * leaf.element_size() < MIN_QUANTIZED_BYTES:
+            lossy = name.startswith("model.") or name.endswith((".exp_avg", ".exp_avg_sq"))
+            lossy = lossy and leaf.is_floating_point() and leaf.dim() >= 1
+            if not lossy or leaf.numel() * leaf.element_size() < MIN_QUANTIZED_BYTES:
                 return f"{name} must be bit-exact"
+            if name.endswith(".exp_avg_sq") and not torch.equal(b[name] > 0, leaf > 0):
+                return f"{name} is 0 or negative where it was not"
             if not (worst := difference(leaf, b[name])) <= limit:
                 return f"{name} is off by {worst}, stated {limit}"
     return not_as_written(kind, exact, data)

@@ -9,8 +9,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::codec::{Dtype, cast};
 use crate::container::{ReadAt, Tensor};
 
-/// Elements looked at, in the middle of a tensor. All are compared when it is encoded.
+/// Elements looked at, in the middle of a tensor, or all. They are all compared when it is encoded.
 const LOOKED_AT: u64 = 256;
+/// Tensors of fewer are not looked at: their copies have a place in the skeleton anyway.
+const LEAST_ELEMENTS: u64 = 128;
 
 /// For tensors of 16 bits that seem to be copies: which tensor each is a copy of. Numbers are those of the description.
 pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
@@ -21,12 +23,12 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
         return Ok(found);
     }
     for (index, tensor) in tensors.iter().enumerate() {
-        if !matches!(tensor.dtype, Dtype::F32 | Dtype::F64) || elements(tensor) < LOOKED_AT {
+        if !matches!(tensor.dtype, Dtype::F32 | Dtype::F64) || elements(tensor) < LEAST_ELEMENTS {
             continue;
         }
         let wide = middle(source, tensor)?;
         for to in [Dtype::F16, Dtype::Bf16] {
-            let mut copy = vec![0; LOOKED_AT as usize * to.size()];
+            let mut copy = vec![0; wide.len() / tensor.dtype.size() * to.size()];
             // Zeros would be a copy of anything's zeros.
             if cast::cast(tensor.dtype, &wide, to, &mut copy).is_ok() && copy.iter().any(|byte| *byte != 0) {
                 originals.entry((to, &tensor.shape, xxh3_64(&copy))).or_insert(index);
@@ -34,7 +36,7 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
         }
     }
     for (index, tensor) in tensors.iter().enumerate() {
-        if narrow(&tensor) && elements(tensor) >= LOOKED_AT {
+        if narrow(&tensor) && elements(tensor) >= LEAST_ELEMENTS {
             let hash = xxh3_64(&middle(source, tensor)?);
             found.extend(originals.get(&(tensor.dtype, &tensor.shape, hash)).map(|original| (index, *original)));
         }
@@ -57,8 +59,9 @@ fn elements(tensor: &Tensor) -> u64 {
 
 fn middle(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<Vec<u8>> {
     let size = tensor.dtype.size() as u64;
-    let mut bytes = vec![0; (LOOKED_AT * size) as usize];
-    let first = (elements(tensor) - LOOKED_AT) / 2;
+    let count = LOOKED_AT.min(elements(tensor));
+    let mut bytes = vec![0; (count * size) as usize];
+    let first = (elements(tensor) - count) / 2;
     source.read_exact_at(&mut bytes, tensor.extent.start + first * size)?;
     Ok(bytes)
 }

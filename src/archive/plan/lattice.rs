@@ -23,6 +23,12 @@ const SAMPLE_TILES: usize = 3;
 /// The update since the state before counts at most this many times the update to the state after: one that lies far back
 /// must not make this state coarser than training needs.
 const MOST_OF_NEXT: f64 = 3.0;
+/// And the one to the state after counts at most this many times the one before, or what the step before tells of it: a run
+/// that blows up must not make the last sound state coarser.
+const MOST_OF_LAST: f64 = 1.5;
+/// An update of more than this share of the weights themselves is none: between two models that have nothing in common it is
+/// 1.4, between a model and zeros 1. Neither must decide how much of this one is kept.
+const MOST_OF_WEIGHTS: f64 = 0.7;
 /// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit, and a step that
 /// is off by so much a hundredth of what it brings.
 const KEEP_WITHIN: f64 = 1.4;
@@ -53,13 +59,18 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
 }
 
 fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
-    let next = next_update(subject.material, subject.tensor, twin)?;
+    let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
+    let next = next_update(subject.material, subject.tensor, twin)?.filter(|next| *next <= most);
     let step = |rms: f64| step(subject, rms);
+    let anew = || next.and_then(step).map(|step| Coding::LatticeKey { step });
     let Some(base) = subject.parent else {
-        return Ok(next.and_then(step).map(|step| Coding::LatticeKey { step }));
+        return Ok(anew());
     };
     let (parent, previous) = (base.number, subject.previous.unwrap_or(base));
     let last = last_update(subject, previous)?;
+    if last.rms.is_some_and(|last| last > most) {
+        return Ok(anew());
+    }
     if let (true, Some(before)) = (last.is_same, previous.entry.coding.step())
         && next.and_then(step).is_none_or(|wanted| before <= KEEP_WITHIN * MOST_OF_NEXT * wanted)
     {
@@ -76,12 +87,13 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     // it saves where it is too coarse. So half of what is told comes from the state before, in octaves.
     let wanted = match (last.rms, next) {
         (Some(last), Some(next)) => {
-            let mean = mean_square(&[last.min(MOST_OF_NEXT * next), next]).sqrt();
+            let mean = mean_square(&[last.min(MOST_OF_NEXT * next), next.min(MOST_OF_LAST * last)]).sqrt();
             step(mean)
         }
         (Some(rms), None) => step(rms),
         (None, Some(rms)) => {
-            step(rms).and_then(|wanted| lattice::short_step(subject.tensor.dtype, (wanted * before).sqrt()))
+            let wanted = step(rms).map(|wanted| wanted.min(MOST_OF_LAST * before));
+            wanted.and_then(|wanted| lattice::short_step(subject.tensor.dtype, (wanted * before).sqrt()))
         }
         (None, None) => None,
     };
@@ -101,7 +113,8 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
 fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let Some(rms) = row_updates(subject, twin)? else { return Ok(None) };
     let Some(parent) = subject.parent else {
-        return Ok(row_keyframe(subject, &rms).map(|step| Coding::LatticeKey { step }));
+        let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
+        return Ok(row_keyframe(subject, &rms).filter(|step| *step <= most).map(|step| Coding::LatticeKey { step }));
     };
     let wanted = rows::base_step(&rms);
     let before = subject.previous.and_then(|previous| match previous.entry.coding {
@@ -209,6 +222,17 @@ pub(super) fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -
     })?;
     let power = mean_square(&updates);
     Ok((power > 0.0 && power.is_finite()).then(|| power.sqrt()))
+}
+
+/// Of the weights themselves.
+pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
+    let mut values = Vec::new();
+    sample(subject.tensor, |range| {
+        let bytes = read(subject.material.source, subject.tensor, &range)?;
+        values.extend(lattice::updates(subject.tensor.dtype, &bytes, &vec![0; bytes.len()]));
+        Ok(())
+    })?;
+    Ok(mean_square(&values).sqrt())
 }
 
 /// Calls `look` with ranges of bytes in a tensor: all of it, if it is small, else `SAMPLES` places spread over it.

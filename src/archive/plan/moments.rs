@@ -9,7 +9,7 @@ use crate::recall::{State, tile};
 use crate::store::object::{Coding, rows_and_width};
 
 use super::super::payload::{self, Around, Place};
-use super::lattice::{mean_square, read, sample};
+use super::lattice::{mean_square, read, root_mean_square, sample};
 use super::{Choice, Subject, read_tile, tiles};
 
 /// Bits that a factor takes, in units of a sixteenth of an octave.
@@ -41,14 +41,9 @@ fn lattice_step(rms: f64, c: f64) -> Option<f64> {
 
 /// A momentum buffer: a lattice from 0. What it was before tells little about what it is, at the distance of checkpoints.
 pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
-    let (tensor, source) = (subject.tensor, subject.material.source);
-    let mut values = Vec::new();
-    sample(tensor, |range| {
-        let bytes = read(source, tensor, &range)?;
-        values.extend(lattice::updates(tensor.dtype, &bytes, &vec![0; bytes.len()]));
-        Ok(())
-    })?;
-    let step = lattice::choose_g(tensor.dtype, &[mean_square(&values).sqrt()], subject.rates.momentum);
+    let tensor = subject.tensor;
+    let rms = root_mean_square(subject)?;
+    let step = lattice::choose_g(tensor.dtype, &[rms], subject.rates.momentum);
     Ok(step.map(|step| {
         let coding = Coding::LatticeKey { step };
         Choice { coding, alone: coding, bits: (0.0, 0.0) }

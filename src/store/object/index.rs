@@ -41,7 +41,7 @@ pub struct TensorEntry {
     /// Largest error that may occur, 0 for lossless: |R - W| for a lattice; octaves for a logarithmic one; the change of the
     /// ratio to the root of the second moment for a first moment.
     pub bound: f64,
-    /// Largest error that was found when it was encoded, in the same terms; as an f32, rounded up.
+    /// Largest |R - W| that was found when it was encoded, whatever the bound is of; as an f32, rounded up.
     pub max_abs_error: f64,
     /// The factors of a logarithmic lattice, where they are this object's.
     pub factors: Option<Tile>,

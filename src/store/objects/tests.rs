@@ -68,8 +68,8 @@ impl Store {
                 let first = merge.heirs[..at].first().filter(|first| self.objects.can_follow(*heir, **first, &merge));
                 let deepest = if at == 0 { self.objects.roof(&merge).checked_sub(1) } else { Some(u32::MAX) };
                 let siblings = deepest.map_or(Vec::new(), |deepest| self.objects.siblings(*heir, deepest, keep));
-                let others = first.into_iter().chain(&siblings).filter(|other| !merge.dying.contains(other));
-                self.reparent(*heir, others.last().copied().or(merge.above));
+                let mut others = first.into_iter().chain(&siblings).filter(|other| !merge.dying.contains(other));
+                self.reparent(*heir, others.next_back().copied().or(merge.above));
             }
         }
         unreachable!()

@@ -72,10 +72,10 @@ proptest! {
         calls.iter().for_each(|(lineage, at, generations, origin)| restores.restored(*lineage, *at, *generations, origin));
         prop_assert_eq!(Restores::decode(&restores.encode()), Ok(restores.clone()));
         for lineage in 0..4 {
-            let of = calls.iter().filter(|call| call.0 == lineage);
+            let mut of = calls.iter().filter(|call| call.0 == lineage);
             prop_assert_eq!(restores.seen(lineage) as usize, of.clone().count());
             // Whatever is sealed now descends from the last of them.
-            let last = of.last().map_or(0, |call| call.2 + 1);
+            let last = of.next_back().map_or(0, |call| call.2 + 1);
             prop_assert_eq!(restores.generations(lineage, i64::MAX), last);
         }
     }
