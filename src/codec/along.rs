@@ -75,10 +75,8 @@ const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 ///
 /// # Errors
 /// What is wrong with a payload, a step or a length.
-#[expect(clippy::too_many_arguments, reason = "what a tile is decoded from, and where to: nothing to leave out")]
 pub fn lattice(
-    dtype: Dtype,
-    k: Option<&[u8]>,
+    (dtype, k): (Dtype, Option<&[u8]>),
     (from, step): (From, f64),
     payloads: &[(&[u8], f64)],
     n: usize,

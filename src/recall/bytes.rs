@@ -219,7 +219,7 @@ fn run(
                 payloads.iter().zip(steps).map(|(p, s)| (p.as_slice(), step_of(s))).collect();
             let (mut out, mut exceptions) = (Vec::new(), before.to_vec());
             let k = keyframe.map(|keyframe| keyframe.as_slice());
-            along::lattice(dtype, k, (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())
+            along::lattice((dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())
                 .map_err(corrupt)?;
             let step = deltas.last().map_or(step, |(_, step)| *step);
             let kept = integers.map(|accumulators| Kept::Lattice {

@@ -41,8 +41,7 @@ pub(super) struct Plan {
     pub(super) coding: Coding,
     /// The same without the base.
     alone: Coding,
-    /// The tensor in the base, for when this one turns out not to fit its codec (NaN, infinity) or what it is worth
-    /// without ([`Plan::lossless`]).
+    /// The tensor in the base that this one is, or may become, a difference to ([`Plan::lossless`]).
     parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,

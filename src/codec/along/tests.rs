@@ -59,7 +59,7 @@ proptest! {
         for from in froms(&first, &Integers::of(&first)) {
             let (mut out, mut found, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
             let done =
-                super::lattice(Dtype::F32, k, (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
+                super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
             prop_assert_eq!(done.is_ok(), sound);
             if sound {
                 prop_assert_eq!(&out, &wanted);
@@ -121,7 +121,7 @@ proptest! {
         let second = vec![0; 4 * n];
         let mut out = Vec::new();
         let _ = super::moment(Dtype::F32, &second, 0.5, &payload, &mut out);
-        let _ = super::lattice(Dtype::F32, None, (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
+        let _ = super::lattice((Dtype::F32, None), (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };
         let _ = super::log(Dtype::F32, (grid, 1 << 16), None, &[&payload], n, &mut out, None);
