@@ -104,6 +104,9 @@ impl Noticed {
     }
 }
 
+/// The kernel stamps files with a clock that is up to a tick behind: what is written right after a restore must not seem older.
+const TICK_NS: i64 = 10_000_000;
+
 impl Archive {
     /// Half of a released file, or more, was read through one handle. For any thread: waits for nothing.
     pub fn restored(&self, object: Id) {
@@ -119,7 +122,7 @@ impl Archive {
                 return;
             }
             reads.last.insert(object, now);
-            reads.pending.push((object, wall_ns()));
+            reads.pending.push((object, wall_ns() - TICK_NS));
         }
         self.notify();
     }
