@@ -40,9 +40,9 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
             square_sum: OCTAVE,
         }),
         Profile::Compact => Some(Rates {
-            weight: 3.5,
+            weight: 3.0,
             row: 1.25,
-            first_moment: 4.0,
+            first_moment: 3.5,
             second_moment: 2 * OCTAVE,
             momentum: 2.0,
             square_sum: 2 * OCTAVE,
