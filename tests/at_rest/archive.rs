@@ -375,3 +375,25 @@ fn what_becomes_the_newest_again_before_it_is_released_stays_exact() {
     assert!(rest.stub(&step(1)).is_some(), "it is not");
     rest.faithful(&step(1));
 }
+
+/// Without second moments the updates say how sensitive each tensor is, against the others: one that blows up must not make the
+/// last sound state of the others coarser.
+#[test]
+fn a_tensor_that_blows_up_does_not_coarsen_the_others() {
+    let mut random = Random(31);
+    let mut model = vec![
+        Tensor::new("a.weight", Dtype::F32, &[128, 128], &mut random),
+        Tensor::new("b.weight", Dtype::F32, &[128, 128], &mut random),
+    ];
+    let mut rest = Rest::new();
+    for at in 1..=6 {
+        train(&mut model, 1e-3, &mut random);
+        if at == 6 {
+            model[1].values.iter_mut().for_each(|value| *value *= 1e12);
+        }
+        rest.write(&step(at), &safetensors(&model));
+    }
+    rest.settle();
+    let of = |at: usize| entry(&rest.faithful(&step(at)), "a.weight").coding.step().unwrap();
+    assert!(of(5) <= 1.5 * of(4), "{} after {}", of(5), of(4));
+}

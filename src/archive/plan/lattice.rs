@@ -60,7 +60,7 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
 
 fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
-    let next = next_update(subject.material, subject.tensor, twin)?.filter(|next| *next <= most);
+    let next = next_update(subject.material, subject.tensor, twin)?;
     let step = |rms: f64| step(subject, rms);
     let anew = || next.and_then(step).map(|step| Coding::LatticeKey { step });
     let Some(base) = subject.parent else {
@@ -211,17 +211,20 @@ fn last_update(subject: &Subject, previous: Archived) -> io::Result<LastUpdate> 
     Ok(LastUpdate { rms, is_same })
 }
 
-/// Root mean square of the update to the state after this one; `None` when nothing moves.
+/// Root mean square of the update to the state after this one; `None` when nothing moves, or it is no update
+/// ([`MOST_OF_WEIGHTS`]).
 pub(super) fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<Option<f64>> {
-    let mut updates = Vec::new();
+    let (mut updates, mut weights) = (Vec::new(), Vec::new());
     sample(tensor, |range| {
         let now = read(material.source, tensor, &range)?;
         let then = read(material.newer.0, twin, &range)?;
         updates.extend(lattice::updates(tensor.dtype, &then, &now));
+        weights.extend(lattice::updates(tensor.dtype, &now, &vec![0; now.len()]));
         Ok(())
     })?;
     let power = mean_square(&updates);
-    Ok((power > 0.0 && power.is_finite()).then(|| power.sqrt()))
+    let most = MOST_OF_WEIGHTS * MOST_OF_WEIGHTS * mean_square(&weights);
+    Ok((power > 0.0 && power.is_finite() && power <= most).then(|| power.sqrt()))
 }
 
 /// Of the weights themselves.
