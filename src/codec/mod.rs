@@ -11,6 +11,7 @@
 //! - `exception`: elements kept exactly beside a quantized tile.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
 //! - `ordered`: floats as integers in the order of their values, and differences of those.
+//! - [`published`]: other systems, as their papers describe them.
 //! - `planes`: elements split into one stream per byte.
 //!
 //! Symbols become bits in [`crate::entropy`].
@@ -27,6 +28,7 @@ pub mod lossless;
 pub mod moment;
 mod ordered;
 mod planes;
+pub mod published;
 pub mod rows;
 
 pub use crate::entropy::Corrupt;
