@@ -4,9 +4,16 @@
 //! values, zigzag, so that small updates have zeros in their upper bytes. Then one plane per byte place,
 //! each coded for itself; the lower planes of a float's mantissa are usually noise and stay raw.
 //!
+//! Where the parent's exponents say enough about how large the differences are, these are sorted by them instead
+//! (`sections`).
+//!
 //! Payload: nothing for no data; else one byte, 1 if the tile is a difference to its parent and 0 if not; then for each
-//! plane, the lowest byte place first, its length and its payload ([`crate::entropy::bytes`]). Data that is not whole
-//! elements is a sequence of bytes.
+//! plane, the lowest byte place first, its length and its payload ([`crate::entropy::bytes`]). 2: a difference in sections.
+//! Data that is not whole elements is a sequence of bytes.
+
+mod sections;
+
+use std::borrow::Cow;
 
 use super::ordered::{Order, Word};
 use super::{Corrupt, Dtype, planes};
@@ -14,9 +21,18 @@ use crate::entropy::level::Level;
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, varint};
 
-/// Pieces of a tile looked at to decide whether its parent helps, and elements of each.
+/// Pieces of a tile looked at to decide how its parent helps, and elements of each.
 const SAMPLES: usize = 8;
 const SAMPLE_ELEMENTS: usize = 256;
+/// The same for the choice between planes and sections, which have many more frequencies to be known.
+const SECTION_SAMPLE_ELEMENTS: usize = 2048;
+/// Part of the planes' bits that sections must save: they take longer to decode.
+const SECTIONS_SAVE: f64 = 0.005;
+
+/// Kinds of payload: alone, as difference, and as difference in sections.
+const ALONE: u8 = 0;
+const DIFFERENCE: u8 = 1;
+const SECTIONS: u8 = 2;
 
 /// Calls a generic function for the words that elements of this type consist of.
 macro_rules! for_word {
@@ -54,7 +70,14 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
         return;
     }
     let parent = parent.filter(|parent| parent.len() == data.len() && parent_helps(dtype, data, parent));
-    out.push(u8::from(parent.is_some()));
+    if let Some(parent) = parent.filter(|parent| sections_help(dtype, data, parent)) {
+        out.push(SECTIONS);
+        if sections::encode(dtype, data, parent, out) {
+            return;
+        }
+        out.pop();
+    }
+    out.push(if parent.is_some() { DIFFERENCE } else { ALONE });
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     for plane in planes.chunks(data.len() / word_of(dtype, data).0) {
         varint::put_bytes(out, |out| bytes::encode(plane, out));
@@ -66,37 +89,54 @@ pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut
     if out.is_empty() {
         return if payload.is_empty() { Ok(()) } else { Err(Corrupt("data where none belongs")) };
     }
-    let (&delta, rest) = payload.split_first().ok_or(Corrupt("no data"))?;
+    let (&kind, rest) = payload.split_first().ok_or(Corrupt("no data"))?;
     payload = rest;
-    let parent = match (delta, parent) {
-        (0, _) => None,
-        (1, Some(parent)) if parent.len() == out.len() => Some(parent),
-        (1, _) => return Err(Corrupt("difference to a parent that is not there")),
+    let parent = match (kind, parent) {
+        (ALONE, _) => None,
+        (SECTIONS, Some(parent)) => return sections::decode(dtype, payload, parent, out),
+        (DIFFERENCE, Some(parent)) if parent.len() == out.len() => Some(parent),
+        (DIFFERENCE | SECTIONS, _) => return Err(Corrupt("difference to a parent that is not there")),
         _ => return Err(Corrupt("kind of lossless payload")),
     };
     for_word!(dtype, out, |order| join::<_>(payload, parent, order, out))
 }
 
-/// Bits that `data` would take, by the order-0 entropy of its planes. For decisions on samples.
+/// Bits that `data` would take, by order-0 entropies. For decisions on samples.
 pub fn estimate(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let parent = parent.filter(|parent| parent.len() == data.len());
+    let planes = planes_bits(dtype, data, parent);
+    parent.map_or(planes, |parent| planes.min(sections::bits(dtype, data, parent, 1.0)))
+}
+
+fn planes_bits(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     let plane = (data.len() / word_of(dtype, data).0).max(1);
     planes.chunks(plane).map(|plane| bytes::entropy_bits(&bytes::histogram(plane))).sum()
 }
 
-/// Whether differences to the parent look cheaper, from samples spread over the tile.
+/// Whether differences to the parent look cheaper.
 fn parent_helps(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
-    let piece = SAMPLE_ELEMENTS * dtype.size();
-    if data.len() <= SAMPLES * piece {
-        return estimate(dtype, data, Some(parent)) < estimate(dtype, data, None);
+    let (data, parent) = (sample(dtype, data, SAMPLE_ELEMENTS), sample(dtype, parent, SAMPLE_ELEMENTS));
+    planes_bits(dtype, &data, Some(&parent)) < planes_bits(dtype, &data, None)
+}
+
+/// Whether they look cheaper still in sections.
+fn sections_help(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
+    let all = data.len() as f64;
+    let (data, parent) = [data, parent].map(|of| sample(dtype, of, SECTION_SAMPLE_ELEMENTS)).into();
+    let share = all / data.len() as f64;
+    sections::bits(dtype, &data, &parent, share)
+        < (1.0 - SECTIONS_SAVE) * share * planes_bits(dtype, &data, Some(&parent))
+}
+
+/// Pieces spread over a tile; all of a small one.
+fn sample(dtype: Dtype, of: &[u8], elements: usize) -> Cow<'_, [u8]> {
+    let piece = elements * dtype.size();
+    if of.len() <= SAMPLES * piece {
+        return Cow::Borrowed(of);
     }
-    let sample = |of: &[u8]| -> Vec<u8> {
-        let stride = of.len() / SAMPLES / dtype.size() * dtype.size();
-        of.chunks(stride).take(SAMPLES).flat_map(|chunk| &chunk[..piece]).copied().collect()
-    };
-    let (data, parent) = (sample(data), sample(parent));
-    estimate(dtype, &data, Some(&parent)) < estimate(dtype, &data, None)
+    let stride = of.len() / SAMPLES / dtype.size() * dtype.size();
+    Cow::Owned(of.chunks(stride).take(SAMPLES).flat_map(|chunk| &chunk[..piece]).copied().collect())
 }
 
 fn split<T: Word>(data: &[u8], parent: Option<&[u8]>, order: Order) -> Scratch {

@@ -128,3 +128,72 @@ fn all_levels_split_and_join_alike() {
         check::<u64>(&data[..data.len() / 8 * 8], order);
     }
 }
+
+/// A tile of weights, and the same after an update of one size for all of them.
+fn updated(n: usize, scale: f32) -> (Vec<u8>, Vec<u8>) {
+    let mut seed = 1u64;
+    let mut uniform = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    let mut normal = || (0..6).map(|_| uniform()).sum::<f32>();
+    let old: Vec<f32> = (0..n).map(|_| 0.05 * normal()).collect();
+    let new: Vec<f32> = old.iter().map(|w| w + scale * normal()).collect();
+    let bytes = |values: Vec<f32>| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    (bytes(old), bytes(new))
+}
+
+#[test]
+fn updates_of_one_size_are_cheaper_by_the_parents_exponent() {
+    let (old, new) = updated(100_000, 1e-4);
+    let payload = round_trip(Dtype::F32, &new, Some(&old));
+    assert_eq!(payload[0], SECTIONS);
+    let mut planes = vec![DIFFERENCE];
+    for plane in split::<u32>(&new, Some(&old), Order::Float).chunks(100_000) {
+        varint::put_bytes(&mut planes, |out| bytes::encode(plane, out));
+    }
+    assert!(payload.len() as f64 <= 0.99 * planes.len() as f64, "{} {}", payload.len(), planes.len());
+}
+
+#[test]
+fn sections_give_back_any_bits_of_every_narrow_float() {
+    let awkward = awkward();
+    let mut parent = awkward.clone();
+    parent.rotate_left(16);
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        for (data, parent) in [(&awkward, &parent), (&parent, &awkward), (&awkward, &awkward)] {
+            let mut payload = Vec::new();
+            assert!(sections::encode(dtype, data, parent, &mut payload));
+            let mut out = vec![0xaa; data.len()];
+            sections::decode(dtype, &payload, parent, &mut out).unwrap();
+            assert_eq!(&out, data);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn damaged_sections_are_errors_or_other_values(
+        bytes in prop::collection::vec(any::<u8>(), 64..256),
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let data = &bytes[..bytes.len() / 8 * 4];
+        let parent = &bytes[bytes.len() - data.len()..];
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let mut payload = vec![SECTIONS];
+            prop_assert!(sections::encode(dtype, data, parent, &mut payload));
+            let mut out = vec![0; data.len()];
+            decode(dtype, &payload, Some(parent), &mut out).unwrap();
+            prop_assert_eq!(&out, data);
+            for (at, flip) in &flips {
+                let at = at.index(payload.len());
+                payload[at] ^= flip;
+            }
+            let _ = decode(dtype, &payload, Some(parent), &mut out);
+            payload.truncate(cut.index(payload.len()));
+            let _ = decode(dtype, &payload, Some(parent), &mut out);
+            prop_assert!(decode(dtype, &payload, None, &mut out).is_err() || payload.first() != Some(&SECTIONS));
+        }
+    }
+}

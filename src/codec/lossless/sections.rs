@@ -1,0 +1,243 @@
+//! Differences of floats, sorted by the exponent of the parent's element: an update is as large as the learning rate makes it,
+//! whatever the weight is, so what says most about its size in units of the last place is how large those are.
+//!
+//! Payload, behind the kind: one byte, the exponent `top`; then for each of the [`SECTIONS`] its length and an
+//! [`crate::entropy::ints`] payload of the differences whose parent has the exponent top - section (the first: and above;
+//! the last: and below), in the order of the elements. They count away from zero: an element and its parent change their sign
+//! together, so that growing and shrinking keep their own frequencies.
+
+use super::super::Dtype;
+use super::super::ordered::{Order, Word};
+use super::Corrupt;
+use crate::entropy::{ints, varint};
+
+/// Exponents that have a section each: 2^16 is further than a tensor's weights spread.
+const SECTIONS: usize = 16;
+
+/// The first section begins where so much of a tile is above it: sections of a few elements do not pay for their code.
+const ABOVE: usize = 256;
+
+/// A parent's element: its exponent's place. Only types whose differences fit 32 bits.
+#[derive(Clone, Copy)]
+struct Exponent {
+    shift: u32,
+    mask: u32,
+    sign: u32,
+}
+
+fn exponent(dtype: Dtype) -> Option<Exponent> {
+    match dtype {
+        Dtype::F32 => Some(Exponent { shift: 23, mask: 0xff, sign: 31 }),
+        Dtype::Bf16 => Some(Exponent { shift: 7, mask: 0xff, sign: 15 }),
+        Dtype::F16 => Some(Exponent { shift: 10, mask: 0x1f, sign: 15 }),
+        _ => None,
+    }
+}
+
+impl Exponent {
+    #[inline(always)]
+    fn of(self, parent: u32) -> u32 {
+        parent >> self.shift & self.mask
+    }
+
+    #[inline(always)]
+    fn section(self, parent: u32, top: u32) -> usize {
+        (top.saturating_sub(self.of(parent)) as usize).min(SECTIONS - 1)
+    }
+
+    /// Counts away from zero, or back.
+    #[inline(always)]
+    fn away(self, difference: i32, parent: u32) -> i32 {
+        match parent >> self.sign & 1 {
+            0 => difference,
+            _ => difference.wrapping_neg(),
+        }
+    }
+}
+
+/// What the differences are made of: elements of 16 or 32 bits.
+trait Narrow: Word {
+    fn wide(self) -> u32;
+    fn narrow(bits: u32) -> Self;
+
+    /// The element less its parent, with sign.
+    #[inline(always)]
+    fn signed(self, parent: Self) -> i32 {
+        let zigzag = self.difference(parent, Order::Float).wide();
+        (zigzag >> 1) as i32 ^ -((zigzag & 1) as i32)
+    }
+
+    /// Undoes [`Narrow::signed`].
+    #[inline(always)]
+    fn plus(difference: i32, parent: Self) -> Self {
+        let zigzag = (difference << 1) ^ (difference >> 31);
+        Self::narrow(zigzag as u32).undo(parent, Order::Float)
+    }
+}
+
+impl Narrow for u32 {
+    fn wide(self) -> u32 {
+        self
+    }
+    fn narrow(bits: u32) -> u32 {
+        bits
+    }
+}
+
+impl Narrow for u16 {
+    fn wide(self) -> u32 {
+        self.into()
+    }
+    fn narrow(bits: u32) -> u16 {
+        bits as u16
+    }
+}
+
+/// Differences by section, with the exponent of the first section.
+struct Sorted {
+    top: u8,
+    values: Vec<i32>,
+    counts: [usize; SECTIONS],
+}
+
+/// `None`: not for this type, or for this data.
+fn sort(dtype: Dtype, data: &[u8], parent: &[u8]) -> Option<Sorted> {
+    let exponent = exponent(dtype)?;
+    if data.len() != parent.len() || !data.len().is_multiple_of(dtype.size()) {
+        return None;
+    }
+    Some(match dtype.size() {
+        2 => sorted::<u16>(exponent, u16::elements(data), u16::elements(parent)),
+        _ => sorted::<u32>(exponent, u32::elements(data), u32::elements(parent)),
+    })
+}
+
+fn sorted<T: Narrow>(exponent: Exponent, data: &[T::Bytes], parent: &[T::Bytes]) -> Sorted {
+    let mut exponents = [0usize; 256];
+    parent.iter().for_each(|&p| exponents[exponent.of(T::from_bytes(p).wide()) as usize] += 1);
+    let (mut above, mut top) = (0, 255);
+    for (e, count) in exponents.iter().enumerate().rev() {
+        above += count;
+        top = e as u32;
+        if above * ABOVE >= data.len() {
+            break;
+        }
+    }
+    let counts = counts(exponents, top);
+    let mut at = starts(&counts);
+    let mut values = vec![0; data.len()];
+    for (&x, &p) in data.iter().zip(parent) {
+        let (x, p) = (T::from_bytes(x), T::from_bytes(p));
+        let bits = p.wide();
+        let cursor = &mut at[exponent.section(bits, top)];
+        values[*cursor] = exponent.away(x.signed(p), bits);
+        *cursor += 1;
+    }
+    Sorted { top: top as u8, values, counts }
+}
+
+fn counts(exponents: [usize; 256], top: u32) -> [usize; SECTIONS] {
+    let mut counts = [0; SECTIONS];
+    for (e, count) in exponents.iter().enumerate() {
+        counts[(top.saturating_sub(e as u32) as usize).min(SECTIONS - 1)] += count;
+    }
+    counts
+}
+
+/// Where each section begins.
+fn starts(counts: &[usize; SECTIONS]) -> [usize; SECTIONS] {
+    let mut at = 0;
+    counts.map(|count| {
+        at += count;
+        at - count
+    })
+}
+
+impl Sorted {
+    fn sections(&self) -> impl Iterator<Item = &[i32]> {
+        let mut rest = self.values.as_slice();
+        self.counts.iter().map(move |&count| {
+            let (section, others) = rest.split_at(count);
+            rest = others;
+            section
+        })
+    }
+}
+
+/// Bits that `share` times as many differences like these would take. Infinite where this is not for them.
+pub(super) fn bits(dtype: Dtype, data: &[u8], parent: &[u8], share: f64) -> f64 {
+    /// A section's code: a few bits for each class between its first and its last.
+    const CODE_BITS: f64 = 300.0;
+    let Some(sorted) = sort(dtype, data, parent) else { return f64::INFINITY };
+    let section = |values: &[i32]| match values {
+        [] => 8.0,
+        values => share * ints::estimate_bits(values) + CODE_BITS,
+    };
+    sorted.sections().map(section).sum()
+}
+
+/// Appends the payload. `false`: not for such data; nothing was appended.
+pub(super) fn encode(dtype: Dtype, data: &[u8], parent: &[u8], out: &mut Vec<u8>) -> bool {
+    let Some(sorted) = sort(dtype, data, parent) else { return false };
+    out.push(sorted.top);
+    for section in sorted.sections() {
+        varint::put_bytes(out, |out| {
+            if !section.is_empty() {
+                ints::encode(section, out);
+            }
+        });
+    }
+    true
+}
+
+/// Fills `out`; `parent` has the same length.
+///
+/// # Errors
+/// Whatever [`encode`] does not write.
+pub(super) fn decode(dtype: Dtype, payload: &[u8], parent: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+    let exponent = exponent(dtype).ok_or(Corrupt("sections of a type that has none"))?;
+    if parent.len() != out.len() || !out.len().is_multiple_of(dtype.size()) {
+        return Err(Corrupt("difference to a parent that is not there"));
+    }
+    match dtype.size() {
+        2 => join::<u16>(exponent, payload, u16::elements(parent), u16::elements_mut(out)),
+        _ => join::<u32>(exponent, payload, u32::elements(parent), u32::elements_mut(out)),
+    }
+}
+
+fn join<T: Narrow>(
+    exponent: Exponent,
+    payload: &[u8],
+    parent: &[T::Bytes],
+    out: &mut [T::Bytes],
+) -> Result<(), Corrupt> {
+    let (&top, mut payload) = payload.split_first().ok_or(Corrupt("no sections"))?;
+    let top = u32::from(top);
+    let mut exponents = [0usize; 256];
+    parent.iter().for_each(|&p| exponents[exponent.of(T::from_bytes(p).wide()) as usize] += 1);
+    let counts = counts(exponents, top);
+    let mut values = vec![0; out.len()];
+    let mut rest = values.as_mut_slice();
+    for count in counts {
+        let section = varint::take_bytes(&mut payload)?;
+        let (values, others) = rest.split_at_mut(count);
+        rest = others;
+        match values {
+            [] if section.is_empty() => {}
+            [] => return Err(Corrupt("data where none belongs")),
+            values => ints::decode(section, values)?,
+        }
+    }
+    if !payload.is_empty() {
+        return Err(Corrupt("bytes behind the sections"));
+    }
+    let mut at = starts(&counts);
+    for (to, &p) in out.iter_mut().zip(parent) {
+        let p = T::from_bytes(p);
+        let bits = p.wide();
+        let cursor = &mut at[exponent.section(bits, top)];
+        *to = T::plus(exponent.away(values[*cursor], bits), p).to_bytes();
+        *cursor += 1;
+    }
+    Ok(())
+}
