@@ -225,7 +225,7 @@ impl Work {
 
     fn lattice_encode(&mut self, tile: &Tile) -> &[u8] {
         self.quantize(tile);
-        lattice::encode_tile(&self.a, Some(&tile.parent), &self.exceptions, &mut self.payload).expect("fits");
+        lattice::encode_tile(&self.a, Some(&tile.parent), None, &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
 
@@ -277,7 +277,7 @@ impl Work {
     fn moment_encode(&mut self, tile: &Special) -> &[u8] {
         self.clear();
         moment::quantize(Dtype::F32, &tile.m, &tile.v, tile.u_step, &mut self.a, &mut self.exceptions).expect("fits");
-        lattice::encode_tile(&self.a, None, &self.exceptions, &mut self.payload).expect("fits");
+        lattice::encode_tile(&self.a, None, None, &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
 

@@ -52,10 +52,10 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
             (State::Lattice { accumulators, step, .. }, State::Lattice { accumulators: base, step: from, .. }) => {
                 let mut base = base.clone();
                 lattice::rescale(&mut base, *from, *step)?;
-                lattice::encode_tile(accumulators, Some(&base), &[], &mut out)?;
+                lattice::encode_tile(accumulators, Some(&base), None, &[], &mut out)?;
             }
             (State::Lattice { accumulators, .. }, State::Bytes(_)) => {
-                lattice::encode_tile(accumulators, None, &[], &mut out)?;
+                lattice::encode_tile(accumulators, None, None, &[], &mut out)?;
             }
             (State::Bytes(bytes), _) => {
                 lossless::encode(entry.dtype, bytes, Some(&then.bytes(entry.dtype)?), &mut out);

@@ -152,7 +152,9 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
             true
         }
         (Coding::Lattice { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
-            Some(parent) => lattice::encode_tile(accumulators, parent.as_deref(), exceptions, out).is_ok(),
+            Some(parent) => {
+                lattice::encode_tile(accumulators, parent.as_deref(), Some(place.rows), exceptions, out).is_ok()
+            }
             None => false,
         },
         (Coding::Rows { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
@@ -160,7 +162,7 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
             None => false,
         },
         (Coding::LatticeKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
-            lattice::encode_tile(accumulators, None, exceptions, out).is_ok()
+            lattice::encode_tile(accumulators, None, Some(place.rows), exceptions, out).is_ok()
         }
         (Coding::RowsKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
             rows::encode_tile(accumulators, None, place.rows, exceptions, out).is_ok()
@@ -170,7 +172,7 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
             State::Lattice { keyframe: Some(keyframe), accumulators, exceptions, .. },
         ) => {
             lattice::put_keyframe(dtype, keyframe, out);
-            lattice::encode_tile(accumulators, None, exceptions, out).is_ok()
+            lattice::encode_tile(accumulators, None, Some(place.rows), exceptions, out).is_ok()
         }
         (Coding::LogKey { .. }, State::Log { factors, first, q, .. }) => {
             log::encode_tile(q, Parent::Factors(Grid { factors, first: *first }), out).is_ok()
@@ -182,7 +184,7 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
             _ => false,
         },
         (Coding::Moment { .. }, State::Moment { accumulators, exceptions, .. }) => {
-            lattice::encode_tile(accumulators, None, exceptions, out).is_ok()
+            lattice::encode_tile(accumulators, None, None, exceptions, out).is_ok()
         }
         (Coding::Cast { .. }, State::Bytes(_)) => true,
         _ => false,

@@ -17,6 +17,7 @@
 
 use super::exception::{put_exceptions, take_exceptions};
 use super::float::{Float, for_float};
+use super::rows::Rows;
 use super::{Dtype, lossless};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
@@ -227,15 +228,20 @@ multiversion! {
 }
 
 /// Appends the payload of a tile: the symbols A - (A of the parent, in this tile's step), then the exceptions, whose
-/// indices ascend. `parent_a` is of the length of `a`, or `None` for a keyframe.
+/// indices ascend. `parent_a` is of the length of `a`, or `None` for a keyframe. `rows`: how the elements lie in rows, where
+/// their symbols may be coded by that.
 pub fn encode_tile(
     a: &[i32],
     parent_a: Option<&[i32]>,
+    rows: Option<Rows>,
     exceptions: &[Exception],
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
+    let shape = rows.and_then(Rows::shape);
     match parent_a {
-        None => varint::put_bytes(out, |out| ints::encode(a, out)),
+        None => varint::put_bytes(out, |out| {
+            ints::encode_blocks(a.len(), shape, out, |start, block| block.copy_from_slice(&a[start..][..block.len()]));
+        }),
         Some(parent) => {
             if parent.len() != a.len() {
                 return Err(Unfit("lengths differ"));
@@ -243,7 +249,7 @@ pub fn encode_tile(
             let (level, before) = (Level::detect(), out.len());
             let mut fits = true;
             varint::put_bytes(out, |out| {
-                ints::encode_blocks(a.len(), out, |start, symbols| {
+                ints::encode_blocks(a.len(), shape, out, |start, symbols| {
                     symbols.copy_from_slice(&parent[start..][..symbols.len()]);
                     fits &= subtract_from(level, &a[start..][..symbols.len()], symbols);
                 });

@@ -18,6 +18,7 @@ pub use tile::{decode_tile_add, encode_tile};
 use super::Dtype;
 use super::float::{Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
+use crate::entropy::grid::Shape;
 use crate::entropy::level::{Level, multiversion};
 
 /// Largest e: a row may move 2^24 times as much as the step of its table.
@@ -36,6 +37,12 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// The same for symbols; none if there are no columns.
+    pub(super) fn shape(self) -> Option<Shape> {
+        let first = usize::try_from(self.first.checked_rem(self.width)?).ok()?;
+        Some(Shape { width: usize::try_from(self.width).ok()?, first })
+    }
+
     /// Lengths of the rows that a tile of so many elements has, cut ones at its ends included. Width 0 has none.
     fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
         let width = usize::try_from(self.width).unwrap_or(usize::MAX);

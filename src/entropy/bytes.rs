@@ -1,7 +1,8 @@
-//! Byte symbols, order 0: the cheapest of five ways to write them, by an estimate from their histogram.
+//! Byte symbols, order 0: the cheapest of six ways to write them, by an estimate from their histogram.
 //!
 //! Payload: nothing for no symbols; else a mode byte and what that mode writes. `docs/FORMAT.md` has every byte.
 
+use super::grid::{self, Shape};
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
 use super::{Corrupt, blocks, huffman, sparse};
@@ -11,6 +12,7 @@ const CONSTANT: u8 = 1;
 const HUFFMAN: u8 = 2;
 const BLOCKS: u8 = 3;
 const SPARSE: u8 = 4;
+const GRID: u8 = 5;
 
 /// Saving below which symbols stay raw: copying is several times as fast as decoding.
 const WORTH_CODING: f64 = 0.98;
@@ -20,19 +22,33 @@ const WORTH_CODING: f64 = 0.98;
 pub(super) struct Modes {
     blocks: bool,
     sparse: bool,
+    grid: bool,
 }
 
 impl Modes {
-    const ALL: Modes = Modes { blocks: true, sparse: true };
+    const ALL: Modes = Modes { blocks: true, sparse: true, grid: true };
     /// Gaps and literals of zero runs.
-    pub(super) const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false };
+    pub(super) const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false, grid: false };
     /// Literals of blocks.
-    pub(super) const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false };
+    pub(super) const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false, grid: false };
 }
 
 /// Appends the payload of `symbols`.
 pub fn encode(symbols: &[u8], out: &mut Vec<u8>) {
     encode_within(symbols, Modes::ALL, out);
+}
+
+/// The same for symbols that lie in rows.
+pub fn encode_rows(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
+    let start = out.len();
+    encode(symbols, out);
+    let without = out.len() - start;
+    out.push(GRID);
+    if grid::encode(symbols, shape, out) && ((out.len() - start - without) as f64) < WORTH_CODING * without as f64 {
+        out.drain(start..start + without);
+    } else {
+        out.truncate(start + without);
+    }
 }
 
 /// Fills `out` from the payload of exactly that many symbols.
@@ -112,6 +128,7 @@ pub(super) fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Res
         HUFFMAN => huffman::decode(body, &huffman::Expansion::identity(), out)?,
         BLOCKS if modes.blocks => blocks::decode(body, out)?,
         SPARSE if modes.sparse => sparse::decode(body, out)?,
+        GRID if modes.grid => grid::decode(body, out)?,
         _ => return Err(Corrupt("mode of a symbol payload")),
     }
     Ok(())

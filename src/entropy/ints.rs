@@ -8,6 +8,7 @@
 //! Payload: the length of the classes' payload, the payload ([`super::bytes`]); the extra bits, low bits first.
 
 use super::bits::{BitReader, BitWriter};
+use super::grid::Shape;
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
 use super::{Corrupt, bytes, huffman, varint};
@@ -48,15 +49,20 @@ fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
 
 /// Appends the payload of `values`.
 pub fn encode(values: &[i32], out: &mut Vec<u8>) {
-    encode_blocks(values.len(), out, |start, block| block.copy_from_slice(&values[start..][..block.len()]));
+    encode_blocks(values.len(), None, out, |start, block| block.copy_from_slice(&values[start..][..block.len()]));
 }
 
 /// Values that are made and classified together, in the first-level cache.
 pub(crate) const BLOCK: usize = 2048;
 
 /// Appends the payload of `n` values, which `fill` makes block by block: it is given the index of a block's first
-/// value, and where the block goes.
-pub(crate) fn encode_blocks(n: usize, out: &mut Vec<u8>, mut fill: impl FnMut(usize, &mut [i32])) {
+/// value, and where the block goes. `shape`: how they lie in rows, if that may help.
+pub(crate) fn encode_blocks(
+    n: usize,
+    shape: Option<Shape>,
+    out: &mut Vec<u8>,
+    mut fill: impl FnMut(usize, &mut [i32]),
+) {
     let level = Level::detect();
     let mut classes = Scratch::new(n);
     let mut extra = Vec::new();
@@ -74,7 +80,10 @@ pub(crate) fn encode_blocks(n: usize, out: &mut Vec<u8>, mut fill: impl FnMut(us
         }
     }
     bits.finish();
-    varint::put_bytes(out, |out| bytes::encode(&classes, out));
+    varint::put_bytes(out, |out| match shape {
+        Some(shape) => bytes::encode_rows(&classes, shape, out),
+        None => bytes::encode(&classes, out),
+    });
     out.extend_from_slice(&extra);
 }
 

@@ -1,9 +1,11 @@
 //! Symbols to bits and back; pure.
 //!
 //! - [`ints`]: `i32` values: a class byte each, then the extra bits of the large ones.
-//! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, or zero runs, whichever is cheapest.
+//! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, zero runs, or a grid, whichever is cheapest.
+//! - [`grid`]: symbols in rows and columns, coded by how busy these have been.
 //! - `huffman`: the order-0 prefix code all of these end in: several interleaved bit streams, several symbols a lookup.
 //! - `bits`, `varint`: bit and integer fields of headers.
+//! - `range`: single bits with probabilities that follow them.
 //! - `scratch`: buffers used again from tile to tile.
 //! - `level`: one source, compiled for each instruction set, chosen when the program runs.
 //!
@@ -13,9 +15,11 @@
 mod bits;
 mod blocks;
 pub mod bytes;
+pub mod grid;
 mod huffman;
 pub mod ints;
 pub(crate) mod level;
+mod range;
 pub(crate) mod scratch;
 mod sparse;
 #[cfg(test)]

@@ -125,10 +125,10 @@ fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
                     State::Lattice { accumulators: mut base, step: was, .. },
                 ) if tensor.coding != (Coding::LatticeKey { step }) => {
                     lattice::rescale(&mut base, was, step).unwrap();
-                    lattice::encode_tile(&accumulators, Some(&base), &[], &mut payload).unwrap();
+                    lattice::encode_tile(&accumulators, Some(&base), None, &[], &mut payload).unwrap();
                 }
                 (State::Lattice { accumulators, .. }, _) => {
-                    lattice::encode_tile(&accumulators, None, &[], &mut payload).unwrap();
+                    lattice::encode_tile(&accumulators, None, None, &[], &mut payload).unwrap();
                 }
                 (State::Bytes(now), State::Bytes(then)) => {
                     stepfs::codec::lossless::encode(tensor.dtype, &now, Some(&then), &mut payload);

@@ -45,7 +45,7 @@ proptest! {
         for state in 0..states as usize {
             let kept = vec![Exception { index: (n / 2) as u32, raw: state as u64 }];
             let mut payload = Vec::new();
-            lattice::encode_tile(&integers(seed + 7 + state as u64, n, reach), None, &kept, &mut payload).unwrap();
+            lattice::encode_tile(&integers(seed + 7 + state as u64, n, reach), None, None, &kept, &mut payload).unwrap();
             exceptions.clear();
             sound = sound
                 && lattice::rescale(&mut a, steps[state], steps[state + 1]).is_ok()

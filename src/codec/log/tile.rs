@@ -37,7 +37,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
     }
     let (level, before) = (Level::detect(), out.len());
     let mut sound = true;
-    ints::encode_blocks(q.len(), out, |start, symbols| {
+    ints::encode_blocks(q.len(), None, out, |start, symbols| {
         match parent {
             Parent::Factors(grid) => grid.initial(start, symbols),
             Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),

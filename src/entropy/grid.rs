@@ -1,0 +1,273 @@
+//! Symbols in rows and columns that differ in how busy they are: an update of a linear layer is nearly a sum of products of what
+//! came in and of what came back, so a unit that is off or an input that is always the same quiets a whole row or column.
+//! Coded bit by bit, each with a probability that follows what was coded before where the symbols' rows and columns had been
+//! as busy: a tenth as fast as Huffman codes and up to a fifth smaller, so for small tensors that save by it.
+//!
+//! How busy a symbol is: its distance from [`QUIET`]. Expected of it: what its column had so far, times what its row had, over
+//! what all had before the row.
+//!
+//! Layout: the width of a row, the place of the first symbol in its row; the bits ([`super::range`]). A symbol's bits: is it
+//! not QUIET; is it above; then for each step further, at most [`NEAR`] in all, whether there is one; beyond the last of them,
+//! whether it is none of these at all, and then its eight bits, the highest first.
+
+use super::range::{Bit, Decoder, Encoder};
+use super::{Corrupt, bytes, huffman, varint};
+
+/// Where symbols lie.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Symbols of a row.
+    pub width: usize,
+    /// Place of the first symbol in its row.
+    pub first: usize,
+}
+
+/// The symbol of no change ([`super::ints`]).
+const QUIET: u8 = 15;
+/// Steps from it that are coded one by one.
+const NEAR: u8 = 15;
+/// Octaves of expected distance that have probabilities of their own: 2^-6 to 2^3.
+const LOWEST: i64 = -6;
+const CONTEXTS: usize = 10;
+/// Steps whose probability is known apart; further ones share that of the last.
+const STEPS: usize = 6;
+
+/// Symbols below which there is nothing to learn from.
+const FEWEST: usize = 512;
+/// Symbols above which time counts for more than bytes: one tile of f32.
+const MOST: usize = 128 * 1024;
+/// Symbols that show whether this helps, and what it must save by that look: it takes ten times as long.
+const TRIAL: usize = 32 * 1024;
+const SAVE: f64 = 0.04;
+
+impl Shape {
+    /// Row by row, where its symbols are and the column of the first.
+    fn rows(self, n: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
+        let (mut start, mut column) = (0, self.first);
+        std::iter::from_fn(move || {
+            (start < n).then(|| {
+                let row = start..n.min(start + self.width - column);
+                let first = std::mem::replace(&mut column, 0);
+                start = row.end;
+                (row, first)
+            })
+        })
+    }
+
+    /// Whether there is anything to tell rows and columns by.
+    fn fits(self, n: usize) -> bool {
+        (FEWEST..=MOST).contains(&n) && self.width >= 2 && self.first < self.width && self.width <= n / 2
+    }
+}
+
+/// Appends the layout if that takes clearly less than `symbols` would without; else nothing, and gives `false`.
+pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> bool {
+    if !shape.fits(symbols.len()) {
+        return false;
+    }
+    let trial = &symbols[..symbols.len().min(TRIAL.next_multiple_of(shape.width))];
+    if !shape.fits(trial.len()) || saving(trial, shape) < SAVE {
+        return false;
+    }
+    put(symbols, shape, out);
+    true
+}
+
+fn put(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
+    varint::put(shape.width as u64, out);
+    varint::put(shape.first as u64, out);
+    let (mut models, mut bits) = (Models::new(), Encoder::new(out));
+    let mut busy = Busy::new(shape);
+    for (row, first) in shape.rows(symbols.len()) {
+        busy.begin(first);
+        for &symbol in &symbols[row] {
+            models.put(busy.context(), symbol, &mut bits);
+            busy.note(symbol);
+        }
+        busy.end();
+    }
+    bits.finish();
+}
+
+/// The inverse of [`encode`].
+pub(super) fn decode(mut body: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+    let [width, first] = [varint::take(&mut body)?, varint::take(&mut body)?];
+    // No row is longer than all symbols, so nobody can ask for more memory.
+    if !(1..=out.len() as u64).contains(&width) || first >= width {
+        return Err(Corrupt("width of a grid"));
+    }
+    let shape = Shape { width: width as usize, first: first as usize };
+    let (mut models, mut bits) = (Models::new(), Decoder::new(body));
+    let mut busy = Busy::new(shape);
+    for (row, first) in shape.rows(out.len()) {
+        busy.begin(first);
+        for symbol in &mut out[row] {
+            *symbol = models.take(busy.context(), &mut bits);
+            busy.note(*symbol);
+        }
+        busy.end();
+    }
+    bits.finish()
+}
+
+/// The probabilities of a symbol's bits.
+struct Models {
+    moves: [Bit; CONTEXTS],
+    above: Bit,
+    further: [[Bit; STEPS]; CONTEXTS],
+    far: Bit,
+    /// By the bits that came before, with a 1 before those.
+    eight: [Bit; 256],
+}
+
+impl Models {
+    fn new() -> Models {
+        Models {
+            moves: [Bit::NEW; CONTEXTS],
+            above: Bit::NEW,
+            further: [[Bit::NEW; STEPS]; CONTEXTS],
+            far: Bit::NEW,
+            eight: [Bit::NEW; 256],
+        }
+    }
+
+    #[inline(always)]
+    fn further(&mut self, context: usize, step: u8) -> &mut Bit {
+        &mut self.further[context][usize::from(step).min(STEPS) - 1]
+    }
+
+    #[inline(always)]
+    fn put(&mut self, context: usize, symbol: u8, bits: &mut Encoder) {
+        let distance = symbol.abs_diff(QUIET);
+        bits.put(&mut self.moves[context], distance > 0);
+        if distance == 0 {
+            return;
+        }
+        bits.put(&mut self.above, symbol > QUIET);
+        for step in 1..distance.min(NEAR) {
+            bits.put(self.further(context, step), true);
+        }
+        if distance < NEAR {
+            return bits.put(self.further(context, distance), false);
+        }
+        bits.put(&mut self.far, distance > NEAR);
+        if distance > NEAR {
+            for place in (0..8).rev() {
+                let before = 1 << (7 - place) | usize::from(symbol) >> (place + 1);
+                bits.put(&mut self.eight[before], symbol >> place & 1 == 1);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn take(&mut self, context: usize, bits: &mut Decoder) -> u8 {
+        if !bits.take(&mut self.moves[context]) {
+            return QUIET;
+        }
+        let above = bits.take(&mut self.above);
+        let mut distance = 1;
+        while distance < NEAR && bits.take(self.further(context, distance)) {
+            distance += 1;
+        }
+        if distance == NEAR && bits.take(&mut self.far) {
+            let mut before = 1;
+            while before < 256 {
+                before = before << 1 | usize::from(bits.take(&mut self.eight[before]));
+            }
+            return before as u8;
+        }
+        if above { QUIET + distance } else { QUIET - distance }
+    }
+}
+
+/// How busy rows and columns were, of what is coded already.
+struct Busy {
+    /// By column: twice the sum of distances, and 1.
+    columns: Vec<u32>,
+    /// Of all before this row: the sum of distances, and the number of symbols; 1 each to begin with.
+    sum: u64,
+    count: u64,
+    rows: u64,
+    /// Of this row: what its contexts have in common, the sum of distances and 1, its symbols, and the next one's column.
+    base: i64,
+    row_sum: u64,
+    row_count: u64,
+    column: usize,
+}
+
+/// log2 in sixteenths, between powers of two a line.
+#[inline(always)]
+fn sixteenths(x: u64) -> i64 {
+    let exponent = x.ilog2();
+    i64::from(exponent) * 16 + ((x << (63 - exponent)) >> 59 & 15) as i64
+}
+
+impl Busy {
+    fn new(shape: Shape) -> Busy {
+        Busy { columns: vec![1; shape.width], sum: 1, count: 1, rows: 0, base: 0, row_sum: 1, row_count: 0, column: 0 }
+    }
+
+    fn begin(&mut self, first: usize) {
+        // The column's mean is (2c + 1) / (2 rows + 1 / mean), the row's r / (count + 1 / mean), where r has 1 more: both begin
+        // as the mean of all, sum / count, as if a symbol of that had been seen.
+        self.base = sixteenths(self.sum) + sixteenths(self.count) - sixteenths(2 * self.rows * self.sum + self.count);
+        (self.row_sum, self.row_count, self.column) = (1, 0, first);
+    }
+
+    #[inline(always)]
+    fn context(&self) -> usize {
+        let column = sixteenths(self.columns[self.column].into());
+        let row = sixteenths(self.row_sum) - sixteenths(self.count + self.row_count * self.sum);
+        let octave = (self.base + column + row + 8) >> 4;
+        (octave - LOWEST).clamp(0, CONTEXTS as i64 - 1) as usize
+    }
+
+    #[inline(always)]
+    fn note(&mut self, symbol: u8) {
+        let distance = symbol.abs_diff(QUIET).min(NEAR);
+        self.columns[self.column] += 2 * u32::from(distance);
+        self.row_sum += u64::from(distance);
+        self.row_count += 1;
+        self.column += 1;
+    }
+
+    fn end(&mut self) {
+        self.sum += self.row_sum - 1;
+        self.count += self.row_count;
+        self.rows += 1;
+    }
+}
+
+/// Part of the bits of symbols without order that would be saved by knowing how busy each row and column is, by an octave.
+fn saving(symbols: &[u8], shape: Shape) -> f64 {
+    let (mut rows, mut columns) = (Vec::new(), vec![(0u32, 0u32); shape.width]);
+    for (row, first) in shape.rows(symbols.len()) {
+        let count = row.len() as u32;
+        let mut sum = 0;
+        for (&symbol, column) in symbols[row].iter().zip(&mut columns[first..]) {
+            let distance = u32::from(symbol.abs_diff(QUIET).min(NEAR));
+            sum += distance;
+            *column = (column.0 + distance, column.1 + 1);
+        }
+        rows.push((sum, count));
+    }
+    let total: f64 = rows.iter().map(|(sum, _)| f64::from(*sum)).sum();
+    let mean = total / symbols.len() as f64;
+    let octave = |&(sum, count): &(u32, u32)| match sum {
+        0 => LOWEST as i32,
+        _ => (f64::from(sum) / f64::from(count) / mean).log2().round() as i32,
+    };
+    let [rows, columns] = [rows, columns].map(|sums| sums.iter().map(octave).collect::<Vec<i32>>());
+    let mut counts = [[0u32; 256]; CONTEXTS];
+    for ((row, first), row_octave) in shape.rows(symbols.len()).zip(rows) {
+        for (&symbol, octave) in symbols[row].iter().zip(&columns[first..]) {
+            let context = (row_octave + octave - LOWEST as i32).clamp(0, CONTEXTS as i32 - 1);
+            counts[context as usize][usize::from(symbol)] += 1;
+        }
+    }
+    let known: f64 = counts.iter().map(|counts| bytes::entropy_bits(counts)).sum();
+    1.0 - known / bytes::entropy_bits(&huffman::histogram(symbols)).max(1.0)
+}
+
+#[cfg(test)]
+mod tests;
