@@ -10,6 +10,7 @@
 //! value is what the next state is a difference to. Wider ones, integers and what is not finite stay lossless.
 
 pub mod check_n_run;
+pub mod inshrinkerator;
 mod pack;
 #[cfg(test)]
 pub(crate) mod tests;
