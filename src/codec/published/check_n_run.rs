@@ -28,9 +28,9 @@ pub use quantizer::{Method, Search, l2_error};
 
 use std::io;
 
+use super::uniform::{self, Grid};
 use super::{Corrupt, Fit, State, System, Tensor, Tile, pack};
 use crate::entropy::{bytes, varint};
-use quantizer::Grid;
 
 /// First byte of a payload.
 pub const ID: u8 = 10;
@@ -115,7 +115,13 @@ impl System for CheckNRun {
             let row = start..start + length;
             let grid = quantizer::grid(method, self.bits, &x[row.clone()], &mut steps);
             let now = &mut values[row.clone()];
-            quantizer::quantize(grid, self.bits, &x[row.clone()], &mut codes[stored..stored + length], now);
+            uniform::quantize(
+                grid,
+                quantizer::levels(self.bits),
+                &x[row.clone()],
+                &mut codes[stored..stored + length],
+                now,
+            );
             let same = previous.map(|previous| &previous[row]).filter(|then| narrow.same(now, then));
             match same {
                 Some(then) => now.copy_from_slice(then),
@@ -172,7 +178,7 @@ impl System for CheckNRun {
         }
         let stored = flags.iter().filter(|&&flag| flag != 0).count();
         let grids: Vec<Grid> = if kind & SYMMETRIC != 0 {
-            pack::take_floats(payload, stored)?.into_iter().map(|max| Grid::symmetric(max, bits)).collect()
+            pack::take_floats(payload, stored)?.into_iter().map(|max| quantizer::symmetric(max, bits)).collect()
         } else {
             let (zeros, scales) = (pack::take_floats(payload, stored)?, pack::take_floats(payload, stored)?);
             zeros.into_iter().zip(scales).map(|(zero, scale)| Grid { zero, scale }).collect()
@@ -189,7 +195,7 @@ impl System for CheckNRun {
                 && let Some(grid) = grids.next()
             {
                 let (row, rest) = codes.split_at(length);
-                quantizer::dequantize(grid, row, &mut values[start..start + length]);
+                uniform::dequantize(grid, row, &mut values[start..start + length]);
                 codes = rest;
             }
             start += length;

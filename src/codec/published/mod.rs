@@ -10,10 +10,14 @@
 //! value is what the next state is a difference to. Wider ones, integers and what is not finite stay lossless.
 
 pub mod check_n_run;
+pub mod delta_dnn;
+pub mod gobo;
 pub mod inshrinkerator;
 mod pack;
+pub mod qd_compressor;
 #[cfg(test)]
 pub(crate) mod tests;
+mod uniform;
 
 use super::Corrupt;
 

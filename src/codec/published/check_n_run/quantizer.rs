@@ -1,6 +1,7 @@
 //! Uniform quantization of one row (section 5.2): symmetric, asymmetric, and adaptive asymmetric, whose range is found by a
 //! greedy search.
 
+use super::super::uniform::{self, Grid};
 use crate::entropy::level::{Level, multiversion};
 
 /// How a row's range is found.
@@ -36,33 +37,9 @@ impl Search {
     }
 }
 
-/// A row's grid: value = zero point + scale * code.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Grid {
-    /// x_min.
-    pub(super) zero: f32,
-    /// The step.
-    pub(super) scale: f32,
-}
-
-impl Grid {
-    fn between(min: f64, max: f64, bits: u32) -> Grid {
-        Grid { zero: min as f32, scale: ((max - min) / f64::from(levels(bits))) as f32 }
-    }
-
-    /// That of symmetric quantization, which is stored as its x_max alone.
-    pub(super) fn symmetric(max: f32, bits: u32) -> Grid {
-        Grid::between(-f64::from(max), f64::from(max), bits)
-    }
-
-    /// The value of a code. Rounded twice, each time in a way that IEEE defines; ends of f32's range stay finite.
-    #[inline(always)]
-    fn value(self, code: f64) -> f32 {
-        let value = (f64::from(self.zero) + f64::from(self.scale) * code) as f32;
-        // Comparisons rather than `clamp`, which does not become one instruction.
-        let value = if value > f32::MAX { f32::MAX } else { value };
-        if value < f32::MIN { f32::MIN } else { value }
-    }
+/// The grid of symmetric quantization, which is stored as its x_max alone.
+pub(super) fn symmetric(max: f32, bits: u32) -> Grid {
+    Grid::between(-f64::from(max), f64::from(max), levels(bits))
 }
 
 /// The largest code.
@@ -75,22 +52,20 @@ const LANES: usize = 32;
 
 /// Adding and taking it away again rounds an f32 from 0 to 2^22 to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
-/// The same for f64.
-const ROUNDER_F64: f64 = 6_755_399_441_055_744.0;
 
 /// The grid of a row (not empty, all finite). `steps`: a buffer to use again.
 pub(super) fn grid(method: Method, bits: u32, row: &[f32], steps: &mut Vec<f32>) -> Grid {
     let level = Level::detect();
     let (min, max) = extremes(level, row);
     match method {
-        Method::Symmetric => Grid::symmetric(max.max(-min), bits),
-        Method::Asymmetric => Grid::between(f64::from(min), f64::from(max), bits),
+        Method::Symmetric => symmetric(max.max(-min), bits),
+        Method::Asymmetric => Grid::between(f64::from(min), f64::from(max), levels(bits)),
         Method::Adaptive(search) => {
             let (low, high) = shrink(search, bits, row, (min, max), steps);
             let step = (f64::from(max) - f64::from(min)) / f64::from(search.bins.max(1));
             // Without a step taken, the ends are exactly those of the row.
             let (min, max) = (f64::from(min) + step * f64::from(low), f64::from(max) - step * f64::from(high));
-            Grid::between(min, max, bits)
+            Grid::between(min, max, levels(bits))
         }
     }
 }
@@ -188,43 +163,10 @@ fn miss(value: f32, levels: f32) -> f32 {
     value - ((clipped + ROUNDER) - ROUNDER)
 }
 
-/// Writes the row's codes and the values that they stand for.
-pub(super) fn quantize(grid: Grid, bits: u32, row: &[f32], codes: &mut [u8], values: &mut [f32]) {
-    // A row of one value, or whose range is below what f32 can divide: all codes 0.
-    let inverse = if grid.scale == 0.0 { 0.0 } else { 1.0 / f64::from(grid.scale) };
-    quantize_row(Level::detect(), row, grid, inverse, f64::from(levels(bits)), codes, values);
-}
-
-multiversion! {
-    fn quantize_row(row: &[f32], grid: Grid, inverse: f64, levels: f64, codes: &mut [u8], values: &mut [f32]) -> () {
-        for ((&x, code), value) in row.iter().zip(codes).zip(values) {
-            let steps = (f64::from(x) - f64::from(grid.zero)) * inverse;
-            let steps = if steps > 0.0 { steps } else { 0.0 };
-            let steps = if steps < levels { steps } else { levels };
-            let rounded = steps + ROUNDER_F64;
-            *code = rounded.to_bits() as u8;
-            *value = grid.value(rounded - ROUNDER_F64);
-        }
-    }
-}
-
-/// The values of a row's codes: those that [`quantize`] gave.
-pub(super) fn dequantize(grid: Grid, codes: &[u8], values: &mut [f32]) {
-    dequantize_row(Level::detect(), grid, codes, values);
-}
-
-multiversion! {
-    fn dequantize_row(grid: Grid, codes: &[u8], values: &mut [f32]) -> () {
-        for (&code, value) in codes.iter().zip(values) {
-            *value = grid.value(f64::from(code));
-        }
-    }
-}
-
 /// l2 error of a row (not empty, all finite) quantized so: the paper's measure, of which it takes the mean over rows.
 pub fn l2_error(method: Method, bits: u32, row: &[f32]) -> f64 {
     let (mut codes, mut values) = (vec![0; row.len()], vec![0.0; row.len()]);
-    quantize(grid(method, bits, row, &mut Vec::new()), bits, row, &mut codes, &mut values);
+    uniform::quantize(grid(method, bits, row, &mut Vec::new()), levels(bits), row, &mut codes, &mut values);
     let squares: f64 = row.iter().zip(&values).map(|(&x, &q)| (f64::from(x) - f64::from(q)).powi(2)).sum();
     squares.sqrt()
 }
@@ -238,13 +180,11 @@ mod tests {
     fn every_instruction_set_gives_the_same() {
         let row: Vec<f32> = (0..997).map(|i| ((i * 7919) % 1009) as f32 * 0.001 - 0.4).collect();
         let run = |level| {
-            let (mut steps, mut codes, mut values) = (vec![9.0; 3], vec![0; row.len()], vec![0.0; row.len()]);
+            let mut steps = vec![9.0; 3];
             let (min, max) = extremes(level, &row);
             to_steps(level, &row, min, 45.0 / (max - min), &mut steps);
             let errors = errors(level, &steps, 15.0, [(3.0, 44.0), (2.0, 43.0)]);
-            let grid = Grid::between(min.into(), max.into(), 4);
-            quantize_row(level, &row, grid, 1.0 / f64::from(grid.scale), 15.0, &mut codes, &mut values);
-            (min.to_bits(), max.to_bits(), errors.map(f32::to_bits), codes, values)
+            (min.to_bits(), max.to_bits(), errors.map(f32::to_bits))
         };
         let portable = run(Level::PORTABLE);
         for level in Level::available() {

@@ -32,9 +32,9 @@ proptest! {
         for method in METHODS {
             let grid = quantizer::grid(method, bits, &row, &mut Vec::new());
             let (mut codes, mut values) = (vec![0; row.len()], vec![0.0; row.len()]);
-            quantizer::quantize(grid, bits, &row, &mut codes, &mut values);
+            uniform::quantize(grid, quantizer::levels(bits), &row, &mut codes, &mut values);
             let mut again = vec![0.0; row.len()];
-            quantizer::dequantize(grid, &codes, &mut again);
+            uniform::dequantize(grid, &codes, &mut again);
             prop_assert_eq!(&again, &values);
             prop_assert!(codes.iter().all(|&code| u32::from(code) <= quantizer::levels(bits)));
             if !matches!(method, Method::Adaptive(_)) {

@@ -24,18 +24,25 @@ pub enum Coding {
     Rearranged,
 }
 
+impl Coding {
+    /// Levels that there may be.
+    fn most_levels(self) -> usize {
+        if self == Coding::Huffman { 256 } else { MOST_LEVELS }
+    }
+}
+
 /// Lengths with a symbol of their own.
 const SHORT: std::ops::RangeInclusive<usize> = 2..=15;
 /// Symbols that are not values.
 const LENGTHS: usize = 15;
-/// Levels that there may be.
+/// Levels that there may be, where run lengths share their alphabet.
 pub(crate) const MOST_LEVELS: usize = 256 - LENGTHS;
 
 const CODINGS: [Coding; 3] = [Coding::Huffman, Coding::RunLength, Coding::Rearranged];
 
 /// Appends the levels, all below `cycle`, as differences to `before` (as many, below `cycle` too), or to 0.
 pub(crate) fn encode(levels: &[u16], before: Option<&[u16]>, cycle: usize, coding: Coding, out: &mut Vec<u8>) {
-    debug_assert!((1..=MOST_LEVELS).contains(&cycle));
+    debug_assert!((1..=coding.most_levels()).contains(&cycle));
     out.push(CODINGS.iter().position(|&other| other == coding).unwrap_or(0) as u8);
     let difference = |now: u16, then: u16| ((usize::from(now) + cycle - usize::from(then)) % cycle) as u8;
     let mut differences = vec![0; levels.len()];
@@ -74,7 +81,7 @@ pub(crate) fn decode(
     let coding = *CODINGS.get(usize::from(pack::take_byte(payload)?)).ok_or(Corrupt("coding of levels"))?;
     let sound = before
         .is_none_or(|before| before.len() == levels.len() && before.iter().all(|&level| usize::from(level) < cycle));
-    if !(1..=MOST_LEVELS).contains(&cycle) || !sound {
+    if !(1..=coding.most_levels()).contains(&cycle) || !sound {
         return Err(Corrupt("levels of the state before"));
     }
     let mut differences = vec![0; levels.len()];
