@@ -109,11 +109,12 @@ impl System for CheckNRun {
         let previous = tile.previous.as_ref().map(|state| &state.values).filter(|values| values.len() == x.len());
         let narrow = if previous.is_some() { Narrow::of(x) } else { Narrow::Not };
         let (mut values, mut codes) = (vec![0.0; x.len()], vec![0; x.len()]);
-        let (mut flags, mut grids, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+        let lengths: Vec<usize> = row_lengths(tile.first, width, x.len()).collect();
+        let all = quantizer::grids(method, self.bits, x, &lengths);
+        let (mut flags, mut grids) = (Vec::new(), Vec::new());
         let (mut start, mut stored) = (0, 0);
-        for length in row_lengths(tile.first, width, x.len()) {
+        for (length, grid) in lengths.into_iter().zip(all) {
             let row = start..start + length;
-            let grid = quantizer::grid(method, self.bits, &x[row.clone()], &mut steps);
             let now = &mut values[row.clone()];
             uniform::quantize(
                 grid,

@@ -17,16 +17,23 @@ const MOST_VALUES: usize = 4096;
 /// Gain over asymmetric quantization, as a part of its error, that more work must bring. Below, the gain has tapered off.
 const TAPERED: f64 = 0.005;
 
+/// Some rows, one after the other.
+#[derive(Default)]
+pub(super) struct Sample {
+    pub(super) values: Vec<f32>,
+    pub(super) lengths: Vec<usize>,
+}
+
 /// Rows spread evenly over all tensors' tiles, without those that are constant or not finite.
-pub(super) fn sample(tensors: &[&dyn Tensor]) -> io::Result<Vec<Vec<f32>>> {
+pub(super) fn sample(tensors: &[&dyn Tensor]) -> io::Result<Sample> {
     let tiles: u64 = tensors.iter().map(|tensor| tensor.tiles() as u64).sum();
     let rows: u64 = tensors.iter().map(|tensor| tensor.rows().0).sum();
     let from = tiles.min(MOST_TILES);
     if from == 0 {
-        return Ok(Vec::new());
+        return Ok(Sample::default());
     }
     let each = ((rows as f64 * SHARE) as u64).max(LEAST_ROWS).div_ceil(from);
-    let mut sample = Vec::new();
+    let mut sample = Sample::default();
     let (mut next, mut start) = (0, 0);
     for tensor in tensors {
         let end = start + tensor.tiles() as u64;
@@ -41,7 +48,8 @@ pub(super) fn sample(tensors: &[&dyn Tensor]) -> io::Result<Vec<Vec<f32>>> {
                 from += length;
                 let varies = row.windows(2).any(|pair| pair[0] != pair[1]);
                 if chosen.binary_search(&(number as u64)).is_ok() && varies && row.iter().all(|x| x.is_finite()) {
-                    sample.push(row.to_vec());
+                    sample.values.extend_from_slice(row);
+                    sample.lengths.push(row.len());
                 }
             }
             next += 1;
@@ -57,9 +65,9 @@ fn at(i: u64, of: u64, n: u64) -> u64 {
 }
 
 /// The least `num_bins` and then the least `ratio` from which on more gain nothing worth it.
-pub(super) fn choose(bits: u32, rows: &[Vec<f32>]) -> Search {
+pub(super) fn choose(bits: u32, sample: &Sample) -> Search {
     let published = Search::published(bits);
-    let error = |method| rows.iter().map(|row| l2_error(method, bits, row)).sum::<f64>();
+    let error = |method| l2_error(method, bits, &sample.values, &sample.lengths);
     let plain = error(Method::Asymmetric);
     if plain == 0.0 {
         return published;

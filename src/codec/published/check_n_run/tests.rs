@@ -30,7 +30,7 @@ proptest! {
         bits in prop::sample::select(vec![2u32, 3, 4, 8]),
     ) {
         for method in METHODS {
-            let grid = quantizer::grid(method, bits, &row, &mut Vec::new());
+            let grid = quantizer::grids(method, bits, &row, &[row.len()])[0];
             let (mut codes, mut values) = (vec![0; row.len()], vec![0.0; row.len()]);
             uniform::quantize(grid, quantizer::levels(bits), &row, &mut codes, &mut values);
             let mut again = vec![0.0; row.len()];
@@ -42,7 +42,7 @@ proptest! {
                 prop_assert!(largest <= grid.scale * 0.5001 + 1e-4, "{largest} {}", grid.scale);
             }
         }
-        let [_, plain, adaptive] = METHODS.map(|method| l2_error(method, bits, &row));
+        let [_, plain, adaptive] = METHODS.map(|method| l2_error(method, bits, &row, &[row.len()]));
         prop_assert!(adaptive <= plain * 1.0001 + 1e-4, "{adaptive} {plain}");
     }
 }
@@ -55,7 +55,7 @@ fn search_is_the_papers() {
         let row: Vec<f32> = (0..16 + case * 5).map(|_| noise.normal().powi(3)).collect();
         for bits in [2, 3, 4] {
             let search = Search { bins: 20, percent: 60 };
-            let found = l2_error(Method::Adaptive(search), bits, &row);
+            let found = l2_error(Method::Adaptive(search), bits, &row, &[row.len()]);
             let levels = f64::from(quantizer::levels(bits));
             let error = |min: f64, max: f64| {
                 let scale = (max - min) / levels;
@@ -87,11 +87,10 @@ fn search_is_the_papers() {
 #[test]
 fn methods_rank_as_published() {
     let mut noise = Noise(4);
-    let rows: Vec<Vec<f32>> = (0..50)
-        .map(|_| (0..64).map(|_| 0.01 * noise.normal() + if noise.below(40) == 0 { 0.05 } else { 0.01 }).collect())
-        .collect();
+    let one = |_| 0.01 * noise.normal() + if noise.below(40) == 0 { 0.05 } else { 0.01 };
+    let rows = profile::Sample { values: (0..50 * 64).map(one).collect(), lengths: vec![64; 50] };
     for bits in [2, 3, 4] {
-        let mean = |method| rows.iter().map(|row| l2_error(method, bits, row)).sum::<f64>();
+        let mean = |method| l2_error(method, bits, &rows.values, &rows.lengths);
         let [symmetric, asymmetric, adaptive] = METHODS.map(mean);
         assert!(asymmetric < 0.95 * symmetric && adaptive < 0.95 * asymmetric, "{symmetric} {asymmetric} {adaptive}");
         let chosen = profile::choose(bits, &rows);
@@ -99,7 +98,7 @@ fn methods_rank_as_published() {
         assert!(profiled < asymmetric - 0.9 * (asymmetric - adaptive), "{chosen:?}");
     }
     // Nothing to gain, nothing to search.
-    let pairs: Vec<Vec<f32>> = (0..10).map(|i| vec![0.0, i as f32]).collect();
+    let pairs = profile::Sample { values: (0..20).map(|i| (i % 2) as f32).collect(), lengths: vec![2; 10] };
     assert_eq!(profile::choose(4, &pairs), Search::published(4));
 }
 
