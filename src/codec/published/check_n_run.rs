@@ -8,9 +8,10 @@
 //! - Bits by the expected restores (section 6.2.1): [`bits_for`], [`bits_after`].
 //!
 //! The paper tracks on the GPU which rows a step touches. Here a row counts as modified if its quantization differs from the
-//! state it refers to: quantizing the same values gives the same bits, so a row that training left alone is found, unless
-//! the profile has chosen other search parameters since. Where the tensor's type is narrower than f32, so is the comparison.
-//! A weight matrix is treated by rows as well, and a row that a tile's border cuts is two.
+//! state it refers to: quantizing the same values gives the same bits, so a row that training left alone is found. For that
+//! a chain keeps its search parameters as long as some rows stay as they are (see `profile`). Where the tensor's type is
+//! narrower than f32, so is the comparison. A weight matrix is treated by rows as well, and a row that a tile's border cuts
+//! is two.
 //!
 //! Payload: [`ID`]; bits, +16 for symmetric, +128 for differential; varint width of a row; varint elements of the first one,
 //! which may be cut; if differential, length and payload of the flags ([`bytes`]), 1 for each row that follows; zero points of

@@ -12,11 +12,13 @@ const METHODS: [Method; 3] =
 #[test]
 fn all_conform() {
     for bits in [2, 3, 4, 8] {
-        conforms(&system(bits));
         for method in METHODS {
             conforms(&system(bits).with(method));
         }
     }
+    // One with a profile of each checkpoint, one without.
+    conforms(&system(3));
+    conforms(&system(8));
     assert!(CheckNRun::new(5).is_none());
     assert_eq!(system(4).name(), "check-n-run-4");
     assert_eq!(system(8).with(Method::Symmetric).name(), "check-n-run-8-symmetric");
@@ -88,7 +90,7 @@ fn search_is_the_papers() {
 fn methods_rank_as_published() {
     let mut noise = Noise(4);
     let one = |_| 0.01 * noise.normal() + if noise.below(40) == 0 { 0.05 } else { 0.01 };
-    let rows = profile::Sample { values: (0..50 * 64).map(one).collect(), lengths: vec![64; 50] };
+    let rows = profile::Sample { values: (0..50 * 64).map(one).collect(), lengths: vec![64; 50], ..Default::default() };
     for bits in [2, 3, 4] {
         let mean = |method| l2_error(method, bits, &rows.values, &rows.lengths);
         let [symmetric, asymmetric, adaptive] = METHODS.map(mean);
@@ -98,7 +100,11 @@ fn methods_rank_as_published() {
         assert!(profiled < asymmetric - 0.9 * (asymmetric - adaptive), "{chosen:?}");
     }
     // Nothing to gain, nothing to search.
-    let pairs = profile::Sample { values: (0..20).map(|i| (i % 2) as f32).collect(), lengths: vec![2; 10] };
+    let pairs = profile::Sample {
+        values: (0..20).map(|i| (i % 2) as f32).collect(),
+        lengths: vec![2; 10],
+        ..Default::default()
+    };
     assert_eq!(profile::choose(4, &pairs), Search::published(4));
 }
 
@@ -121,6 +127,29 @@ fn rows_left_alone_cost_a_flag() {
     // Full baselines are what is written without a state to refer to.
     table.previous = None;
     assert!((full..full + 40).contains(&checkpoint(&system(4), std::slice::from_ref(&table), 2).remove(0).1));
+}
+
+/// A profile of other values finds other parameters; rows that are as they were must not be stored again for it.
+#[test]
+fn a_chain_keeps_its_parameters() {
+    let mut noise = Noise(7);
+    let mut others = 0;
+    for bits in [2, 3, 4] {
+        let mut table = Made { tile: 40_000, ..Made::layer("emb", 2000, 32, &mut noise) };
+        let first = checkpoint(&system(bits), std::slice::from_ref(&table), 0).remove(0);
+        let parameters = |table: &Made| system(bits).fit(&[table], 0).unwrap();
+        let before = parameters(&table);
+        // Half of the rows become quite another distribution.
+        for row in table.values.chunks_mut(32).step_by(2) {
+            row.iter_mut().for_each(|x| *x = noise.normal().powi(5));
+        }
+        others += usize::from(parameters(&table) != before);
+        table.previous = Some(first.0);
+        assert_eq!(parameters(&table), before);
+        let next = checkpoint(&system(bits), std::slice::from_ref(&table), 1).remove(0);
+        assert!(next.1 < first.1 * 11 / 20, "{} {}", next.1, first.1);
+    }
+    assert!(others > 0);
 }
 
 #[test]
