@@ -51,6 +51,12 @@ pub fn encode_rows(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     }
 }
 
+/// Appends the payload of `symbols` without blocks and zero runs: for other systems' formats, whose Huffman codes are of single
+/// symbols. [`decode`] takes it.
+pub(crate) fn encode_plain(symbols: &[u8], out: &mut Vec<u8>) {
+    encode_within(symbols, Modes::WITHIN_BLOCKS, out);
+}
+
 /// Fills `out` from the payload of exactly that many symbols.
 pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     decode_within(payload, Modes::ALL, out)

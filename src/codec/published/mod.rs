@@ -9,6 +9,16 @@
 //! Values are f32. Narrower types are widened exactly before, and the reconstruction is rounded to the type after; that rounded
 //! value is what the next state is a difference to. Wider ones, integers and what is not finite stay lossless.
 
+pub mod check_n_run;
+pub mod delta_dnn;
+pub mod gobo;
+pub mod inshrinkerator;
+mod pack;
+pub mod qd_compressor;
+#[cfg(test)]
+pub(crate) mod tests;
+mod uniform;
+
 use super::Corrupt;
 
 /// One tensor of a checkpoint, a tile at a time: never all of it in memory.

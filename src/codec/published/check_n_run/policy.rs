@@ -1,0 +1,79 @@
+//! When a checkpoint is a full baseline, what a differential one refers to (section 5.1), and how many bits follow from the
+//! restores that are expected (section 6.2.1).
+
+/// Which checkpoints are full, and what the others are differences to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// One full baseline, all others differ from that.
+    OneShot,
+    /// One full baseline, each other differs from the one before.
+    Consecutive,
+    /// As one-shot, with a new baseline when the predictor expects it to pay. The paper's default.
+    Intermittent,
+}
+
+/// What the next checkpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// All rows.
+    Full,
+    /// The rows modified since the last full one.
+    SinceBaseline,
+    /// The rows modified since the last one.
+    SincePrevious,
+}
+
+/// A policy and what it remembers.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    kind: Kind,
+    /// Sizes of the differential checkpoints since the baseline, as fractions of its size: S_1 to S_i. None before the first
+    /// baseline.
+    sizes: Option<Vec<f64>>,
+}
+
+impl Policy {
+    /// Before the first checkpoint.
+    pub fn new(kind: Kind) -> Policy {
+        Policy { kind, sizes: None }
+    }
+
+    /// What the next checkpoint is to be.
+    ///
+    /// The predictor of the intermittent policy: a new baseline makes the next i + 1 intervals cost what the past ones did,
+    /// F_c = 1 + S_1 + ... + S_i; without one each costs S_i at least, I_c = (i + 1) S_i; it is made if F_c <= I_c. Right after
+    /// a baseline (i = 0) there is no history, and a difference follows.
+    pub fn next(&self) -> Step {
+        let Some(sizes) = &self.sizes else { return Step::Full };
+        match self.kind {
+            Kind::OneShot => Step::SinceBaseline,
+            Kind::Consecutive => Step::SincePrevious,
+            Kind::Intermittent => {
+                let Some(last) = sizes.last() else { return Step::SinceBaseline };
+                let renewed = 1.0 + sizes.iter().sum::<f64>();
+                if renewed <= (sizes.len() + 1) as f64 * last { Step::Full } else { Step::SinceBaseline }
+            }
+        }
+    }
+
+    /// Notes what was written; `size` as a fraction of the full baseline (of no matter for a full one).
+    pub fn wrote(&mut self, step: Step, size: f64) {
+        match (step, &mut self.sizes) {
+            (Step::SinceBaseline | Step::SincePrevious, Some(sizes)) => sizes.push(size),
+            _ => self.sizes = Some(Vec::new()),
+        }
+    }
+}
+
+/// Restores that a bit width stands, at the paper's limit of .01% of accuracy: 2 bits one, 3 bits three, 4 bits twenty.
+const STANDS: [(u32, u32); 3] = [(1, 2), (3, 3), (20, 4)];
+
+/// Bit width for so many restores to be expected over a training.
+pub fn bits_for(restores: u32) -> u32 {
+    STANDS.iter().find(|&&(most, _)| restores <= most).map_or(8, |&(_, bits)| bits)
+}
+
+/// Bit width from now on: that for `expected` restores until there were more than those, 8 after.
+pub fn bits_after(expected: u32, restores: u32) -> u32 {
+    if restores > expected { 8 } else { bits_for(expected) }
+}

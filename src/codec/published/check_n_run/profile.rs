@@ -1,0 +1,153 @@
+//! Parameters of the greedy search from a small sample of the checkpoint (section 5.2, "Parameter selection").
+
+use std::io;
+
+use super::super::{Tensor, Tile};
+use super::quantizer::{Method, Search, l2_error, levels};
+use super::{Narrow, quantizer, row_lengths, uniform};
+
+/// Share of the rows in the sample: the paper's .001%.
+const SHARE: f64 = 0.00001;
+/// Rows in the sample at least: fewer would say little about a model of the size people try this with.
+const LEAST_ROWS: u64 = 128;
+/// Tiles that the sample is taken from at most; reading them is what the profile costs.
+const MOST_TILES: u64 = 64;
+/// Values of a row that are looked at: a vector is a single row, however long.
+const MOST_VALUES: usize = 1024;
+/// Gain over asymmetric quantization, as a part of its error, that more work must bring. Below, the gain has tapered off.
+const TAPERED: f64 = 0.005;
+
+/// Some rows, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Sample {
+    pub(super) values: Vec<f32>,
+    pub(super) lengths: Vec<usize>,
+    /// Those that are whole and that there is a state before of.
+    pub(super) chained: Chained,
+}
+
+/// Rows, one after the other, and what they were in the state before.
+#[derive(Debug, Default)]
+pub(super) struct Chained {
+    values: Vec<f32>,
+    before: Vec<f32>,
+    lengths: Vec<usize>,
+}
+
+impl Sample {
+    /// Adds `each` rows of a tile, spread evenly, without those that are constant or not finite.
+    fn add(&mut self, tile: &Tile, width: u64, each: u64) {
+        let lengths: Vec<usize> = row_lengths(tile.first, width, tile.values.len()).collect();
+        let rows = lengths.len() as u64;
+        let take = each.min(rows);
+        let mut chosen = (0..take).map(|i| at(i, rows, take) as usize).peekable();
+        let before = tile.previous.as_ref().map(|state| &state.values).filter(|then| then.len() == tile.values.len());
+        let mut start = 0;
+        for (number, length) in lengths.into_iter().enumerate() {
+            let whole = start..start + length;
+            let row = &tile.values[start..start + length.min(MOST_VALUES)];
+            start += length;
+            if chosen.next_if_eq(&number).is_none() {
+                continue;
+            }
+            if row.iter().all(|x| x.is_finite()) && row.windows(2).any(|pair| pair[0] != pair[1]) {
+                self.values.extend_from_slice(row);
+                self.lengths.push(row.len());
+                if let Some(before) = before.filter(|_| length <= MOST_VALUES) {
+                    self.chained.values.extend_from_slice(row);
+                    self.chained.before.extend_from_slice(&before[whole]);
+                    self.chained.lengths.push(length);
+                }
+            }
+        }
+    }
+}
+
+/// Rows spread evenly over all tensors' tiles.
+pub(super) fn sample(tensors: &[&dyn Tensor]) -> io::Result<Sample> {
+    let tiles: u64 = tensors.iter().map(|tensor| tensor.tiles() as u64).sum();
+    let rows: u64 = tensors.iter().map(|tensor| tensor.rows().0).sum();
+    let mut sample = Sample::default();
+    let from = tiles.min(MOST_TILES);
+    if from == 0 {
+        return Ok(sample);
+    }
+    let each = ((rows as f64 * SHARE) as u64).max(LEAST_ROWS).div_ceil(from);
+    let (mut next, mut start) = (0, 0);
+    for tensor in tensors {
+        let end = start + tensor.tiles() as u64;
+        while next < from && at(next, tiles, from) < end {
+            let tile = tensor.tile((at(next, tiles, from) - start) as usize)?;
+            sample.add(&tile, tensor.rows().1, each);
+            next += 1;
+        }
+        start = end;
+    }
+    Ok(sample)
+}
+
+/// Place of sample number `i` of `n` among `of`: the middle of its share.
+fn at(i: u64, of: u64, n: u64) -> u64 {
+    (2 * i + 1) * of / (2 * n)
+}
+
+/// All values of `num_bins` that are tried, and all of `ratio` in percent.
+fn bins() -> impl Iterator<Item = u16> {
+    (1..=10).map(|i| 5 * i)
+}
+fn percents() -> impl Iterator<Item = u8> {
+    (1..=10).map(|i| 10 * i)
+}
+
+/// The parameters that the state before was quantized with, if rows that are as they were tell: others would give these rows
+/// other values and so make them modified ones. Else the least `num_bins` and then the least `ratio` from which on more gain
+/// nothing worth it.
+pub(super) fn choose(bits: u32, sample: &Sample) -> Search {
+    let fresh = taper(bits, sample);
+    if sample.chained.lengths.is_empty() {
+        return fresh;
+    }
+    // What was just found counts before all others that explain as many rows.
+    let others = bins().flat_map(|bins| percents().map(move |percent| Search { bins, percent }));
+    let mut best = (explained(bits, &sample.chained, fresh), fresh);
+    for search in others {
+        let rows = explained(bits, &sample.chained, search);
+        if rows > best.0 {
+            best = (rows, search);
+        }
+    }
+    best.1
+}
+
+/// Rows whose state before is what these parameters make of them now.
+fn explained(bits: u32, rows: &Chained, search: Search) -> usize {
+    let (mut codes, mut values) = (vec![0; rows.values.len()], vec![0.0; rows.values.len()]);
+    let (mut start, mut explained) = (0, 0);
+    for (grid, length) in
+        quantizer::grids(Method::Adaptive(search), bits, &rows.values, &rows.lengths).into_iter().zip(&rows.lengths)
+    {
+        let range = start..start + length;
+        let (row, now) = (&rows.values[range.clone()], &mut values[range.clone()]);
+        uniform::quantize(grid, levels(bits), row, &mut codes[range.clone()], now);
+        explained += usize::from(Narrow::of(row).same(now, &rows.before[range]));
+        start += length;
+    }
+    explained
+}
+
+/// The parameters from which on the gain tapers off.
+fn taper(bits: u32, sample: &Sample) -> Search {
+    let published = Search::published(bits);
+    let error = |method| l2_error(method, bits, &sample.values, &sample.lengths);
+    let plain = error(Method::Asymmetric);
+    if plain == 0.0 {
+        return published;
+    }
+    let least = |searches: Vec<Search>| {
+        let gains: Vec<f64> = searches.iter().map(|&search| 1.0 - error(Method::Adaptive(search)) / plain).collect();
+        let most = gains.iter().copied().fold(0.0, f64::max);
+        searches.into_iter().zip(gains).find(|&(_, gain)| gain >= most - TAPERED).map(|(search, _)| search)
+    };
+    let found = least(bins().map(|bins| Search { bins, percent: 100 }).collect()).unwrap_or(published);
+    least(percents().map(|percent| Search { percent, ..found }).collect()).unwrap_or(found)
+}

@@ -1,0 +1,216 @@
+use super::super::tests::{Made, Noise, checkpoint, conforms};
+use super::*;
+use proptest::prelude::*;
+
+fn system(bits: u32) -> CheckNRun {
+    CheckNRun::new(bits).unwrap()
+}
+
+const METHODS: [Method; 3] =
+    [Method::Symmetric, Method::Asymmetric, Method::Adaptive(Search { bins: 25, percent: 100 })];
+
+#[test]
+fn all_conform() {
+    for bits in [2, 3, 4, 8] {
+        for method in METHODS {
+            conforms(&system(bits).with(method));
+        }
+    }
+    // One with a profile of each checkpoint, one without.
+    conforms(&system(3));
+    conforms(&system(8));
+    assert!(CheckNRun::new(5).is_none());
+    assert_eq!(system(4).name(), "check-n-run-4");
+    assert_eq!(system(8).with(Method::Symmetric).name(), "check-n-run-8-symmetric");
+}
+
+proptest! {
+    /// The error model: half a step where the range is the row's own, and the search never does worse than it.
+    #[test]
+    fn errors_are_within_half_a_step(
+        row in prop::collection::vec(-100f32..100.0, 1..300),
+        bits in prop::sample::select(vec![2u32, 3, 4, 8]),
+    ) {
+        for method in METHODS {
+            let grid = quantizer::grids(method, bits, &row, &[row.len()])[0];
+            let (mut codes, mut values) = (vec![0; row.len()], vec![0.0; row.len()]);
+            uniform::quantize(grid, quantizer::levels(bits), &row, &mut codes, &mut values);
+            let mut again = vec![0.0; row.len()];
+            uniform::dequantize(grid, &codes, &mut again);
+            prop_assert_eq!(&again, &values);
+            prop_assert!(codes.iter().all(|&code| u32::from(code) <= quantizer::levels(bits)));
+            if !matches!(method, Method::Adaptive(_)) {
+                let largest = row.iter().zip(&values).map(|(x, q)| (x - q).abs()).fold(0.0, f32::max);
+                prop_assert!(largest <= grid.scale * 0.5001 + 1e-4, "{largest} {}", grid.scale);
+            }
+        }
+        let [_, plain, adaptive] = METHODS.map(|method| l2_error(method, bits, &row, &[row.len()]));
+        prop_assert!(adaptive <= plain * 1.0001 + 1e-4, "{adaptive} {plain}");
+    }
+}
+
+/// The greedy search, value by value in f64 and straight from the paper, finds the same range.
+#[test]
+fn search_is_the_papers() {
+    let mut noise = Noise(3);
+    for case in 0..40 {
+        let row: Vec<f32> = (0..16 + case * 5).map(|_| noise.normal().powi(3)).collect();
+        for bits in [2, 3, 4] {
+            let search = Search { bins: 20, percent: 60 };
+            let found = l2_error(Method::Adaptive(search), bits, &row, &[row.len()]);
+            let levels = f64::from(quantizer::levels(bits));
+            let error = |min: f64, max: f64| {
+                let scale = (max - min) / levels;
+                let one = |&x: &f32| {
+                    let code = ((f64::from(x).clamp(min, max) - min) / scale).round_ties_even();
+                    (f64::from(x) - (min + scale * code)).powi(2)
+                };
+                row.iter().map(one).sum::<f64>().sqrt()
+            };
+            let mut min = f64::from(row.iter().copied().fold(f32::MAX, f32::min));
+            let mut max = f64::from(row.iter().copied().fold(f32::MIN, f32::max));
+            let step = (max - min) / 20.0;
+            let mut best = error(min, max);
+            for _ in 0..12 {
+                let (up, down) = (error(min + step, max), error(min, max - step));
+                if up < down {
+                    min += step
+                } else {
+                    max -= step
+                }
+                best = best.min(up.min(down));
+            }
+            assert!((found / best - 1.0).abs() < 1e-3, "{found} {best}");
+        }
+    }
+}
+
+/// What figures 9 to 11 show: asymmetric beats symmetric on rows that are not, adaptive beats both with few bits.
+#[test]
+fn methods_rank_as_published() {
+    let mut noise = Noise(4);
+    let one = |_| 0.01 * noise.normal() + if noise.below(40) == 0 { 0.05 } else { 0.01 };
+    let rows = profile::Sample { values: (0..50 * 64).map(one).collect(), lengths: vec![64; 50], ..Default::default() };
+    for bits in [2, 3, 4] {
+        let mean = |method| l2_error(method, bits, &rows.values, &rows.lengths);
+        let [symmetric, asymmetric, adaptive] = METHODS.map(mean);
+        assert!(asymmetric < 0.95 * symmetric && adaptive < 0.95 * asymmetric, "{symmetric} {asymmetric} {adaptive}");
+        let chosen = profile::choose(bits, &rows);
+        let profiled = mean(Method::Adaptive(chosen));
+        assert!(profiled < asymmetric - 0.9 * (asymmetric - adaptive), "{chosen:?}");
+    }
+    // Nothing to gain, nothing to search.
+    let pairs = profile::Sample {
+        values: (0..20).map(|i| (i % 2) as f32).collect(),
+        lengths: vec![2; 10],
+        ..Default::default()
+    };
+    assert_eq!(profile::choose(4, &pairs), Search::published(4));
+}
+
+#[test]
+fn rows_left_alone_cost_a_flag() {
+    let mut noise = Noise(6);
+    let mut table = Made { tile: 10_000, ..Made::layer("emb", 500, 32, &mut noise) };
+    let first = checkpoint(&system(4), std::slice::from_ref(&table), 0).remove(0);
+    // Half a byte each, a scale and a zero point.
+    let full = 500 * (16 + 8);
+    assert!((full..full + 40).contains(&first.1), "{}", first.1);
+    table.previous = Some(first.0);
+    let same = checkpoint(&system(4), std::slice::from_ref(&table), 1).remove(0);
+    assert!(same.1 < 30, "{}", same.1);
+    for row in [3, 77, 400] {
+        table.values[row * 32..(row + 1) * 32].iter_mut().for_each(|x| *x += 0.01 * noise.normal());
+    }
+    let few = checkpoint(&system(4), std::slice::from_ref(&table), 1).remove(0);
+    assert!((3 * 24..3 * 24 + 60).contains(&few.1), "{}", few.1);
+    // Full baselines are what is written without a state to refer to.
+    table.previous = None;
+    assert!((full..full + 40).contains(&checkpoint(&system(4), std::slice::from_ref(&table), 2).remove(0).1));
+}
+
+/// A profile of other values finds other parameters; rows that are as they were must not be stored again for it.
+#[test]
+fn a_chain_keeps_its_parameters() {
+    let mut noise = Noise(7);
+    let mut others = 0;
+    for bits in [2, 3, 4] {
+        let mut table = Made { tile: 40_000, ..Made::layer("emb", 2000, 32, &mut noise) };
+        let first = checkpoint(&system(bits), std::slice::from_ref(&table), 0).remove(0);
+        let parameters = |table: &Made| system(bits).fit(&[table], 0).unwrap();
+        let before = parameters(&table);
+        // Half of the rows become quite another distribution.
+        for row in table.values.chunks_mut(32).step_by(2) {
+            row.iter_mut().for_each(|x| *x = noise.normal().powi(5));
+        }
+        others += usize::from(parameters(&table) != before);
+        table.previous = Some(first.0);
+        assert_eq!(parameters(&table), before);
+        let next = checkpoint(&system(bits), std::slice::from_ref(&table), 1).remove(0);
+        assert!(next.1 < first.1 * 11 / 20, "{} {}", next.1, first.1);
+    }
+    assert!(others > 0);
+}
+
+#[test]
+fn rows_cover_a_tile() {
+    for (first, width, elements) in
+        [(0, 7, 30), (5, 7, 30), (6, 7, 1), (14, 7, 3), (3, 1, 4), (9, u64::MAX, 12), (0, 0, 0)]
+    {
+        let lengths: Vec<usize> = row_lengths(first, width, elements).collect();
+        assert_eq!(lengths.iter().sum::<usize>(), elements);
+        let mut place = first;
+        for length in lengths {
+            assert!(place == first || place % width == 0);
+            assert!((place % width) + length as u64 <= width);
+            place += length as u64;
+        }
+    }
+}
+
+/// Figure 15: with rows that grow as published, a new baseline comes at the eighth interval or so.
+#[test]
+fn intermittent_follows_its_predictor() {
+    let mut policy = Policy::new(Kind::Intermittent);
+    assert_eq!(policy.next(), Step::Full);
+    policy.wrote(Step::Full, 1.0);
+    let (mut sizes, mut full) = (vec![], 0);
+    for interval in 1..30 {
+        let step = policy.next();
+        // Rows touched i intervals after a baseline.
+        let size = 0.27 * (f64::from(interval - full)).powf(0.35);
+        if step == Step::Full {
+            let (sum, last) = (1.0 + sizes.iter().sum::<f64>(), sizes[sizes.len() - 1]);
+            assert!(sum <= (sizes.len() + 1) as f64 * last);
+            assert!((6..=14).contains(&(interval - full)), "{}", interval - full);
+            (sizes, full) = (vec![], interval);
+        } else {
+            assert_eq!(step, Step::SinceBaseline);
+            sizes.push(size);
+        }
+        policy.wrote(step, size);
+    }
+    assert!(full > 0);
+    // Sizes that do not grow never make a baseline pay.
+    let mut steady = Policy::new(Kind::Intermittent);
+    for _ in 0..100 {
+        let step = steady.next();
+        steady.wrote(step, 0.2);
+    }
+    assert_eq!(steady.next(), Step::SinceBaseline);
+    for (kind, step) in [(Kind::OneShot, Step::SinceBaseline), (Kind::Consecutive, Step::SincePrevious)] {
+        let mut policy = Policy::new(kind);
+        assert_eq!(policy.next(), Step::Full);
+        policy.wrote(Step::Full, 1.0);
+        for _ in 0..20 {
+            assert_eq!(policy.next(), step);
+            policy.wrote(step, 0.9);
+        }
+    }
+}
+
+#[test]
+fn bits_follow_restores() {
+    assert_eq!([0, 1, 2, 3, 4, 20, 21, 500].map(bits_for), [2, 2, 3, 3, 4, 4, 8, 8]);
+    assert_eq!([bits_after(1, 1), bits_after(1, 2), bits_after(20, 20), bits_after(3, 4)], [2, 8, 4, 8]);
+}

@@ -1,0 +1,185 @@
+//! Delta-DNN (Hu et al., ICPP 2020): the difference to the state before, quantized uniformly within an error bound that is one
+//! for the whole model.
+//!
+//! M = floor((A - B) / (2 log(1 + e)) + 1/2) and A' = B + 2 log(1 + e) M, e the relative error bound that gives the system its
+//! parameter; M is then coded without loss. The bound is searched for by a score of accuracy and size ([`choose_bound`]).
+//! Known here from public descriptions and from Inshrinkerator's section 11. The paper hands M to a general compressor; here it
+//! goes through [`ints`], and a first state, or one whose M leave 30 bits, is stored without loss.
+//!
+//! Payload: [`ID`]; 0 and a lossless tile, or 1, the step as f64 and an `ints` payload.
+
+use std::io;
+
+use super::{Corrupt, Fit, State, System, Tensor, Tile, pack};
+use crate::codec::{Dtype, lossless};
+use crate::entropy::ints;
+
+/// First byte of a payload.
+pub const ID: u8 = 31;
+
+const LOSSLESS: u8 = 0;
+const DIFFERENCE: u8 = 1;
+/// Largest M; far above what a bound that is worth anything leads to.
+const MOST: f64 = (1u32 << 30) as f64;
+
+/// The system with its error bound.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaDnn {
+    bound: f64,
+}
+
+impl DeltaDnn {
+    /// The bound e, above 1e-9 and at most 1; none for others.
+    pub fn new(bound: f64) -> Option<DeltaDnn> {
+        (bound > 1e-9 && bound <= 1.0).then_some(DeltaDnn { bound })
+    }
+}
+
+impl System for DeltaDnn {
+    fn name(&self) -> String {
+        format!("delta-dnn-{:e}", self.bound)
+    }
+
+    fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
+        Ok(vec![(2.0 * self.bound.ln_1p()).to_le_bytes().to_vec(); tensors.len()])
+    }
+
+    fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
+        let step = f64::from_le_bytes(*fit.first_chunk()?);
+        if !tile.values.iter().all(|x| x.is_finite()) {
+            return None;
+        }
+        let before =
+            tile.previous.as_ref().map(|state| &state.values).filter(|before| before.len() == tile.values.len());
+        let before = before.filter(|before| before.iter().all(|x| x.is_finite()));
+        if let Some(m) = before.and_then(|before| multiples(&tile.values, before, step)) {
+            out.extend_from_slice(&[ID, DIFFERENCE]);
+            out.extend_from_slice(&step.to_le_bytes());
+            ints::encode(&m, out);
+            return before.map(|before| State { values: add(before, step, &m), bins: None });
+        }
+        out.extend_from_slice(&[ID, LOSSLESS]);
+        let mut bytes = Vec::with_capacity(4 * tile.values.len());
+        pack::put_floats(&tile.values, &mut bytes);
+        lossless::encode(Dtype::F32, &bytes, None, out);
+        Some(State { values: tile.values.clone(), bins: None })
+    }
+
+    fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
+        if pack::take_byte(&mut payload)? != ID {
+            return Err(Corrupt("not of Delta-DNN"));
+        }
+        if pack::take_byte(&mut payload)? == LOSSLESS {
+            let mut bytes = vec![0; len * 4];
+            lossless::decode(Dtype::F32, payload, None, &mut bytes)?;
+            return Ok(State { values: pack::take_floats(&mut bytes.as_slice(), len)?, bins: None });
+        }
+        let before = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let (step, rest) = payload.split_first_chunk().ok_or(Corrupt("truncated step"))?;
+        let step = f64::from_le_bytes(*step);
+        // No bound leads outside; nothing that is added up can then be infinite or NaN.
+        if !(step > 0.0 && step < 2.0) {
+            return Err(Corrupt("step of a difference"));
+        }
+        let mut m = vec![0; len];
+        ints::decode(rest, &mut m)?;
+        Ok(State { values: add(&before.values, step, &m), bins: None })
+    }
+}
+
+/// M of each value, if all are in range.
+fn multiples(now: &[f32], before: &[f32], step: f64) -> Option<Vec<i32>> {
+    let mut largest = 0f64;
+    let one = |(&now, &before): (&f32, &f32)| {
+        let m = ((f64::from(now) - f64::from(before)) / step + 0.5).floor();
+        largest = largest.max(m.abs());
+        m as i32
+    };
+    let m = now.iter().zip(before).map(one).collect();
+    (largest <= MOST).then_some(m)
+}
+
+/// A' of each value: two roundings in f64, one to f32, and never beyond its range.
+fn add(before: &[f32], step: f64, m: &[i32]) -> Vec<f32> {
+    let one =
+        |(&before, &m): (&f32, &i32)| ((f64::from(before) + step * f64::from(m)) as f32).clamp(f32::MIN, f32::MAX);
+    before.iter().zip(m).map(one).collect()
+}
+
+/// What a bound was measured to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Measured {
+    /// Accuracy that is left, as a part of that without loss.
+    pub accuracy: f64,
+    /// Compression ratio.
+    pub ratio: f64,
+}
+
+/// The bound with the best score: `weight` times the accuracy left plus 1 - `weight` times the ratio as a part of the best
+/// ratio of all. Of equals the smallest. `None` without candidates, or where nothing could be scored.
+///
+/// # Errors
+/// What `measure` reports.
+pub fn choose_bound<E>(
+    bounds: &[f64],
+    weight: f64,
+    mut measure: impl FnMut(f64) -> Result<Measured, E>,
+) -> Result<Option<f64>, E> {
+    let mut measured = bounds.iter().map(|&bound| Ok((bound, measure(bound)?))).collect::<Result<Vec<_>, E>>()?;
+    measured.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let best_ratio = measured.iter().map(|(_, measured)| measured.ratio).fold(0.0, f64::max);
+    let mut best: Option<(f64, f64)> = None;
+    for (bound, Measured { accuracy, ratio }) in measured {
+        let score = weight * accuracy + (1.0 - weight) * if best_ratio > 0.0 { ratio / best_ratio } else { 0.0 };
+        if score.is_finite() && best.is_none_or(|(least, _)| score > least) {
+            best = Some((score, bound));
+        }
+    }
+    Ok(best.map(|(_, bound)| bound))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Made, Noise, checkpoint, conforms};
+    use super::*;
+
+    #[test]
+    fn all_conform() {
+        for bound in [1e-8, 1e-3, 1.0] {
+            conforms(&DeltaDnn::new(bound).unwrap());
+        }
+        assert!([0.0, -1.0, 1.5, f64::NAN].iter().all(|&bound| DeltaDnn::new(bound).is_none()));
+        assert_eq!(DeltaDnn::new(0.001).unwrap().name(), "delta-dnn-1e-3");
+    }
+
+    #[test]
+    fn errors_stay_within_the_bound_and_do_not_add_up() {
+        let mut noise = Noise(3);
+        let mut layer = Made { tile: 5000, ..Made::layer("w", 50, 100, &mut noise) };
+        let system = DeltaDnn::new(1e-3).unwrap();
+        for position in 0..5 {
+            let (states, bytes) = checkpoint(&system, std::slice::from_ref(&layer), position).remove(0);
+            let bound = 1e-3f64.ln_1p() * (1.0 + 1e-6) + 1e-9;
+            for (&w, &r) in layer.values.iter().zip(&states[0].values) {
+                assert!((f64::from(w) - f64::from(r)).abs() <= bound, "{w} {r}");
+            }
+            // Without loss at first; then steps of about two of these bounds.
+            assert!(if position == 0 { bytes > 10_000 } else { bytes < 2_500 }, "{position} {bytes}");
+            layer.previous = Some(states);
+            layer.values.iter_mut().for_each(|w| *w += 0.002 * noise.normal());
+        }
+    }
+
+    #[test]
+    fn bounds_are_scored() {
+        let measure = |bound: f64| Ok::<_, ()>(Measured { accuracy: 1.0 - bound, ratio: (bound * 1e6).ln() });
+        let bounds = [1e-1, 1e-2, 1e-3, 1e-4];
+        assert_eq!(choose_bound(&bounds, 1.0, measure), Ok(Some(1e-4)));
+        assert_eq!(choose_bound(&bounds, 0.0, measure), Ok(Some(1e-1)));
+        assert_eq!(choose_bound(&bounds, 0.9, measure), Ok(Some(1e-2)));
+        assert_eq!(choose_bound(&[], 0.5, measure), Ok(None));
+        assert_eq!(choose_bound(&bounds, 0.5, |_| Err("no")), Err("no"));
+        let broken = |_| Ok::<_, ()>(Measured { accuracy: f64::NAN, ratio: 1.0 });
+        assert_eq!(choose_bound(&bounds, 0.5, broken), Ok(None));
+    }
+}

@@ -1,0 +1,99 @@
+//! Weighted k-means on a histogram's buckets (section 4.4, algorithms 2 and 3).
+//!
+//! A bucket's weight is alpha times its share of the values plus 1 - alpha times its share of the sum of the buckets'
+//! magnitudes: alone, frequency would spend all resolution around zero. The text at hand has lost the paper's alpha; .5 served.
+//! How the two are normalized it does not say either: here both sum to 1.
+
+/// Rounds of Lloyd's algorithm at most; on a line they settle in some tens.
+const ROUNDS: usize = 300;
+/// Seed of the start, always the same: the same checkpoint gives the same clusters.
+const SEED: u64 = 0x5eed_0f1a_2b3c_4d5e;
+
+/// Weights for points (value, count).
+pub fn weights(points: &[(f64, u64)], alpha: f64) -> Vec<f64> {
+    let values: f64 = points.iter().map(|&(_, count)| count as f64).sum();
+    let magnitudes: f64 = points.iter().map(|&(value, _)| value.abs()).sum();
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    let one = |&(value, count): &(f64, u64)| {
+        alpha * share(count as f64, values) + (1.0 - alpha) * share(value.abs(), magnitudes)
+    };
+    points.iter().map(one).collect()
+}
+
+/// Centroids of `k` clusters at most, ascending; fewer where there are fewer points. `points` ascend, one weight each.
+pub fn cluster(points: &[(f64, u64)], weights: &[f64], k: usize) -> Vec<f64> {
+    let values: Vec<f64> = points.iter().map(|&(value, _)| value).collect();
+    if values.len() <= k {
+        return values;
+    }
+    let mut centroids = start(&values, weights, k);
+    centroids.sort_by(f64::total_cmp);
+    // Clusters of points on a line are ranges of them; with running sums a round looks at their borders only.
+    let sums = |of: &dyn Fn(usize) -> f64| {
+        let mut sum = 0.0;
+        let running = (0..values.len()).map(|i| {
+            sum += of(i);
+            sum
+        });
+        std::iter::once(0.0).chain(running).collect::<Vec<f64>>()
+    };
+    let (weight, moment) = (sums(&|i| weights[i]), sums(&|i| weights[i] * values[i]));
+    let mut borders = Vec::new();
+    for _ in 0..ROUNDS {
+        let border = |pair: &[f64]| values.partition_point(|&value| value <= f64::midpoint(pair[0], pair[1]));
+        let next: Vec<usize> = [0].into_iter().chain(centroids.windows(2).map(border)).chain([values.len()]).collect();
+        if next == borders {
+            break;
+        }
+        for (centroid, range) in centroids.iter_mut().zip(next.windows(2)) {
+            let total = weight[range[1]] - weight[range[0]];
+            // A cluster that has lost its points stays where it is.
+            if range[0] < range[1] && total > 0.0 {
+                let mean = (moment[range[1]] - moment[range[0]]) / total;
+                // Rounding in the sums must not bring it outside of its own points, nor out of order.
+                *centroid = mean.clamp(values[range[0]], values[range[1] - 1]);
+            }
+        }
+        borders = next;
+    }
+    centroids
+}
+
+/// The k-means++ start: each centroid is a point, drawn with its weight times its squared distance to the nearest one drawn.
+fn start(values: &[f64], weights: &[f64], k: usize) -> Vec<f64> {
+    let mut state = SEED;
+    let mut draw = |chances: &[f64]| {
+        // splitmix64; the top 53 bits are a fraction.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let fraction = ((z ^ z >> 31) >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = fraction * chances.iter().sum::<f64>();
+        let found = chances.iter().position(|&chance| {
+            left -= chance;
+            left < 0.0
+        });
+        found.or_else(|| chances.iter().rposition(|&chance| chance > 0.0))
+    };
+    let mut nearest = vec![f64::INFINITY; values.len()];
+    let mut centroids: Vec<f64> = Vec::with_capacity(k);
+    let mut chances = weights.to_vec();
+    while centroids.len() < k {
+        // Where no point with weight is apart from those drawn, there is nothing to gain from more.
+        let Some(drawn) = draw(&chances) else { break };
+        let centroid = values[drawn];
+        centroids.push(centroid);
+        for ((chance, nearest), (&value, &weight)) in
+            chances.iter_mut().zip(&mut nearest).zip(values.iter().zip(weights))
+        {
+            *nearest = nearest.min((value - centroid).abs());
+            *chance = weight * *nearest * *nearest;
+        }
+    }
+    centroids
+}
+
+/// Midpoints between centroids in f32: where a value's bin changes; a value on one belongs to the lower bin.
+pub fn borders(centroids: &[f32]) -> Vec<f32> {
+    centroids.windows(2).map(|pair| f64::midpoint(pair[0].into(), pair[1].into()) as f32).collect()
+}

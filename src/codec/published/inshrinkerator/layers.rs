@@ -1,0 +1,60 @@
+//! What kind of layer a tensor belongs to, by its name and shape: embeddings have bins of their own (section 5), and pruning
+//! takes the same fraction from all layers of a type (section 4.2).
+
+use super::super::Tensor;
+
+/// Type of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Layer {
+    /// A table that is looked up by row.
+    Embedding,
+    /// Query, key, value and output projections.
+    Attention,
+    /// Kernels.
+    Convolution,
+    /// All other matrices.
+    Linear,
+    /// Biases, gains of norms: the paper does not speak of them. They are not pruned, as a norm's gains are all alike and a
+    /// third of them cannot be zero.
+    Vector,
+}
+
+const EMBEDDING: [&str; 5] = ["emb", "wte", "wpe", "lookup", "relative_position"];
+const ATTENTION: [&str; 11] =
+    ["attn", "attention", "qkv", "q_proj", "k_proj", "v_proj", "o_proj", "query", "key", "value", "in_proj"];
+const CONVOLUTION: [&str; 4] = ["conv", "downsample", "patch_embed", "stem"];
+
+/// A table without a name that says so: at least this many rows, and as many times more rows than columns.
+const TABLE_ROWS: u64 = 4096;
+const TABLE_RATIO: u64 = 16;
+
+impl Layer {
+    /// The type of a tensor.
+    pub fn of(tensor: &dyn Tensor) -> Layer {
+        let (rows, width) = tensor.rows();
+        if rows <= 1 || width <= 1 {
+            return Layer::Vector;
+        }
+        let name = tensor.name().to_ascii_lowercase();
+        let says = |words: &[&str]| words.iter().any(|word| name.contains(word));
+        // What embeds patches of pictures is a convolution.
+        if says(&CONVOLUTION) {
+            Layer::Convolution
+        } else if says(&EMBEDDING) || rows >= TABLE_ROWS && rows / TABLE_RATIO >= width {
+            Layer::Embedding
+        } else if says(&ATTENTION) {
+            Layer::Attention
+        } else {
+            Layer::Linear
+        }
+    }
+}
+
+/// Which kind of state: weights, or a word for one of an optimizer's. Their magnitudes have nothing to do with each other, so
+/// each kind has quantiles of its own.
+pub(super) fn slot(name: &str) -> &str {
+    const SLOTS: [&str; 8] =
+        ["exp_avg_sq", "exp_avg", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ema", "master"];
+    let parts = || name.split(['.', '/', ':']);
+    SLOTS.into_iter().find(|slot| parts().any(|part| part == *slot)).unwrap_or("")
+}

@@ -1,0 +1,230 @@
+//! The search for a configuration (section 5): the one that compresses most among those whose quality is good enough.
+//!
+//! All that can be chosen but the pruning metric spans a cube, along each of whose axes quality improves and compression
+//! declines. The first checkpoint is searched as a whole, by divide and conquer: where a configuration is good enough, all that
+//! are better on every axis only cost more, and where one is not, none that is worse on every axis can be. Later ones look
+//! at the neighbourhood of the configuration before, never at one more aggressive on any axis, and at the whole only if none
+//! there will do.
+
+use super::{Config, Metric};
+
+/// Axes of the cube.
+const AXES: usize = 4;
+/// A configuration's place on each axis.
+type Place = [usize; AXES];
+
+/// Values to choose from, on each axis from the most aggressive to the most careful.
+#[derive(Clone, Debug)]
+pub struct Space {
+    /// Bins, ascending.
+    pub bins: Vec<u16>,
+    /// Bins of embeddings, ascending.
+    pub embedding_bins: Vec<u16>,
+    /// Shares to prune, descending.
+    pub prune: Vec<f64>,
+    /// Shares to protect, ascending.
+    pub protect: Vec<f64>,
+    /// Part of the parameters that embeddings are, 0 to 1: with it a configuration's size is estimated.
+    pub embedding_share: f64,
+}
+
+impl Space {
+    /// Tables 2 and 9.
+    pub fn published(embedding_share: f64) -> Space {
+        Space {
+            bins: vec![4, 6, 8, 12, 16, 32],
+            embedding_bins: vec![16, 32],
+            prune: vec![0.5, 0.4, 0.3, 0.2, 0.1, 0.0],
+            protect: vec![0.0005, 0.005, 0.01],
+            embedding_share,
+        }
+    }
+
+    fn lengths(&self) -> Place {
+        [self.bins.len(), self.embedding_bins.len(), self.prune.len(), self.protect.len()]
+    }
+
+    fn config(&self, place: Place, metric: Metric) -> Config {
+        Config {
+            bins: self.bins[place[0]],
+            embedding_bins: self.embedding_bins[place[1]],
+            prune: self.prune[place[2]],
+            metric,
+            protect: self.protect[place[3]],
+        }
+    }
+
+    /// The place of a configuration: on each axis the last that is not more careful than it, else the first.
+    fn place(&self, config: &Config) -> Place {
+        let last = |careful: usize| careful.saturating_sub(1);
+        [
+            last(self.bins.partition_point(|&bins| bins <= config.bins)),
+            last(self.embedding_bins.partition_point(|&bins| bins <= config.embedding_bins)),
+            last(self.prune.partition_point(|&prune| prune >= config.prune)),
+            last(self.protect.partition_point(|&protect| protect <= config.protect)),
+        ]
+    }
+
+    /// Estimated bits of a parameter without differences: what orders configurations by compression. What it takes to say which
+    /// are pruned is left out: it falls again towards pruning nothing, and the order along that axis would be none.
+    pub fn bits(&self, config: &Config) -> f64 {
+        let quantized = (1.0 - config.prune - config.protect).max(0.0);
+        let bins = |bins: u16| f64::from(bins.max(1)).log2();
+        let e = self.embedding_share.clamp(0.0, 1.0);
+        quantized * (bins(config.embedding_bins) * e + bins(config.bins) * (1.0 - e)) + 16.0 * config.protect
+    }
+}
+
+/// What a search found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Found {
+    /// The configuration.
+    pub config: Config,
+    /// Its quality's degradation.
+    pub degradation: f64,
+    /// Configurations that were tried for it.
+    pub tried: usize,
+    /// Whether the whole cube was searched.
+    pub exhaustive: bool,
+}
+
+/// Steps on an axis that the neighbourhood reaches.
+const REACH: usize = 1;
+/// How much better the other pruning metric must be to be changed to, as a part of the degradation: noise is not.
+const BETTER: f64 = 0.9;
+
+/// A search: what was tried so far.
+struct Trials<'a, F> {
+    space: &'a Space,
+    threshold: f64,
+    degradation: F,
+    tried: Vec<(Place, Metric, f64)>,
+}
+
+impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
+    /// Degradation of a configuration, and whether that is good enough; NaN is not.
+    fn of(&mut self, place: Place, metric: Metric) -> Result<(f64, bool), E> {
+        let known = self.tried.iter().find(|&&(p, m, _)| (p, m) == (place, metric)).map(|trial| trial.2);
+        let degradation = match known {
+            Some(degradation) => degradation,
+            None => {
+                let degradation = (self.degradation)(&self.space.config(place, metric))?;
+                self.tried.push((place, metric, degradation));
+                degradation
+            }
+        };
+        Ok((degradation, degradation <= self.threshold))
+    }
+
+    fn bits(&self, place: Place, metric: Metric) -> f64 {
+        self.space.bits(&self.space.config(place, metric))
+    }
+
+    /// The place of fewest bits that is good enough, from `low` to `high` on each axis.
+    fn divide(&mut self, low: Place, high: Place, metric: Metric, best: &mut Option<Place>) -> Result<(), E> {
+        let bound = best.map_or(f64::INFINITY, |best| self.bits(best, metric));
+        if self.bits(low, metric) >= bound {
+            return Ok(());
+        }
+        let middle: Place = std::array::from_fn(|axis| usize::midpoint(low[axis], high[axis]));
+        let good = self.of(middle, metric)?.1;
+        if good && self.bits(middle, metric) < bound {
+            *best = Some(middle);
+        }
+        // What is left of the box is cut into one for each axis: on those before it as the middle or beyond, on it not.
+        for axis in 0..AXES {
+            let (mut low, mut high) = (low, high);
+            for before in 0..axis {
+                if good { low[before] = middle[before] } else { high[before] = middle[before] }
+            }
+            let none = if good { middle[axis] == low[axis] } else { middle[axis] == high[axis] };
+            if none {
+                continue;
+            }
+            if good {
+                high[axis] = middle[axis] - 1
+            } else {
+                low[axis] = middle[axis] + 1
+            }
+            self.divide(low, high, metric, best)?;
+        }
+        Ok(())
+    }
+
+    /// The whole cube, with both metrics.
+    fn exhaustive(&mut self) -> Result<Option<(Place, Metric)>, E> {
+        let high = self.space.lengths().map(|length| length - 1);
+        let mut found: Option<(Place, Metric)> = None;
+        for metric in [Metric::Magnitude, Metric::Sensitivity] {
+            let mut best = None;
+            self.divide([0; AXES], high, metric, &mut best)?;
+            let Some(place) = best else { continue };
+            let better = match found {
+                None => true,
+                Some((other, with)) => {
+                    let (bits, others) = (self.bits(place, metric), self.bits(other, with));
+                    bits < others || bits == others && self.of(place, metric)?.0 < self.of(other, with)?.0
+                }
+            };
+            if better {
+                found = Some((place, metric));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The neighbourhood of the configuration before.
+    fn neighbourhood(&mut self, before: &Config) -> Result<Option<(Place, Metric)>, E> {
+        let (start, mut metric) = (self.space.place(before), before.metric);
+        let other = match metric {
+            Metric::Magnitude => Metric::Sensitivity,
+            Metric::Sensitivity => Metric::Magnitude,
+        };
+        if self.of(start, other)?.0 < BETTER * self.of(start, metric)?.0 {
+            metric = other;
+        }
+        let lengths = self.space.lengths();
+        let steps = (REACH + 1).pow(AXES as u32);
+        let mut places: Vec<Place> = (0..steps)
+            .map(|code| std::array::from_fn(|axis| start[axis] + code / (REACH + 1).pow(axis as u32) % (REACH + 1)))
+            .filter(|place: &Place| place.iter().zip(lengths).all(|(&at, length)| at < length))
+            .collect();
+        // The one that compresses most first, and the first that is good enough is the one.
+        places.sort_by(|&a, &b| self.bits(a, metric).total_cmp(&self.bits(b, metric)));
+        for place in places {
+            if self.of(place, metric)?.1 {
+                return Ok(Some((place, metric)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Finds the configuration that compresses most with at most `threshold` of degradation, as `degradation` measures it (0: none;
+/// the paper: relative, per checkpoint). `before`: the configuration of the checkpoint before. `None` if no configuration will do.
+///
+/// # Errors
+/// What `degradation` reports.
+pub fn search<E>(
+    space: &Space,
+    before: Option<&Config>,
+    threshold: f64,
+    degradation: impl FnMut(&Config) -> Result<f64, E>,
+) -> Result<Option<Found>, E> {
+    if space.lengths().contains(&0) {
+        return Ok(None);
+    }
+    let mut trials = Trials { space, threshold, degradation, tried: Vec::new() };
+    let near = match before {
+        Some(before) => trials.neighbourhood(before)?,
+        None => None,
+    };
+    let found = match near {
+        Some(near) => Some(near),
+        None => trials.exhaustive()?,
+    };
+    let Some((place, metric)) = found else { return Ok(None) };
+    let degradation = trials.of(place, metric)?.0;
+    let config = space.config(place, metric);
+    Ok(Some(Found { config, degradation, tried: trials.tried.len(), exhaustive: near.is_none() }))
+}

@@ -1,0 +1,172 @@
+//! The logarithmic histogram behind quantiles and clusters (section 4.3, after DDSketch): bucket i holds the magnitudes above
+//! gamma^(i-1) up to gamma^i, gamma = 1.01 / .99, so that 2 gamma^i / (gamma + 1) is within 1% of each. Buckets are never
+//! merged, as there: f32 has some 9600 of them.
+//!
+//! The bounds are powers by multiplication, and a value's bucket is decided by comparing it with them: no logarithm, and the
+//! same histogram on every machine.
+
+use std::sync::LazyLock;
+
+/// Relative error.
+const ALPHA: f64 = 0.01;
+const GAMMA: f64 = (1.0 + ALPHA) / (1.0 - ALPHA);
+
+/// Number of the first bucket: the smallest magnitude of f32, 1.4e-45, is above gamma^-5163.
+const FIRST: i32 = -5163;
+/// Buckets: the largest magnitude, 3.4e38, is below gamma^4436.
+pub(super) const BUCKETS: usize = (4436 - FIRST + 1) as usize;
+
+/// What finds the bucket of a magnitude.
+struct Grid {
+    /// Upper bound of each bucket.
+    upper: Vec<f64>,
+    /// Of each leading eight bits of a mantissa, its binary logarithm in 2^-16: for a first guess.
+    mantissa: [u32; 256],
+}
+
+static GRID: LazyLock<Grid> = LazyLock::new(|| {
+    let mut upper = vec![1.0; BUCKETS];
+    let zero = (-FIRST) as usize;
+    for i in zero + 1..BUCKETS {
+        upper[i] = upper[i - 1] * GAMMA;
+    }
+    for i in (0..zero).rev() {
+        upper[i] = upper[i + 1] / GAMMA;
+    }
+    let mantissa = std::array::from_fn(|i| ((1.0 + (i as f64 + 0.5) / 256.0).log2() * 65536.0) as u32);
+    Grid { upper, mantissa }
+});
+
+/// Finds buckets; to be had once for many values.
+#[derive(Clone, Copy)]
+pub(super) struct Buckets {
+    grid: &'static Grid,
+    per_octave: f64,
+}
+
+impl Buckets {
+    pub(super) fn new() -> Buckets {
+        Buckets { grid: &GRID, per_octave: 1.0 / (65536.0 * GAMMA.log2()) }
+    }
+
+    /// The bucket of a magnitude that is finite and above zero.
+    #[inline(always)]
+    pub(super) fn of(self, magnitude: f32) -> usize {
+        let wide = f64::from(magnitude);
+        // In f64 no f32 is subnormal.
+        let bits = wide.to_bits();
+        let octaves = (((bits >> 52) as i64 - 1023) << 16) + i64::from(self.grid.mantissa[(bits >> 44 & 255) as usize]);
+        // Rounded up, as numbers of buckets are. Before, it is a tenth of a bucket off at most.
+        let guess = (octaves as f64 * self.per_octave - f64::from(FIRST)) as usize + 1;
+        let guess = guess.clamp(1, BUCKETS - 2);
+        // The bounds decide.
+        let guess = guess + usize::from(wide > self.grid.upper[guess]);
+        guess - usize::from(wide <= self.grid.upper[guess - 1])
+    }
+
+    /// What stands for the magnitudes of a bucket.
+    pub(super) fn value(self, bucket: usize) -> f64 {
+        self.grid.upper[bucket] * (2.0 / (GAMMA + 1.0))
+    }
+}
+
+/// How many values there are in each bucket; mergeable.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sketch {
+    zeros: u64,
+    counts: Vec<u64>,
+}
+
+impl Default for Sketch {
+    fn default() -> Sketch {
+        Sketch { zeros: 0, counts: vec![0; BUCKETS] }
+    }
+}
+
+impl Sketch {
+    /// Counts magnitudes; what is not finite is left out.
+    pub fn add(&mut self, magnitudes: impl Iterator<Item = f32>) {
+        let buckets = Buckets::new();
+        for magnitude in magnitudes {
+            if magnitude > 0.0 && magnitude < f32::INFINITY {
+                self.counts[buckets.of(magnitude)] += 1;
+            } else if magnitude == 0.0 {
+                self.zeros += 1;
+            }
+        }
+    }
+
+    /// Adds another sketch's counts: that of one shard, or of another layer.
+    pub fn merge(&mut self, other: &Sketch) {
+        self.zeros += other.zeros;
+        self.counts.iter_mut().zip(&other.counts).for_each(|(count, other)| *count += other);
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> u64 {
+        self.zeros + self.counts.iter().sum::<u64>()
+    }
+
+    /// Whether it has counted nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The quantile `q` (0 to 1), within 1% of the value of rank floor(q (n - 1)); 0 of nothing.
+    pub fn quantile(&self, q: f64) -> f64 {
+        let rank = (q.clamp(0.0, 1.0) * self.len().saturating_sub(1) as f64) as u64;
+        let mut below = self.zeros;
+        if rank < below {
+            return 0.0;
+        }
+        for (bucket, &count) in self.counts.iter().enumerate() {
+            below += count;
+            if rank < below {
+                return Buckets::new().value(bucket);
+            }
+        }
+        0.0
+    }
+}
+
+/// The histogram of values with sign that clusters are made of.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    /// Negative ones by magnitude, then positive ones.
+    sides: [Vec<u64>; 2],
+    zeros: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram { sides: [vec![0; BUCKETS], vec![0; BUCKETS]], zeros: 0 }
+    }
+}
+
+impl Histogram {
+    /// Counts values, all finite.
+    pub fn add(&mut self, values: &[f32]) {
+        let buckets = Buckets::new();
+        let [negative, positive] = &mut self.sides;
+        for &value in values {
+            if value > 0.0 {
+                positive[buckets.of(value)] += 1;
+            } else if value < 0.0 {
+                negative[buckets.of(-value)] += 1;
+            } else {
+                self.zeros += 1;
+            }
+        }
+    }
+
+    /// Value and count of each bucket that has any, from the smallest value on.
+    pub fn points(&self) -> Vec<(f64, u64)> {
+        let buckets = Buckets::new();
+        let side = |number: usize, sign: f64| {
+            let counts = self.sides[number].iter().enumerate().filter(|&(_, &count)| count > 0);
+            counts.map(move |(bucket, &count)| (sign * buckets.value(bucket), count))
+        };
+        let zero = (self.zeros > 0).then_some((0.0, self.zeros));
+        side(0, -1.0).rev().chain(zero).chain(side(1, 1.0)).collect()
+    }
+}
