@@ -35,6 +35,12 @@ pub fn encode(symbols: &[u8], out: &mut Vec<u8>) {
     encode_within(symbols, Modes::ALL, out);
 }
 
+/// Appends the payload of `symbols` in a Huffman code over single symbols, or raw where that is shorter: what the published
+/// systems have. [`decode`] reads it.
+pub fn encode_huffman(symbols: &[u8], out: &mut Vec<u8>) {
+    encode_within(symbols, Modes::WITHIN_BLOCKS, out);
+}
+
 /// Fills `out` from the payload of exactly that many symbols.
 pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     decode_within(payload, Modes::ALL, out)

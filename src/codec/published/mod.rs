@@ -9,6 +9,16 @@
 //! Values are f32. Narrower types are widened exactly before, and the reconstruction is rounded to the type after; that rounded
 //! value is what the next state is a difference to. Wider ones, integers and what is not finite stay lossless.
 
+pub mod lc;
+pub mod registry;
+pub mod scar;
+mod select;
+#[cfg(test)]
+mod tests;
+pub mod tile;
+pub mod topn;
+mod values;
+
 use super::Corrupt;
 
 /// One tensor of a checkpoint, a tile at a time: never all of it in memory.
@@ -63,11 +73,33 @@ pub trait System: Send + Sync {
     /// give. `None`: this system is not for such values (NaN, infinity); the tensor stays lossless.
     fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State>;
 
+    /// Whether the first state of a chain is quantized, too. If not, it keeps its full precision, and so does every tensor that the
+    /// state before does not have.
+    fn stands_alone(&self) -> bool {
+        true
+    }
+
+    /// Which state a state becomes a difference to.
+    fn policy(&self) -> Policy {
+        Policy::Consecutive
+    }
+
     /// The inverse. `previous` is there if it was when the tile was encoded; `len`: elements.
     ///
     /// # Errors
     /// [`Corrupt`] for whatever `encode` does not write; memory stays in proportion to `len`.
     fn decode(&self, payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt>;
+}
+
+/// Which state a state becomes a difference to: Check-N-Run's section 4.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The state before.
+    Consecutive,
+    /// The first of the chain.
+    OneShot,
+    /// The first of the chain, and a new chain where its predictor says so.
+    Intermittent,
 }
 
 /// What a system found out about a tensor: its own words, opaque to all others.

@@ -1,0 +1,193 @@
+//! The published systems by name: what can stand in `stepfs.toml` and on the command line, and who decodes what an object holds.
+//!
+//! A system is one row of [`FAMILIES`].
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::System;
+use super::lc::Lc;
+use super::scar::Scar;
+use super::topn::TopN;
+use crate::codec::Corrupt;
+
+/// Systems that differ in one number.
+pub struct Family {
+    /// The first byte of its payloads: never another one. 0 is none's.
+    pub id: u8,
+    /// The word for it; with its number, if it has one, behind a hyphen.
+    pub word: &'static str,
+    /// The numbers that it may have. 0: it goes by the word alone.
+    pub numbers: RangeInclusive<u8>,
+    /// Those that stand for all where all are tried or listed.
+    pub usual: &'static [u8],
+    /// What it is, in a line.
+    pub about: &'static str,
+    /// The system with one of its numbers.
+    pub make: fn(u8) -> Box<dyn System>,
+    /// The number to go on with instead, once a run was restored more often than expected: (number, expected, seen). Most systems
+    /// do not care.
+    pub in_force: fn(u8, u32, u32) -> u8,
+}
+
+/// Restores change nothing.
+fn always(number: u8, _: u32, _: u32) -> u8 {
+    number
+}
+
+/// Every system.
+pub static FAMILIES: &[Family] = &[
+    Family {
+        id: 1,
+        word: "lc",
+        numbers: 0..=8,
+        usual: &[2, 3, 4, 0],
+        about: "LC-Checkpoint (ICML 2020): exponent buckets, x-bit priority promotion (without a number: none), Huffman",
+        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
+        in_force: always,
+    },
+    Family {
+        id: 2,
+        word: "lc-layer",
+        numbers: 0..=8,
+        usual: &[3],
+        about: "LC-Checkpoint with buckets and promotion of each tensor by itself",
+        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
+        in_force: always,
+    },
+    Family {
+        id: 3,
+        word: "scar",
+        numbers: 1..=100,
+        usual: &[5, 10],
+        about: "SCAR (2018) as LC-Checkpoint compares it: one partition of so many percent in each checkpoint, by turns",
+        make: |percent| Box::new(Scar { percent, priority: false }),
+        in_force: always,
+    },
+    Family {
+        id: 4,
+        word: "scar-priority",
+        numbers: 1..=100,
+        usual: &[5],
+        about: "SCAR (2018): the so many percent of the rows that changed most since they were saved last",
+        make: |percent| Box::new(Scar { percent, priority: true }),
+        in_force: always,
+    },
+    Family {
+        id: 5,
+        word: "topn",
+        numbers: 1..=100,
+        usual: &[5, 10],
+        about: "TOPN as LC-Checkpoint compares it: the so many percent of the parameters that changed most, as sparse rows",
+        make: |percent| Box::new(TopN { percent }),
+        in_force: always,
+    },
+];
+
+/// One published system: its family and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SystemId {
+    family: u8,
+    number: u8,
+}
+
+impl SystemId {
+    /// The usual ones of all families, in the order of the table.
+    pub fn usual() -> impl Iterator<Item = SystemId> {
+        FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId { family: family.id, number }))
+    }
+
+    /// The first byte of its payloads.
+    pub fn family(self) -> u8 {
+        self.family
+    }
+
+    fn row(self) -> &'static Family {
+        // Made from the table only.
+        FAMILIES.iter().find(|family| family.id == self.family).unwrap_or(&FAMILIES[0])
+    }
+
+    /// What it is, in a line.
+    pub fn about(self) -> &'static str {
+        self.row().about
+    }
+
+    /// The system.
+    pub fn system(self) -> Box<dyn System> {
+        (self.row().make)(self.number)
+    }
+
+    /// The one to use where so many restores of a run are expected and so many were seen.
+    #[must_use]
+    pub fn in_force(self, expected: u32, seen: u32) -> SystemId {
+        let number = (self.row().in_force)(self.number, expected, seen);
+        SystemId { number: if self.row().numbers.contains(&number) { number } else { self.number }, ..self }
+    }
+}
+
+impl fmt::Display for SystemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.number {
+            0 => f.write_str(self.row().word),
+            number => write!(f, "{}-{number}", self.row().word),
+        }
+    }
+}
+
+impl FromStr for SystemId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SystemId, String> {
+        let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
+        let (family, number) = match text.rsplit_once('-').and_then(|(word, number)| Some((of(word)?, number))) {
+            // No sign and no zeros before it: a system has one name only.
+            Some((family, number)) => (family, number.parse().ok().filter(|n: &u8| n.to_string() == number && *n > 0)),
+            None => (of(text).ok_or_else(|| format!("{text:?} is no published system"))?, Some(0)),
+        };
+        match number.filter(|number| family.numbers.contains(number)) {
+            Some(number) => Ok(SystemId { family: family.id, number }),
+            None => {
+                let (least, most) = (family.numbers.start().max(&1), family.numbers.end());
+                Err(format!(
+                    "{text:?}: {} has numbers from {least} to {most}, as in {}-{most}",
+                    family.word, family.word
+                ))
+            }
+        }
+    }
+}
+
+/// Who decodes payloads that begin with this byte.
+///
+/// # Errors
+/// When nobody does.
+pub fn decoder(id: u8) -> Result<Box<dyn System>, Corrupt> {
+    let family = FAMILIES.iter().find(|family| family.id == id).ok_or(Corrupt("number of a published system"))?;
+    // Numbers say how to encode; a payload has all that decoding takes.
+    Ok((family.make)(*family.numbers.end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_no_other_way() {
+        for family in FAMILIES {
+            assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
+            assert!(family.usual.iter().all(|number| family.numbers.contains(number)), "{}", family.word);
+            for number in family.numbers.clone() {
+                let id = SystemId { family: family.id, number };
+                assert_eq!(id.to_string().parse(), Ok(id));
+                assert_eq!(id.system().name(), id.to_string());
+            }
+        }
+        for wrong in
+            ["", "lc-", "lc-0", "lc-03", "lc-+3", "lc-9", "lc-256", "scar", "scar-0", "scar-101", "LC-3", "lc-3-", "-"]
+        {
+            assert!(wrong.parse::<SystemId>().is_err(), "{wrong}");
+        }
+        assert!(decoder(0).is_err() && decoder(255).is_err());
+    }
+}
