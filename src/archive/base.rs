@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 
+use crate::codec::published::Policy;
 use crate::container::{Description, Tensor};
 use crate::recall::{Chain, tile};
 use crate::store::object::{Header, SUPER_STEP};
@@ -36,6 +37,12 @@ pub(super) struct Base {
     pub(super) super_step: bool,
 }
 
+/// Whether the next interval of differences would cost at least as much as one that begins with a baseline.
+fn predicts_baseline(sizes: &[f64]) -> bool {
+    let intervals = sizes.len() as f64 + 1.0;
+    sizes.last().is_some_and(|last| 1.0 + sizes.iter().sum::<f64>() <= intervals * last)
+}
+
 /// The chain from its last super-step on; from its beginning, if none is left.
 fn last_super_step(chain: &Chain) -> Chain {
     let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
@@ -44,8 +51,15 @@ fn last_super_step(chain: &Chain) -> Chain {
 
 impl Archive {
     /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
-    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one.
-    pub(super) fn base(&self, sealed: &Sealed, description: &Description, source: &File) -> io::Result<Base> {
+    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one. Where a
+    /// published system has a policy of its own, what that says.
+    pub(super) fn base(
+        &self,
+        sealed: &Sealed,
+        description: &Description,
+        source: &File,
+        policy: Option<Policy>,
+    ) -> io::Result<Base> {
         let mut base = Base::default();
         if description.tensors.is_empty() {
             return Ok(base);
@@ -74,6 +88,23 @@ impl Archive {
             return Ok(base);
         }
         match self.recall.chain(nearest.id) {
+            Ok(chain) if policy.is_some() => {
+                base.position = position;
+                base.chain = match policy {
+                    Some(Policy::OneShot) => chain.root(),
+                    Some(Policy::Intermittent) => {
+                        let root = chain.root();
+                        if root.as_ref().is_some_and(|root| self.wants_baseline(sealed, root)) {
+                            base.note = "keyframe: differences have grown so much that a new one costs less";
+                            base.position = 0;
+                            return Ok(base);
+                        }
+                        root
+                    }
+                    Some(Policy::Consecutive) | None => Some(chain.clone()),
+                };
+                base.previous = Some(chain);
+            }
             Ok(chain) => {
                 base.position = position;
                 base.super_step = !twin && position.is_multiple_of(SUPER_STEP);
@@ -85,6 +116,19 @@ impl Archive {
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
         Ok(base)
+    }
+
+    /// Check-N-Run's predictor (section 4.1.3): of the sizes S of the differences to a baseline so far, in baselines, whether
+    /// 1 + S1 + ... + Si <= (i + 1) Si. Those that were removed meanwhile are not known any more.
+    fn wants_baseline(&self, sealed: &Sealed, root: &Chain) -> bool {
+        let id = root.leaf().header().id;
+        let Some((_, baseline)) = self.objects.get(id) else { return false };
+        let mut differences = self.objects.of_lineage(sealed.lineage);
+        differences.retain(|header| header.parent == Some(id) && header.modified_ns < sealed.modified_ns);
+        differences.sort_by_key(|header| header.modified_ns);
+        let stored = |id| self.objects.get(id).map_or(0.0, |(_, stored)| stored as f64);
+        let sizes: Vec<f64> = differences.iter().map(|header| stored(header.id) / baseline.max(1) as f64).collect();
+        predicts_baseline(&sizes)
     }
 
     /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
