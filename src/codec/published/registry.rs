@@ -140,10 +140,15 @@ impl FromStr for SystemId {
 
     fn from_str(text: &str) -> Result<SystemId, String> {
         let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
-        let (family, number) = match text.rsplit_once('-').and_then(|(word, number)| Some((of(word)?, number))) {
-            // No sign and no zeros before it: a system has one name only.
-            Some((family, number)) => (family, number.parse().ok().filter(|n: &u8| n.to_string() == number && *n > 0)),
-            None => (of(text).ok_or_else(|| format!("{text:?} is no published system"))?, Some(0)),
+        let unknown = || format!("{text:?} is no published system");
+        let (family, number) = match of(text) {
+            Some(family) => (family, Some(0)),
+            None => {
+                let (word, number) = text.rsplit_once('-').ok_or_else(unknown)?;
+                // No sign and no zeros before it: a system has one name only.
+                let sound = number.parse().ok().filter(|n: &u8| n.to_string() == number && *n > 0);
+                (of(word).ok_or_else(unknown)?, sound)
+            }
         };
         match number.filter(|number| family.numbers.contains(number)) {
             Some(number) => Ok(SystemId { family: family.id, number }),

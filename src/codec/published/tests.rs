@@ -220,15 +220,8 @@ fn errors(id: SystemId, tensor: &Held, encoded: Option<&(Vec<Vec<u8>>, Decoded)>
         match word {
             // A bucket is an octave: nothing is off by more than half of its difference, but for the roundings of the type.
             "lc" | "lc-layer" => {
-                let rounding = (new.abs().max(old.abs())
-                    * f32::from(if dtype == Dtype::Bf16 { 2u8.pow(0) } else { 1 }))
-                    / if dtype == Dtype::F32 {
-                        1e6
-                    } else if dtype == Dtype::F16 {
-                        1e3
-                    } else {
-                        1e2
-                    };
+                let digits = [1e6, 1e2, 1e3][TYPES.iter().position(|own| *own == dtype).unwrap()];
+                let rounding = new.abs().max(old.abs()) / digits;
                 assert!(stays || error <= 0.5 * difference + rounding, "{id}: {old} to {new} is {state}");
             }
             "scar" | "scar-priority" | "topn" => {

@@ -53,11 +53,17 @@ pub fn widen(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
 
 /// Values as a tile of this type, each rounded to nearest, ties to even.
 fn round(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0; values.len() * dtype.size()];
     match dtype {
-        Dtype::F16 => values.iter().flat_map(|&value| F16::round(value.into())).collect(),
-        Dtype::Bf16 => values.iter().flat_map(|&value| Bf16::round(value.into())).collect(),
-        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Dtype::F16 => {
+            F16::elements_mut(&mut bytes).iter_mut().zip(values).for_each(|(e, &v)| *e = F16::round(v.into()))
+        }
+        Dtype::Bf16 => {
+            Bf16::elements_mut(&mut bytes).iter_mut().zip(values).for_each(|(e, &v)| *e = Bf16::round(v.into()));
+        }
+        _ => bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(e, &v)| *e = v.to_le_bytes()),
     }
+    bytes
 }
 
 /// Appends the payload of a tile and gives what it decodes to. `None`: the tensor is to stay lossless.
