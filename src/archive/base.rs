@@ -51,8 +51,8 @@ fn last_super_step(chain: &Chain) -> Chain {
 
 impl Archive {
     /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
-    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one. Where a
-    /// published system has a policy of its own, what that says.
+    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one. With a
+    /// published system's policy, the state of the own lineage that it says.
     pub(super) fn base(
         &self,
         sealed: &Sealed,
@@ -67,6 +67,8 @@ impl Archive {
         let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
         let mut others = self.objects.of_signature(sealed.signature);
         others.retain(|header| header.lineage != sealed.lineage);
+        // A published system knows of no other run than its own, whose first state has full precision.
+        others.retain(|_| policy.is_none());
         let other = nearest(others, sealed).map(|other| self.objects.first_of_twins(other));
         let twin = match (&own, &other) {
             (Some(own), Some(other))
@@ -169,4 +171,20 @@ fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
         let after = header.modified_ns > sealed.modified_ns;
         (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::predicts_baseline;
+
+    #[test]
+    fn a_new_baseline_is_made_when_differences_have_grown() {
+        let first = |sizes: &[f64]| (0..=sizes.len()).find(|count| predicts_baseline(&sizes[..*count]));
+        // As in Check-N-Run's figure 15: from a quarter of the model to nearly half of it.
+        assert_eq!(first(&[0.25, 0.32, 0.37, 0.41, 0.44, 0.47, 0.49]), Some(6));
+        // 1 + .1 n (n + 1) / 2 <= (n + 1) .1 n from the first n with n (n + 1) >= 20 on.
+        assert_eq!(first(&(1..=20).map(|n| 0.1 * f64::from(n)).collect::<Vec<_>>()), Some(4));
+        // What does not grow never asks for one, nor does what is not there.
+        assert_eq!(first(&[0.3; 100]), None);
+    }
 }

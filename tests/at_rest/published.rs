@@ -153,14 +153,14 @@ fn a_tensor_that_is_not_finite_stays_lossless_until_it_is() {
 fn a_model_that_changes_its_shape_begins_anew_and_only_where_it_did() {
     let mut random = Random(4);
     let mut tensors = vec![
-        Tensor::new("a.weight", Dtype::F32, &[64, 64], &mut random),
-        Tensor::new("b.weight", Dtype::F32, &[64, 64], &mut random),
+        Tensor::new("a.weight", Dtype::F32, &[128, 128], &mut random),
+        Tensor::new("b.weight", Dtype::F32, &[128, 128], &mut random),
     ];
     let mut rest = Rest::under("lc-3");
     for at in 1..=6 {
         train(&mut tensors, 1e-3, &mut random);
         if at == 4 {
-            tensors[1] = Tensor::new("b.weight", Dtype::F32, &[64, 96], &mut random);
+            tensors[1] = Tensor::new("b.weight", Dtype::F32, &[128, 96], &mut random);
         }
         rest.write(&step(at), &safetensors(&tensors));
     }
@@ -168,6 +168,22 @@ fn a_model_that_changes_its_shape_begins_anew_and_only_where_it_did() {
     let kept = (1..6).filter(|at| rest.stub(&step(*at)).is_some());
     let indexes: Vec<_> = kept.map(|at| rest.faithful(&step(at))).collect();
     assert!(indexes.len() >= 3 && indexes.iter().any(|index| entry(index, "a.weight").coding.is_lossy()));
+}
+
+#[test]
+fn another_run_begins_with_full_precision() {
+    let mut rest = Rest::under("lc-3");
+    let states = states(8);
+    for run in ["a", "b"] {
+        for (at, state) in states.iter().enumerate().skip(if run == "b" { 3 } else { 0 }).step_by(2) {
+            rest.write(&format!("{run}/step_{at}.safetensors"), state);
+        }
+    }
+    rest.settle();
+    let first = rest.object("b/step_3.safetensors");
+    assert_eq!((first.header().parent, first.header().source_hash == first.header().decoded_hash), (None, true));
+    assert_eq!(rest.object("b/step_5.safetensors").header().parent, Some(rest.id("b/step_3.safetensors")));
+    rest.faithful("b/step_5.safetensors");
 }
 
 #[test]

@@ -61,7 +61,7 @@ def test_a_torch_series_under_a_published_system(mount, system):
 def test_a_profile_of_the_mount_by_command(mount):
     mount.umount()
     wrong = run("mount", mount.store, mount.dir, "--profile", "lc-9", check=False)
-    assert wrong.returncode == USAGE and "numbers from 1 to 8" in wrong.stderr
+    assert wrong.returncode == USAGE and "has a number, 1 to 8" in wrong.stderr
     run("mount", mount.store, mount.dir, "--profile", "lc-3")
     names = save_walk(mount.dir, 4, seed=3)
     run("profile", mount / names[1], "--set", "topn-5")

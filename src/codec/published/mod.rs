@@ -9,12 +9,12 @@
 //! Values are f32. Narrower types are widened exactly before, and the reconstruction is rounded to the type after; that rounded
 //! value is what the next state is a difference to. Wider ones, integers and what is not finite stay lossless.
 
+#[cfg(test)]
+mod conformance;
 pub mod lc;
 pub mod registry;
 pub mod scar;
 mod select;
-#[cfg(test)]
-mod tests;
 pub mod tile;
 pub mod topn;
 mod values;

@@ -19,7 +19,7 @@ pub struct Family {
     /// The word for it; with its number, if it has one, behind a hyphen.
     pub word: &'static str,
     /// The numbers that it may have. 0: it goes by the word alone.
-    pub numbers: RangeInclusive<u8>,
+    pub numbers: &'static [RangeInclusive<u8>],
     /// Those that stand for all where all are tried or listed.
     pub usual: &'static [u8],
     /// What it is, in a line.
@@ -29,6 +29,21 @@ pub struct Family {
     /// The number to go on with instead, once a run was restored more often than expected: (number, expected, seen). Most systems
     /// do not care.
     pub in_force: fn(u8, u32, u32) -> u8,
+}
+
+impl Family {
+    fn has(&self, number: u8) -> bool {
+        self.numbers.iter().any(|numbers| numbers.contains(&number))
+    }
+
+    /// Its numbers in words; that it may have none is none of them.
+    fn words(&self) -> String {
+        let range = |numbers: &RangeInclusive<u8>| match (*numbers.start().max(&1), *numbers.end()) {
+            (least, most) if least < most => format!("{least} to {most}"),
+            (_, most) => most.to_string(),
+        };
+        self.numbers.iter().filter(|numbers| *numbers.end() > 0).map(range).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// Restores change nothing.
@@ -41,7 +56,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         id: 1,
         word: "lc",
-        numbers: 0..=8,
+        numbers: &[0..=8],
         usual: &[2, 3, 4, 0],
         about: "LC-Checkpoint (ICML 2020): exponent buckets, x-bit priority promotion (without a number: none), Huffman",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
@@ -50,7 +65,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         id: 2,
         word: "lc-layer",
-        numbers: 0..=8,
+        numbers: &[0..=8],
         usual: &[3],
         about: "LC-Checkpoint with buckets and promotion of each tensor by itself",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
@@ -59,7 +74,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         id: 3,
         word: "scar",
-        numbers: 1..=100,
+        numbers: &[1..=100],
         usual: &[5, 10],
         about: "SCAR (2018) as LC-Checkpoint compares it: one partition of so many percent in each checkpoint, by turns",
         make: |percent| Box::new(Scar { percent, priority: false }),
@@ -68,7 +83,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         id: 4,
         word: "scar-priority",
-        numbers: 1..=100,
+        numbers: &[1..=100],
         usual: &[5],
         about: "SCAR (2018): the so many percent of the rows that changed most since they were saved last",
         make: |percent| Box::new(Scar { percent, priority: true }),
@@ -77,7 +92,7 @@ pub static FAMILIES: &[Family] = &[
     Family {
         id: 5,
         word: "topn",
-        numbers: 1..=100,
+        numbers: &[1..=100],
         usual: &[5, 10],
         about: "TOPN as LC-Checkpoint compares it: the so many percent of the parameters that changed most, as sparse rows",
         make: |percent| Box::new(TopN { percent }),
@@ -122,7 +137,7 @@ impl SystemId {
     #[must_use]
     pub fn in_force(self, expected: u32, seen: u32) -> SystemId {
         let number = (self.row().in_force)(self.number, expected, seen);
-        SystemId { number: if self.row().numbers.contains(&number) { number } else { self.number }, ..self }
+        SystemId { number: if self.row().has(number) { number } else { self.number }, ..self }
     }
 }
 
@@ -150,15 +165,12 @@ impl FromStr for SystemId {
                 (of(word).ok_or_else(unknown)?, sound)
             }
         };
-        match number.filter(|number| family.numbers.contains(number)) {
+        match number.filter(|number| family.has(*number)) {
             Some(number) => Ok(SystemId { family: family.id, number }),
-            None => {
-                let (least, most) = (family.numbers.start().max(&1), family.numbers.end());
-                Err(format!(
-                    "{text:?}: {} has numbers from {least} to {most}, as in {}-{most}",
-                    family.word, family.word
-                ))
-            }
+            None => Err(match family.words().as_str() {
+                "" => format!("{text:?}: {} has no number", family.word),
+                words => format!("{text:?}: {} has a number, {words}", family.word),
+            }),
         }
     }
 }
@@ -170,7 +182,8 @@ impl FromStr for SystemId {
 pub fn decoder(id: u8) -> Result<Box<dyn System>, Corrupt> {
     let family = FAMILIES.iter().find(|family| family.id == id).ok_or(Corrupt("number of a published system"))?;
     // Numbers say how to encode; a payload has all that decoding takes.
-    Ok((family.make)(*family.numbers.end()))
+    let any = family.numbers.last().map_or(0, |numbers| *numbers.end());
+    Ok((family.make)(any))
 }
 
 #[cfg(test)]
@@ -181,8 +194,8 @@ mod tests {
     fn names_are_read_as_they_are_written_and_no_other_way() {
         for family in FAMILIES {
             assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
-            assert!(family.usual.iter().all(|number| family.numbers.contains(number)), "{}", family.word);
-            for number in family.numbers.clone() {
+            assert!(family.usual.iter().all(|number| family.has(*number)), "{}", family.word);
+            for number in family.numbers.iter().flat_map(|numbers| numbers.clone()) {
                 let id = SystemId { family: family.id, number };
                 assert_eq!(id.to_string().parse(), Ok(id));
                 assert_eq!(id.system().name(), id.to_string());
