@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use stepfs::codec::published::registry::SystemId;
 use stepfs::codec::published::tile::{self, Before};
-use stepfs::codec::published::{Tensor, Tile};
+use stepfs::codec::published::{Tensor, Tile, give_back};
 use stepfs::codec::{Dtype, TILE_BYTES};
 
 const N: usize = TILE_BYTES / 4;
@@ -94,6 +94,7 @@ fn measure(id: SystemId, weights: &Weights) {
             let (tile, mut payload) = (weights.tile(number).expect("memory"), Vec::new());
             let decoded = tile::encode((id.family(), system.as_ref()), &fits[0], Dtype::F32, &tile, &mut payload);
             black_box(decoded);
+            give_back(tile);
             payloads.push(payload);
         }
         let encoded = processor_time();

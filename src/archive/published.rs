@@ -55,6 +55,7 @@ impl Fits {
         let dtype = job.plans[at].tensor.dtype;
         let mut payload = Vec::new();
         let decoded = tile::encode((id.family(), system.as_ref()), fit, dtype, &tile, &mut payload);
+        published::give_back(tile);
         let decoded = decoded.map(|decoded| Arc::new(decoded.bytes));
         // Beyond the largest finite value, it has no error that could be said.
         let error = decoded.as_ref().and_then(|decoded| lattice::largest_error(dtype, &data, decoded));

@@ -20,8 +20,9 @@ use std::io;
 
 use rayon::prelude::*;
 
-use super::{Fit, State, System, Tensor, Tile};
+use super::{Fit, State, System, Tensor, Tile, give_back, pool};
 use crate::codec::Corrupt;
+use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, varint};
 
@@ -117,7 +118,12 @@ fn smallest_subnormal(tile: &Tile, zero: u32) -> u32 {
 impl Lc {
     fn ranges(tensor: &dyn Tensor) -> io::Result<Ranges> {
         let tiles = 0..tensor.tiles();
-        let each = tiles.into_par_iter().map(|number| Ok(Ranges::of(&tensor.tile(number)?)));
+        let each = tiles.into_par_iter().map(|number| {
+            let tile = tensor.tile(number)?;
+            let ranges = Ranges::of(&tile);
+            give_back(tile);
+            Ok(ranges)
+        });
         each.try_reduce(Ranges::none, |a, b| Ok(a.join(b)))
     }
 
@@ -158,18 +164,18 @@ impl System for Lc {
     fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
         let previous = tile.previous.as_ref().filter(|previous| previous.values.len() == tile.values.len())?;
         let (buckets, _) = fit.as_chunks::<6>();
-        // Of each bucket: what its elements become, and its number. Adding -0 changes nothing, not even the sign of a 0.
-        let mut table = [(-0.0f32, 0u16); BUCKETS];
+        let mut table = Table { steps: [-0.0; BUCKETS], symbols: [0; BUCKETS] };
         varint::put(buckets.len() as u64, out);
         for (number, [a, b, value @ ..]) in buckets.iter().enumerate() {
             let value = f32::from_le_bytes(*value);
-            table[usize::from(u16::from_le_bytes([*a, *b])) % ZERO] = (value, number as u16 + 1);
+            let bucket = usize::from(u16::from_le_bytes([*a, *b])) % ZERO;
+            (table.steps[bucket], table.symbols[bucket]) = (value, number as u32 + 1);
             out.extend_from_slice(&value.to_le_bytes());
         }
         let elements = tile.values.len();
         let mut symbols = Scratch::new(elements);
-        let mut values = vec![0.0f32; elements];
-        if !quantize(&table, &tile.values, &previous.values, &mut values, &mut symbols) {
+        let mut values = pool::take(elements);
+        if !quantize(Level::detect(), &table, &tile.values, &previous.values, &mut values, &mut symbols) {
             return None;
         }
         if buckets.len() <= usize::from(u8::MAX) {
@@ -178,7 +184,7 @@ impl System for Lc {
         }
         varint::put_bytes(out, |out| bytes::encode_huffman(&symbols, out));
         for (symbol, (new, old)) in symbols.iter_mut().zip(tile.values.iter().zip(&previous.values)) {
-            *symbol = (table[bucket_of(new - old)].1 >> 8) as u8;
+            *symbol = (table.symbols[bucket_of(new - old)] >> 8) as u8;
         }
         bytes::encode_huffman(&symbols, out);
         Some(State { values, bins: None })
@@ -198,7 +204,8 @@ impl System for Lc {
             return Err(Corrupt("a bucket's value"));
         }
         let mut low = Scratch::new(len);
-        let mut state = State { values: previous.values.clone(), bins: None };
+        let mut state = State { values: pool::take(len), bins: None };
+        state.values.copy_from_slice(&previous.values);
         if count <= usize::from(u8::MAX) {
             bytes::decode(payload, &mut low)?;
             if low.iter().any(|&symbol| usize::from(symbol) > count) {
@@ -225,16 +232,24 @@ fn bucket_of(difference: f32) -> usize {
     if bits << 1 == 0 { ZERO } else { (bits >> MANTISSA) as usize }
 }
 
-/// What values become, and the low bytes of their buckets' numbers. `false`: something is not finite.
-fn quantize(table: &[(f32, u16); BUCKETS], new: &[f32], old: &[f32], values: &mut [f32], symbols: &mut [u8]) -> bool {
-    const EXPONENT: u32 = 0x7f80_0000;
-    let mut largest = 0;
-    for (((&new, &old), value), symbol) in new.iter().zip(old).zip(values).zip(symbols) {
-        let difference = new - old;
-        let (step, number) = table[bucket_of(difference)];
-        *value = old + step;
-        *symbol = number as u8;
-        largest = largest.max(difference.to_bits() & EXPONENT).max(value.to_bits() & EXPONENT);
+/// What becomes of each bucket. Adding -0 changes nothing, not even the sign of a 0.
+struct Table {
+    steps: [f32; BUCKETS],
+    symbols: [u32; BUCKETS],
+}
+
+multiversion! {
+    /// What values become, and the low bytes of their buckets' numbers. `false`: something is not finite.
+    fn quantize(table: &Table, new: &[f32], old: &[f32], values: &mut [f32], symbols: &mut [u8]) -> bool {
+        const EXPONENT: u32 = 0x7f80_0000;
+        let mut largest = 0;
+        for (((&new, &old), value), symbol) in new.iter().zip(old).zip(values).zip(symbols) {
+            let difference = new - old;
+            let bucket = bucket_of(difference);
+            *value = old + table.steps[bucket];
+            *symbol = table.symbols[bucket] as u8;
+            largest = largest.max(difference.to_bits() & EXPONENT).max(value.to_bits() & EXPONENT);
+        }
+        largest < EXPONENT
     }
-    largest < EXPONENT
 }

@@ -12,6 +12,7 @@
 #[cfg(test)]
 mod conformance;
 pub mod lc;
+mod pool;
 pub mod registry;
 pub mod scar;
 mod select;
@@ -20,6 +21,8 @@ pub mod topn;
 mod values;
 
 use super::Corrupt;
+
+pub use pool::give_back;
 
 /// One tensor of a checkpoint, a tile at a time: never all of it in memory.
 pub trait Tensor: Sync {

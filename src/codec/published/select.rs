@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use rayon::prelude::*;
 
-use super::{Tensor, Tile};
+use super::{Tensor, Tile, give_back};
 
 /// Halves of a key: 65,536 counters each, half a megabyte on each thread.
 const HALF: u32 = 16;
@@ -105,12 +105,14 @@ fn count(tensors: &[&dyn Tensor], items: Items, digit: impl Fn(u32) -> Option<u3
     for tensor in tensors {
         let each = (0..tensor.tiles()).into_par_iter().try_fold(Vec::new, |mut counts: Vec<u64>, number| {
             counts.resize(1 << HALF, 0);
-            items(tensor.rows(), &tensor.tile(number)?, &mut |item| {
+            let tile = tensor.tile(number)?;
+            items(tensor.rows(), &tile, &mut |item| {
                 if let Some(digit) = digit(item.key).filter(|_| item.key > 0) {
                     counts[digit as usize] += item.weight;
                 }
                 ControlFlow::Continue(())
             });
+            give_back(tile);
             Ok::<_, io::Error>(counts)
         });
         let of_tensor = each.try_reduce(Vec::new, |a, b| {

@@ -4,7 +4,7 @@
 //! state that it was a difference to: with its length before it a lossless tile, then the bins of the elements, if it has any: the
 //! lossless tile of as many U16. So what comes after it still decodes to the same bits, whatever became of what was before.
 
-use super::{Fit, Policy, State, System, Tile, registry};
+use super::{Fit, Policy, State, System, Tile, pool, registry};
 use crate::codec::float::{Bf16, F16, Float};
 use crate::codec::{Corrupt, Dtype, lossless};
 use crate::entropy::varint;
@@ -44,11 +44,14 @@ pub fn is_for(dtype: Dtype) -> bool {
 
 /// The values of a tile, exactly; none for other types, or bytes that are not whole elements.
 pub fn widen(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
-    (is_for(dtype) && bytes.len().is_multiple_of(dtype.size())).then(|| match dtype {
-        Dtype::F16 => F16::elements(bytes).iter().map(|&element| F16::widen(element) as f32).collect(),
-        Dtype::Bf16 => Bf16::elements(bytes).iter().map(|&element| Bf16::widen(element) as f32).collect(),
-        _ => bytes.as_chunks().0.iter().map(|&element| f32::from_le_bytes(element)).collect(),
-    })
+    (is_for(dtype) && bytes.len().is_multiple_of(dtype.size())).then_some(())?;
+    let mut values = pool::take(bytes.len() / dtype.size());
+    match dtype {
+        Dtype::F16 => values.iter_mut().zip(F16::elements(bytes)).for_each(|(v, &e)| *v = F16::widen(e) as f32),
+        Dtype::Bf16 => values.iter_mut().zip(Bf16::elements(bytes)).for_each(|(v, &e)| *v = Bf16::widen(e) as f32),
+        _ => values.iter_mut().zip(bytes.as_chunks().0).for_each(|(v, &e)| *v = f32::from_le_bytes(e)),
+    }
+    Some(values)
 }
 
 /// Values as a tile of this type, each rounded to nearest, ties to even.
@@ -73,7 +76,13 @@ pub fn encode(system: (u8, &dyn System), fit: &Fit, dtype: Dtype, tile: &Tile, o
     }
     out.push(system.0);
     let state = system.1.encode(fit, tile, out)?;
-    Some(Decoded { bytes: round(dtype, &state.values), bins: state.bins })
+    Some(rounded(dtype, state))
+}
+
+fn rounded(dtype: Dtype, mut state: State) -> Decoded {
+    let decoded = Decoded { bytes: round(dtype, &state.values), bins: state.bins.take() };
+    pool::give_state(state);
+    decoded
 }
 
 /// Appends the payload of a state as it is, with or without another one to be a difference to.
@@ -115,7 +124,8 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
     if state.values.len() != elements || state.bins.as_ref().is_some_and(|bins| bins.len() != elements) {
         return Err(Corrupt("length of a tile"));
     }
-    Ok(Decoded { bytes: round(dtype, &state.values), bins: state.bins })
+    previous.into_iter().for_each(pool::give_state);
+    Ok(rounded(dtype, state))
 }
 
 /// Where the states of a system are differences to.
