@@ -32,8 +32,8 @@ const MANTISSA: u32 = 23;
 const BUCKETS: usize = 1 << (32 - MANTISSA);
 /// What has this number as sign and exponent is not finite, so it is free for differences of 0.
 const ZERO: usize = BUCKETS - 1;
-/// Tables of one pass: an element does not wait for the entry that the one before it has just changed.
-const LANES: usize = 4;
+/// Elements looked at together for one that lies beyond its bucket's range.
+const CHUNK: usize = 64;
 
 /// LC-Checkpoint, with or without priority promotion.
 #[derive(Clone, Copy, Debug)]
@@ -44,51 +44,38 @@ pub struct Lc {
     pub by_tensor: bool,
 }
 
-/// Smallest and largest magnitude found in each bucket, as bits; the smallest is above the largest where there is none.
-#[derive(Clone)]
-struct Ranges(Box<[(u32, u32); BUCKETS]>);
+/// Smallest and largest difference found in each bucket, as bits; the smallest is above the largest where there is none.
+struct Ranges {
+    least: Box<[u32; BUCKETS]>,
+    most: Box<[u32; BUCKETS]>,
+}
 
 impl Ranges {
     fn none() -> Ranges {
-        Ranges(Box::new([(u32::MAX, 0); BUCKETS]))
+        Ranges { least: Box::new([u32::MAX; BUCKETS]), most: Box::new([0; BUCKETS]) }
     }
 
     fn join(mut self, other: Ranges) -> Ranges {
-        for (own, other) in self.0.iter_mut().zip(other.0.iter()) {
-            *own = (own.0.min(other.0), own.1.max(other.1));
-        }
+        self.least.iter_mut().zip(other.least.iter()).for_each(|(own, other)| *own = (*own).min(*other));
+        self.most.iter_mut().zip(other.most.iter()).for_each(|(own, other)| *own = (*own).max(*other));
         self
     }
 
-    fn of(tile: &Tile) -> Ranges {
-        let mut lanes = [[(u32::MAX, 0u32); BUCKETS]; LANES];
-        let Some(previous) = &tile.previous else { return Ranges::none() };
-        let (new, new_tail) = tile.values.as_chunks::<LANES>();
-        let (old, old_tail) = previous.values.as_chunks::<LANES>();
-        let look = |lane: &mut [(u32, u32); BUCKETS], new: f32, old: f32| {
-            let bits = (new - old).to_bits();
-            let range = &mut lane[(bits >> MANTISSA) as usize];
-            *range = (range.0.min(bits), range.1.max(bits));
-        };
-        for (new, old) in new.iter().zip(old) {
-            for (lane, (&new, &old)) in lanes.iter_mut().zip(new.iter().zip(old)) {
-                look(lane, new, old);
+    /// Takes in a tile. After some tiles hardly an element lies beyond what was found before it: whole chunks pass without one.
+    fn add(&mut self, tile: &Tile) {
+        let Some(previous) = &tile.previous else { return };
+        let level = Level::detect();
+        for (new, old) in tile.values.chunks(CHUNK).zip(previous.values.chunks(CHUNK)) {
+            if !is_beyond(level, self, new, old) {
+                continue;
+            }
+            for (new, old) in new.iter().zip(old) {
+                let difference = new - old;
+                let (bucket, bits) = (bucket_of(difference), difference.to_bits());
+                self.least[bucket] = self.least[bucket].min(bits);
+                self.most[bucket] = self.most[bucket].max(bits);
             }
         }
-        new_tail.iter().zip(old_tail).for_each(|(&new, &old)| look(&mut lanes[0], new, old));
-        let mut ranges = Ranges::none();
-        for lane in lanes {
-            ranges = ranges.join(Ranges(Box::new(lane)));
-        }
-        // A 0 is none of the numbers of its exponent, which are the subnormal ones.
-        for sign in [0, BUCKETS / 2] {
-            let range = &mut ranges.0[sign];
-            let zero = (sign as u32) << MANTISSA;
-            if range.0 == zero {
-                range.0 = if range.1 == zero { u32::MAX } else { smallest_subnormal(tile, zero) };
-            }
-        }
-        ranges
     }
 
     /// The finite buckets that have elements, by exponent from the largest on, each with its value.
@@ -97,7 +84,7 @@ impl Ranges {
         let mut buckets = Vec::new();
         for exponent in (0..SIGN - 1).rev() {
             for bucket in [exponent, SIGN + exponent] {
-                let (least, most) = self.0[bucket];
+                let (least, most) = (self.least[bucket], self.most[bucket]);
                 if least <= most {
                     let mean = (f64::from(f32::from_bits(least)) + f64::from(f32::from_bits(most))) / 2.0;
                     buckets.push((bucket, mean as f32));
@@ -108,21 +95,14 @@ impl Ranges {
     }
 }
 
-/// The subnormal difference of least magnitude with the sign of `zero`; there is one.
-fn smallest_subnormal(tile: &Tile, zero: u32) -> u32 {
-    let old = tile.previous.iter().flat_map(|previous| &previous.values);
-    let bits = tile.values.iter().zip(old).map(|(new, old)| (new - old).to_bits());
-    bits.filter(|bits| bits >> MANTISSA == zero >> MANTISSA && *bits != zero).min().unwrap_or(u32::MAX)
-}
-
 impl Lc {
     fn ranges(tensor: &dyn Tensor) -> io::Result<Ranges> {
         let tiles = 0..tensor.tiles();
-        let each = tiles.into_par_iter().map(|number| {
+        let each = tiles.into_par_iter().try_fold(Ranges::none, |mut ranges, number| {
             let tile = tensor.tile(number)?;
-            let ranges = Ranges::of(&tile);
+            ranges.add(&tile);
             give_back(tile);
-            Ok(ranges)
+            Ok::<_, io::Error>(ranges)
         });
         each.try_reduce(Ranges::none, |a, b| Ok(a.join(b)))
     }
@@ -236,6 +216,20 @@ fn bucket_of(difference: f32) -> usize {
 struct Table {
     steps: [f32; BUCKETS],
     symbols: [u32; BUCKETS],
+}
+
+multiversion! {
+    /// Whether a difference lies beyond the range of its bucket.
+    fn is_beyond(ranges: &Ranges, new: &[f32], old: &[f32]) -> bool {
+        let (least, most): (&[u32; BUCKETS], &[u32; BUCKETS]) = (&ranges.least, &ranges.most);
+        let mut beyond = 0;
+        for (new, old) in new.iter().zip(old) {
+            let difference = new - old;
+            let (bucket, bits) = (bucket_of(difference), difference.to_bits());
+            beyond |= u32::from(bits < least[bucket]) | u32::from(bits > most[bucket]);
+        }
+        beyond != 0
+    }
 }
 
 multiversion! {
