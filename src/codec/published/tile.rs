@@ -56,22 +56,22 @@ pub fn widen(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
 
 /// Values as a tile of this type, each rounded to nearest, ties to even.
 fn round(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; values.len() * dtype.size()];
     match dtype {
-        Dtype::F16 => {
-            F16::elements_mut(&mut bytes).iter_mut().zip(values).for_each(|(e, &v)| *e = F16::round(v.into()))
-        }
-        Dtype::Bf16 => {
-            Bf16::elements_mut(&mut bytes).iter_mut().zip(values).for_each(|(e, &v)| *e = Bf16::round(v.into()));
-        }
-        _ => bytes.as_chunks_mut().0.iter_mut().zip(values).for_each(|(e, &v)| *e = v.to_le_bytes()),
+        Dtype::F16 => values.iter().map(|&value| F16::round(value.into())).collect::<Vec<_>>().into_flattened(),
+        Dtype::Bf16 => values.iter().map(|&value| Bf16::round(value.into())).collect::<Vec<_>>().into_flattened(),
+        _ => values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
     }
-    bytes
+}
+
+/// Whether all are; without a branch for each, which would take as long as to encode them.
+fn are_finite(values: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    values.iter().fold(0, |largest, value| (value.to_bits() & EXPONENT).max(largest)) < EXPONENT
 }
 
 /// Appends the payload of a tile and gives what it decodes to. `None`: the tensor is to stay lossless.
 pub fn encode(system: (u8, &dyn System), fit: &Fit, dtype: Dtype, tile: &Tile, out: &mut Vec<u8>) -> Option<Decoded> {
-    if !is_for(dtype) || tile.values.iter().any(|value| !value.is_finite()) {
+    if !is_for(dtype) || !are_finite(&tile.values) {
         return None;
     }
     out.push(system.0);
