@@ -107,7 +107,7 @@ impl Archive {
             false => profiles.overridden(Profile::Exact),
         };
         let (own, newer) = ((source, &description), (&after, &of_newer));
-        let base = self.base(sealed, &description, source)?;
+        let base = self.base(sealed, &description, source, profiles.policy())?;
         let sealed = (sealed, &profiles);
         match self.write_difference(path, sealed, own, newer, &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
@@ -158,6 +158,7 @@ impl Archive {
                 description,
                 base: chain,
                 plans: &plans,
+                position: chain.map_or(0, |_| base.position),
                 note: &note,
                 cancelled: stale,
             };

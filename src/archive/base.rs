@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 
+use crate::codec::published::Policy;
 use crate::container::{Description, Tensor};
 use crate::recall::{Chain, tile};
 use crate::store::object::{Header, SUPER_STEP};
@@ -36,6 +37,12 @@ pub(super) struct Base {
     pub(super) super_step: bool,
 }
 
+/// Whether the next interval of differences would cost at least as much as one that begins with a baseline.
+fn predicts_baseline(sizes: &[f64]) -> bool {
+    let intervals = sizes.len() as f64 + 1.0;
+    sizes.last().is_some_and(|last| 1.0 + sizes.iter().sum::<f64>() <= intervals * last)
+}
+
 /// The chain from its last super-step on; from its beginning, if none is left.
 fn last_super_step(chain: &Chain) -> Chain {
     let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
@@ -44,8 +51,15 @@ fn last_super_step(chain: &Chain) -> Chain {
 
 impl Archive {
     /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
-    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one.
-    pub(super) fn base(&self, sealed: &Sealed, description: &Description, source: &File) -> io::Result<Base> {
+    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one. With a
+    /// published system's policy, the state of the own lineage that it says.
+    pub(super) fn base(
+        &self,
+        sealed: &Sealed,
+        description: &Description,
+        source: &File,
+        policy: Option<Policy>,
+    ) -> io::Result<Base> {
         let mut base = Base::default();
         if description.tensors.is_empty() {
             return Ok(base);
@@ -53,6 +67,8 @@ impl Archive {
         let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
         let mut others = self.objects.of_signature(sealed.signature);
         others.retain(|header| header.lineage != sealed.lineage);
+        // A published system knows of no other run than its own, whose first state has full precision.
+        others.retain(|_| policy.is_none());
         let other = nearest(others, sealed).map(|other| self.objects.first_of_twins(other));
         let twin = match (&own, &other) {
             (Some(own), Some(other))
@@ -74,6 +90,23 @@ impl Archive {
             return Ok(base);
         }
         match self.recall.chain(nearest.id) {
+            Ok(chain) if policy.is_some() => {
+                base.position = position;
+                base.chain = match policy {
+                    Some(Policy::OneShot) => chain.root(),
+                    Some(Policy::Intermittent) => {
+                        let root = chain.root();
+                        if root.as_ref().is_some_and(|root| self.wants_baseline(sealed, root)) {
+                            base.note = "keyframe: differences have grown so much that a new one costs less";
+                            base.position = 0;
+                            return Ok(base);
+                        }
+                        root
+                    }
+                    Some(Policy::Consecutive) | None => Some(chain.clone()),
+                };
+                base.previous = Some(chain);
+            }
             Ok(chain) => {
                 base.position = position;
                 base.super_step = !twin && position.is_multiple_of(SUPER_STEP);
@@ -85,6 +118,19 @@ impl Archive {
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
         Ok(base)
+    }
+
+    /// Check-N-Run's predictor (section 4.1.3): of the sizes S of the differences to a baseline so far, in baselines, whether
+    /// 1 + S1 + ... + Si <= (i + 1) Si. Those that were removed meanwhile are not known any more.
+    fn wants_baseline(&self, sealed: &Sealed, root: &Chain) -> bool {
+        let id = root.leaf().header().id;
+        let Some((_, baseline)) = self.objects.get(id) else { return false };
+        let mut differences = self.objects.of_lineage(sealed.lineage);
+        differences.retain(|header| header.parent == Some(id) && header.modified_ns < sealed.modified_ns);
+        differences.sort_by_key(|header| header.modified_ns);
+        let stored = |id| self.objects.get(id).map_or(0.0, |(_, stored)| stored as f64);
+        let sizes: Vec<f64> = differences.iter().map(|header| stored(header.id) / baseline.max(1) as f64).collect();
+        predicts_baseline(&sizes)
     }
 
     /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
@@ -125,4 +171,20 @@ fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
         let after = header.modified_ns > sealed.modified_ns;
         (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::predicts_baseline;
+
+    #[test]
+    fn a_new_baseline_is_made_when_differences_have_grown() {
+        let first = |sizes: &[f64]| (0..=sizes.len()).find(|count| predicts_baseline(&sizes[..*count]));
+        // As in Check-N-Run's figure 15: from a quarter of the model to nearly half of it.
+        assert_eq!(first(&[0.25, 0.32, 0.37, 0.41, 0.44, 0.47, 0.49]), Some(6));
+        // 1 + .1 n (n + 1) / 2 <= (n + 1) .1 n from the first n with n (n + 1) >= 20 on.
+        assert_eq!(first(&(1..=20).map(|n| 0.1 * f64::from(n)).collect::<Vec<_>>()), Some(4));
+        // What does not grow never asks for one, nor does what is not there.
+        assert_eq!(first(&[0.3; 100]), None);
+    }
 }

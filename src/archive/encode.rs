@@ -19,6 +19,7 @@ use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps}
 use super::STAGES;
 use super::payload::{self, Around, Beside, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
+use super::published::Fits;
 
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
 pub(super) const BATCH: usize = 16;
@@ -34,6 +35,8 @@ pub(super) struct Job<'a> {
     pub(super) description: &'a Description,
     pub(super) base: Option<&'a Chain>,
     pub(super) plans: &'a [Plan],
+    /// States since its chain began.
+    pub(super) position: u32,
     /// For people, see [`Index::note`].
     pub(super) note: &'a str,
     /// Asked between batches: the file was opened for writing, or the store is being closed.
@@ -58,6 +61,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     let mut order: Vec<usize> = (0..job.plans.len()).collect();
     order.sort_by_key(|&at| job.plans[at].coding.rank());
     let first_moments = first_moments(job);
+    let fits = Fits::of(job)?;
     for at in order {
         if done[at].is_some() {
             continue;
@@ -75,12 +79,12 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
             writer.rewind(start);
         }
         let plan = &job.plans[at];
-        let tensor = match encode_tensor(job, writer, &done, at, plan.coding)? {
+        let tensor = match encode_tensor(job, writer, (&done, &fits), at, plan.coding)? {
             Some(tensor) => tensor,
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), plan.tensor.path);
                 writer.rewind(start);
-                let fallback = encode_tensor(job, writer, &done, at, plan.lossless(job.source, job.base)?)?;
+                let fallback = encode_tensor(job, writer, (&done, &fits), at, plan.lossless(job.source, job.base)?)?;
                 fallback.ok_or(io::ErrorKind::InvalidData)?
             }
         };
@@ -231,7 +235,7 @@ fn batches(job: &Job, count: usize) -> impl Iterator<Item = io::Result<Range<usi
 fn encode_tensor(
     job: &Job,
     writer: &mut ObjectWriter,
-    done: &[Option<Done>],
+    (done, fits): (&[Option<Done>], &Fits),
     at: usize,
     coding: Coding,
 ) -> io::Result<Option<Done>> {
@@ -240,7 +244,13 @@ fn encode_tensor(
     for batch in batches(job, tiles(&job.plans[at].tensor)) {
         let batch: Vec<io::Result<Option<EncodedTile>>> = batch?
             .into_par_iter()
-            .map(|tile| Ok(encoder.encode(at, coding, tensor.factors.as_ref(), None, tile)?.map(|(tile, ..)| tile)))
+            .map(|tile| {
+                let encoded = match coding.is_published() {
+                    true => encoder.published(fits, at, coding, tile)?,
+                    false => encoder.encode(at, coding, tensor.factors.as_ref(), None, tile)?,
+                };
+                Ok(encoded.map(|(tile, ..)| tile))
+            })
             .collect();
         for tile in batch {
             let Some(tile) = tile? else { return Ok(None) };
@@ -357,20 +367,36 @@ impl Encoder<'_> {
         if !payload::payload(place, &state, parent.as_ref(), &mut payload)? {
             return Ok(None);
         }
-        let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
-        if with_crc(self.job, coding) {
-            crc_before.update(&data);
-            crc_after.update(&decoded);
-        }
         let max_abs_error = match coding {
             Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } => {
                 lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
             }
             _ => error,
         };
+        Ok(Some(self.tile(coding, payload, (data, decoded), (error, max_abs_error))))
+    }
+
+    /// A published system's tile.
+    fn published(&self, fits: &Fits, at: usize, coding: Coding, number: usize) -> io::Result<Option<WithBytes>> {
+        let encoded = fits.encode(self.job, at, number)?;
+        Ok(encoded.map(|(payload, data, decoded, error)| self.tile(coding, payload, (data, decoded), (error, error))))
+    }
+
+    /// A tile with its checksums: bytes as written and as decoded; its error in the terms of its codec, and |R - W|.
+    fn tile(
+        &self,
+        coding: Coding,
+        payload: Vec<u8>,
+        (data, decoded): (Arc<Vec<u8>>, Arc<Vec<u8>>),
+        (error, max_abs_error): (f64, f64),
+    ) -> WithBytes {
+        let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+        if with_crc(self.job, coding) {
+            crc_before.update(&data);
+            crc_after.update(&decoded);
+        }
         let decoded_hash = xxh3_64(&decoded);
-        let tile = EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error };
-        Ok(Some((tile, data, decoded)))
+        (EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error }, data, decoded)
     }
 
     fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<State>> {

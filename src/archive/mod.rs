@@ -17,6 +17,7 @@ mod notes;
 mod objects;
 mod payload;
 mod plan;
+mod published;
 mod release;
 mod reparent;
 mod restores;

@@ -38,7 +38,7 @@ impl Archive {
     fn is_faithful(&self, id: Id, profiles: &Profiles) -> bool {
         let Ok(object) = self.objects.open(id) else { return false };
         let made = object.index().profile.as_str();
-        made == profiles.words() || made.parse().is_ok_and(|made: Profile| made <= profiles.finest())
+        made == profiles.words() || made.parse().is_ok_and(|made: Profile| profiles.are_at_most_as_fine_as(made))
     }
 
     /// Whether an object decodes to what was archived.

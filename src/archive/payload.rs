@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::codec::log::{Factors, Grid, Parent};
 use crate::codec::rows::Rows;
-use crate::codec::{Dtype, cast, lattice, log, lossless, moment, rows};
+use crate::codec::{Dtype, cast, lattice, log, lossless, moment, published, rows};
 use crate::recall::State;
 use crate::store::object::Coding;
 
@@ -44,6 +44,8 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
     let Place { dtype, coding, .. } = place;
     let elements = data.len() / dtype.size();
     match coding {
+        // Those need all of their tensor's tiles, see `published.rs`.
+        Coding::Published { .. } | Coding::PublishedKey => None,
         Coding::Lossless | Coding::LosslessDelta { .. } => {
             Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0))
         }
@@ -121,6 +123,8 @@ pub(super) fn bound(coding: Coding, found: f64) -> f64 {
         Coding::LogKey { unit } => log::bound(unit, false),
         // Each row has a bound of its own, which was checked when it was quantized; a copy that of what it is made from.
         Coding::Rows { .. } | Coding::RowsKey { .. } | Coding::Cast { .. } => found,
+        // They promise nothing.
+        Coding::Published { .. } | Coding::PublishedKey => found,
     }
 }
 
@@ -128,7 +132,7 @@ pub(super) fn bound(coding: Coding, found: f64) -> f64 {
 fn keyframe(coding: Coding, parent: Option<&State>) -> Option<Arc<Vec<u8>>> {
     coding.parent()?;
     match parent? {
-        State::Bytes(bytes) => Some(Arc::clone(bytes)),
+        State::Bytes(bytes) | State::Published { bytes, .. } => Some(Arc::clone(bytes)),
         State::Lattice { keyframe, .. } => keyframe.clone(),
         _ => None,
     }
@@ -187,6 +191,16 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
             lattice::encode_tile(accumulators, None, None, exceptions, out).is_ok()
         }
         (Coding::Cast { .. }, State::Bytes(_)) => true,
+        // As it is: what a state becomes that loses what it was a difference to.
+        (Coding::Published { .. } | Coding::PublishedKey, State::Bytes(_) | State::Published { .. }) => {
+            let parent = match parent.filter(|_| coding.parent().is_some()) {
+                Some(parent) => Some(parent.bytes(dtype)?),
+                None => None,
+            };
+            let parent = parent.as_ref().map(|parent| parent.as_slice());
+            state.before(dtype, |own| published::tile::encode_as_it_is(dtype, own, parent, out))?;
+            true
+        }
         _ => false,
     };
     Ok(fits)
@@ -199,7 +213,7 @@ pub(super) fn restated(state: &State, parent: Option<&State>) -> Option<Option<V
         return None;
     };
     match parent? {
-        State::Bytes(bytes) => (keyframe.as_ref() == Some(bytes)).then_some(None),
+        State::Bytes(bytes) | State::Published { bytes, .. } => (keyframe.as_ref() == Some(bytes)).then_some(None),
         State::Lattice { keyframe: other, accumulators, step: from, .. } => {
             let mut accumulators = accumulators.clone();
             let fits = keyframe == other && lattice::rescale(&mut accumulators, *from, *step).is_ok();

@@ -15,7 +15,7 @@ use std::io;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::codec::{TILE_BYTES, lossless};
+use crate::codec::{Dtype, TILE_BYTES, lossless};
 use crate::recall::{Chain, ReadError, State, tile};
 use crate::store::object::{Coding, Header, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
@@ -140,7 +140,7 @@ impl Move<'_> {
         let Some(tile) = entry.tiles.get(middle) else {
             return Ok(Choice { coding: Coding::Lossless, bits: 0.0 });
         };
-        if entry.coding.beside().is_some() {
+        if stays(entry.coding) {
             return Ok(Choice { coding: entry.coding, bits: 8.0 * f64::from(tile.stored) });
         }
         let len = |entry: &TensorEntry| entry.extent.end - entry.extent.start;
@@ -161,6 +161,8 @@ impl Move<'_> {
             }
             (State::Lattice { step, .. }, _) => Coding::Lattice { parent, step: *step },
             (State::Log { unit, .. }, _) => Coding::Log { parent, unit: *unit },
+            (State::Published { .. }, _) => Coding::Published { parent },
+            (_, coding) if coding.is_published() => Coding::Published { parent },
             (State::Bytes(_) | State::Moment { .. }, _) => Coding::LosslessDelta { parent },
         };
         let difference = bits(entry, coding, &state, Some(&twin))?.map(|bits| Choice { coding, bits });
@@ -192,7 +194,7 @@ impl Move<'_> {
                 .map(|at| {
                     let state = self.state(number, at)?;
                     let mut out = Vec::new();
-                    if coding.beside().is_some() {
+                    if stays(coding) && coding == entry.coding {
                         // It depends on nothing that moves.
                         self.old.leaf().payload(&entry.tiles[at], &mut out)?;
                         return Ok(Some((out, state.hash())));
@@ -244,10 +246,17 @@ impl Move<'_> {
     }
 }
 
+/// Whether nothing that such a tensor needs is in other objects.
+fn stays(coding: Coding) -> bool {
+    coding.beside().is_some() || coding == Coding::PublishedKey
+}
+
 /// The coding of a tensor's state that is a difference to nothing.
 fn alone(entry: &TensorEntry, state: &State) -> Coding {
     match (state, entry.coding) {
-        (_, coding) if coding.beside().is_some() => coding,
+        (_, coding) if stays(coding) => coding,
+        (State::Published { .. }, _) => Coding::PublishedKey,
+        (_, coding) if coding.is_published() => Coding::PublishedKey,
         (State::Bytes(_) | State::Moment { .. }, _) => Coding::Lossless,
         (State::Lattice { keyframe: None, step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
             Coding::RowsKey { step: *step }
@@ -260,12 +269,20 @@ fn alone(entry: &TensorEntry, state: &State) -> Coding {
 
 /// Bits of the middle tile in this coding; `None` where it cannot be said so.
 fn bits(entry: &TensorEntry, coding: Coding, state: &State, parent: Option<&State>) -> io::Result<Option<f64>> {
-    if let State::Bytes(bytes) = state {
+    if let State::Bytes(bytes) | State::Published { bytes, .. } = state {
         let parent = match parent {
             Some(parent) => Some(parent.bytes(entry.dtype)?),
             None => None,
         };
-        return Ok(Some(lossless::estimate(entry.dtype, bytes, parent.as_ref().map(|parent| parent.as_slice()))));
+        let bins = match state {
+            State::Published { bins, .. } => {
+                let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
+                lossless::estimate(Dtype::U16, &bins, None)
+            }
+            _ => 0.0,
+        };
+        let parent = parent.as_ref().map(|parent| parent.as_slice());
+        return Ok(Some(bins + lossless::estimate(entry.dtype, bytes, parent)));
     }
     let mut out = Vec::with_capacity(TILE_BYTES / 8);
     let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, entry.tiles.len() / 2) };

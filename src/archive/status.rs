@@ -198,7 +198,7 @@ impl Archive {
         let entry = self.catalog().get(path).cloned();
         let Some(entry) = entry else {
             let mark = profile_mark(&self.store.tree(), path).ok().flatten();
-            return mark.map(|profile| profile.name().into());
+            return mark.map(|profile| profile.name().into_owned().into_bytes());
         };
         let asked = self.store.profiles(path).ok()?;
         let used = match &entry.state {

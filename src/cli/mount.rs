@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
 use crate::fs::{MountOptions, clear_dead_mount, serve};
-use crate::store::Store;
+use crate::store::{Profile, Store};
 
 use super::words::parse_size;
 
@@ -38,6 +38,10 @@ pub(super) struct Args {
     /// Answer every read and write in the daemon, as without CAP_SYS_ADMIN.
     #[arg(long)]
     no_passthrough: bool,
+    /// Makes this the store's default profile (`default_profile` in its stepfs.toml): exact, balanced, compact, or a published
+    /// system such as lc-3. Rules there and `stepfs profile` go before it.
+    #[arg(long, value_name = "NAME")]
+    profile: Option<Profile>,
     /// Memory for decoded states, which make reads and the next checkpoint's encoding quick: bytes, or with K, M, G.
     /// A tenth of the machine's memory, at most 2G, unless given; 0 for none.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -62,7 +66,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// Starts the daemon and waits until it serves or has said why not.
 fn start(args: &Args) -> Result<ExitCode> {
     // Opening and closing the store first gives its errors here, and makes the place for the log.
-    drop(Store::open(&args.store)?);
+    drop(open(args)?);
     let log = args.log.clone().unwrap_or_else(|| args.store.join("daemon.log"));
     let fresh = fs::metadata(&log).is_ok_and(|metadata| metadata.len() > LOG_BYTES);
     let log_file = OpenOptions::new()
@@ -119,8 +123,17 @@ fn daemon(args: &Args) -> Result<ExitCode> {
     }
 }
 
+/// Opens the store. The profile that is asked for is written down: `stepfs ls` and the next mount are to know it, too.
+fn open(args: &Args) -> Result<Store> {
+    let mut store = Store::open(&args.store)?;
+    if let Some(profile) = args.profile {
+        store.set_default_profile(profile)?;
+    }
+    Ok(store)
+}
+
 fn serve_store(args: &Args) -> Result<()> {
-    let store = Store::open(&args.store)?;
+    let store = open(args)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
     if inside(&args.dir) {
         bail!("{} lies in the store itself; mount it somewhere else", args.dir.display());

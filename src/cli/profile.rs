@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use crate::codec::published::registry::SystemId;
 use crate::store::{PROFILE, Profile};
 
 use super::place::{Place, attribute};
@@ -12,22 +13,31 @@ use super::words::name;
 
 /// Show, or set, how faithfully files are kept once a newer one of their lineage is durable.
 ///
-/// exact: bit for bit. balanced: a restore costs at most half an iteration of training. compact: at most two.
+/// exact: bit for bit. balanced: a restore costs at most half an iteration of training. compact: at most two. Or a published
+/// system, for comparison; they are listed below.
 ///
 /// What is set on a file, or on a directory for all below it, goes before the rules of stepfs.toml; the nearest wins. It
 /// counts when a file is archived: what is released already stays what it is. It goes with the file when it is renamed and
 /// is not copied by `cp -a`. The same as `setfattr -n user.stepfs.profile -v NAME PATH`.
 #[derive(clap::Args)]
+#[command(after_help = systems())]
 pub(super) struct Args {
     /// Files and directories in a mount.
     #[arg(required = true)]
     paths: Vec<PathBuf>,
-    /// exact, balanced or compact.
+    /// exact, balanced or compact; or a published system.
     #[arg(long, value_name = "NAME", conflicts_with = "unset")]
     set: Option<Profile>,
     /// Let the rules, or a directory above, decide again.
     #[arg(long)]
     unset: bool,
+}
+
+/// The published systems, a line for each.
+fn systems() -> String {
+    let mut words = "Published systems; models are kept as their papers say, everything else lossless:\n".to_string();
+    SystemId::usual().for_each(|system| words += &format!("  {:16}  {}\n", system.to_string(), system.about()));
+    words
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {

@@ -51,9 +51,9 @@ pub fn encode_rows(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the payload of `symbols` without blocks and zero runs: for other systems' formats, whose Huffman codes are of single
-/// symbols. [`decode`] takes it.
-pub(crate) fn encode_plain(symbols: &[u8], out: &mut Vec<u8>) {
+/// Appends the payload of `symbols` in a Huffman code over single symbols, or raw where that is shorter: what the published
+/// systems have. [`decode`] reads it.
+pub fn encode_huffman(symbols: &[u8], out: &mut Vec<u8>) {
     encode_within(symbols, Modes::WITHIN_BLOCKS, out);
 }
 

@@ -130,7 +130,7 @@ impl Base {
         match self {
             Base::None => View::None,
             Base::Kept(kept) => kept.view(),
-            Base::State(State::Bytes(bytes)) => View::Bytes(bytes),
+            Base::State(State::Bytes(bytes) | State::Published { bytes, .. }) => View::Bytes(bytes),
             Base::State(State::Lattice { keyframe, accumulators, step, exceptions }) => {
                 View::Lattice { keyframe: keyframe.as_ref(), from: From::Wide(accumulators), step: *step, exceptions }
             }

@@ -136,6 +136,11 @@ impl Chain {
         self.leaf != Leaf::Prove || object.header().id == self.leaf().header().id
     }
 
+    /// The chain of its keyframe alone.
+    pub fn root(&self) -> Option<Chain> {
+        self.from_ancestor(self.objects.last()?.header().id)
+    }
+
     /// The chain from the ancestor with this id on.
     pub fn from_ancestor(&self, id: Id) -> Option<Chain> {
         let at = self.objects.iter().position(|object| object.header().id == id)?;

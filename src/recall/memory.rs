@@ -42,6 +42,7 @@ pub(super) enum Kept {
     Bytes(Arc<Vec<u8>>),
     Lattice { keyframe: Option<Arc<Vec<u8>>>, accumulators: Integers, step: f64, exceptions: Vec<Exception> },
     Log { factors: Arc<Factors>, first: u64, unit: u32, q: Integers },
+    Published { bytes: Arc<Vec<u8>>, bins: Arc<Vec<u16>> },
 }
 
 impl Kept {
@@ -58,13 +59,14 @@ impl Kept {
             State::Log { factors, first, unit, q } => {
                 Kept::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: Integers::of(q) }
             }
+            State::Published { bytes, bins } => Kept::Published { bytes: Arc::clone(bytes), bins: Arc::clone(bins) },
             State::Moment { .. } => return None,
         })
     }
 
     pub(super) fn view(&self) -> View<'_> {
         match self {
-            Kept::Bytes(bytes) => View::Bytes(bytes),
+            Kept::Bytes(bytes) | Kept::Published { bytes, .. } => View::Bytes(bytes),
             Kept::Lattice { keyframe, accumulators, step, exceptions } => {
                 View::Lattice { keyframe: keyframe.as_ref(), from: From::Kept(accumulators), step: *step, exceptions }
             }
@@ -86,6 +88,7 @@ impl Kept {
             Kept::Log { factors, first, unit, q } => {
                 State::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: q.values() }
             }
+            Kept::Published { bytes, bins } => State::Published { bytes: Arc::clone(bytes), bins: Arc::clone(bins) },
         }
     }
 
@@ -93,7 +96,7 @@ impl Kept {
     /// of their tensor, and their object holds them anyway.)
     fn shared(&self) -> Option<&Arc<Vec<u8>>> {
         match self {
-            Kept::Bytes(bytes) => Some(bytes),
+            Kept::Bytes(bytes) | Kept::Published { bytes, .. } => Some(bytes),
             Kept::Lattice { keyframe, .. } => keyframe.as_ref(),
             Kept::Log { .. } => None,
         }
@@ -107,6 +110,7 @@ impl Kept {
                 (accumulators.bytes() + size_of_val(exceptions.as_slice())) as u64
             }
             Kept::Log { q, .. } => q.bytes() as u64,
+            Kept::Published { bins, .. } => size_of_val(bins.as_slice()) as u64,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::codec::log::{Factors, Grid};
+use crate::codec::published::tile::{Before, Decoded};
 use crate::codec::{Corrupt, Dtype, lattice, log, moment};
 
 /// What a tile is made of: enough to give its bytes, and to encode its successor. It belongs to the state, not to the
@@ -47,9 +48,48 @@ pub enum State {
         /// Elements that are stored as they are.
         exceptions: Vec<lattice::Exception>,
     },
+    /// What a published system's tile decodes to, where its next difference needs more than the bytes. To every other codec it
+    /// is the bytes.
+    Published {
+        /// The bytes.
+        bytes: Arc<Vec<u8>>,
+        /// The bin of each element.
+        bins: Arc<Vec<u16>>,
+    },
 }
 
 impl State {
+    /// Of what a published system's tile decodes to.
+    pub fn of_published(decoded: Decoded) -> State {
+        let bytes = Arc::new(decoded.bytes);
+        match decoded.bins {
+            Some(bins) => State::Published { bytes, bins: Arc::new(bins) },
+            None => State::Bytes(bytes),
+        }
+    }
+
+    /// The state, as other codecs than the one that made it take it: without a published system's bins.
+    #[must_use]
+    pub fn plain(self) -> State {
+        match self {
+            State::Published { bytes, .. } => State::Bytes(bytes),
+            state => state,
+        }
+    }
+
+    /// Gives `then` what a published system's next tile is a difference to.
+    ///
+    /// # Errors
+    /// What is wrong with the state, as words.
+    pub fn before<T>(&self, dtype: Dtype, then: impl FnOnce(Before<'_>) -> T) -> Result<T, Corrupt> {
+        let bytes = self.bytes(dtype)?;
+        let bins = match self {
+            State::Published { bins, .. } => Some(bins.as_slice()),
+            _ => None,
+        };
+        Ok(then(Before { bytes: &bytes, bins }))
+    }
+
     /// The tile's bytes.
     ///
     /// # Errors
@@ -57,7 +97,7 @@ impl State {
     pub fn bytes(&self, dtype: Dtype) -> Result<Arc<Vec<u8>>, Corrupt> {
         let mut out = Vec::new();
         match self {
-            State::Bytes(bytes) => return Ok(Arc::clone(bytes)),
+            State::Bytes(bytes) | State::Published { bytes, .. } => return Ok(Arc::clone(bytes)),
             State::Lattice { keyframe, accumulators, step, exceptions } => {
                 out.resize(accumulators.len() * dtype.size(), 0);
                 let keyframe = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
@@ -107,6 +147,10 @@ impl State {
                 hash.update(&step.to_le_bytes());
                 integers(&mut hash, accumulators);
                 exceptions(&mut hash, kept);
+            }
+            State::Published { bytes, bins } => {
+                hash.update(&xxh3_64(bytes).to_le_bytes());
+                bins.iter().for_each(|bin| hash.update(&bin.to_le_bytes()));
             }
         }
         hash.digest()

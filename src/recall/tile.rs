@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::log::Grid;
 use crate::codec::rows::Rows;
-use crate::codec::{Corrupt, Dtype, TILE_BYTES, cast, lattice, log, lossless, rows};
+use crate::codec::{Corrupt, Dtype, TILE_BYTES, cast, lattice, log, lossless, published, rows};
 use crate::store::Damage;
 use crate::store::object::{Coding, Object, TensorEntry};
 
@@ -149,7 +149,12 @@ pub(super) fn apply(
     let entry = step.entry;
     let len = tile_len(entry, tile);
     let elements = len / entry.dtype.size();
+    if entry.coding.is_published() {
+        return published(parent, entry, len, payload);
+    }
+    let parent = parent.map(State::plain);
     let (keyframe, mut accumulators, step, payload) = match entry.coding {
+        Coding::Published { .. } | Coding::PublishedKey => return Err(NO_BASE.into()),
         Coding::Lossless => return Ok(lossless(entry, len, payload, None)?),
         Coding::LosslessDelta { .. } => {
             let parent = parent.ok_or(NO_BASE)?.bytes(entry.dtype)?;
@@ -201,6 +206,18 @@ pub(super) fn apply(
     let mut exceptions = Vec::new();
     lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
     Ok(State::Lattice { keyframe, accumulators, step, exceptions })
+}
+
+fn published(parent: Option<State>, entry: &TensorEntry, len: usize, payload: &[u8]) -> std::io::Result<State> {
+    let dtype = entry.dtype;
+    let decoded = match (entry.coding.parent(), parent) {
+        (None, _) => published::tile::decode(dtype, payload, None, len)?,
+        (Some(_), Some(parent)) => {
+            parent.before(dtype, |before| published::tile::decode(dtype, payload, Some(before), len))??
+        }
+        (Some(_), None) => return Err(NO_BASE.into()),
+    };
+    Ok(State::of_published(decoded))
 }
 
 fn rows(parent: Option<State>, entry: &TensorEntry, tile: usize, step: f64, payload: &[u8]) -> std::io::Result<State> {

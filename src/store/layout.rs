@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::object::Id;
 use super::settings::{self, Settings};
-use super::{Error, Profiles, durable, profile_mark, release};
+use super::{Error, Profile, Profiles, durable, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -88,6 +88,22 @@ impl Store {
     /// What its users chose.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Makes a profile the default one, in `stepfs.toml` too.
+    ///
+    /// # Errors
+    /// What the device reports; [`Error::Settings`] when the file does not say it in a line of its own.
+    pub fn set_default_profile(&mut self, profile: Profile) -> Result<(), Error> {
+        let path = self.root.join(SETTINGS);
+        let text = fs::read_to_string(&path).map_err(Error::io(&path))?;
+        let changed = Settings::with_default_profile(&text, profile)?;
+        if changed != text {
+            let new = self.root.join("stepfs.toml.new");
+            durable::replace(&new, &path, changed.as_bytes()).map_err(Error::io(&path))?;
+        }
+        self.settings = Settings::parse(&changed)?;
+        Ok(())
     }
 
     /// The profiles that users ask for, for a path inside the tree: what is set on it or above it, else what the rules say.

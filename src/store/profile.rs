@@ -1,17 +1,21 @@
 //! Profiles: how faithfully a file is kept once a newer one of its lineage is durable, who decides, and what restores
 //! change about it.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::FromStr;
 
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
+use crate::codec::published::registry::SystemId;
+use crate::codec::published::{Policy, tile};
 use crate::container::Role;
 
 /// How faithfully a file, or a tensor of it, is kept. The finer is the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(try_from = "String", into = "String")]
 pub enum Profile {
     /// Lossless.
     Exact,
@@ -19,6 +23,9 @@ pub enum Profile {
     Balanced,
     /// A restore costs at most two iterations of training.
     Compact,
+    /// Models by a published system, everything else lossless. What it costs is for whoever chose it to know: it is neither finer
+    /// nor coarser than the others, and restores do not change it, unless the system says how.
+    Published(SystemId),
 }
 
 /// Iterations that all restores of a run may cost together. With half an iteration each that is 20 restores, as many as
@@ -26,24 +33,39 @@ pub enum Profile {
 const BUDGET: f64 = 10.0;
 
 impl Profile {
-    /// All, the finest first.
+    /// stepfs's own, the finest first.
     pub const ALL: [Profile; 3] = [Profile::Exact, Profile::Balanced, Profile::Compact];
 
     /// The word in `stepfs.toml`, in attributes and in `stepfs ls`.
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> Cow<'static, str> {
         match self {
-            Profile::Exact => "exact",
-            Profile::Balanced => "balanced",
-            Profile::Compact => "compact",
+            Profile::Exact => "exact".into(),
+            Profile::Balanced => "balanced".into(),
+            Profile::Compact => "compact".into(),
+            Profile::Published(system) => system.to_string().into(),
         }
     }
 
-    /// Iterations of training that one restore costs at most.
+    /// The published system, if it is one.
+    pub fn system(self) -> Option<SystemId> {
+        match self {
+            Profile::Published(system) => Some(system),
+            _ => None,
+        }
+    }
+
+    /// Whether what was kept under this profile is as faithful as the other one asks for.
+    pub fn is_as_fine_as(self, other: Profile) -> bool {
+        self == other || self == Profile::Exact || self < other && other.system().is_none()
+    }
+
+    /// Iterations of training that one restore costs at most; of a published system nobody promises any number.
     pub fn iterations_per_restore(self) -> f64 {
         match self {
             Profile::Exact => 0.0,
             Profile::Balanced => 0.5,
             Profile::Compact => 2.0,
+            Profile::Published(_) => f64::INFINITY,
         }
     }
 
@@ -53,6 +75,7 @@ impl Profile {
         match self {
             Profile::Exact | Profile::Balanced => Profile::Exact,
             Profile::Compact => Profile::Balanced,
+            Profile::Published(_) => self,
         }
     }
 
@@ -77,6 +100,9 @@ impl Profile {
     /// and nobody should find a store eight times as large for it.
     pub fn in_force(asked: Profile, expected: Option<u32>, seen: u32) -> Profile {
         let Some(expected) = expected else { return asked };
+        if let Profile::Published(system) = asked {
+            return Profile::Published(system.in_force(expected, seen));
+        }
         let planned = asked.min(Profile::bearing(expected));
         match seen > expected {
             true => planned.safer().min(Profile::bearing(seen)),
@@ -89,8 +115,31 @@ impl FromStr for Profile {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Profile, String> {
-        let known = Profile::ALL.into_iter().find(|profile| profile.name() == text);
-        known.ok_or_else(|| format!("{text:?} is no profile; write exact, balanced or compact"))
+        if let Some(known) = Profile::ALL.into_iter().find(|profile| profile.name() == text) {
+            return Ok(known);
+        }
+        let published = text.parse().map(Profile::Published);
+        published.map_err(|why| {
+            let usual: Vec<String> = SystemId::usual().map(|system| system.to_string()).collect();
+            format!(
+                "{text:?} is no profile; write exact, balanced or compact, or a published system: {} ({why})",
+                usual.join(", ")
+            )
+        })
+    }
+}
+
+impl TryFrom<String> for Profile {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Profile, String> {
+        text.parse()
+    }
+}
+
+impl From<Profile> for String {
+    fn from(profile: Profile) -> String {
+        profile.name().into_owned()
     }
 }
 
@@ -132,6 +181,16 @@ impl Profiles {
         self.0[Role::Weight as usize].expected_restores
     }
 
+    /// Where the states of a published system are differences to; none if the model is not kept by one.
+    pub fn policy(&self) -> Option<Policy> {
+        [Role::Weight, Role::Master].into_iter().find_map(|role| self.of(role).system()).map(tile::policy)
+    }
+
+    /// Whether what was kept under this profile is as faithful as any role asks for.
+    pub fn are_at_most_as_fine_as(&self, made: Profile) -> bool {
+        self.0.iter().all(|asked| made.is_as_fine_as(asked.profile))
+    }
+
     /// The finest of all roles.
     pub fn finest(&self) -> Profile {
         self.0.iter().map(|asked| asked.profile).min().unwrap_or(Profile::Exact)
@@ -146,7 +205,8 @@ impl Profiles {
     pub fn words(&self) -> String {
         let weights = self.of(Role::Weight);
         let mut words = weights.name().to_string();
-        for profile in Profile::ALL.into_iter().filter(|profile| *profile != weights) {
+        let others: BTreeSet<Profile> = self.0.iter().map(|asked| asked.profile).collect();
+        for profile in others.into_iter().filter(|profile| *profile != weights) {
             let roles = Role::ALL.into_iter().filter(|role| self.of(*role) == profile).map(Role::name);
             let roles = roles.collect::<Vec<_>>().join(", ");
             if !roles.is_empty() {

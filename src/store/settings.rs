@@ -63,6 +63,7 @@ pub(super) fn template(id: Id) -> String {
          #   exact     bit-exact\n\
          #   balanced  a restore costs at most half an iteration of training\n\
          #   compact   a restore costs at most two iterations\n\
+         # or a published system, for comparison: lc-3, scar-5, topn-10, ... (`stepfs profile --help` lists them).\n\
          # What is not understood is bit-exact in all of them. `stepfs profile` sets another one for a file or directory.\n\
          default_profile = \"balanced\"\n\
          \n\
@@ -135,6 +136,19 @@ impl Settings {
         })
     }
 
+    /// The text with another default profile, all else as its user wrote it.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] when it is not said in a line of its own.
+    pub(super) fn with_default_profile(text: &str, profile: Profile) -> Result<String, Error> {
+        let is_it = |line: &&str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "default_profile");
+        let is_top = |line: &&str| !line.trim_start().starts_with('[');
+        let old = text.split_inclusive('\n').take_while(is_top).find(is_it);
+        let old = old.ok_or_else(|| Error::Settings("`default_profile` has no line of its own".into()))?;
+        let changed = text.replacen(old, &format!("default_profile = \"{}\"\n", profile.name()), 1);
+        Settings::parse(&changed).map(|_| changed)
+    }
+
     /// The rules by which checkpoints go; none unless a user wrote some.
     pub fn retention(&self) -> &[retention::Rule] {
         &self.retention
@@ -161,6 +175,16 @@ mod tests {
             assert_eq!(settings.profiles(Path::new(path)).words(), "balanced", "{path}");
             assert_eq!(settings.profiles(Path::new(path)).expected_restores(), None, "{path}");
         }
+    }
+
+    #[test]
+    fn the_default_profile_can_be_changed_and_nothing_else() {
+        let text = template(Id([7; 16]));
+        let changed = Settings::with_default_profile(&text, "lc-3".parse().unwrap()).unwrap();
+        assert_eq!(Settings::parse(&changed).unwrap().profiles(Path::new("step_1.pt")).words(), "lc-3");
+        assert_eq!(Settings::with_default_profile(&changed, Profile::Balanced).unwrap(), text);
+        let without = text.replacen("default_profile", "[x]\ndefault_profile", 1);
+        assert!(matches!(Settings::with_default_profile(&without, Profile::Exact), Err(Error::Settings(_))));
     }
 
     #[test]

@@ -63,8 +63,13 @@ pub(crate) fn coding_name(coding: Coding) -> &'static str {
         Coding::LogKey { .. } => "log keyframe",
         Coding::Moment { .. } => "moment",
         Coding::Cast { .. } => "cast",
+        Coding::Published { .. } => "published",
+        Coding::PublishedKey => "published keyframe",
     }
 }
+
+/// Entries of [`Victims::each`].
+const VICTIMS_EACH: usize = 7;
 
 /// Two objects, the second a difference to the first, and one of a store whose first state went.
 struct Victims {
@@ -83,8 +88,17 @@ fn victims() -> Victims {
     let other = rest.copied();
     fs::remove_file(other.path(&step(1))).unwrap();
     other.settle();
-    let mut found = Victims { stores: vec![rest, other], each: Vec::new(), codings: BTreeSet::new() };
-    for (store, changed, read) in [(0, 1, 2), (0, 2, 2), (1, 2, 3), (1, 3, 3)] {
+    let mut published = Rest::under("lc-3");
+    for (at, state) in states(4, 256).iter().enumerate() {
+        published.write(&step(at + 1), state);
+    }
+    published.settle();
+    let merged = published.copied();
+    [1, 2].iter().for_each(|at| fs::remove_file(merged.path(&step(*at))).unwrap());
+    merged.settle();
+    let mut found =
+        Victims { stores: vec![rest, other, published, merged], each: Vec::new(), codings: BTreeSet::new() };
+    for (store, changed, read) in [(0, 1, 2), (0, 2, 2), (1, 2, 3), (1, 3, 3), (2, 2, 3), (2, 3, 3), (3, 3, 3)] {
         let rest = &found.stores[store];
         found.codings.extend(sound(rest, &step(changed)).tensors.iter().map(|tensor| coding_name(tensor.coding)));
         found.each.push((store, rest.id(&step(changed)), rest.id(&step(read)), rest.read(&step(read)).unwrap()));
@@ -165,6 +179,8 @@ fn every_coding_is_among_the_victims() {
     let victims = victims();
     let all = [
         "cast",
+        "published",
+        "published keyframe",
         "lattice",
         "lattice keyframe",
         "log",
@@ -238,7 +254,7 @@ fn any_coding() -> impl Strategy<Value = Coding> {
         (0i32..30).prop_map(|e| f64::from(-e).exp2()),
     ];
     let unit = prop_oneof![(0u32..32).prop_map(|bits| 1 << bits), any::<u32>()];
-    (number, step, unit, 0..11).prop_map(|(number, step, unit, kind)| match kind {
+    (number, step, unit, 0..13).prop_map(|(number, step, unit, kind)| match kind {
         0 => Coding::Lossless,
         1 => Coding::LosslessDelta { parent: number },
         2 => Coding::Lattice { parent: number, step },
@@ -249,6 +265,8 @@ fn any_coding() -> impl Strategy<Value = Coding> {
         7 => Coding::Log { parent: number, unit },
         8 => Coding::LogKey { unit },
         9 => Coding::Moment { second: number, step },
+        10 => Coding::Published { parent: number },
+        11 => Coding::PublishedKey,
         _ => Coding::Cast { of: number },
     })
 }
@@ -271,7 +289,7 @@ proptest! {
     /// One payload is replaced: by noise, by another's, by a part of itself.
     #[test]
     fn hostile_payloads_are_damage(
-        number in 0usize..4,
+        number in 0..VICTIMS_EACH,
         which in any::<prop::sample::Index>(),
         other in any::<prop::sample::Index>(),
         noise in prop::collection::vec(any::<u8>(), 0..64),
@@ -308,7 +326,7 @@ proptest! {
     /// A table that says something else of a tensor than how it was encoded.
     #[test]
     fn hostile_tables_are_damage(
-        number in 0usize..4,
+        number in 0..VICTIMS_EACH,
         which in any::<prop::sample::Index>(),
         coding in prop::option::weighted(0.7, any_coding()),
         dtype in prop::option::weighted(0.2, any_type()),

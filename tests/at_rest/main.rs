@@ -11,6 +11,7 @@ mod merge;
 mod odd;
 mod optimizer;
 mod profiles;
+mod published;
 mod recall;
 mod retention;
 mod scale;

@@ -134,7 +134,9 @@ fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
                     stepfs::codec::lossless::encode(tensor.dtype, &now, Some(&then), &mut payload);
                 }
                 (State::Bytes(now), _) => stepfs::codec::lossless::encode(tensor.dtype, &now, None, &mut payload),
-                (State::Log { .. } | State::Moment { .. }, _) => bytes += tensor.tiles[at].stored as usize,
+                (State::Log { .. } | State::Moment { .. } | State::Published { .. }, _) => {
+                    bytes += tensor.tiles[at].stored as usize
+                }
             }
             bytes += payload.len();
         }

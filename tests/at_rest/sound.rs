@@ -124,7 +124,11 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
                 assert!(entry.bound == step / 2.0 || was_rows, "{}: {}, step {step}", entry.path, entry.bound);
                 both(number).is_within_bound();
             }
-            Coding::Rows { .. } | Coding::RowsKey { .. } | Coding::Cast { .. } => both(number).is_within_bound(),
+            Coding::Rows { .. }
+            | Coding::RowsKey { .. }
+            | Coding::Cast { .. }
+            | Coding::Published { .. }
+            | Coding::PublishedKey => both(number).is_within_bound(),
             Coding::Log { unit, .. } | Coding::LogKey { unit } => both(number).is_second_moment(unit),
             Coding::Moment { second, step } => both(number).is_first_moment(&both(second), step),
         }

@@ -12,8 +12,9 @@ use std::io;
 
 use rayon::prelude::*;
 
+use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
-use crate::codec::{TILE_BYTES, log, lossless};
+use crate::codec::{TILE_BYTES, log, lossless, published};
 use crate::container::{Description, ReadAt, Role, Tensor};
 use crate::recall::{Chain, tile};
 use crate::store::Profiles;
@@ -45,6 +46,8 @@ pub(super) struct Plan {
     parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
+    /// The published system that it is for.
+    pub(super) system: Option<SystemId>,
 }
 
 impl Plan {
@@ -166,13 +169,17 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let mut copies = copies::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
+    // A published system takes both as they come.
+    let published = |index: usize| material.profiles.of(all[index].role).system().is_some();
+    copies.retain(|copy, of| !published(*copy) && !published(*of));
     for (copy, of) in &copies {
         all[*copy].extent = copies::matching(&written[*copy], &written[*of], &all[*of]);
     }
     // Which tensors get tiles must be known before one of them can be said to be beside another.
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().map(|tensor| lossy_kind(material, tensor)).collect();
+    let systems: Vec<Option<SystemId>> = all.iter().map(|tensor| system(material, tensor)).collect();
     let is_planned = |index: &usize| {
-        let is_small = kinds[*index].is_some() || copies.contains_key(index);
+        let is_small = kinds[*index].is_some() || systems[*index].is_some() || copies.contains_key(index);
         let least = if is_small { MIN_LOSSY_BYTES } else { MIN_LOSSLESS_BYTES };
         all[*index].extent.end - all[*index].extent.start >= least
     };
@@ -186,6 +193,10 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         if let Some(of) = original {
             let coding = Coding::Cast { of: of as u32 };
             lossy = Some(Choice { coding, alone: coding, bits: (0.0, 0.0) });
+        } else if let Some(system) = systems[index] {
+            let alone = if system.system().stands_alone() { Coding::PublishedKey } else { Coding::Lossless };
+            let coding = parent.map_or(alone, |parent| Coding::Published { parent: parent.number });
+            lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::Lossless);
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let subject = Subject {
@@ -212,7 +223,8 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             None => lossless_choice(material.source, tensor, parent.map(|parent| (parent.chain, parent.number)))?,
         };
         let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
-        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step }, bits))
+        let system = systems[index].filter(|_| coding.is_published());
+        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, system }, bits))
     };
     // Each decodes some tiles of the base.
     let chosen: io::Result<Vec<(Plan, (f64, f64))>> = planned.par_iter().map(choose).collect();
@@ -237,6 +249,14 @@ fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
     let kind = rates::kind(tensor.role, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
+}
+
+/// The published system that a tensor is for. They quantize models; what none of them speaks of, the optimizer's state and averages,
+/// is lossless.
+fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
+    let system = material.profiles.of(tensor.role).system()?;
+    let is_model = matches!(tensor.role, Role::Weight | Role::Master) && !tensor.lossless && !tensor.shape.is_empty();
+    (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
 }
 
 /// A parameter whose mean squared gradient is known.

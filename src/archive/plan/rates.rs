@@ -30,7 +30,8 @@ const OCTAVE: u32 = 1 << 16;
 /// The numbers of a profile; `None`: lossless.
 pub(super) fn rates(profile: Profile) -> Option<Rates> {
     match profile {
-        Profile::Exact => None,
+        // A published system has its own.
+        Profile::Exact | Profile::Published(_) => None,
         Profile::Balanced => Some(Rates {
             weight: 2.0,
             row: 1.0,

@@ -24,13 +24,13 @@ mod quantizer;
 #[cfg(test)]
 mod tests;
 
-pub use policy::{Kind, Policy, Step, bits_after, bits_for};
+pub use policy::{Predictor, Step, bits_after, bits_for};
 pub use quantizer::{Method, Search, l2_error};
 
 use std::io;
 
 use super::uniform::{self, Grid};
-use super::{Corrupt, Fit, State, System, Tensor, Tile, pack};
+use super::{Corrupt, Fit, Policy, State, System, Tensor, Tile, pack};
 use crate::entropy::{bytes, varint};
 
 /// First byte of a payload.
@@ -45,18 +45,24 @@ pub struct CheckNRun {
     bits: u32,
     /// None: adaptive, with parameters from a profile of each checkpoint.
     method: Option<Method>,
+    policy: Policy,
 }
 
 impl CheckNRun {
     /// As the paper uses this bit width (2, 3, 4 or 8); none for others.
     pub fn new(bits: u32) -> Option<CheckNRun> {
         let method = if bits == 8 { Some(Method::Asymmetric) } else { None };
-        matches!(bits, 2 | 3 | 4 | 8).then_some(CheckNRun { bits, method })
+        matches!(bits, 2 | 3 | 4 | 8).then_some(CheckNRun { bits, method, policy: Policy::Intermittent })
     }
 
     /// With another method; an adaptive one then has the parameters given and no profile.
     pub fn with(self, method: Method) -> CheckNRun {
         CheckNRun { method: Some(method), ..self }
+    }
+
+    /// With another policy than the paper's own.
+    pub fn with_policy(self, policy: Policy) -> CheckNRun {
+        CheckNRun { policy, ..self }
     }
 
     /// What a fit says: method, and the width of a row. `None` for what [`System::fit`] did not write.
@@ -78,7 +84,16 @@ impl System for CheckNRun {
             Some(Method::Adaptive(search)) => format!("-adaptive-{}-{}", search.bins, search.percent),
             _ => String::new(),
         };
-        format!("check-n-run-{}{kind}", self.bits)
+        let policy = match self.policy {
+            Policy::Intermittent => "",
+            Policy::OneShot => "-one-shot",
+            Policy::Consecutive => "-consecutive",
+        };
+        format!("check-n-run{kind}{policy}-{}", self.bits)
+    }
+
+    fn policy(&self) -> Policy {
+        self.policy
     }
 
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {

@@ -37,7 +37,9 @@ impl DeltaDnn {
 
 impl System for DeltaDnn {
     fn name(&self) -> String {
-        format!("delta-dnn-{:e}", self.bound)
+        // The bound's exponent, where it is a power of ten.
+        let text = format!("{:e}", self.bound);
+        format!("delta-dnn-{}", text.strip_prefix("1e-").unwrap_or(&text))
     }
 
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
@@ -149,7 +151,7 @@ mod tests {
             conforms(&DeltaDnn::new(bound).unwrap());
         }
         assert!([0.0, -1.0, 1.5, f64::NAN].iter().all(|&bound| DeltaDnn::new(bound).is_none()));
-        assert_eq!(DeltaDnn::new(0.001).unwrap().name(), "delta-dnn-1e-3");
+        assert_eq!(DeltaDnn::new(0.001).unwrap().name(), "delta-dnn-3");
     }
 
     #[test]

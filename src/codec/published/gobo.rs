@@ -156,7 +156,7 @@ impl Cells {
 
 impl System for Gobo {
     fn name(&self) -> String {
-        format!("gobo-{}bit", self.bits)
+        format!("gobo-{}", self.bits)
     }
 
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
@@ -246,7 +246,7 @@ mod tests {
     fn all_conform() {
         [1, 3, 8].into_iter().for_each(|bits| conforms(&Gobo::new(bits).unwrap()));
         assert!(Gobo::new(0).is_none() && Gobo::new(9).is_none());
-        assert_eq!(Gobo::new(3).unwrap().name(), "gobo-3bit");
+        assert_eq!(Gobo::new(3).unwrap().name(), "gobo-3");
     }
 
     /// Bell-shaped weights of deviation .02: beyond 3.74 deviations, one in 5000; the rest within what 8 levels can do (a

@@ -10,16 +10,28 @@
 //! value is what the next state is a difference to. Wider ones, integers and what is not finite stay lossless.
 
 pub mod check_n_run;
+#[cfg(test)]
+mod conformance;
 pub mod delta_dnn;
 pub mod gobo;
 pub mod inshrinkerator;
+pub mod lc;
 mod pack;
+mod pool;
 pub mod qd_compressor;
+pub mod registry;
+pub mod scar;
+mod select;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod tile;
+pub mod topn;
 mod uniform;
+mod values;
 
 use super::Corrupt;
+
+pub use pool::give_back;
 
 /// One tensor of a checkpoint, a tile at a time: never all of it in memory.
 pub trait Tensor: Sync {
@@ -73,11 +85,33 @@ pub trait System: Send + Sync {
     /// give. `None`: this system is not for such values (NaN, infinity); the tensor stays lossless.
     fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State>;
 
+    /// Whether the first state of a chain is quantized, too. If not, it keeps its full precision, and so does every tensor that the
+    /// state before does not have.
+    fn stands_alone(&self) -> bool {
+        true
+    }
+
+    /// Which state a state becomes a difference to.
+    fn policy(&self) -> Policy {
+        Policy::Consecutive
+    }
+
     /// The inverse. `previous` is there if it was when the tile was encoded; `len`: elements.
     ///
     /// # Errors
     /// [`Corrupt`] for whatever `encode` does not write; memory stays in proportion to `len`.
     fn decode(&self, payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt>;
+}
+
+/// Which state a state becomes a difference to: Check-N-Run's section 4.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// The state before.
+    Consecutive,
+    /// The first of the chain.
+    OneShot,
+    /// The first of the chain, and a new chain where its predictor says so.
+    Intermittent,
 }
 
 /// What a system found out about a tensor: its own words, opaque to all others.

@@ -65,7 +65,10 @@ fn range(tensor: &dyn Tensor) -> io::Result<Option<(f32, f32)>> {
 
 impl System for QdCompressor {
     fn name(&self) -> String {
-        format!("qd-compressor-{}-{}", self.least, self.most)
+        match (self.least, self.most) {
+            (8, 256) => "qd-compressor".to_string(),
+            (least, most) => format!("qd-compressor-{least}-{most}"),
+        }
     }
 
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
@@ -153,7 +156,7 @@ mod tests {
             conforms(&QdCompressor::new(least, most).unwrap());
         }
         assert!([(5, 8), (8, 512), (16, 8), (2, 8)].iter().all(|&(a, b)| QdCompressor::new(a, b).is_none()));
-        assert_eq!(QdCompressor::new(8, 256).unwrap().name(), "qd-compressor-8-256");
+        assert_eq!(QdCompressor::new(8, 256).unwrap().name(), "qd-compressor");
     }
 
     /// A layer that fills its range gets all bins, one with a few far values fewer; the error is half a step at most.

@@ -64,6 +64,13 @@ pub enum Coding {
         /// The tensor with more bits.
         of: u32,
     },
+    /// A published system's ([`crate::codec::published`]), as a difference to the parent's tensor. Its payloads say whose.
+    Published {
+        /// Tensor of the parent object.
+        parent: u32,
+    },
+    /// A published system's, alone.
+    PublishedKey,
 }
 
 impl Coding {
@@ -71,17 +78,25 @@ impl Coding {
     pub fn parent(self) -> Option<u32> {
         use Coding::*;
         match self {
-            LosslessDelta { parent } | Lattice { parent, .. } | Rows { parent, .. } | Log { parent, .. } => {
-                Some(parent)
-            }
+            LosslessDelta { parent }
+            | Lattice { parent, .. }
+            | Rows { parent, .. }
+            | Log { parent, .. }
+            | Published { parent } => Some(parent),
             Lossless
             | LatticeKey { .. }
             | LatticeWithKeyframe { .. }
             | RowsKey { .. }
             | LogKey { .. }
             | Moment { .. }
-            | Cast { .. } => None,
+            | Cast { .. }
+            | PublishedKey => None,
         }
+    }
+
+    /// Whether it is a published system's.
+    pub fn is_published(self) -> bool {
+        matches!(self, Coding::Published { .. } | Coding::PublishedKey)
     }
 
     /// The tensor of the same object that is needed to decode this one.
@@ -130,6 +145,7 @@ impl Coding {
             Log { .. } | LogKey { .. } => "log",
             Moment { .. } => "moment",
             Cast { .. } => "cast",
+            Published { .. } | PublishedKey => "published",
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Coding;
-use crate::codec::{Dtype, TILE_BYTES, lattice, log};
+use crate::codec::{Dtype, TILE_BYTES, lattice, log, published};
 use crate::container::Role;
 use crate::store::Damage;
 
@@ -182,6 +182,9 @@ impl Index {
                 return Err(Damage("a logarithmic lattice has no such unit"));
             }
             _ => {}
+        }
+        if coding.is_published() && !published::tile::is_for(tensor.dtype) {
+            return Err(Damage("a published system's tensor is of a type that none has"));
         }
         if tensor.factors.is_some() != matches!(coding, Coding::LogKey { .. }) {
             return Err(Damage("a tensor's factors are missing, or not needed"));

@@ -48,6 +48,8 @@ fn coding() -> impl Strategy<Value = Coding> {
         (any::<u32>(), step).prop_map(|(parent, step)| Coding::Rows { parent, step }),
         (any::<u32>(), 14u32..=20).prop_map(|(parent, unit)| Coding::Log { parent, unit: 1 << unit }),
         (14u32..=20).prop_map(|unit| Coding::LogKey { unit: 1 << unit }),
+        any::<u32>().prop_map(|parent| Coding::Published { parent }),
+        Just(Coding::PublishedKey),
     ]
 }
 
@@ -79,7 +81,8 @@ prop_compose! {
         seed: u64,
     ) -> (u64, TensorEntry) {
         let dtype = Dtype::ALL[dtype];
-        let coding = if dtype.is_lattice_float() || !coding.is_lossy() { coding } else { Coding::Lossless };
+        let fits = dtype.is_lattice_float() && !(coding.is_published() && dtype == Dtype::F64);
+        let coding = if fits || !coding.is_lossy() { coding } else { Coding::Lossless };
         let role = Role::ALL[role];
         let len = len - len % dtype.size() as u64;
         let factors = matches!(coding, Coding::LogKey { .. }).then(|| tiles(1, !seed)[0]);

@@ -1,16 +1,7 @@
 //! When a checkpoint is a full baseline, what a differential one refers to (section 5.1), and how many bits follow from the
 //! restores that are expected (section 6.2.1).
 
-/// Which checkpoints are full, and what the others are differences to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// One full baseline, all others differ from that.
-    OneShot,
-    /// One full baseline, each other differs from the one before.
-    Consecutive,
-    /// As one-shot, with a new baseline when the predictor expects it to pay. The paper's default.
-    Intermittent,
-}
+use super::super::Policy;
 
 /// What the next checkpoint is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,17 +16,17 @@ pub enum Step {
 
 /// A policy and what it remembers.
 #[derive(Clone, Debug)]
-pub struct Policy {
-    kind: Kind,
+pub struct Predictor {
+    kind: Policy,
     /// Sizes of the differential checkpoints since the baseline, as fractions of its size: S_1 to S_i. None before the first
     /// baseline.
     sizes: Option<Vec<f64>>,
 }
 
-impl Policy {
+impl Predictor {
     /// Before the first checkpoint.
-    pub fn new(kind: Kind) -> Policy {
-        Policy { kind, sizes: None }
+    pub fn new(kind: Policy) -> Predictor {
+        Predictor { kind, sizes: None }
     }
 
     /// What the next checkpoint is to be.
@@ -46,9 +37,9 @@ impl Policy {
     pub fn next(&self) -> Step {
         let Some(sizes) = &self.sizes else { return Step::Full };
         match self.kind {
-            Kind::OneShot => Step::SinceBaseline,
-            Kind::Consecutive => Step::SincePrevious,
-            Kind::Intermittent => {
+            Policy::OneShot => Step::SinceBaseline,
+            Policy::Consecutive => Step::SincePrevious,
+            Policy::Intermittent => {
                 let Some(last) = sizes.last() else { return Step::SinceBaseline };
                 let renewed = 1.0 + sizes.iter().sum::<f64>();
                 if renewed <= (sizes.len() + 1) as f64 * last { Step::Full } else { Step::SinceBaseline }

@@ -21,7 +21,7 @@ fn all_conform() {
     conforms(&system(8));
     assert!(CheckNRun::new(5).is_none());
     assert_eq!(system(4).name(), "check-n-run-4");
-    assert_eq!(system(8).with(Method::Symmetric).name(), "check-n-run-8-symmetric");
+    assert_eq!(system(8).with(Method::Symmetric).name(), "check-n-run-symmetric-8");
 }
 
 proptest! {
@@ -171,7 +171,7 @@ fn rows_cover_a_tile() {
 /// Figure 15: with rows that grow as published, a new baseline comes at the eighth interval or so.
 #[test]
 fn intermittent_follows_its_predictor() {
-    let mut policy = Policy::new(Kind::Intermittent);
+    let mut policy = Predictor::new(Policy::Intermittent);
     assert_eq!(policy.next(), Step::Full);
     policy.wrote(Step::Full, 1.0);
     let (mut sizes, mut full) = (vec![], 0);
@@ -192,14 +192,14 @@ fn intermittent_follows_its_predictor() {
     }
     assert!(full > 0);
     // Sizes that do not grow never make a baseline pay.
-    let mut steady = Policy::new(Kind::Intermittent);
+    let mut steady = Predictor::new(Policy::Intermittent);
     for _ in 0..100 {
         let step = steady.next();
         steady.wrote(step, 0.2);
     }
     assert_eq!(steady.next(), Step::SinceBaseline);
-    for (kind, step) in [(Kind::OneShot, Step::SinceBaseline), (Kind::Consecutive, Step::SincePrevious)] {
-        let mut policy = Policy::new(kind);
+    for (kind, step) in [(Policy::OneShot, Step::SinceBaseline), (Policy::Consecutive, Step::SincePrevious)] {
+        let mut policy = Predictor::new(kind);
         assert_eq!(policy.next(), Step::Full);
         policy.wrote(Step::Full, 1.0);
         for _ in 0..20 {

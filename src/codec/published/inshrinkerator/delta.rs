@@ -136,7 +136,7 @@ fn put_group(differences: &[u8], cycle: usize, coding: Coding, out: &mut Vec<u8>
         }
     }
     varint::put(symbols.len() as u64, out);
-    varint::put_bytes(out, |out| bytes::encode_plain(&symbols, out));
+    varint::put_bytes(out, |out| bytes::encode_huffman(&symbols, out));
     if !long.is_empty() {
         varint::put_bytes(out, |out| ints::encode(&long, out));
     }

@@ -108,7 +108,7 @@ impl System for Inshrinkerator {
         let Config { bins, embedding_bins, prune, metric, protect } = self.config;
         let usual = Config::new(bins);
         let mut name = match bins.is_power_of_two() {
-            true => format!("inshrinkerator-{}bit", bins.ilog2()),
+            true => format!("inshrinkerator-{}", bins.ilog2()),
             false => format!("inshrinkerator-{bins}bins"),
         };
         if embedding_bins != usual.embedding_bins {

@@ -36,6 +36,8 @@ fn columns(code: u8) -> Result<[bool; 4], Damage> {
         7 => [false, false, false, true],
         8 => [false, true, true, false],
         9 => [false, true, false, false],
+        11 => [true, false, false, false],
+        12 => [false; 4],
         _ => return Err(Damage("a tensor's coding is unknown")),
     })
 }
@@ -53,6 +55,8 @@ fn parts(coding: Coding) -> Parts {
         Coding::Moment { step, .. } => (8, Some(step), None),
         Coding::Cast { .. } => (9, None, None),
         Coding::RowsKey { step } => (10, Some(step), None),
+        Coding::Published { .. } => (11, None, None),
+        Coding::PublishedKey => (12, None, None),
     };
     Parts { code, parent: coding.parent(), beside: coding.beside(), step, unit }
 }
@@ -72,7 +76,9 @@ fn coding(parts: &Parts) -> Result<Coding, Damage> {
         7 => Coding::LogKey { unit: unit? },
         8 => Coding::Moment { second: beside?, step: step? },
         9 => Coding::Cast { of: beside? },
-        _ => Coding::RowsKey { step: step? },
+        10 => Coding::RowsKey { step: step? },
+        11 => Coding::Published { parent: parent? },
+        _ => Coding::PublishedKey,
     })
 }
 

@@ -1,0 +1,129 @@
+//! Published systems at work: they see all tensors of a file that are theirs, then encode tile by tile.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use crate::codec::lattice;
+use crate::codec::published::registry::SystemId;
+use crate::codec::published::{self, Fit, System, Tensor, Tile, tile};
+use crate::container::{self, ReadAt, Role};
+use crate::recall::{State, tile as recalled};
+use crate::store::object::rows_and_width;
+
+use super::encode::Job;
+use super::plan::{self, read_tile, tiles};
+
+/// What the systems found out about the tensors of a file.
+pub(super) struct Fits {
+    systems: Vec<(SystemId, Box<dyn System>)>,
+    /// By number of the plan: which system, and what it found out.
+    of: HashMap<usize, (usize, Fit)>,
+}
+
+/// A tile that was encoded: payload, bytes as written and as decoded, largest |R - W|.
+pub(super) type Encoded = (Vec<u8>, Arc<Vec<u8>>, Arc<Vec<u8>>, f64);
+
+impl Fits {
+    /// Shows each system its tensors, tile by tile.
+    pub(super) fn of(job: &Job) -> io::Result<Fits> {
+        let mut fits = Fits { systems: Vec::new(), of: HashMap::new() };
+        let mut ids: Vec<SystemId> = Vec::new();
+        for id in job.plans.iter().filter_map(|plan| plan.system) {
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+        for id in ids {
+            let plans = job.plans.iter().enumerate().filter(|(_, plan)| plan.system == Some(id));
+            let sources: Vec<Source> = plans.map(|(at, _)| Source::of(job, at)).collect();
+            let tensors: Vec<&dyn Tensor> = sources.iter().map(|source| source as &dyn Tensor).collect();
+            let system = id.system();
+            let found = system.fit(&tensors, job.position)?;
+            let number = fits.systems.len();
+            fits.of.extend(sources.iter().zip(found).map(|(source, fit)| (source.at, (number, fit))));
+            fits.systems.push((id, system));
+        }
+        Ok(fits)
+    }
+
+    /// Encodes a tile. `None`: its tensor is to stay lossless.
+    pub(super) fn encode(&self, job: &Job, at: usize, number: usize) -> io::Result<Option<Encoded>> {
+        let Some((system, fit)) = self.of.get(&at) else { return Ok(None) };
+        let (id, system) = &self.systems[*system];
+        let (data, tile) = Source::of(job, at).read(number)?;
+        let dtype = job.plans[at].tensor.dtype;
+        let mut payload = Vec::new();
+        let decoded = tile::encode((id.family(), system.as_ref()), fit, dtype, &tile, &mut payload);
+        published::give_back(tile);
+        let decoded = decoded.map(|decoded| Arc::new(decoded.bytes));
+        // Beyond the largest finite value, it has no error that could be said.
+        let error = decoded.as_ref().and_then(|decoded| lattice::largest_error(dtype, &data, decoded));
+        Ok(decoded.zip(error).map(|(decoded, error)| (payload, data, decoded, error)))
+    }
+}
+
+/// A tensor of the file, with its state before.
+struct Source<'a> {
+    job: &'a Job<'a>,
+    at: usize,
+    gradient: Option<&'a container::Tensor>,
+}
+
+impl<'a> Source<'a> {
+    fn of(job: &'a Job, at: usize) -> Source<'a> {
+        let plan = &job.plans[at];
+        let is_gradient = |tensor: &&container::Tensor| {
+            let same = tensor.of == Some(plan.index) && tensor.shape == plan.tensor.shape;
+            same && tensor.role == Role::FirstMoment && tile::is_for(tensor.dtype)
+        };
+        Source { job, at, gradient: job.description.tensors.iter().find(is_gradient) }
+    }
+
+    /// A tile's bytes as written, and what a system gets to see.
+    fn read(&self, number: usize) -> io::Result<(Arc<Vec<u8>>, Tile)> {
+        let (plan, job) = (&self.job.plans[self.at], self.job);
+        if (job.cancelled)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let dtype = plan.tensor.dtype;
+        let data = read_tile(job.source, &plan.tensor, number)?;
+        let values = tile::widen(dtype, &data).ok_or(io::ErrorKind::InvalidData)?;
+        let first = plan::rows(&plan.tensor, number).first;
+        let previous = match (plan.coding.parent(), job.base) {
+            (Some(parent), Some(base)) => {
+                let state: State = recalled::state(base, parent as usize, number)?;
+                state.before(dtype, |before| before.state(dtype))?
+            }
+            _ => None,
+        };
+        let gradient = match self.gradient {
+            Some(tensor) => {
+                let size = tensor.dtype.size();
+                let mut bytes = vec![0; values.len() * size];
+                job.source.read_exact_at(&mut bytes, tensor.extent.start + first * size as u64)?;
+                tile::widen(tensor.dtype, &bytes)
+            }
+            None => None,
+        };
+        Ok((Arc::new(data), Tile { first, values, previous, gradient }))
+    }
+}
+
+impl published::Tensor for Source<'_> {
+    fn name(&self) -> &str {
+        &self.job.plans[self.at].tensor.path
+    }
+
+    fn rows(&self) -> (u64, u64) {
+        rows_and_width(&self.job.plans[self.at].tensor.shape)
+    }
+
+    fn tiles(&self) -> usize {
+        tiles(&self.job.plans[self.at].tensor)
+    }
+
+    fn tile(&self, number: usize) -> io::Result<Tile> {
+        Ok(self.read(number)?.1)
+    }
+}

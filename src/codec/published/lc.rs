@@ -1,0 +1,249 @@
+//! LC-Checkpoint (Chen, Liu, Ren and Jin, ICML 2020, "On Efficient Constructions of Checkpoints").
+//!
+//! - The difference is to the state before *as it decodes*, so errors do not add up (Algorithm 1).
+//! - Exponent-based quantization (section 3.1.1): the elements of one sign and one exponent are a bucket, and all become the mean
+//!   of the bucket's largest and smallest. A difference of exactly 0 stays 0.
+//! - x-bit priority promotion: the 2^x - 1 buckets with the largest exponents stay, all others become 0 and wait until their
+//!   difference has grown. Of two with one exponent the positive one goes first; the paper leaves that open.
+//! - Huffman coding of the buckets' numbers (section 3.1.2). The paper keeps code tables by number of buckets (section 3.2)
+//!   because making one took time; here a tile's is made from its own counts, which takes less than counting them.
+//! - Asynchronous execution (section 3.2) is what the archive does with every codec. Merging into super-steps is left to the
+//!   archive, too, which does it when states in between are removed.
+//!
+//! u is the whole model's state, so buckets and their promotion are the checkpoint's, not a tensor's; [`Lc::by_tensor`] is the
+//! other reading, for which the figures of single layers speak.
+//!
+//! Payload: varint k, the number of buckets; the value of each, f32; the symbols (0, or the number of a bucket from 1 on), a
+//! `bytes` payload; with more than 255 buckets their low bytes, with their length before, then their high ones.
+
+use std::io;
+
+use rayon::prelude::*;
+
+use super::{Fit, State, System, Tensor, Tile, give_back, pool};
+use crate::codec::Corrupt;
+use crate::entropy::level::{Level, multiversion};
+use crate::entropy::scratch::Scratch;
+use crate::entropy::{bytes, varint};
+
+/// Bits of an f32's mantissa: what is above them, sign and exponent, is the number of a bucket.
+const MANTISSA: u32 = 23;
+/// Buckets there can be.
+const BUCKETS: usize = 1 << (32 - MANTISSA);
+/// What has this number as sign and exponent is not finite, so it is free for differences of 0.
+const ZERO: usize = BUCKETS - 1;
+/// Elements looked at together for one that lies beyond its bucket's range.
+const CHUNK: usize = 64;
+
+/// LC-Checkpoint, with or without priority promotion.
+#[derive(Clone, Copy, Debug)]
+pub struct Lc {
+    /// Bits of priority promotion, 1 to 8; none: all buckets stay.
+    pub bits: Option<u8>,
+    /// Each tensor has buckets and a promotion of its own.
+    pub by_tensor: bool,
+}
+
+/// Smallest and largest difference found in each bucket, as bits; the smallest is above the largest where there is none.
+struct Ranges {
+    least: Box<[u32; BUCKETS]>,
+    most: Box<[u32; BUCKETS]>,
+}
+
+impl Ranges {
+    fn none() -> Ranges {
+        Ranges { least: Box::new([u32::MAX; BUCKETS]), most: Box::new([0; BUCKETS]) }
+    }
+
+    fn join(mut self, other: Ranges) -> Ranges {
+        self.least.iter_mut().zip(other.least.iter()).for_each(|(own, other)| *own = (*own).min(*other));
+        self.most.iter_mut().zip(other.most.iter()).for_each(|(own, other)| *own = (*own).max(*other));
+        self
+    }
+
+    /// Takes in a tile. After some tiles hardly an element lies beyond what was found before it: whole chunks pass without one.
+    fn add(&mut self, tile: &Tile) {
+        let Some(previous) = &tile.previous else { return };
+        let level = Level::detect();
+        for (new, old) in tile.values.chunks(CHUNK).zip(previous.values.chunks(CHUNK)) {
+            if !is_beyond(level, self, new, old) {
+                continue;
+            }
+            for (new, old) in new.iter().zip(old) {
+                let difference = new - old;
+                let (bucket, bits) = (bucket_of(difference), difference.to_bits());
+                self.least[bucket] = self.least[bucket].min(bits);
+                self.most[bucket] = self.most[bucket].max(bits);
+            }
+        }
+    }
+
+    /// The finite buckets that have elements, by exponent from the largest on, each with its value.
+    fn buckets(&self) -> Vec<(usize, f32)> {
+        const SIGN: usize = BUCKETS / 2;
+        let mut buckets = Vec::new();
+        for exponent in (0..SIGN - 1).rev() {
+            for bucket in [exponent, SIGN + exponent] {
+                let (least, most) = (self.least[bucket], self.most[bucket]);
+                if least <= most {
+                    let mean = (f64::from(f32::from_bits(least)) + f64::from(f32::from_bits(most))) / 2.0;
+                    buckets.push((bucket, mean as f32));
+                }
+            }
+        }
+        buckets
+    }
+}
+
+impl Lc {
+    fn ranges(tensor: &dyn Tensor) -> io::Result<Ranges> {
+        let tiles = 0..tensor.tiles();
+        let each = tiles.into_par_iter().try_fold(Ranges::none, |mut ranges, number| {
+            let tile = tensor.tile(number)?;
+            ranges.add(&tile);
+            give_back(tile);
+            Ok::<_, io::Error>(ranges)
+        });
+        each.try_reduce(Ranges::none, |a, b| Ok(a.join(b)))
+    }
+
+    /// Bucket and value of each that stays.
+    fn fit_of(self, ranges: &Ranges) -> Fit {
+        let mut buckets = ranges.buckets();
+        if let Some(bits) = self.bits {
+            buckets.truncate((1 << bits) - 1);
+        }
+        let mut fit = Vec::with_capacity(6 * buckets.len());
+        for (bucket, value) in buckets {
+            fit.extend_from_slice(&(bucket as u16).to_le_bytes());
+            fit.extend_from_slice(&value.to_le_bytes());
+        }
+        fit
+    }
+}
+
+impl System for Lc {
+    fn name(&self) -> String {
+        let word = if self.by_tensor { "lc-layer" } else { "lc" };
+        self.bits.map_or(word.to_string(), |bits| format!("{word}-{bits}"))
+    }
+
+    fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Fit>> {
+        let each: Vec<Ranges> = tensors.iter().map(|tensor| Lc::ranges(*tensor)).collect::<io::Result<_>>()?;
+        if self.by_tensor {
+            return Ok(each.iter().map(|ranges| self.fit_of(ranges)).collect());
+        }
+        let all = each.into_iter().fold(Ranges::none(), Ranges::join);
+        Ok(vec![self.fit_of(&all); tensors.len()])
+    }
+
+    fn stands_alone(&self) -> bool {
+        false
+    }
+
+    fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
+        let previous = tile.previous.as_ref().filter(|previous| previous.values.len() == tile.values.len())?;
+        let (buckets, _) = fit.as_chunks::<6>();
+        let mut table = Table { steps: [-0.0; BUCKETS], symbols: [0; BUCKETS] };
+        varint::put(buckets.len() as u64, out);
+        for (number, [a, b, value @ ..]) in buckets.iter().enumerate() {
+            let value = f32::from_le_bytes(*value);
+            let bucket = usize::from(u16::from_le_bytes([*a, *b])) % ZERO;
+            (table.steps[bucket], table.symbols[bucket]) = (value, number as u32 + 1);
+            out.extend_from_slice(&value.to_le_bytes());
+        }
+        let elements = tile.values.len();
+        let mut symbols = Scratch::new(elements);
+        let mut values = pool::take(elements);
+        if !quantize(Level::detect(), &table, &tile.values, &previous.values, &mut values, &mut symbols) {
+            return None;
+        }
+        if buckets.len() <= usize::from(u8::MAX) {
+            bytes::encode_huffman(&symbols, out);
+            return Some(State { values, bins: None });
+        }
+        varint::put_bytes(out, |out| bytes::encode_huffman(&symbols, out));
+        for (symbol, (new, old)) in symbols.iter_mut().zip(tile.values.iter().zip(&previous.values)) {
+            *symbol = (table.symbols[bucket_of(new - old)] >> 8) as u8;
+        }
+        bytes::encode_huffman(&symbols, out);
+        Some(State { values, bins: None })
+    }
+
+    fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let count = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);
+        let table = payload.get(..count.saturating_mul(4)).filter(|_| count < BUCKETS).ok_or(Corrupt("buckets"))?;
+        payload = &payload[table.len()..];
+        let mut steps = [0.0f32; BUCKETS];
+        steps[0] = -0.0;
+        for (step, value) in steps[1..].iter_mut().zip(table.as_chunks().0) {
+            *step = f32::from_le_bytes(*value);
+        }
+        if steps.iter().any(|step| !step.is_finite()) {
+            return Err(Corrupt("a bucket's value"));
+        }
+        let mut low = Scratch::new(len);
+        let mut state = State { values: pool::take(len), bins: None };
+        state.values.copy_from_slice(&previous.values);
+        if count <= usize::from(u8::MAX) {
+            bytes::decode(payload, &mut low)?;
+            if low.iter().any(|&symbol| usize::from(symbol) > count) {
+                return Err(Corrupt("number of a bucket"));
+            }
+            state.values.iter_mut().zip(low.iter()).for_each(|(value, &symbol)| *value += steps[usize::from(symbol)]);
+            return Ok(state);
+        }
+        bytes::decode(varint::take_bytes(&mut payload)?, &mut low)?;
+        let mut high = Scratch::new(len);
+        bytes::decode(payload, &mut high)?;
+        for (value, (&low, &high)) in state.values.iter_mut().zip(low.iter().zip(high.iter())) {
+            let symbol = usize::from(u16::from_le_bytes([low, high]));
+            *value += steps[Some(symbol).filter(|symbol| *symbol <= count).ok_or(Corrupt("number of a bucket"))?];
+        }
+        Ok(state)
+    }
+}
+
+/// Number of the bucket of a difference.
+#[inline(always)]
+fn bucket_of(difference: f32) -> usize {
+    let bits = difference.to_bits();
+    if bits << 1 == 0 { ZERO } else { (bits >> MANTISSA) as usize }
+}
+
+/// What becomes of each bucket. Adding -0 changes nothing, not even the sign of a 0.
+struct Table {
+    steps: [f32; BUCKETS],
+    symbols: [u32; BUCKETS],
+}
+
+multiversion! {
+    /// Whether a difference lies beyond the range of its bucket.
+    fn is_beyond(ranges: &Ranges, new: &[f32], old: &[f32]) -> bool {
+        let (least, most): (&[u32; BUCKETS], &[u32; BUCKETS]) = (&ranges.least, &ranges.most);
+        let mut beyond = 0;
+        for (new, old) in new.iter().zip(old) {
+            let difference = new - old;
+            let (bucket, bits) = (bucket_of(difference), difference.to_bits());
+            beyond |= u32::from(bits < least[bucket]) | u32::from(bits > most[bucket]);
+        }
+        beyond != 0
+    }
+}
+
+multiversion! {
+    /// What values become, and the low bytes of their buckets' numbers. `false`: something is not finite.
+    fn quantize(table: &Table, new: &[f32], old: &[f32], values: &mut [f32], symbols: &mut [u8]) -> bool {
+        const EXPONENT: u32 = 0x7f80_0000;
+        let mut largest = 0;
+        for (((&new, &old), value), symbol) in new.iter().zip(old).zip(values).zip(symbols) {
+            let difference = new - old;
+            let bucket = bucket_of(difference);
+            *value = old + table.steps[bucket];
+            *symbol = table.symbols[bucket] as u8;
+            largest = largest.max(difference.to_bits() & EXPONENT).max(value.to_bits() & EXPONENT);
+        }
+        largest < EXPONENT
+    }
+}

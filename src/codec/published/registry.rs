@@ -1,0 +1,326 @@
+//! The published systems by name: what can stand in `stepfs.toml` and on the command line, and who decodes what an object holds.
+//!
+//! A system is one row of [`FAMILIES`].
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::check_n_run::{self, CheckNRun, Method};
+use super::delta_dnn::DeltaDnn;
+use super::gobo::Gobo;
+use super::inshrinkerator::{Config, Inshrinkerator, Metric};
+use super::lc::Lc;
+use super::qd_compressor::QdCompressor;
+use super::scar::Scar;
+use super::topn::TopN;
+use super::{Policy, System};
+use crate::codec::Corrupt;
+
+/// Systems that differ in one number.
+pub struct Family {
+    /// The first byte of its payloads: never another one. 0 is none's.
+    pub id: u8,
+    /// The word for it; with its number, if it has one, behind a hyphen.
+    pub word: &'static str,
+    /// The numbers that it may have. 0: it goes by the word alone.
+    pub numbers: &'static [RangeInclusive<u8>],
+    /// Those that stand for all where all are tried or listed.
+    pub usual: &'static [u8],
+    /// What it is, in a line.
+    pub about: &'static str,
+    /// The system with one of its numbers.
+    pub make: fn(u8) -> Box<dyn System>,
+    /// The number to go on with instead, once a run was restored more often than expected: (number, expected, seen). Most systems
+    /// do not care.
+    pub in_force: fn(u8, u32, u32) -> u8,
+}
+
+impl Family {
+    fn has(&self, number: u8) -> bool {
+        self.numbers.iter().any(|numbers| numbers.contains(&number))
+    }
+
+    /// Its numbers in words; that it may have none is none of them.
+    fn words(&self) -> String {
+        let range = |numbers: &RangeInclusive<u8>| match (*numbers.start().max(&1), *numbers.end()) {
+            (least, most) if least < most => format!("{least} to {most}"),
+            (_, most) => most.to_string(),
+        };
+        self.numbers.iter().filter(|numbers| *numbers.end() > 0).map(range).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Restores change nothing.
+fn always(number: u8, _: u32, _: u32) -> u8 {
+    number
+}
+
+/// Every system.
+pub static FAMILIES: &[Family] = &[
+    Family {
+        id: 1,
+        word: "lc",
+        numbers: &[0..=8],
+        usual: &[2, 3, 4, 0],
+        about: "LC-Checkpoint (ICML 2020): exponent buckets, x-bit priority promotion (without a number: none), Huffman",
+        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
+        in_force: always,
+    },
+    Family {
+        id: 2,
+        word: "lc-layer",
+        numbers: &[0..=8],
+        usual: &[3],
+        about: "LC-Checkpoint with buckets and promotion of each tensor by itself",
+        make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
+        in_force: always,
+    },
+    Family {
+        id: 3,
+        word: "scar",
+        numbers: &[1..=100],
+        usual: &[5, 10],
+        about: "SCAR (2018) as LC-Checkpoint compares it: one partition of so many percent in each checkpoint, by turns",
+        make: |percent| Box::new(Scar { percent, priority: false }),
+        in_force: always,
+    },
+    Family {
+        id: 4,
+        word: "scar-priority",
+        numbers: &[1..=100],
+        usual: &[5],
+        about: "SCAR (2018): the so many percent of the rows that changed most since they were saved last",
+        make: |percent| Box::new(Scar { percent, priority: true }),
+        in_force: always,
+    },
+    Family {
+        id: 5,
+        word: "topn",
+        numbers: &[1..=100],
+        usual: &[5, 10],
+        about: "TOPN as LC-Checkpoint compares it: the so many percent of the parameters that changed most, as sparse rows",
+        make: |percent| Box::new(TopN { percent }),
+        in_force: always,
+    },
+    Family {
+        id: 10,
+        word: "check-n-run",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[2, 3, 4, 8],
+        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range of its own that was searched; intermittent",
+        make: |bits| Box::new(check_n_run(bits)),
+        in_force: check_n_run_bits,
+    },
+    Family {
+        id: 11,
+        word: "check-n-run-symmetric",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[4],
+        about: "Check-N-Run with rows quantized symmetrically about 0",
+        make: |bits| Box::new(check_n_run(bits).with(Method::Symmetric)),
+        in_force: check_n_run_bits,
+    },
+    Family {
+        id: 12,
+        word: "check-n-run-asymmetric",
+        numbers: CHECK_N_RUN_SEARCHED,
+        usual: &[4],
+        about: "Check-N-Run with rows quantized from their least value to their largest",
+        make: |bits| Box::new(check_n_run(bits).with(Method::Asymmetric)),
+        in_force: always,
+    },
+    Family {
+        id: 13,
+        word: "check-n-run-one-shot",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[4],
+        about: "Check-N-Run with differences to the first checkpoint of a chain only",
+        make: |bits| Box::new(check_n_run(bits).with_policy(Policy::OneShot)),
+        in_force: check_n_run_bits,
+    },
+    Family {
+        id: 14,
+        word: "check-n-run-consecutive",
+        numbers: CHECK_N_RUN_BITS,
+        usual: &[4],
+        about: "Check-N-Run with differences to the checkpoint before",
+        make: |bits| Box::new(check_n_run(bits).with_policy(Policy::Consecutive)),
+        in_force: check_n_run_bits,
+    },
+    Family {
+        id: 20,
+        word: "inshrinkerator",
+        numbers: &[1..=7],
+        usual: &[3, 4, 5],
+        about: "Inshrinkerator (2023): protected, pruned or clustered by k-means; differences of bins; 2^number bins",
+        make: |bits| Box::new(inshrinkerator(bits, Metric::Magnitude)),
+        in_force: always,
+    },
+    Family {
+        id: 21,
+        word: "inshrinkerator-sensitivity",
+        numbers: &[1..=7],
+        usual: &[4],
+        about: "Inshrinkerator that prunes by |w g|, g the gradient's running mean",
+        make: |bits| Box::new(inshrinkerator(bits, Metric::Sensitivity)),
+        in_force: always,
+    },
+    Family {
+        id: 30,
+        word: "qd-compressor",
+        numbers: &[0..=0],
+        usual: &[0],
+        about: "QD-Compressor (2023): bins by each layer's entropy, cyclic differences",
+        make: |_| Box::new(QdCompressor::new(8, 256).unwrap_or_else(|| unreachable!("8 and 256 bins are allowed"))),
+        in_force: always,
+    },
+    Family {
+        id: 31,
+        word: "delta-dnn",
+        numbers: &[1..=8],
+        usual: &[2, 3],
+        about: "Delta-DNN (2020): differences within an error bound of 10^-number",
+        make: |digits| {
+            let bound = format!("1e-{digits}").parse().ok().and_then(DeltaDnn::new);
+            Box::new(bound.unwrap_or_else(|| unreachable!("a bound below 1")))
+        },
+        in_force: always,
+    },
+    Family {
+        id: 32,
+        word: "gobo",
+        numbers: &[1..=8],
+        usual: &[3, 4],
+        about: "GOBO (2020): outliers kept, all others clustered by k-medians of so many bits",
+        make: |bits| Box::new(Gobo::new(bits.into()).unwrap_or_else(|| unreachable!("1 to 8 bits"))),
+        in_force: always,
+    },
+];
+
+const CHECK_N_RUN_BITS: &[RangeInclusive<u8>] = &[2..=4, 8..=8];
+const CHECK_N_RUN_SEARCHED: &[RangeInclusive<u8>] = &[2..=4];
+
+fn check_n_run(bits: u8) -> CheckNRun {
+    CheckNRun::new(bits.into()).unwrap_or_else(|| unreachable!("2, 3, 4 or 8 bits"))
+}
+
+/// Section 6.2.1: the bits that were asked for until there were more restores than expected, then 8.
+fn check_n_run_bits(bits: u8, expected: u32, seen: u32) -> u8 {
+    if seen > expected { check_n_run::bits_after(expected, seen) as u8 } else { bits }
+}
+
+fn inshrinkerator(bits: u8, metric: Metric) -> Inshrinkerator {
+    let config = Config { metric, ..Config::new(1 << bits) };
+    Inshrinkerator::new(config).unwrap_or_else(|| unreachable!("2 to 128 bins"))
+}
+
+/// One published system: its family and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SystemId {
+    family: u8,
+    number: u8,
+}
+
+impl SystemId {
+    /// The usual ones of all families, in the order of the table.
+    pub fn usual() -> impl Iterator<Item = SystemId> {
+        FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId { family: family.id, number }))
+    }
+
+    /// The first byte of its payloads.
+    pub fn family(self) -> u8 {
+        self.family
+    }
+
+    fn row(self) -> &'static Family {
+        // Made from the table only.
+        FAMILIES.iter().find(|family| family.id == self.family).unwrap_or(&FAMILIES[0])
+    }
+
+    /// What it is, in a line.
+    pub fn about(self) -> &'static str {
+        self.row().about
+    }
+
+    /// The system.
+    pub fn system(self) -> Box<dyn System> {
+        (self.row().make)(self.number)
+    }
+
+    /// The one to use where so many restores of a run are expected and so many were seen.
+    #[must_use]
+    pub fn in_force(self, expected: u32, seen: u32) -> SystemId {
+        let number = (self.row().in_force)(self.number, expected, seen);
+        SystemId { number: if self.row().has(number) { number } else { self.number }, ..self }
+    }
+}
+
+impl fmt::Display for SystemId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.number {
+            0 => f.write_str(self.row().word),
+            number => write!(f, "{}-{number}", self.row().word),
+        }
+    }
+}
+
+impl FromStr for SystemId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<SystemId, String> {
+        let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
+        let unknown = || format!("{text:?} is no published system");
+        let (family, number) = match of(text) {
+            Some(family) => (family, Some(0)),
+            None => {
+                let (word, number) = text.rsplit_once('-').ok_or_else(unknown)?;
+                // No sign and no zeros before it: a system has one name only.
+                let sound = number.parse().ok().filter(|n: &u8| n.to_string() == number && *n > 0);
+                (of(word).ok_or_else(unknown)?, sound)
+            }
+        };
+        match number.filter(|number| family.has(*number)) {
+            Some(number) => Ok(SystemId { family: family.id, number }),
+            None => Err(match family.words().as_str() {
+                "" => format!("{text:?}: {} has no number", family.word),
+                words => format!("{text:?}: {} has a number, {words}", family.word),
+            }),
+        }
+    }
+}
+
+/// Who decodes payloads that begin with this byte.
+///
+/// # Errors
+/// When nobody does.
+pub fn decoder(id: u8) -> Result<Box<dyn System>, Corrupt> {
+    let family = FAMILIES.iter().find(|family| family.id == id).ok_or(Corrupt("number of a published system"))?;
+    // Numbers say how to encode; a payload has all that decoding takes.
+    let any = family.numbers.last().map_or(0, |numbers| *numbers.end());
+    Ok((family.make)(any))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_no_other_way() {
+        for family in FAMILIES {
+            assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
+            assert!(family.usual.iter().all(|number| family.has(*number)), "{}", family.word);
+            for number in family.numbers.iter().flat_map(|numbers| numbers.clone()) {
+                let id = SystemId { family: family.id, number };
+                assert_eq!(id.to_string().parse(), Ok(id));
+                assert_eq!(id.system().name(), id.to_string());
+            }
+        }
+        for wrong in
+            ["", "lc-", "lc-0", "lc-03", "lc-+3", "lc-9", "lc-256", "scar", "scar-0", "scar-101", "LC-3", "lc-3-", "-"]
+        {
+            assert!(wrong.parse::<SystemId>().is_err(), "{wrong}");
+        }
+        assert!(decoder(0).is_err() && decoder(255).is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! The largest of all, exactly, in bounded memory: two passes that count them by their float bits, and a third over the one
+//! tensor where some of those at the threshold are taken and some are not.
+
+use std::io;
+use std::ops::ControlFlow;
+
+use rayon::prelude::*;
+
+use super::{Tensor, Tile, give_back};
+
+/// Halves of a key: 65,536 counters each, half a megabyte on each thread.
+const HALF: u32 = 16;
+
+/// What is looked at: key (bits of a float that is not negative), weight in elements, number of its first element in the
+/// tensor. Items of key 0 are never selected.
+pub(super) struct Item {
+    pub(super) key: u32,
+    pub(super) weight: u64,
+    pub(super) place: u64,
+}
+
+/// Which items of a tensor are selected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Selected {
+    /// Above this key all.
+    key: u32,
+    /// With this key those before this place.
+    before: u64,
+}
+
+impl Selected {
+    /// Bytes of a fit.
+    pub(super) fn bytes(self) -> Vec<u8> {
+        [&self.key.to_le_bytes()[..], &self.before.to_le_bytes()].concat()
+    }
+
+    /// From a fit.
+    pub(super) fn of(fit: &[u8]) -> Option<Selected> {
+        let (key, before) = fit.split_first_chunk()?;
+        Some(Selected { key: u32::from_le_bytes(*key), before: u64::from_le_bytes(before.try_into().ok()?) })
+    }
+
+    /// Whether this one is.
+    pub(super) fn has(self, item: &Item) -> bool {
+        item.key > self.key || item.key == self.key && item.key > 0 && item.place < self.before
+    }
+}
+
+/// The items of a tile, in order.
+pub(super) type Items = fn((u64, u64), &Tile, &mut dyn FnMut(Item) -> ControlFlow<()>);
+
+/// Selects those with the largest keys, of so many elements in all; of equal ones the first.
+pub(super) fn largest(tensors: &[&dyn Tensor], elements: u64, items: Items) -> io::Result<Vec<Selected>> {
+    let (high, above) = find(&count(tensors, items, |key| Some(key >> HALF))?, elements);
+    let within = count(tensors, items, |key| (key >> HALF == high).then_some(key & ((1 << HALF) - 1)))?;
+    let (low, at_most) = find(&within, elements - above);
+    let key = high << HALF | low;
+    let mut left = elements - above - at_most;
+    let mut selected = Vec::with_capacity(tensors.len());
+    let mut all = key > 0 && left > 0;
+    for tensor in tensors {
+        let mut before = 0;
+        for number in 0..if all { tensor.tiles() } else { 0 } {
+            let tile = tensor.tile(number)?;
+            items(tensor.rows(), &tile, &mut |item| {
+                if item.key != key {
+                    return ControlFlow::Continue(());
+                }
+                match left.checked_sub(item.weight) {
+                    Some(rest) => {
+                        (left, before) = (rest, item.place + 1);
+                        ControlFlow::Continue(())
+                    }
+                    None => {
+                        all = false;
+                        ControlFlow::Break(())
+                    }
+                }
+            });
+            if !all {
+                break;
+            }
+        }
+        selected.push(Selected { key, before });
+    }
+    Ok(selected)
+}
+
+/// The digit at which so many elements are full, counted from the largest on, and how many are above it. 0 if there are not
+/// that many.
+fn find(counts: &[u64], elements: u64) -> (u32, u64) {
+    let mut above = 0;
+    for (digit, count) in counts.iter().enumerate().rev() {
+        if above + count > elements {
+            return (digit as u32, above);
+        }
+        above += count;
+    }
+    (0, above - counts.first().copied().unwrap_or(0))
+}
+
+/// Elements by a digit of their keys.
+fn count(tensors: &[&dyn Tensor], items: Items, digit: impl Fn(u32) -> Option<u32> + Sync) -> io::Result<Vec<u64>> {
+    let mut counts = vec![0u64; 1 << HALF];
+    for tensor in tensors {
+        let each = (0..tensor.tiles()).into_par_iter().try_fold(Vec::new, |mut counts: Vec<u64>, number| {
+            counts.resize(1 << HALF, 0);
+            let tile = tensor.tile(number)?;
+            items(tensor.rows(), &tile, &mut |item| {
+                if let Some(digit) = digit(item.key).filter(|_| item.key > 0) {
+                    counts[digit as usize] += item.weight;
+                }
+                ControlFlow::Continue(())
+            });
+            give_back(tile);
+            Ok::<_, io::Error>(counts)
+        });
+        let of_tensor = each.try_reduce(Vec::new, |a, b| {
+            let (mut a, b) = if a.len() < b.len() { (b, a) } else { (a, b) };
+            a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            Ok(a)
+        })?;
+        counts.iter_mut().zip(of_tensor).for_each(|(sum, count)| *sum += count);
+    }
+    Ok(counts)
+}

@@ -1,0 +1,134 @@
+//! A published system's tile as an object holds it: bytes of the tensor's own type, and a payload that says whose it is.
+//!
+//! Payload: the system's number ([`super::registry`]), then its own payload. Or 0, and the state as it is, for one that lost the
+//! state that it was a difference to: with its length before it a lossless tile, then the bins of the elements, if it has any: the
+//! lossless tile of as many U16. So what comes after it still decodes to the same bits, whatever became of what was before.
+
+use super::{Fit, Policy, State, System, Tile, pool, registry};
+use crate::codec::float::{Bf16, F16, Float};
+use crate::codec::{Corrupt, Dtype, lossless};
+use crate::entropy::varint;
+
+/// First byte of a state that is written as it is.
+const AS_IT_IS: u8 = 0;
+
+/// What a tile decodes to, in its tensor's type.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoded {
+    /// The elements.
+    pub bytes: Vec<u8>,
+    /// The bin of each, for systems whose next difference is one of bins.
+    pub bins: Option<Vec<u16>>,
+}
+
+/// The tile that a tile is a difference to.
+#[derive(Clone, Copy, Debug)]
+pub struct Before<'a> {
+    /// Its elements.
+    pub bytes: &'a [u8],
+    /// Their bins.
+    pub bins: Option<&'a [u16]>,
+}
+
+impl Before<'_> {
+    /// As a system gets it.
+    pub fn state(self, dtype: Dtype) -> Option<State> {
+        Some(State { values: widen(dtype, self.bytes)?, bins: self.bins.map(<[u16]>::to_vec) })
+    }
+}
+
+/// Whether tensors of this type are for published systems: those that f32 holds.
+pub fn is_for(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
+}
+
+/// The values of a tile, exactly; none for other types, or bytes that are not whole elements.
+pub fn widen(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+    (is_for(dtype) && bytes.len().is_multiple_of(dtype.size())).then_some(())?;
+    let mut values = pool::take(bytes.len() / dtype.size());
+    match dtype {
+        Dtype::F16 => values.iter_mut().zip(F16::elements(bytes)).for_each(|(v, &e)| *v = F16::widen(e) as f32),
+        Dtype::Bf16 => values.iter_mut().zip(Bf16::elements(bytes)).for_each(|(v, &e)| *v = Bf16::widen(e) as f32),
+        _ => values.iter_mut().zip(bytes.as_chunks().0).for_each(|(v, &e)| *v = f32::from_le_bytes(e)),
+    }
+    Some(values)
+}
+
+/// Values as a tile of this type, each rounded to nearest, ties to even.
+fn round(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        Dtype::F16 => values.iter().map(|&value| F16::round(value.into())).collect::<Vec<_>>().into_flattened(),
+        Dtype::Bf16 => values.iter().map(|&value| Bf16::round(value.into())).collect::<Vec<_>>().into_flattened(),
+        _ => values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
+    }
+}
+
+/// Whether all are; without a branch for each, which would take as long as to encode them.
+fn are_finite(values: &[f32]) -> bool {
+    const EXPONENT: u32 = 0x7f80_0000;
+    values.iter().fold(0, |largest, value| (value.to_bits() & EXPONENT).max(largest)) < EXPONENT
+}
+
+/// Appends the payload of a tile and gives what it decodes to. `None`: the tensor is to stay lossless.
+pub fn encode(system: (u8, &dyn System), fit: &Fit, dtype: Dtype, tile: &Tile, out: &mut Vec<u8>) -> Option<Decoded> {
+    if !is_for(dtype) || !are_finite(&tile.values) {
+        return None;
+    }
+    out.push(system.0);
+    let state = system.1.encode(fit, tile, out)?;
+    Some(rounded(dtype, state))
+}
+
+fn rounded(dtype: Dtype, mut state: State) -> Decoded {
+    let decoded = Decoded { bytes: round(dtype, &state.values), bins: state.bins.take() };
+    pool::give_state(state);
+    decoded
+}
+
+/// Appends the payload of a state as it is, with or without another one to be a difference to.
+pub fn encode_as_it_is(dtype: Dtype, state: Before, parent: Option<&[u8]>, out: &mut Vec<u8>) {
+    out.push(AS_IT_IS);
+    varint::put_bytes(out, |out| lossless::encode(dtype, state.bytes, parent, out));
+    if let Some(bins) = state.bins {
+        let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
+        lossless::encode(Dtype::U16, &bins, None, out);
+    }
+}
+
+/// The inverse of both. `before` as it was then; `len`: bytes.
+///
+/// # Errors
+/// [`Corrupt`] for what neither writes.
+pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) -> Result<Decoded, Corrupt> {
+    if !is_for(dtype) || !len.is_multiple_of(dtype.size()) {
+        return Err(Corrupt("type of a published system's tensor"));
+    }
+    let elements = len / dtype.size();
+    let (&id, mut payload) = payload.split_first().ok_or(Corrupt("no payload"))?;
+    if id == AS_IT_IS {
+        let mut decoded = Decoded { bytes: vec![0; len], bins: None };
+        let body = varint::take_bytes(&mut payload)?;
+        lossless::decode(dtype, body, before.map(|before| before.bytes), &mut decoded.bytes)?;
+        if !payload.is_empty() {
+            let mut bins = vec![0; 2 * elements];
+            lossless::decode(Dtype::U16, payload, None, &mut bins)?;
+            decoded.bins = Some(bins.as_chunks().0.iter().map(|&bin| u16::from_le_bytes(bin)).collect());
+        }
+        return Ok(decoded);
+    }
+    let previous = match before {
+        Some(before) => Some(before.state(dtype).filter(|_| before.bytes.len() == len).ok_or(Corrupt("state before"))?),
+        None => None,
+    };
+    let state = registry::decoder(id)?.decode(payload, previous.as_ref(), elements)?;
+    if state.values.len() != elements || state.bins.as_ref().is_some_and(|bins| bins.len() != elements) {
+        return Err(Corrupt("length of a tile"));
+    }
+    previous.into_iter().for_each(pool::give_state);
+    Ok(rounded(dtype, state))
+}
+
+/// Where the states of a system are differences to.
+pub fn policy(system: registry::SystemId) -> Policy {
+    system.system().policy()
+}
