@@ -1,9 +1,8 @@
 //! What the state of a file becomes a difference to.
 
-use std::fs::File;
 use std::io;
 
-use crate::container::{Description, Tensor};
+use crate::container::{Description, ReadAt, Tensor};
 use crate::recall::{Chain, tile};
 use crate::store::object::{Header, SUPER_STEP};
 use crate::store::{Id, MAX_CHAIN};
@@ -45,7 +44,7 @@ fn last_super_step(chain: &Chain) -> Chain {
 impl Archive {
     /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
     /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one.
-    pub(super) fn base(&self, sealed: &Sealed, description: &Description, source: &File) -> io::Result<Base> {
+    pub(super) fn base(&self, sealed: &Sealed, description: &Description, source: &dyn ReadAt) -> io::Result<Base> {
         let mut base = Base::default();
         if description.tensors.is_empty() {
             return Ok(base);
@@ -89,7 +88,7 @@ impl Archive {
 
     /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
     /// `None` when they have none in common, or it cannot be decoded.
-    fn distance(&self, id: Id, description: &Description, source: &File) -> io::Result<Option<f64>> {
+    fn distance(&self, id: Id, description: &Description, source: &dyn ReadAt) -> io::Result<Option<f64>> {
         let Ok(chain) = self.recall.chain(id) else {
             return Ok(None);
         };

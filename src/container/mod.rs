@@ -26,7 +26,7 @@ use std::io;
 use std::ops::Range;
 
 pub use patch::{ChangedTensor, Patch};
-pub use table::{InOrder, Table};
+pub use table::{InOrder, Order, Table};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::codec::Dtype;

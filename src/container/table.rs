@@ -4,36 +4,73 @@
 //! compared with the same row of another state. Its length and all bytes outside of tables are the file's; the ids are
 //! among those, so they say where each row belongs.
 
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::{Description, ReadAt};
+use super::{Description, ReadAt, Tensor};
 
 /// The rows of a table. Ids are distinct.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// Index in `Description::tensors`.
     pub tensor: usize,
-    /// Bytes of the file.
-    pub extent: Range<u64>,
-    /// Bytes of a row: at least 1.
-    pub row: u64,
     /// Ids, ascending.
     ids: Vec<u64>,
-    /// Number in the file of each row, by ascending id. Empty if they are in that order.
-    places: Vec<u32>,
+    rows: Rows,
+}
+
+/// Rows in an order of their own: which of those in the file comes where.
+#[derive(Clone, Debug, PartialEq)]
+struct Rows {
+    /// Where they are in the ordered file.
+    at: Range<u64>,
+    /// Where the table begins in the file.
+    from: u64,
+    /// Bytes of a row: at least 1.
+    row: u64,
+    /// Number in the file of each row. Empty: they are in order.
+    places: Arc<Vec<u32>>,
+}
+
+impl Rows {
+    fn place(&self, number: usize) -> u64 {
+        let place = self.places.get(number).map_or(number as u64, |place| u64::from(*place));
+        self.from + place * self.row
+    }
+
+    /// See [`Order::runs`]; `range` lies in the table.
+    fn runs<E>(&self, range: Range<u64>, run: &mut impl FnMut(Range<u64>, u64) -> Result<(), E>) -> Result<(), E> {
+        let mut at = range.start;
+        while at < range.end {
+            let number = (at - self.at.start) / self.row;
+            let begin = self.at.start + number * self.row;
+            let place = self.place(number as usize);
+            let mut end = begin + self.row;
+            let mut next = number + 1;
+            // Rows that stay together are one piece.
+            while end < range.end && self.place(next as usize) == place + (end - begin) {
+                end += self.row;
+                next += 1;
+            }
+            let end = end.min(range.end);
+            run(at..end, place + (at - begin))?;
+            at = end;
+        }
+        Ok(())
+    }
 }
 
 impl Table {
-    /// A table whose rows have these ids, in the file's order. At most 2^32 rows; `extent` is as long as they are.
+    /// A table whose rows have these ids, in the file's order. At most 2^32 rows, of `row` bytes each, which `extent` is.
     pub(super) fn new(tensor: usize, extent: Range<u64>, row: u64, ids: &[u64]) -> Table {
-        let mut rows: Vec<(u64, u32)> = ids.iter().copied().zip(0..).collect();
-        if rows.is_sorted() {
-            return Table { tensor, extent, row, ids: ids.to_vec(), places: Vec::new() };
-        }
-        rows.sort_unstable();
-        let (ids, places) = rows.into_iter().unzip();
-        Table { tensor, extent, row, ids, places }
+        let mut numbered: Vec<(u64, u32)> = ids.iter().copied().zip(0..).collect();
+        let in_order = numbered.is_sorted();
+        numbered.sort_unstable();
+        let (ids, places): (Vec<u64>, Vec<u32>) = numbered.into_iter().unzip();
+        let places = Arc::new(if in_order { Vec::new() } else { places });
+        Table { tensor, ids, rows: Rows { from: extent.start, at: extent, row, places } }
     }
 
     /// Whether two rows have the same id.
@@ -41,79 +78,123 @@ impl Table {
         self.ids.windows(2).any(|w| w[0] == w[1])
     }
 
-    /// Where in the file the row is that is the `number`-th by its id.
-    fn place(&self, number: usize) -> u64 {
-        let place = self.places.get(number).map_or(number as u64, |place| u64::from(*place));
-        self.extent.start + place * self.row
+    /// The rows with these ids, ascending; `None` if it has not all of them.
+    fn select(&self, ids: &[u64]) -> Option<Vec<u32>> {
+        let mut own = self.ids.iter().enumerate();
+        let mut place = |id: &u64| {
+            let (number, _) = own.find(|(_, own)| *own == id)?;
+            Some(self.rows.places.get(number).copied().unwrap_or(number as u32))
+        };
+        ids.iter().map(|id| place(id)).collect()
+    }
+}
+
+/// Where the rows of a file's tables belong that are not in the order of their ids.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Order {
+    /// By ascending place.
+    tables: Vec<Rows>,
+}
+
+impl Order {
+    /// The order of the described file.
+    pub fn of(description: &Description) -> Order {
+        let rows = description.tables.iter().map(|table| &table.rows);
+        Order { tables: rows.filter(|rows| !rows.places.is_empty()).cloned().collect() }
     }
 
-    /// Whether the rows stand in the file in the order of their ids.
-    pub fn is_in_order(&self) -> bool {
-        self.places.is_empty()
+    /// Whether the ordered file is the file.
+    pub fn is_kept(&self) -> bool {
+        self.tables.is_empty()
     }
 
-    /// Calls `run` with pieces of `range`, bytes of the file with its rows in the order of their ids: where each is in that
-    /// file, and where in the file as it is. `range` lies in the table.
-    pub fn runs(&self, range: Range<u64>, mut run: impl FnMut(Range<u64>, u64)) {
+    /// Calls `run` with the pieces of a range of the ordered file, and where in the file each begins.
+    ///
+    /// # Errors
+    /// The first that `run` returns.
+    pub fn runs<E>(&self, range: Range<u64>, mut run: impl FnMut(Range<u64>, u64) -> Result<(), E>) -> Result<(), E> {
         let mut at = range.start;
-        while at < range.end {
-            let number = (at - self.extent.start) / self.row;
-            let begin = self.extent.start + number * self.row;
-            let place = self.place(number as usize);
-            let mut end = begin + self.row;
-            // Rows that stay together are one piece.
-            let mut next = number + 1;
-            while end < range.end && self.place(next as usize) == place + (end - begin) {
-                end += self.row;
-                next += 1;
+        let first = self.tables.partition_point(|rows| rows.at.end <= at);
+        for rows in self.tables[first..].iter().take_while(|rows| rows.at.start < range.end) {
+            if at < rows.at.start {
+                run(at..rows.at.start, at)?;
+                at = rows.at.start;
             }
-            let end = end.min(range.end);
-            run(at..end, place + (at - begin));
+            let end = rows.at.end.min(range.end);
+            rows.runs(at..end, &mut run)?;
             at = end;
         }
+        if at < range.end { run(at..range.end, at) } else { Ok(()) }
+    }
+
+    /// The bytes of the ordered file in which a range of the file lies: those of whole tables, where it touches one.
+    pub fn around(&self, range: Range<u64>) -> Range<u64> {
+        let first = self.tables.partition_point(|rows| rows.at.end <= range.start);
+        let tables = self.tables[first..].iter().take_while(|rows| rows.at.start < range.end);
+        tables.fold(range.clone(), |all, rows| all.start.min(rows.at.start)..all.end.max(rows.at.end))
     }
 }
 
 /// A file with the rows of its tables in the order of their ids: what is archived of it.
 pub struct InOrder<'a> {
     file: &'a (dyn ReadAt + Sync),
-    /// Those that are not in order, by ascending extent.
-    tables: Vec<&'a Table>,
+    order: Order,
+    size: u64,
 }
 
 impl<'a> InOrder<'a> {
     /// The described file.
-    pub fn new(file: &'a (dyn ReadAt + Sync), description: &'a Description) -> InOrder<'a> {
-        InOrder { file, tables: description.tables.iter().filter(|table| !table.is_in_order()).collect() }
+    pub fn new(file: &'a (dyn ReadAt + Sync), description: &Description) -> InOrder<'a> {
+        InOrder { file, order: Order::of(description), size: file.size() }
+    }
+
+    /// The described file, as far as it is a later state of another one: of a table that has become larger, the rows that the
+    /// other one has. A table that has not all of them any more is left out. With the description of what can be read.
+    pub fn as_later_state(
+        file: &'a (dyn ReadAt + Sync),
+        description: &Description,
+        of: &Description,
+    ) -> (InOrder<'a>, Description) {
+        let mut view = InOrder::new(file, description);
+        let mut tensors = description.tensors.clone();
+        let mut gone = HashSet::new();
+        let earlier: HashMap<&str, &Table> =
+            of.tables.iter().map(|t| (of.tensors[t.tensor].path.as_str(), t)).collect();
+        for table in &description.tables {
+            let tensor: &mut Tensor = &mut tensors[table.tensor];
+            let Some(earlier) = earlier.get(tensor.path.as_str()).filter(|earlier| earlier.ids != table.ids) else {
+                continue;
+            };
+            let other = &of.tensors[earlier.tensor];
+            match table.select(&earlier.ids).filter(|_| earlier.rows.row == table.rows.row) {
+                Some(places) => {
+                    // Behind the file, where nothing else is.
+                    let at = view.size..view.size + (other.extent.end - other.extent.start);
+                    view.size = at.end;
+                    (tensor.extent, tensor.shape) = (at.clone(), other.shape.clone());
+                    let Rows { from, row, .. } = table.rows;
+                    view.order.tables.push(Rows { at, from, row, places: Arc::new(places) });
+                }
+                None => {
+                    gone.insert(table.tensor);
+                }
+            }
+        }
+        let mut index = 0..;
+        tensors.retain(|_| index.next().is_none_or(|index| !gone.contains(&index)));
+        (view, Description { kind: description.kind, note: None, tensors, tables: Vec::new(), zip: None })
     }
 }
 
 impl ReadAt for InOrder<'_> {
     fn size(&self) -> u64 {
-        self.file.size()
+        self.size
     }
 
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64).ok_or(io::ErrorKind::UnexpectedEof)?;
-        let mut at = offset;
-        let first = self.tables.partition_point(|table| table.extent.end <= offset);
-        for table in &self.tables[first..] {
-            let (from, to) = (table.extent.start.clamp(at, end), table.extent.end.min(end));
-            self.file.read_exact_at(&mut buf[(at - offset) as usize..(from - offset) as usize], at)?;
-            at = from;
-            if from >= to {
-                break;
-            }
-            let mut result = Ok(());
-            table.runs(from..to, |range, place| {
-                if result.is_ok() {
-                    let run = &mut buf[(range.start - offset) as usize..(range.end - offset) as usize];
-                    result = self.file.read_exact_at(run, place);
-                }
-            });
-            result?;
-            at = to;
-        }
-        self.file.read_exact_at(&mut buf[(at - offset) as usize..], at)
+        self.order.runs(offset..end, |range, place| {
+            self.file.read_exact_at(&mut buf[(range.start - offset) as usize..(range.end - offset) as usize], place)
+        })
     }
 }

@@ -9,11 +9,13 @@
 
 mod message;
 mod names;
+mod reshard;
 mod sha256;
 #[cfg(test)]
 pub(super) mod tests;
 
 pub use names::{Shard, shard_of};
+pub use reshard::{Refusal, Reshard, Source};
 
 use std::collections::HashSet;
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::protobuf::{put_head, put_number, put_varint};
-use super::super::{InOrder, describe};
+use super::super::{InOrder, Order, describe};
 use super::*;
 
 /// A field that holds these bytes.
@@ -127,7 +127,7 @@ fn rows_in_any_order_read_the_same() {
     sorted.sort_by_key(|(id, _)| *id);
     let (file, other) = (model(3, &[table("emb", &rows)]), model(3, &[table("emb", &sorted)]));
     let (d, o) = (describe(&file).unwrap(), describe(&other).unwrap());
-    assert!(!d.tables[0].is_in_order() && o.tables[0].is_in_order());
+    assert!(!Order::of(&d).is_kept() && Order::of(&o).is_kept());
     let in_order = InOrder::new(&file, &d);
     let extent = &d.tensors[0].extent;
     let whole = |src: &dyn ReadAt| {
@@ -148,10 +148,13 @@ fn rows_in_any_order_read_the_same() {
         }
     }
     let mut back = bytes.clone();
-    d.tables[0].runs(extent.clone(), |range, place| {
+    let order = Order::of(&d);
+    let put = |range: std::ops::Range<u64>, place: u64| -> Result<(), ()> {
         let run = &bytes[range.start as usize..range.end as usize];
         back[place as usize..place as usize + run.len()].copy_from_slice(run);
-    });
+        Ok(())
+    };
+    order.runs(0..file.len() as u64, put).unwrap();
     assert_eq!(back, file);
     assert!(in_order.read_exact_at(&mut [0; 2], file.len() as u64 - 1).is_err());
 }
