@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::container::{Description, InOrder, Order, ReadAt, describe};
 use crate::recall::Chain;
-use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
+use crate::store::object::{Header, Id, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter};
 use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
@@ -170,9 +170,10 @@ impl Archive {
             encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
             writer.close(&encoded.index)?;
             log::trace!(target: STAGES, "make durable");
+            let rows = Order::of(description);
             let mut header = Header {
                 id: writer.id(),
-                version: OBJECT_VERSION,
+                version: if rows.is_kept() { OBJECT_VERSION } else { ORDERED_VERSION },
                 parent: chain.map(|chain| chain.leaf().header().id),
                 depth: chain.map_or(0, |chain| chain.objects().len() as u32),
                 position: chain.map_or(0, |_| base.position),
@@ -186,7 +187,7 @@ impl Archive {
             };
             // A base that went bad on the device while memory had it is found by the next super-step.
             let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
-            let hashes = verify::verify(&chain, (source, &Order::of(description)), &encoded.patches, stale)
+            let hashes = verify::verify(&chain, (source, &rows), &encoded.patches, stale)
                 .inspect_err(|_| self.recall.forget(header.id))?;
             log::trace!(target: STAGES, "verify");
             (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);

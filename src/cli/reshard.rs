@@ -44,7 +44,7 @@ const MAX_SERVERS: i64 = 10_000;
 /// What is being written lies here beside DIR until it is renamed. ElasticDL looks for the newest version by taking what
 /// stands behind the last hyphen (or underscore) of every name in its checkpoint directory for a number: so this one must
 /// be one, and the oldest.
-const STAGING: &str = ".stepfs-reshard_-0";
+const STAGING: &str = ".stepfs_-0";
 
 /// Where the files of a version are.
 struct Version {

@@ -62,7 +62,6 @@ impl Kind {
         match self {
             Kind::TorchZip => "torch zip",
             Kind::Safetensors => "safetensors",
-            // Also in objects, where it says that tables are in the order of their ids.
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }

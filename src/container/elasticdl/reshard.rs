@@ -38,7 +38,8 @@ pub enum Refusal {
     Files(String),
 }
 
-/// What goes into each file. Memory: 12 bytes per row, some hundred per variable and file; no values.
+/// What goes into each file. Memory: some 12 bytes per row, 40 while it is made, and some hundred per variable and file; no
+/// values.
 pub struct Reshard<'a> {
     sources: &'a [Source<'a>],
     /// The version of the model.

@@ -160,6 +160,30 @@ fn rows_in_any_order_read_the_same() {
 }
 
 #[test]
+fn a_table_that_has_grown_is_seen_as_it_was() {
+    let rows = |ids: &[u64], by: f32| ids.iter().map(|id| (*id, vec![*id as f32 + by, by])).collect::<Vec<_>>();
+    let of = |ids: &[u64], other: &[u64], by| {
+        model(1, &[table("emb", &rows(ids, by)), dense("w", &[1], &[by]), table("other", &rows(other, by))])
+    };
+    let (before, after) = (of(&[9, 2, 5], &[1, 2], 0.0), of(&[7, 5, 1, 9, 2], &[2, 3, 4], 0.5));
+    let (old, new) = (describe(&before).unwrap(), describe(&after).unwrap());
+    let (view, seen) = InOrder::as_later_state(&after, &new, &old);
+    let values = |path: &str| {
+        let tensor = seen.tensors.iter().find(|t| t.path == path)?;
+        let mut bytes = vec![0; (tensor.extent.end - tensor.extent.start) as usize];
+        view.read_exact_at(&mut bytes, tensor.extent.start).unwrap();
+        Some((tensor.shape.clone(), bytes))
+    };
+    assert_eq!(values("embedding_tables/emb"), Some((vec![3, 2], floats(&[2.5, 0.5, 5.5, 0.5, 9.5, 0.5]))));
+    assert_eq!(values("dense_parameters/w"), Some((vec![1], floats(&[0.5]))));
+    // Row 1 is not in it any more.
+    assert_eq!(values("embedding_tables/other"), None);
+    let mut whole = vec![0; after.len()];
+    view.read_exact_at(&mut whole, 0).unwrap();
+    assert!(view.read_exact_at(&mut [0; 1], view.size()).is_err());
+}
+
+#[test]
 fn what_is_no_model_to_its_last_byte_is_none() {
     let good = sample();
     let other = |change: &dyn Fn(&mut Vec<u8>)| {
