@@ -23,13 +23,12 @@ use super::words::progress;
 #[command(
     after_help = "Examples:\n  stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
 stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\nElasticDL itself restores a \
-version to any number of servers: each reads all files and takes\nwhat is its own. Resharded files spare each server most of \
-that, and are what one expects that reads\njust its own."
+version to any number of servers, each of which reads all files. Of resharded files each has just\nwhat its server keeps."
 )]
 pub(super) struct Args {
     /// The version: STORE:PATH of a store that need not be mounted, or a directory.
     #[arg(value_name = "STORE:version-V")]
-    version: String,
+    from: String,
     /// Number of servers.
     #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_SERVERS))]
     servers: u32,
@@ -57,7 +56,7 @@ struct Version {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let version = Version::find(&args.version)?;
+    let version = Version::find(&args.from)?;
     let shards = version.shards()?;
     if fs::read_dir(&args.dir).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{} is not empty; name a directory that does not exist yet", args.dir.display());

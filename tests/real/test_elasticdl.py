@@ -4,6 +4,7 @@
 import itertools
 import os
 import random
+import re
 import shutil
 
 import elasticdl
@@ -142,6 +143,41 @@ def test_any_piece_of_a_released_file(both, plain):
 
 
 @pytest.mark.stepfs
+def test_without_room_in_the_cache(mount, plain):
+    """Each read decodes what it needs: the same bytes."""
+    names = save_series([plain, mount.dir])
+    name = settled(mount, names)[3]
+    whole = run("cat", mount.store, name, text=False).stdout
+    mount.umount()
+    settings = mount.store / "stepfs.toml"
+    settings.write_text(re.sub(r"cache_mib = \d+", "cache_mib = 0", settings.read_text()))
+    mount.mount()
+    assert (mount / name).read_bytes() == whole
+    with open(mount / name, "rb", buffering=0) as file:
+        for at in (0, 1, 70_001, len(whole) // 2, len(whole) - 3):
+            assert os.pread(file.fileno(), 40_000, at) == whole[at:at + 40_000]
+
+
+@pytest.mark.stepfs
+def test_what_stays_keeps_its_bytes(mount, plain):
+    """Versions go, and others become differences to others: their rows are where they were."""
+    names = save_series([plain, mount.dir])
+    older = settled(mount, names)
+    before = {name: (mount / name).read_bytes() for name in older}
+    for version in (10, 20, 40):
+        shutil.rmtree(mount / f"version-{version}")
+    mount.sync()
+    mount.remount()
+    left = [name for name in older if (mount / name).exists()]
+    assert len(left) == 4
+    for name in left:
+        assert (mount / name).read_bytes() == before[name]
+        assert check_file(mount, plain, name) >= 2
+    mount.umount()
+    require_clean(mount.store)
+
+
+@pytest.mark.stepfs
 @pytest.mark.parametrize("damage", ["cut", "longer", "name", "id", "noise"])
 def test_what_is_no_model_is_kept_as_it_is(mount, plain, damage):
     """A file that was cut short, or only looks like one, is bytes."""
@@ -241,7 +277,7 @@ def test_reshard_refuses(plain):
     refused(f"{plain}:version-41", "version-41")
     refused(f"{plain}:../x", "..")
     refused(version, "not empty", target=plain / "version-50")
-    refused(version, "no such", target=plain / "a" / "b")
+    refused(version, "No such", target=plain / "a" / "b")
     refused(changed(lambda f: (f / "variables-1-of-2.ckpt").unlink()), "1 of 2", "variables-1-of-2.ckpt is missing")
     refused(changed(lambda f: (f / "notes.txt").write_text("x")), "notes.txt")
     refused(changed(lambda f: [p.unlink() for p in f.iterdir()]), "empty")
