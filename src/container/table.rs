@@ -81,11 +81,11 @@ impl Table {
     /// The rows with these ids, ascending; `None` if it has not all of them.
     fn select(&self, ids: &[u64]) -> Option<Vec<u32>> {
         let mut own = self.ids.iter().enumerate();
-        let mut place = |id: &u64| {
+        let place = |id: &u64| {
             let (number, _) = own.find(|(_, own)| *own == id)?;
             Some(self.rows.places.get(number).copied().unwrap_or(number as u32))
         };
-        ids.iter().map(|id| place(id)).collect()
+        ids.iter().map(place).collect()
     }
 }
 

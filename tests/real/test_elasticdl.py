@@ -143,6 +143,19 @@ def test_any_piece_of_a_released_file(both, plain):
 
 
 @pytest.mark.stepfs
+def test_a_copy_is_stored_once(mount, plain):
+    """Whatever order its rows have, a copy of a released file is recognised."""
+    name = settled(mount, save_series([plain, mount.dir]))[3]
+    os.makedirs(mount / "copies")
+    shutil.copyfile(mount / name, mount / "copies/best.ckpt")
+    mount.sync()
+    mount.require_released("copies/best.ckpt")
+    attribute = lambda path: os.getxattr(path, "user.stepfs.object")
+    assert attribute(mount / "copies/best.ckpt") == attribute(mount / name)
+    shell(f"cmp {mount / 'copies/best.ckpt'} {mount / name}")
+
+
+@pytest.mark.stepfs
 def test_without_room_in_the_cache(mount, plain):
     """Each read decodes what it needs: the same bytes."""
     names = save_series([plain, mount.dir])
