@@ -6,11 +6,13 @@ import os
 import random
 import re
 import shutil
+import subprocess
+from pathlib import Path
 
-import elasticdl
+import elasticdl_files as elasticdl
 import numpy as np
 import pytest
-from harness import FAILURE, USAGE, require_clean, run, shell
+from harness import BIN, FAILURE, USAGE, require_clean, run, shell
 
 VERSIONS = [10, 20, 30, 40, 50, 60]
 
@@ -310,3 +312,13 @@ def test_reshard_refuses(plain):
     empty.mkdir()
     run("reshard", version, 3, empty)
     assert elasticdl.same(elasticdl.everything(empty), elasticdl.everything(plain / "target"))
+
+
+@pytest.mark.stepfs
+@pytest.mark.skipif("STEPFS_ELASTICDL_PYTHON" not in os.environ, reason="needs ElasticDL's client, see elasticdl_client.py")
+def test_the_real_client(mount, plain):
+    client = Path(__file__).with_name("elasticdl_client.py")
+    done = subprocess.run([os.environ["STEPFS_ELASTICDL_PYTHON"], client, BIN, mount.dir, mount.store, plain],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    mount.require_released(*(f"ckpt/version-{v}/variables-{i}-of-2.ckpt" for v in (10, 20, 30) for i in (0, 1)))
