@@ -233,9 +233,9 @@ impl Description {
 /// Describes a file by its content. What is not understood, damaged, or beyond the limits is `Kind::Opaque` with a
 /// note, never an error; nothing is executed.
 ///
-/// Cost: O(size of the zip directory, pickle or header) time; payloads are not read. Memory: at most about 0.5 GB for
-/// inputs made to need it (zip directory 64 MiB, pickle graph 256 MiB, safetensors header 100 MB; beyond each:
-/// opaque), some 100 bytes per tensor and pickle value otherwise.
+/// Cost: O(size of the zip directory, pickle or header) time; payloads are not read. Memory: at most about 0.7 GB for
+/// inputs made to need it (zip directory 64 MiB, pickle graph 256 MiB, safetensors header 100 MB, ids of 2^25 embedding rows
+/// 0.7 GB; beyond each: opaque), some 100 bytes per tensor and pickle value, and 20 per embedding row otherwise.
 ///
 /// # Errors
 /// Only what `src` reports; `UnexpectedEof` means that the file became shorter meanwhile.

@@ -65,12 +65,16 @@ impl Rows {
 impl Table {
     /// A table whose rows have these ids, in the file's order. At most 2^32 rows, of `row` bytes each, which `extent` is.
     pub(super) fn new(tensor: usize, extent: Range<u64>, row: u64, ids: &[u64]) -> Table {
-        let mut numbered: Vec<(u64, u32)> = ids.iter().copied().zip(0..).collect();
-        let in_order = numbered.is_sorted();
-        numbered.sort_unstable();
-        let (ids, places): (Vec<u64>, Vec<u32>) = numbered.into_iter().unzip();
-        let places = Arc::new(if in_order { Vec::new() } else { places });
-        Table { tensor, ids, rows: Rows { from: extent.start, at: extent, row, places } }
+        let mut places: Vec<u32> = Vec::new();
+        if !ids.is_sorted() {
+            places.extend((0..).zip(ids).map(|(number, _): (u32, _)| number));
+            places.sort_unstable_by_key(|place| ids[*place as usize]);
+        }
+        let ids = match places.is_empty() {
+            true => ids.to_vec(),
+            false => places.iter().map(|place| ids[*place as usize]).collect(),
+        };
+        Table { tensor, ids, rows: Rows { from: extent.start, at: extent, row, places: Arc::new(places) } }
     }
 
     /// Whether two rows have the same id.

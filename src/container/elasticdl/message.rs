@@ -18,7 +18,8 @@ const MAX_TENSORS: usize = 1 << 18;
 const MAX_NAME: u64 = 4 << 10;
 /// Bytes of all names.
 const MAX_NAMES: usize = 64 << 20;
-/// Rows of all embedding tables in one file: 12 bytes of memory each, 400 MB.
+/// Rows of all embedding tables in one file: 20 bytes of memory each while they are described, 0.7 GB. A file has at most
+/// 2 GiB, the limit of Protocol Buffers: so many rows of 16 floats.
 const MAX_ROWS: usize = 1 << 25;
 /// Most dimensions of a tensor, as in numpy.
 const MAX_DIMS: usize = 64;
