@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::container::{Description, describe};
+use crate::container::{Description, InOrder, Order, ReadAt, describe};
 use crate::recall::Chain;
-use crate::store::object::{Header, Id, OBJECT_VERSION, ObjectWriter};
+use crate::store::object::{Header, Id, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter};
 use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
@@ -106,8 +106,10 @@ impl Archive {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
-        let (own, newer) = ((source, &description), (&after, &of_newer));
-        let base = self.base(sealed, &description, source, profiles.policy())?;
+        let source = InOrder::new(source, &description);
+        let (after, of_newer) = InOrder::as_later_state(&after, &of_newer, &description);
+        let (own, newer) = ((&source as _, &description), (&after as _, &of_newer));
+        let base = self.base(sealed, &description, &source, profiles.policy())?;
         let sealed = (sealed, &profiles);
         match self.write_difference(path, sealed, own, newer, &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
@@ -125,8 +127,8 @@ impl Archive {
         &self,
         path: &Path,
         (sealed, profiles): (&Sealed, &Profiles),
-        (source, description): (&File, &Description),
-        (after, of_newer): (&File, &Description),
+        (source, description): (&(dyn ReadAt + Sync), &Description),
+        (after, of_newer): (&(dyn ReadAt + Sync), &Description),
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
@@ -169,9 +171,10 @@ impl Archive {
             encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
             writer.close(&encoded.index)?;
             log::trace!(target: STAGES, "make durable");
+            let rows = Order::of(description);
             let mut header = Header {
                 id: writer.id(),
-                version: OBJECT_VERSION,
+                version: if rows.is_kept() { OBJECT_VERSION } else { ORDERED_VERSION },
                 parent: chain.map(|chain| chain.leaf().header().id),
                 depth: chain.map_or(0, |chain| chain.objects().len() as u32),
                 position: chain.map_or(0, |_| base.position),
@@ -185,7 +188,7 @@ impl Archive {
             };
             // A base that went bad on the device while memory had it is found by the next super-step.
             let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
-            let hashes = verify::verify(&chain, source, &encoded.patches, stale)
+            let hashes = verify::verify(&chain, (source, &rows), &encoded.patches, stale)
                 .inspect_err(|_| self.recall.forget(header.id))?;
             log::trace!(target: STAGES, "verify");
             (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);

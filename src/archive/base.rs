@@ -1,10 +1,9 @@
 //! What the state of a file becomes a difference to.
 
-use std::fs::File;
 use std::io;
 
-use crate::codec::published::Policy;
-use crate::container::{Description, Tensor};
+use crate::codec::published::{Policy, check_n_run};
+use crate::container::{Description, ReadAt, Tensor};
 use crate::recall::{Chain, tile};
 use crate::store::object::{Header, SUPER_STEP};
 use crate::store::{Id, MAX_CHAIN};
@@ -37,12 +36,6 @@ pub(super) struct Base {
     pub(super) super_step: bool,
 }
 
-/// Whether the next interval of differences would cost at least as much as one that begins with a baseline.
-fn predicts_baseline(sizes: &[f64]) -> bool {
-    let intervals = sizes.len() as f64 + 1.0;
-    sizes.last().is_some_and(|last| 1.0 + sizes.iter().sum::<f64>() <= intervals * last)
-}
-
 /// The chain from its last super-step on; from its beginning, if none is left.
 fn last_super_step(chain: &Chain) -> Chain {
     let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
@@ -57,7 +50,7 @@ impl Archive {
         &self,
         sealed: &Sealed,
         description: &Description,
-        source: &File,
+        source: &dyn ReadAt,
         policy: Option<Policy>,
     ) -> io::Result<Base> {
         let mut base = Base::default();
@@ -130,12 +123,12 @@ impl Archive {
         differences.sort_by_key(|header| header.modified_ns);
         let stored = |id| self.objects.get(id).map_or(0.0, |(_, stored)| stored as f64);
         let sizes: Vec<f64> = differences.iter().map(|header| stored(header.id) / baseline.max(1) as f64).collect();
-        predicts_baseline(&sizes)
+        check_n_run::wants_baseline(&sizes)
     }
 
     /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
     /// `None` when they have none in common, or it cannot be decoded.
-    fn distance(&self, id: Id, description: &Description, source: &File) -> io::Result<Option<f64>> {
+    fn distance(&self, id: Id, description: &Description, source: &dyn ReadAt) -> io::Result<Option<f64>> {
         let Ok(chain) = self.recall.chain(id) else {
             return Ok(None);
         };
@@ -175,11 +168,11 @@ fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
 
 #[cfg(test)]
 mod tests {
-    use super::predicts_baseline;
+    use crate::codec::published::check_n_run::wants_baseline;
 
     #[test]
     fn a_new_baseline_is_made_when_differences_have_grown() {
-        let first = |sizes: &[f64]| (0..=sizes.len()).find(|count| predicts_baseline(&sizes[..*count]));
+        let first = |sizes: &[f64]| (0..=sizes.len()).find(|count| wants_baseline(&sizes[..*count]));
         // As in Check-N-Run's figure 15: from a quarter of the model to nearly half of it.
         assert_eq!(first(&[0.25, 0.32, 0.37, 0.41, 0.44, 0.47, 0.49]), Some(6));
         // 1 + .1 n (n + 1) / 2 <= (n + 1) .1 n from the first n with n (n + 1) >= 20 on.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 
+use crate::container::{InOrder, describe};
 use crate::store::is_pinned;
 use crate::store::object::{Header, Id};
 
@@ -27,7 +28,7 @@ impl Archive {
         if looked_at || !candidates.iter().any(like) || is_pinned(&self.store.tree(), path)? {
             return Ok(None);
         }
-        let hash = settle::hash(source, sealed.len)?;
+        let hash = settle::hash(&InOrder::new(source, &describe(source)?), sealed.len)?;
         let mut twins = candidates.into_iter().filter(|header| like(header) && header.decoded_hash == hash);
         Ok(twins.find(|header| self.decodes(header)).map(|header| header.id))
     }

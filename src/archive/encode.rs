@@ -1,7 +1,6 @@
 //! Writes the object of a file: tiles of each planned tensor, in parallel, then the skeleton.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -28,7 +27,8 @@ const SKELETON_LEVEL: i32 = 3;
 
 /// A file to encode.
 pub(super) struct Job<'a> {
-    pub(super) source: &'a File,
+    /// The file, with its tables in order.
+    pub(super) source: &'a (dyn ReadAt + Sync),
     pub(super) len: u64,
     pub(super) origin: &'a Path,
     pub(super) profile: &'a str,

@@ -15,18 +15,27 @@ use crate::store::names;
 const SIGNATURE_ELEMENTS: u64 = 1024;
 
 /// Names of a file's tensors: those of the model, or all when it has none (an optimizer's file).
+///
+/// Of a table whose rows have ids only a row's shape counts: rows come while it is trained.
 pub(super) fn signature(description: &Description) -> u64 {
-    let large = |t: &&Tensor| t.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS;
-    let mut tensors: Vec<_> = description.tensors.iter().filter(large).filter(|tensor| tensor.is_weight()).collect();
+    let mut tables = description.tables.iter().map(|table| table.tensor).peekable();
+    let shapes = description.tensors.iter().enumerate().map(|(index, tensor)| {
+        let is_table = tables.next_if_eq(&index).is_some() && !tensor.shape.is_empty();
+        (tensor, if is_table { &tensor.shape[1..] } else { &tensor.shape[..] }, is_table)
+    });
+    let elements = |tensor: &Tensor| tensor.shape.iter().product::<u64>();
+    let large: Vec<_> =
+        shapes.filter(|(tensor, _, is_table)| *is_table || elements(tensor) >= SIGNATURE_ELEMENTS).collect();
+    let mut tensors: Vec<_> = large.iter().filter(|(tensor, ..)| tensor.is_weight()).collect();
     if tensors.is_empty() {
-        tensors = description.tensors.iter().filter(large).collect();
+        tensors = large.iter().collect();
     }
-    tensors.sort_by(|a, b| a.path.cmp(&b.path));
+    tensors.sort_by(|a, b| a.0.path.cmp(&b.0.path));
     let mut hash = Xxh3::new();
-    for tensor in tensors {
+    for (tensor, shape, _) in tensors {
         hash.update(tensor.path.as_bytes());
         hash.update(&[0, tensor.dtype as u8]);
-        tensor.shape.iter().for_each(|dim| hash.update(&dim.to_le_bytes()));
+        shape.iter().for_each(|dim| hash.update(&dim.to_le_bytes()));
     }
     hash.digest()
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::container::{InOrder, describe};
 use crate::recall::{Chain, Layout, stream};
 use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles, durable};
@@ -27,7 +28,7 @@ impl Archive {
         if candidates.is_empty() {
             return Ok(None);
         }
-        let hash = settle::hash(source, sealed.len)?;
+        let hash = settle::hash(&InOrder::new(source, &describe(source)?), sealed.len)?;
         let holds = |h: &&Header| h.decoded_hash == hash || (h.source_hash == hash && self.is_faithful(h.id, profiles));
         let mut twins: Vec<&Header> = candidates.iter().filter(holds).collect();
         twins.sort_by_key(|header| (header.decoded_hash != hash, header.id));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::codec::lattice;
 use crate::codec::published::registry::SystemId;
 use crate::codec::published::{self, Fit, System, Tensor, Tile, tile};
-use crate::container::{self, ReadAt, Role};
+use crate::container::{self, Role};
 use crate::recall::{State, tile as recalled};
 use crate::store::object::rows_and_width;
 

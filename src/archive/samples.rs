@@ -1,6 +1,5 @@
 //! A few bytes of a file that tell it from others: its lineage's states are as long and have the same tensors.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 
@@ -26,12 +25,12 @@ fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
 ///
 /// # Errors
 /// What the device reports.
-pub(super) fn read(file: &File) -> io::Result<Vec<u8>> {
+pub(super) fn read(file: &dyn ReadAt) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for range in ranges(file.size()) {
         let at = bytes.len();
         bytes.resize(at + (range.end - range.start) as usize, 0);
-        ReadAt::read_exact_at(file, &mut bytes[at..], range.start)?;
+        file.read_exact_at(&mut bytes[at..], range.start)?;
     }
     Ok(bytes)
 }
@@ -76,6 +75,8 @@ pub(super) fn short(hash: u64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
 
     #[test]

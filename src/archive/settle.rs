@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::container::{Description, Kind, ReadAt, describe};
+use crate::container::{Description, InOrder, Kind, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel, names};
 
 use super::catalog::{Catalog, Sealed, State, modified_ns};
@@ -108,7 +108,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
         len: metadata.len(),
         modified_ns: modified_ns(&metadata),
         steps: names::steps(path),
-        sample: xxhash_rust::xxh3::xxh3_64(&samples::read(file)?),
+        sample: xxhash_rust::xxh3::xxh3_64(&samples::read(&InOrder::new(file, &description))?),
         signature,
         lineage: lineage(path, signature),
         copy: false,
@@ -122,13 +122,13 @@ fn compressible(file: &File) -> io::Result<bool> {
 }
 
 /// xxh3-128 of a whole file.
-pub(super) fn hash(file: &File, len: u64) -> io::Result<u128> {
+pub(super) fn hash(file: &dyn ReadAt, len: u64) -> io::Result<u128> {
     let mut hash = Xxh3::new();
     let mut buf = vec![0; HASH_BYTES];
     let mut at = 0;
     while at < len {
         let take = (len - at).min(HASH_BYTES as u64) as usize;
-        ReadAt::read_exact_at(file, &mut buf[..take], at)?;
+        file.read_exact_at(&mut buf[..take], at)?;
         hash.update(&buf[..take]);
         at += take as u64;
     }

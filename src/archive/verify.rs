@@ -1,14 +1,13 @@
 //! Compares what was written, decoded from the device, with the file it stands for. Nothing is released before.
 
-use std::fs::File;
 use std::io;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::codec::{TILE_BYTES, lattice, log, moment};
-use crate::container::{Patch, ReadAt};
+use crate::container::{Order, Patch, ReadAt};
 use crate::recall::layout::Unit;
-use crate::recall::{Chain, Layout, stream, tile};
+use crate::recall::{Chain, Layout, order, stream, tile};
 use crate::store::object::Coding;
 
 use super::encode::patch;
@@ -23,13 +22,14 @@ pub(super) struct Hashes {
 }
 
 /// Decodes the object at the chain's leaf and compares it with `source`: lossless tensors and skeleton byte for byte
-/// (but for the patches), lattice tensors against their bound, element by element.
+/// (but for the patches), lattice tensors against their bound, element by element; and that the rows of tables go back to
+/// where they were.
 ///
 /// # Errors
 /// `InvalidData` says what differs; the object must then not be used. What the device reports.
 pub(super) fn verify(
     chain: &Chain,
-    source: &File,
+    (source, rows): (&(dyn ReadAt + Sync), &Order),
     patches: &[Patch],
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> io::Result<Hashes> {
@@ -74,6 +74,9 @@ pub(super) fn verify(
         }
         Ok(())
     })?;
+    if order(chain)? != *rows {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "rows of a table are not where they were"));
+    }
     if expected != chain.leaf().header().logical_len || source.size() != expected {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the end of the file is missing"));
     }
@@ -83,7 +86,7 @@ pub(super) fn verify(
 /// The largest error of a tile in the terms of its codec; `None` when what must hold of it does not.
 fn error_of(
     chain: &Chain,
-    source: &File,
+    source: &(dyn ReadAt + Sync),
     tensor: usize,
     number: usize,
     original: &[u8],

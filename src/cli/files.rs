@@ -7,8 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::recall::{Chain, Layout, stream};
-use crate::store::{Objects, Store};
+use crate::recall::{Chain, Layout, order, stream};
+use crate::store::{Objects, Store, durable};
 
 use super::survey::stub;
 
@@ -23,16 +23,42 @@ pub(super) fn read(
     if let Some(stub) = stub(store, path)? {
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
         let layout = Layout::of(chain.leaf());
-        return stream(&chain, &layout, |offset, _, bytes| sink(offset, bytes)).with_context(name);
+        let order = order(&chain).map_err(io::Error::from).with_context(name)?;
+        if order.is_kept() {
+            return stream(&chain, &layout, |offset, _, bytes| sink(offset, bytes)).with_context(name);
+        }
+        // Decoded rows come in another order than they have in the file.
+        let file = unnamed().context("no temporary file")?;
+        stream(&chain, &layout, |offset, _, bytes| {
+            order.runs(offset..offset + bytes.len() as u64, |range, place| {
+                let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
+                durable::write_all_at(&file, run, place)
+            })
+        })
+        .with_context(name)?;
+        return copy(&file, sink).with_context(name);
     }
     let file = File::open(store.tree().join(path)).with_context(name)?;
+    copy(&file, sink).with_context(name)
+}
+
+/// A file below `TMPDIR` that goes with the process.
+fn unnamed() -> io::Result<File> {
+    let path = std::env::temp_dir().join(format!("stepfs-{}", std::process::id()));
+    let file = durable::create_new(&path)?;
+    durable::remove(&path)?;
+    Ok(file)
+}
+
+/// Hands on the bytes of a file.
+fn copy(file: &File, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut buf = vec![0; 1 << 20];
     let mut at = 0;
     loop {
-        match file.read_at(&mut buf, at).with_context(name)? {
+        match file.read_at(&mut buf, at)? {
             0 => return Ok(()),
             count => {
-                sink(at, &buf[..count]).with_context(name)?;
+                sink(at, &buf[..count])?;
                 at += count as u64;
             }
         }

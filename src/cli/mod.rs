@@ -14,6 +14,7 @@ mod place;
 mod profile;
 mod recall;
 mod release;
+mod reshard;
 mod status;
 mod survey;
 mod sync;
@@ -63,6 +64,7 @@ enum Command {
     Import(import::Args),
     Export(export::Args),
     Cat(cat::Args),
+    Reshard(reshard::Args),
     Gc(gc::Args),
     Verify(verify::Args),
 }
@@ -85,6 +87,7 @@ pub fn main() -> ExitCode {
         Command::Import(args) => import::run(args),
         Command::Export(args) => export::run(args),
         Command::Cat(args) => cat::run(args),
+        Command::Reshard(args) => reshard::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
     };

@@ -3,15 +3,18 @@
 //! A container is found by its content, never by its name. What is not understood is described as opaque, and then
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
+pub mod elasticdl;
 mod pairing;
 mod patch;
 mod path;
 mod pickle;
+mod protobuf;
 mod read;
 mod role;
 mod safetensors;
 mod slots;
 mod storages;
+mod table;
 #[cfg(test)]
 mod tests;
 mod torch;
@@ -23,6 +26,7 @@ use std::io;
 use std::ops::Range;
 
 pub use patch::{ChangedTensor, Patch};
+pub use table::{InOrder, Order, Table};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::codec::Dtype;
@@ -46,6 +50,8 @@ pub enum Kind {
     TorchZip,
     /// A safetensors file.
     Safetensors,
+    /// A `Model` message of an ElasticDL parameter server.
+    ElasticDl,
     /// Anything else; `Description::tensors` is empty.
     Opaque,
 }
@@ -56,6 +62,7 @@ impl Kind {
         match self {
             Kind::TorchZip => "torch zip",
             Kind::Safetensors => "safetensors",
+            Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
     }
@@ -165,6 +172,8 @@ pub struct Description {
     pub note: Option<String>,
     /// The tensors, by ascending extent.
     pub tensors: Vec<Tensor>,
+    /// Those of the tensors whose rows stand in any order, by ascending extent.
+    pub tables: Vec<Table>,
     /// What `patches` needs of a zip.
     zip: Option<patch::Crcs>,
 }
@@ -193,7 +202,7 @@ impl Tensor {
 impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors: Vec::new(), zip: None }
+        Description { kind: Kind::Opaque, note: Some(note.into()), tensors: Vec::new(), tables: Vec::new(), zip: None }
     }
 
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for
@@ -224,9 +233,9 @@ impl Description {
 /// Describes a file by its content. What is not understood, damaged, or beyond the limits is `Kind::Opaque` with a
 /// note, never an error; nothing is executed.
 ///
-/// Cost: O(size of the zip directory, pickle or header) time; payloads are not read. Memory: at most about 0.5 GB for
-/// inputs made to need it (zip directory 64 MiB, pickle graph 256 MiB, safetensors header 100 MB; beyond each:
-/// opaque), some 100 bytes per tensor and pickle value otherwise.
+/// Cost: O(size of the zip directory, pickle or header) time; payloads are not read. Memory: at most about 0.7 GB for
+/// inputs made to need it (zip directory 64 MiB, pickle graph 256 MiB, safetensors header 100 MB, ids of 2^25 embedding rows
+/// 0.7 GB; beyond each: opaque), some 100 bytes per tensor and pickle value, and 20 per embedding row otherwise.
 ///
 /// # Errors
 /// Only what `src` reports; `UnexpectedEof` means that the file became shorter meanwhile.
@@ -246,10 +255,13 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = safetensors::describe(src, size)? {
         return Ok(description);
     }
+    if let Some(description) = elasticdl::describe(src, size)? {
+        return Ok(description);
+    }
     if is_legacy(src, size)? {
         return read::bad("torch's format before 1.6 (also: _use_new_zipfile_serialization=False)");
     }
-    read::bad("neither a zip of torch.save nor safetensors")
+    read::bad("neither a zip of torch.save nor safetensors nor a model of ElasticDL")
 }
 
 /// Whether the file begins as torch.save did before it wrote zips: a pickle of a number, protocol 2.

@@ -43,7 +43,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         Err(e) => return bad(format!("safetensors: the header is not valid: {e}")),
     };
     drop(json);
-    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors: tensors(header, payload, size)?, zip: None }))
+    let tensors = tensors(header, payload, size)?;
+    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors, tables: Vec::new(), zip: None }))
 }
 
 fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail> {

@@ -50,7 +50,7 @@ fn check(bytes: &[u8]) -> Description {
     assert_eq!(paths.len(), d.tensors.len(), "paths are unique");
     match d.kind {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
-        Kind::TorchZip | Kind::Safetensors => {}
+        Kind::TorchZip | Kind::Safetensors | Kind::ElasticDl => {}
     }
     d
 }
@@ -83,6 +83,7 @@ fn real_files_are_described_as_python_sees_them() {
         let kind = match d.kind {
             Kind::TorchZip => "torch",
             Kind::Safetensors => "safetensors",
+            Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };
         assert_eq!((kind, &d.note), (want.kind.as_str(), &None), "{name}");

@@ -31,7 +31,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     };
     let serialization_id = layout.serialization_id;
     drop(layout);
-    Ok(Description { kind: Kind::TorchZip, note, tensors, zip: Some(Crcs::new(zip, of_tensor, serialization_id)) })
+    let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
+    Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), zip })
 }
 
 /// Where torch's own records are; indices of records.

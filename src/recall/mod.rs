@@ -11,6 +11,7 @@ mod chain;
 mod error;
 pub mod layout;
 mod memory;
+mod order;
 mod reader;
 mod state;
 mod stream;
@@ -27,6 +28,7 @@ pub use chain::{Chain, Step};
 pub use error::ReadError;
 pub use layout::Layout;
 pub use memory::{Memory, MemoryStatus, usual_memory};
+pub use order::order;
 pub use reader::Reader;
 pub use state::State;
 pub use stream::stream;
@@ -84,11 +86,12 @@ impl Recall {
             return Ok(reader);
         }
         let chain = self.chain(id)?;
+        let order = order(&chain)?;
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = known(&readers) {
             return Ok(reader);
         }
-        let reader = Reader::new(Arc::clone(self), chain);
+        let reader = Reader::new(Arc::clone(self), chain, order);
         readers.retain(|_, reader| reader.strong_count() > 0);
         readers.insert(id, Arc::downgrade(&reader));
         drop(readers);
@@ -102,10 +105,13 @@ impl Recall {
     /// [`ReadError`]; one of the device's about `to` is reported as one of the object.
     pub fn copy(&self, id: Id, to: &File) -> Result<(), ReadError> {
         let chain = self.chain(id)?;
-        let layout = Layout::of(chain.leaf());
+        let (layout, order) = (Layout::of(chain.leaf()), order(&chain)?);
         self.pool.install(|| {
             stream(&chain, &layout, |offset, _, bytes| {
-                durable::write_all_at(to, bytes, offset).map_err(|error| ReadError::object(id, error))
+                order.runs(offset..offset + bytes.len() as u64, |range, place| {
+                    let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
+                    durable::write_all_at(to, run, place).map_err(|error| ReadError::object(id, error))
+                })
             })
         })
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
+use crate::container::Order;
 use crate::store::durable;
 
 use super::layout::{Layout, Unit};
@@ -29,6 +30,8 @@ pub struct Reader {
     recall: Arc<Recall>,
     chain: Chain,
     layout: Layout,
+    /// Of the rows in its tables: the layout is that of the ordered file.
+    order: Order,
     /// Decoded bytes, at their offsets; `None` when the cache has no room, and then each read decodes.
     file: Option<Arc<File>>,
     /// One per unit. Taken to claim and to finish a unit, never while one is decoded.
@@ -46,7 +49,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(recall: Arc<Recall>, chain: Chain) -> Arc<Reader> {
+    pub(super) fn new(recall: Arc<Recall>, chain: Chain, order: Order) -> Arc<Reader> {
         let layout = Layout::of(chain.leaf());
         let header = chain.leaf().header();
         let whole = recall.cache.get(header.id);
@@ -65,6 +68,7 @@ impl Reader {
             me: me.clone(),
             chain,
             layout,
+            order,
         })
     }
 
@@ -88,7 +92,7 @@ impl Reader {
     pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<File>> {
         let file = self.file.as_ref()?;
         let end = self.len().min(offset.saturating_add(len));
-        let segments = self.layout.covering(offset..end);
+        let segments = self.layout.covering(self.order.around(offset..end));
         let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         let present = |segment: &super::layout::Segment| progress[segment.unit] == Progress::Present;
         self.layout.segments[segments].iter().all(present).then_some(file)
@@ -105,7 +109,7 @@ impl Reader {
             return Ok(0);
         }
         let buf = &mut buf[..(end - offset) as usize];
-        let segments = self.layout.covering(offset..end);
+        let segments = self.layout.covering(self.order.around(offset..end));
         let Some(file) = self.file.as_ref().filter(|_| !self.no_room.load(Ordering::Relaxed)) else {
             return self.read_uncached(offset, buf);
         };
@@ -155,7 +159,11 @@ impl Reader {
         for segment in self.segments_of(unit) {
             let len = (segment.range.end - segment.range.start) as usize;
             let run = bytes.get(segment.at..segment.at + len).ok_or_else(|| short(&self.chain))?;
-            if durable::write_all_at(file, run, segment.range.start).is_err() {
+            let written = self.order.runs(segment.range.clone(), |range, place| {
+                let from = (range.start - segment.range.start) as usize;
+                durable::write_all_at(file, &run[from..from + (range.end - range.start) as usize], place)
+            });
+            if written.is_err() {
                 self.no_room.store(true, Ordering::Relaxed);
                 return Ok(false);
             }
@@ -228,7 +236,7 @@ impl Reader {
     /// Reads without a file in the cache: the unit decoded last is kept, so that a sequential reader decodes once.
     fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize, ReadError> {
         let end = offset + buf.len() as u64;
-        for segment in &self.layout.segments[self.layout.covering(offset..end)] {
+        for segment in &self.layout.segments[self.layout.covering(self.order.around(offset..end))] {
             let last = self.last_unit.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let bytes = match last {
                 Some((unit, bytes)) if unit == segment.unit => bytes,
@@ -239,11 +247,16 @@ impl Reader {
                     bytes
                 }
             };
-            let from = offset.max(segment.range.start);
-            let to = end.min(segment.range.end);
-            let at = segment.at + (from - segment.range.start) as usize;
-            let run = bytes.get(at..at + (to - from) as usize).ok_or_else(|| short(&self.chain))?;
-            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(run);
+            self.order.runs(segment.range.clone(), |range, place| {
+                let (from, to) = (offset.max(place), end.min(place + (range.end - range.start)));
+                if from >= to {
+                    return Ok(());
+                }
+                let at = segment.at + (range.start - segment.range.start + from - place) as usize;
+                let run = bytes.get(at..at + (to - from) as usize).ok_or_else(|| short(&self.chain))?;
+                buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(run);
+                Ok(())
+            })?;
         }
         Ok(buf.len())
     }

@@ -22,8 +22,8 @@ pub(super) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, Rea
     }
 }
 
-/// Hands the file's bytes to `sink` in order, with the offset of each run and the unit it comes from. Decodes in
-/// parallel on the pool it is called in.
+/// Hands the file's bytes to `sink` in order, with the offset of each run and the unit it comes from; of a file whose tables
+/// have ids, the rows in the order of those ([`super::order()`]). Decodes in parallel on the pool it is called in.
 ///
 /// # Errors
 /// The first [`ReadError`], or what `sink` returns.

@@ -3,6 +3,7 @@
 mod adam;
 mod archive;
 mod damage;
+mod elasticdl;
 mod fresh;
 mod golden;
 mod groups;

@@ -7,7 +7,6 @@ mod moments;
 mod rates;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 
 use rayon::prelude::*;
@@ -66,14 +65,14 @@ impl Plan {
     ///
     /// # Errors
     /// What the device reports; a base that cannot be decoded.
-    pub(super) fn lossless(&self, source: &File, base: Option<&Chain>) -> io::Result<Coding> {
+    pub(super) fn lossless(&self, source: &dyn ReadAt, base: Option<&Chain>) -> io::Result<Coding> {
         lossless_choice(source, &self.tensor, base.zip(self.parent)).map(|choice| choice.coding)
     }
 }
 
 /// What a plan is made from.
 pub(super) struct Material<'a> {
-    pub(super) source: &'a File,
+    pub(super) source: &'a (dyn ReadAt + Sync),
     pub(super) description: &'a Description,
     /// The state after this one, as written, with its tensors.
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
@@ -319,7 +318,7 @@ fn updates(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) ->
 }
 
 /// Alone or as difference to the base, whichever is estimated to be smaller.
-fn lossless_choice(source: &File, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
+fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
     let alone = Choice { coding: Coding::Lossless, alone: Coding::Lossless, bits: (0.0, 0.0) };
     let Some((chain, parent)) = parent else {
         return Ok(alone);

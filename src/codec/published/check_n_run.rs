@@ -24,7 +24,7 @@ mod quantizer;
 #[cfg(test)]
 mod tests;
 
-pub use policy::{Predictor, Step, bits_after, bits_for};
+pub use policy::{Predictor, Step, bits_after, bits_for, wants_baseline};
 pub use quantizer::{Method, Search, l2_error};
 
 use std::io;

@@ -14,6 +14,10 @@ pub const FOOTER_BYTES: usize = 64;
 /// where the position is now, and no note in the index; version 2 had an index by rows, and the lattice alone.
 pub const OBJECT_VERSION: u32 = 3;
 
+/// Version of an object whose file has tables with rows that have ids: it has them in the order of those. Otherwise as 3, but
+/// a stepfs that does not know how to put them back must not read it.
+pub const ORDERED_VERSION: u32 = 4;
+
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
 
@@ -96,7 +100,7 @@ impl Header {
         }
         let mut fields = Fields::new(&body[8..]);
         let version = fields.u32()?;
-        if !(1..=OBJECT_VERSION).contains(&version) {
+        if !(1..=ORDERED_VERSION).contains(&version) {
             return Err(Damage("a newer version of stepfs wrote it"));
         }
         let depth = fields.u32()?;

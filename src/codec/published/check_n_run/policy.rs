@@ -30,19 +30,17 @@ impl Predictor {
     }
 
     /// What the next checkpoint is to be.
-    ///
-    /// The predictor of the intermittent policy: a new baseline makes the next i + 1 intervals cost what the past ones did,
-    /// F_c = 1 + S_1 + ... + S_i; without one each costs S_i at least, I_c = (i + 1) S_i; it is made if F_c <= I_c. Right after
-    /// a baseline (i = 0) there is no history, and a difference follows.
     pub fn next(&self) -> Step {
         let Some(sizes) = &self.sizes else { return Step::Full };
         match self.kind {
             Policy::OneShot => Step::SinceBaseline,
             Policy::Consecutive => Step::SincePrevious,
             Policy::Intermittent => {
-                let Some(last) = sizes.last() else { return Step::SinceBaseline };
-                let renewed = 1.0 + sizes.iter().sum::<f64>();
-                if renewed <= (sizes.len() + 1) as f64 * last { Step::Full } else { Step::SinceBaseline }
+                if wants_baseline(sizes) {
+                    Step::Full
+                } else {
+                    Step::SinceBaseline
+                }
             }
         }
     }
@@ -54,6 +52,15 @@ impl Predictor {
             _ => self.sizes = Some(Vec::new()),
         }
     }
+}
+
+/// The predictor of the intermittent policy (section 5.1), by the sizes S_1 to S_i of the differences to the baseline so far, in baselines:
+/// a new one makes the next i + 1 intervals cost what the past ones did, F_c = 1 + S_1 + ... + S_i; without one each costs
+/// S_i at least, I_c = (i + 1) S_i; it is made if F_c <= I_c. Right after a baseline (i = 0) there is no history, and a
+/// difference follows.
+pub fn wants_baseline(sizes: &[f64]) -> bool {
+    let intervals = sizes.len() as f64 + 1.0;
+    sizes.last().is_some_and(|last| 1.0 + sizes.iter().sum::<f64>() <= intervals * last)
 }
 
 /// Restores that a bit width stands, at the paper's limit of .01% of accuracy: 2 bits one, 3 bits three, 4 bits twenty.

@@ -1,0 +1,250 @@
+//! `stepfs reshard`
+
+use std::fs::{self, File, Permissions};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::container::elasticdl::{Reshard, Shard, Source};
+use crate::store::{Store, durable};
+
+use super::files::{objects, read};
+use super::survey::stub;
+use super::words::progress;
+
+/// Write a checkpoint of ElasticDL for another number of parameter servers.
+///
+/// Reads all files of one version (variables-0-of-M.ckpt ... ), written by M servers, and writes the N files that a run with N
+/// servers would have written: a variable is on the server that the hash of its name says, an embedding row on the one that
+/// its id says. Values stay what they are, bit for bit. DIR appears when all is in it and durable, or not at all; a run finds
+/// it if it is called version-V in the run's checkpoint directory.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
+stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\nElasticDL itself restores a \
+version to any number of servers, each of which reads all files. Of resharded files each has just\nwhat its server keeps."
+)]
+pub(super) struct Args {
+    /// The version: STORE:PATH of a store that need not be mounted, or a directory.
+    #[arg(value_name = "STORE:version-V")]
+    from: String,
+    /// Number of servers.
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_SERVERS))]
+    servers: u32,
+    /// Where to put the files: must not exist, or be empty.
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
+
+/// Largest number of servers: real runs have some dozens, and each is a file.
+const MAX_SERVERS: i64 = 10_000;
+
+/// What is being written lies here beside DIR until it is renamed. ElasticDL looks for the newest version by taking what
+/// stands behind the last hyphen (or underscore) of every name in its checkpoint directory for a number: so this one must
+/// be one, and the oldest.
+const STAGING: &str = ".stepfs_-0";
+
+/// Where the files of a version are.
+struct Version {
+    /// For people.
+    name: String,
+    store: Option<Store>,
+    /// Path in the store's tree, or anywhere.
+    path: PathBuf,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("warn");
+    let version = Version::find(&args.from)?;
+    let shards = version.shards()?;
+    if fs::read_dir(&args.dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!("{} is not empty; name a directory that does not exist yet", args.dir.display());
+    }
+    if fs::symlink_metadata(&args.dir).is_ok_and(|m| !m.is_dir()) {
+        bail!("{} is there already, and no directory", args.dir.display());
+    }
+    let Some(name) = args.dir.file_name() else {
+        bail!("{}: name a new directory", args.dir.display());
+    };
+    let parent = durable::parent(&args.dir);
+    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
+    let staging = Staging::begin(parent.join(STAGING))?;
+    write(&version, &shards, args.servers, &staging)?;
+    let dir = parent.join(name);
+    durable::publish(&staging.out(), &dir).with_context(|| format!("{}", dir.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging) -> Result<()> {
+    let mut files = Vec::new();
+    for shard in shards {
+        files.push(version.open(shard, staging)?);
+    }
+    let sources: Vec<Source> = shards
+        .iter()
+        .zip(&files)
+        .map(|(shard, (file, _))| Source { name: format!("{}/{}", version.name, shard.name()), file })
+        .collect();
+    let reshard = Reshard::new(&sources, servers)?;
+    let bar = progress((0..servers).map(|index| reshard.len(index)).sum(), true);
+    let permissions = files.first().map(|(_, permissions)| permissions.clone());
+    for index in 0..servers {
+        let shard = Shard { index, count: servers, ending: shards[0].ending };
+        let path = staging.out().join(shard.name());
+        bar.set_message(shard.name());
+        let put = || -> std::io::Result<()> {
+            let file = durable::create_new(&path)?;
+            let (mut at, mut waiting) = (0, Vec::with_capacity(2 * WRITE_BYTES));
+            reshard.write(index, &mut |bytes| {
+                waiting.extend_from_slice(bytes);
+                if waiting.len() >= WRITE_BYTES {
+                    durable::write_all_at(&file, &waiting, at)?;
+                    at += waiting.len() as u64;
+                    bar.inc(waiting.len() as u64);
+                    waiting.clear();
+                }
+                Ok(())
+            })?;
+            durable::write_all_at(&file, &waiting, at)?;
+            if let Some(permissions) = &permissions {
+                file.set_permissions(permissions.clone())?;
+            }
+            durable::sync_file(&file)
+        };
+        put().with_context(|| format!("{}", path.display()))?;
+    }
+    durable::sync_dir(&staging.out())?;
+    bar.finish_and_clear();
+    let (from, variables, rows, tables) = (shards.len(), reshard.variables, reshard.rows, reshard.tables);
+    let number = reshard.version;
+    println!("version {number}: {variables} variables and {rows} rows of {tables} tables, {from} files to {servers}");
+    Ok(())
+}
+
+/// Bytes written at once: rows come one by one.
+const WRITE_BYTES: usize = 1 << 20;
+
+impl Version {
+    /// What the user named. ElasticDL writes `version-40`, its design document says `version_40`: either finds either.
+    fn find(text: &str) -> Result<Version> {
+        let name = text.to_string();
+        let plain = either(Path::new(text));
+        if plain.is_dir() {
+            return Ok(Version { name, store: None, path: plain });
+        }
+        let Some((store, inside)) =
+            text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
+        else {
+            bail!("{text}: there is no such directory (to read from a store: STORE:version-V)");
+        };
+        let (root, inside) = (Path::new(store), Path::new(inside));
+        if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+            bail!("{}: name a directory inside the store, without `..`", inside.display());
+        }
+        let store = match root.join("stepfs.toml").is_file() {
+            true => Some(Store::look(root)?),
+            false => None,
+        };
+        let tree = store.as_ref().map_or(root.to_path_buf(), Store::tree);
+        let found = either(&tree.join(inside));
+        if !found.is_dir() {
+            bail!("{text}: {} has no directory {}", root.display(), inside.display());
+        }
+        let path = match &store {
+            Some(_) => found.strip_prefix(&tree)?.to_path_buf(),
+            None => found,
+        };
+        Ok(Version { name, store, path })
+    }
+
+    fn on_disk(&self) -> PathBuf {
+        self.store.as_ref().map_or(self.path.clone(), |store| store.tree().join(&self.path))
+    }
+
+    /// The files of a complete version, by number.
+    fn shards(&self) -> Result<Vec<Shard>> {
+        let mut shards = Vec::new();
+        for entry in fs::read_dir(self.on_disk()).with_context(|| self.name.clone())? {
+            let name = entry?.file_name();
+            let Some(shard) = name.to_str().and_then(Shard::parse) else {
+                bail!("{}: {} is no file of an ElasticDL checkpoint", self.name, name.display());
+            };
+            shards.push(shard);
+        }
+        shards.sort_by_key(|shard| shard.index);
+        let Some(first) = shards.first().copied() else { bail!("{} is empty", self.name) };
+        if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
+            bail!("{}: {} and {} are not of one checkpoint", self.name, first.name(), other.name());
+        }
+        match (0..first.count)
+            .zip(shards.iter().map(|shard| shard.index).chain([u32::MAX]))
+            .find(|(want, got)| want != got)
+        {
+            Some((missing, _)) => {
+                let (name, have) = (Shard { index: missing, ..first }.name(), shards.len());
+                bail!("{} is not complete: it has {have} of {} files, {name} is missing", self.name, first.count)
+            }
+            None => Ok(shards),
+        }
+    }
+
+    /// Opens a file; one that is released in a store is decoded into the staging directory.
+    fn open(&self, shard: &Shard, staging: &Staging) -> Result<(File, Permissions)> {
+        let path = self.path.join(shard.name());
+        let on_disk = self.on_disk().join(shard.name());
+        let context = || format!("{}/{}", self.name, shard.name());
+        let permissions = fs::metadata(&on_disk).with_context(context)?.permissions();
+        if let Some(store) = &self.store
+            && stub(store, &path)?.is_some()
+        {
+            let decoded = staging.path.join(shard.name());
+            let file = durable::create_new(&decoded).with_context(|| format!("{}", decoded.display()))?;
+            // It has no name from now on: nothing of it stays behind.
+            durable::remove(&decoded)?;
+            read(store, &objects(store)?, &path, &mut |at, bytes| durable::write_all_at(&file, bytes, at))?;
+            return Ok((file, permissions));
+        }
+        Ok((File::open(&on_disk).with_context(context)?, permissions))
+    }
+}
+
+/// The path, or the one with the other of `version-` and `version_` if only that is there.
+fn either(path: &Path) -> PathBuf {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let other = match (name.strip_prefix("version-"), name.strip_prefix("version_")) {
+        (Some(number), _) => format!("version_{number}"),
+        (_, Some(number)) => format!("version-{number}"),
+        _ => return path.to_path_buf(),
+    };
+    let other = path.with_file_name(other);
+    if !path.exists() && other.is_dir() { other } else { path.to_path_buf() }
+}
+
+/// A directory beside the one to be written; it goes with all that is left in it.
+struct Staging {
+    path: PathBuf,
+}
+
+impl Staging {
+    fn begin(path: PathBuf) -> Result<Staging> {
+        fs::create_dir(&path).with_context(|| match fs::symlink_metadata(&path) {
+            Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", path.display()),
+            Err(_) => format!("{}", path.display()),
+        })?;
+        let staging = Staging { path };
+        fs::create_dir(staging.out())?;
+        Ok(staging)
+    }
+
+    fn out(&self) -> PathBuf {
+        // Whoever takes the staging directory for version 0 takes this for one file of none: it is not valid.
+        self.path.join("out-0")
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}

@@ -1,0 +1,454 @@
+//! The files of one version for another number of parameter servers.
+//!
+//! ElasticDL's checkpoint design, "Restore Model Parameters from a Checkpoint": each server takes the variables whose names
+//! hash to it, and of each embedding table the rows whose ids leave its number when divided by the number of servers. What
+//! every server knows (the version, what the tables are like) is in every file.
+
+use std::collections::HashMap;
+use std::io;
+use std::ops::Range;
+
+use super::super::ReadAt;
+use super::super::protobuf::{put_head, put_number, put_varint};
+use super::super::read::Fail;
+use super::message::{self, Model, Slices};
+use super::names::shard_of;
+
+/// Longest message that implementations of Protocol Buffers read.
+const MAX_FILE: u64 = i32::MAX as u64;
+/// Bytes handed on at once.
+const PIECE: usize = 1 << 20;
+
+/// A file of the version that there is.
+pub struct Source<'a> {
+    /// For people.
+    pub name: String,
+    /// Its bytes, which must not change meanwhile.
+    pub file: &'a dyn ReadAt,
+}
+
+/// Why a version cannot be resharded.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// A file cannot be read.
+    #[error("{0}")]
+    Io(String, #[source] io::Error),
+    /// The files are not those of one version.
+    #[error("{0}")]
+    Files(String),
+}
+
+/// What goes into each file. Memory: some 12 bytes per row, 40 while it is made, and some hundred per variable and file; no
+/// values.
+pub struct Reshard<'a> {
+    sources: &'a [Source<'a>],
+    /// The version of the model.
+    pub version: u64,
+    /// Number of variables that are on one server as a whole.
+    pub variables: usize,
+    /// Number of embedding tables.
+    pub tables: usize,
+    /// Number of their rows.
+    pub rows: u64,
+    files: Vec<Vec<Part>>,
+}
+
+/// A part of a file.
+enum Part {
+    Bytes(Vec<u8>),
+    /// Bytes of a source.
+    Copy {
+        source: usize,
+        range: Range<u64>,
+    },
+    /// Rows of a table of a source, which begins at `from`.
+    Rows {
+        source: usize,
+        from: u64,
+        row: u64,
+        numbers: Vec<u32>,
+    },
+}
+
+impl Part {
+    fn len(&self) -> u64 {
+        match self {
+            Part::Bytes(bytes) => bytes.len() as u64,
+            Part::Copy { range, .. } => range.end - range.start,
+            Part::Rows { row, numbers, .. } => row * numbers.len() as u64,
+        }
+    }
+}
+
+fn refuse<T>(why: String) -> Result<T, Refusal> {
+    Err(Refusal::Files(why))
+}
+
+impl<'a> Reshard<'a> {
+    /// Reads what is in the files, all of one version, and shares it out among `count` files. `count` is not 0.
+    ///
+    /// # Errors
+    /// [`Refusal`] names the files: one that is no model, another version, something that is there twice or differs, a
+    /// negative id, a file that nobody could read.
+    pub fn new(sources: &'a [Source<'a>], count: u32) -> Result<Reshard<'a>, Refusal> {
+        let models: Vec<Model> = sources.iter().map(read).collect::<Result<_, _>>()?;
+        let version = models.first().map_or(0, |model| model.version);
+        for (model, source) in models.iter().zip(sources) {
+            if model.version != version {
+                let (first, name) = (&sources[0].name, &source.name);
+                let (ours, theirs) = (version, model.version);
+                return refuse(format!(
+                    "{first} is of version {ours} and {name} of version {theirs}: not one checkpoint"
+                ));
+            }
+        }
+        let mut start = Vec::new();
+        put_number(1, version, &mut start);
+        let mut files: Vec<Vec<Part>> = (0..count).map(|_| vec![Part::Bytes(start.clone())]).collect();
+        infos(sources, &models, &mut files)?;
+        let variables = variables(sources, &models, &mut files)?;
+        let (tables, rows) = tables(sources, &models, &mut files)?;
+        let reshard = Reshard { sources, version, variables, tables, rows, files };
+        match (0..count).find(|index| reshard.len(*index) > MAX_FILE) {
+            Some(_) => {
+                refuse(format!("a file for {count} servers would have 2 GiB, more than Protocol Buffers can read"))
+            }
+            None => Ok(reshard),
+        }
+    }
+
+    /// Length of a file in bytes.
+    pub fn len(&self, index: u32) -> u64 {
+        self.files[index as usize].iter().map(Part::len).sum()
+    }
+
+    /// Whether a file has no bytes: of a model of version 0, on a server that gets nothing.
+    pub fn is_empty(&self, index: u32) -> bool {
+        self.len(index) == 0
+    }
+
+    /// Hands the bytes of a file to `sink`, one piece after the other.
+    ///
+    /// # Errors
+    /// What a source reports or `sink` returns.
+    pub fn write(&self, index: u32, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        for part in &self.files[index as usize] {
+            match part {
+                Part::Bytes(bytes) => sink(bytes)?,
+                Part::Copy { source, range } => self.copy(*source, range.clone(), sink)?,
+                Part::Rows { source, from, row, numbers } => {
+                    let mut rest = numbers.as_slice();
+                    while let [first, ..] = rest {
+                        // Rows that stay together are read at once.
+                        let together =
+                            rest.iter().zip(u64::from(*first)..).take_while(|(at, next)| u64::from(**at) == *next);
+                        let count = together.count();
+                        let start = from + u64::from(*first) * row;
+                        self.copy(*source, start..start + count as u64 * row, sink)?;
+                        rest = &rest[count..];
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&self, source: usize, range: Range<u64>, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        let mut buf = vec![0; (range.end - range.start).min(PIECE as u64) as usize];
+        let mut at = range.start;
+        while at < range.end {
+            let take = (range.end - at).min(PIECE as u64) as usize;
+            self.sources[source].file.read_exact_at(&mut buf[..take], at)?;
+            sink(&buf[..take])?;
+            at += take as u64;
+        }
+        Ok(())
+    }
+}
+
+fn read(source: &Source) -> Result<Model, Refusal> {
+    let size = source.file.size();
+    match message::read(source.file, size) {
+        // A server that has nothing writes a version and no more, or not even that.
+        Ok(model) => Ok(model),
+        Err(Fail::Bad(why)) => refuse(format!("{} is no model as ElasticDL writes it: {why}", source.name)),
+        Err(Fail::Io(error)) => Err(Refusal::Io(source.name.clone(), error)),
+    }
+}
+
+/// What tables are like goes into every file.
+fn infos(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<(), Refusal> {
+    let mut known: HashMap<&str, (usize, Vec<u8>)> = HashMap::new();
+    for (at, (source, model)) in sources.iter().zip(models).enumerate() {
+        for info in &model.infos {
+            let mut message = vec![0; (info.message.end - info.message.start) as usize];
+            let failed = |error| Refusal::Io(source.name.clone(), error);
+            source.file.read_exact_at(&mut message, info.message.start).map_err(failed)?;
+            if let Some((first, same)) = known.get(info.name.as_str()) {
+                if *same != message {
+                    let first = &sources[*first].name;
+                    return refuse(format!(
+                        "embedding table {} is not the same in {first} and {}",
+                        info.name, source.name
+                    ));
+                }
+                continue;
+            }
+            let mut head = Vec::new();
+            put_head(2, message.len() as u64, &mut head);
+            for file in files.iter_mut() {
+                file.push(Part::Bytes(head.clone()));
+                file.push(Part::Copy { source: at, range: info.message.clone() });
+            }
+            known.insert(&info.name, (at, message));
+        }
+    }
+    Ok(())
+}
+
+/// Variables go where their names say.
+fn variables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<usize, Refusal> {
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    for (source, model) in models.iter().enumerate() {
+        for dense in &model.dense {
+            if let Some(first) = known.insert(&dense.name, source) {
+                let (first, second) = (&sources[first].name, &sources[source].name);
+                return refuse(format!("variable {} is both in {first} and in {second}", dense.name));
+            }
+            let file = &mut files[shard_of(&dense.name, files.len() as u32) as usize];
+            let mut head = Vec::new();
+            put_head(3, dense.message.end - dense.message.start, &mut head);
+            file.push(Part::Bytes(head));
+            file.push(Part::Copy { source, range: dense.message.clone() });
+        }
+    }
+    Ok(known.len())
+}
+
+/// Rows go where their ids say. A table of which a server has no row is not in its file. Number of tables and of rows.
+fn tables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<(usize, u64), Refusal> {
+    let mut names: Vec<&str> = Vec::new();
+    let mut pieces: HashMap<&str, Vec<(usize, &Slices)>> = HashMap::new();
+    for (source, model) in models.iter().enumerate() {
+        for table in &model.tables {
+            let list = pieces.entry(&table.name).or_default();
+            if list.is_empty() {
+                names.push(&table.name);
+            }
+            list.push((source, table));
+        }
+    }
+    let mut rows = 0;
+    for name in &names {
+        let mut list = pieces.remove(name).unwrap_or_default();
+        // Of one without rows nobody can tell how long they are.
+        list.retain(|(_, table)| !table.ids.is_empty());
+        rows += table(sources, &list, files)?;
+    }
+    Ok((names.len(), rows))
+}
+
+fn table(sources: &[Source], pieces: &[(usize, &Slices)], files: &mut [Vec<Part>]) -> Result<u64, Refusal> {
+    let Some((first, like)) = pieces.first().copied() else { return Ok(0) };
+    let name = &like.name;
+    let mut ids: Vec<(u64, usize)> = Vec::new();
+    for (source, table) in pieces {
+        if (table.array.dtype, &table.array.dims[1..]) != (like.array.dtype, &like.array.dims[1..]) {
+            let (first, second) = (&sources[first].name, &sources[*source].name);
+            return refuse(format!("embedding table {name} has other rows in {first} than in {second}"));
+        }
+        ids.extend(table.ids.iter().map(|id| (*id, *source)));
+    }
+    ids.sort_unstable();
+    if let Some(twins) = ids.windows(2).find(|w| w[0].0 == w[1].0) {
+        let [first, second] = [twins[0].1, twins[1].1].map(|source| &sources[source].name);
+        return refuse(format!("row {} of embedding table {name} is both in {first} and in {second}", twins[0].0));
+    }
+    let count = ids.len() as u64;
+    drop(ids);
+    let servers = files.len() as u64;
+    let mut ids: Vec<Vec<u8>> = vec![Vec::new(); files.len()];
+    let mut rows = vec![0u64; files.len()];
+    let mut parts: Vec<Vec<Part>> = (0..files.len()).map(|_| Vec::new()).collect();
+    for (source, table) in pieces {
+        let mut numbers: Vec<Vec<u32>> = vec![Vec::new(); files.len()];
+        for (number, id) in (0..).zip(&table.ids) {
+            let server = (id % servers) as usize;
+            put_varint(*id, &mut ids[server]);
+            numbers[server].push(number);
+            rows[server] += 1;
+        }
+        let (from, row) = (table.array.content.start, table.row());
+        for (part, numbers) in parts.iter_mut().zip(numbers).filter(|(_, numbers)| !numbers.is_empty()) {
+            part.push(Part::Rows { source: *source, from, row, numbers });
+        }
+    }
+    for (server, (file, content)) in files.iter_mut().zip(parts).enumerate() {
+        if !content.is_empty() {
+            put_table(like, rows[server], &ids[server], content, file);
+        }
+    }
+    Ok(count)
+}
+
+/// Appends a table's entry, whose values are `content`.
+fn put_table(like: &Slices, rows: u64, ids: &[u8], content: Vec<Part>, file: &mut Vec<Part>) {
+    let mut dims = Vec::new();
+    for dim in [rows].iter().chain(&like.array.dims[1..]) {
+        let mut size = Vec::new();
+        put_number(1, *dim, &mut size);
+        put_head(2, size.len() as u64, &mut dims);
+        dims.extend(size);
+    }
+    let content_len: u64 = content.iter().map(Part::len).sum();
+    let mut array = Vec::new();
+    put_number(1, like.array.dtype, &mut array);
+    put_head(2, dims.len() as u64, &mut array);
+    array.extend(dims);
+    put_number(3, like.array.version, &mut array);
+    if content_len > 0 {
+        put_head(4, content_len, &mut array);
+    }
+    let mut tail = Vec::new();
+    put_head(2, ids.len() as u64, &mut tail);
+    tail.extend_from_slice(ids);
+    // From the inside to the outside: each head says how long what it holds is.
+    let mut head = Vec::new();
+    put_head(1, array.len() as u64 + content_len, &mut head);
+    head.extend(array);
+    let slices = head.len() as u64 + content_len + tail.len() as u64;
+    let mut entry = Vec::new();
+    put_head(1, like.name.len() as u64, &mut entry);
+    entry.extend_from_slice(like.name.as_bytes());
+    put_head(2, slices, &mut entry);
+    let mut start = Vec::new();
+    put_head(4, entry.len() as u64 + slices, &mut start);
+    start.extend(entry);
+    start.extend(head);
+    file.push(Part::Bytes(start));
+    file.extend(content);
+    file.push(Part::Bytes(tail));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::super::tests::{dense, info, model, table};
+    use super::*;
+
+    /// What is in files, whatever file it is in: variables by name, rows by table and id.
+    #[derive(Debug, Default, PartialEq)]
+    struct Content {
+        version: u64,
+        dense: BTreeMap<String, (Vec<u64>, Vec<u8>)>,
+        rows: BTreeMap<(String, u64), Vec<u8>>,
+        infos: BTreeMap<String, Vec<u8>>,
+    }
+
+    fn content(files: &[Vec<u8>]) -> Content {
+        let mut all = Content::default();
+        for (index, file) in files.iter().enumerate() {
+            let found = message::read(file, file.len() as u64).unwrap();
+            let bytes = |range: &Range<u64>| file[range.start as usize..range.end as usize].to_vec();
+            all.version = found.version;
+            for d in &found.dense {
+                assert_eq!(shard_of(&d.name, files.len() as u32) as usize, index);
+                let twice = all.dense.insert(d.name.clone(), (d.array.dims.clone(), bytes(&d.array.content)));
+                assert_eq!(twice, None);
+            }
+            for t in &found.tables {
+                let values = bytes(&t.array.content);
+                for (id, row) in t.ids.iter().zip(values.chunks(t.row() as usize)) {
+                    assert_eq!(id % files.len() as u64, index as u64);
+                    assert_eq!(all.rows.insert((t.name.clone(), *id), row.to_vec()), None);
+                }
+            }
+            all.infos.extend(found.infos.iter().map(|info| (info.name.clone(), bytes(&info.message))));
+        }
+        all
+    }
+
+    fn reshard(files: &[Vec<u8>], count: u32) -> Result<Vec<Vec<u8>>, Refusal> {
+        let name = |at| format!("variables-{at}-of-{}.ckpt", files.len());
+        let sources: Vec<Source> = files.iter().enumerate().map(|(at, file)| Source { name: name(at), file }).collect();
+        let reshard = Reshard::new(&sources, count)?;
+        let mut out = Vec::new();
+        for index in 0..count {
+            let mut bytes = Vec::new();
+            reshard
+                .write(index, &mut |piece| {
+                    bytes.extend_from_slice(piece);
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(bytes.len() as u64, reshard.len(index));
+            out.push(bytes);
+        }
+        Ok(out)
+    }
+
+    /// Everything on one server.
+    fn whole(ids: &[u64], other: &[u64]) -> Vec<u8> {
+        let rows = |ids: &[u64]| ids.iter().map(|id| (*id, vec![*id as f32, 1.0, -0.0])).collect::<Vec<_>>();
+        let mut fields =
+            vec![info("emb", 3), info("other", 3), dense("dense/kernel", &[2, 2], &[1.0, f32::NAN, 3.0, 4.0])];
+        fields.extend([
+            dense("dense/bias", &[1], &[1.0]),
+            dense("out/kernel", &[1], &[2.0]),
+            dense("out/bias", &[], &[3.0]),
+        ]);
+        fields.extend(
+            [("emb", ids), ("other", other)].iter().filter(|t| !t.1.is_empty()).map(|t| table(t.0, &rows(t.1))),
+        );
+        model(40, &fields)
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_on_the_way_there_and_back(
+            ids in prop::collection::hash_set(0u64..1 << 40, 0..60),
+            other in prop::collection::hash_set(0u64..50, 0..30),
+            counts in prop::collection::vec(1u32..9, 1..4),
+        ) {
+            let ids: Vec<u64> = ids.into_iter().collect();
+            let start = vec![whole(&ids, &other.into_iter().collect::<Vec<_>>())];
+            let expected = content(&start);
+            let mut files = start;
+            for count in counts {
+                files = reshard(&files, count).unwrap();
+                prop_assert_eq!(files.len(), count as usize);
+                prop_assert_eq!(&content(&files), &expected);
+            }
+            let back = reshard(&files, 1).unwrap();
+            prop_assert_eq!(&content(&back), &expected);
+        }
+    }
+
+    #[test]
+    fn files_that_are_not_one_checkpoint_are_refused() {
+        let row = |id: u64, width: usize| vec![(id, vec![1.0; width])];
+        let w = |version| model(version, &[dense("w", &[1], &[1.0])]);
+        for (files, words) in [
+            (
+                vec![w(40), model(41, &[dense("v", &[1], &[1.0])])],
+                "of version 40 and variables-1-of-2.ckpt of version 41",
+            ),
+            (vec![w(40), w(40)], "variable w is both in variables-0-of-2.ckpt and in variables-1-of-2.ckpt"),
+            (
+                vec![model(1, &[table("e", &row(7, 2))]), model(1, &[table("e", &row(7, 2))])],
+                "row 7 of embedding table e",
+            ),
+            (vec![model(1, &[table("e", &row(7, 2))]), model(1, &[table("e", &row(8, 3))])], "has other rows in"),
+            (vec![model(1, &[table("e", &[row(7, 1), row(7, 1)].concat())])], "row 7 of embedding table e is both"),
+            (vec![model(1, &[info("e", 2)]), model(1, &[info("e", 3)])], "embedding table e is not the same"),
+            (vec![model(1, &[table("e", &row(-5i64 as u64, 1))])], "a row with a negative id"),
+            (vec![b"PK\x03\x04 something else".to_vec()], "is no model as ElasticDL writes it"),
+        ] {
+            let Err(refusal) = reshard(&files, 2) else { panic!("{words}") };
+            assert!(refusal.to_string().contains(words), "{refusal}");
+        }
+    }
+}

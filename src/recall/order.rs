@@ -1,0 +1,78 @@
+//! Where the rows of an object's tables belong in its file. An object has them in the order of their ids, which are in
+//! its skeleton: so that is read as the container that it is.
+
+use std::io;
+use std::ops::Range;
+
+use crate::codec::TILE_BYTES;
+use crate::container::{Kind, Order, ReadAt, describe};
+use crate::store::Damage;
+use crate::store::object::{ORDERED_VERSION, gaps};
+
+use super::{Chain, ReadError, tile};
+
+/// Chunks of a skeleton that are read: half a gigabyte, more than the ids of all rows that a container may have.
+const MAX_CHUNKS: usize = (512 << 20) / TILE_BYTES;
+
+/// The order of the rows in the file that the chain's leaf stands for. Blocks on the device.
+///
+/// # Errors
+/// [`ReadError`] when the skeleton is damaged, or is not what was archived.
+pub fn order(chain: &Chain) -> Result<Order, ReadError> {
+    let leaf = chain.leaf();
+    let index = leaf.index();
+    if leaf.header().version != ORDERED_VERSION {
+        return Ok(Order::default());
+    }
+    let wrong = |what| ReadError::object(leaf.header().id, Damage(what));
+    if index.skeleton.len() > MAX_CHUNKS {
+        return Err(wrong("its skeleton is larger than ids can be"));
+    }
+    let mut bytes = Vec::new();
+    for chunk in 0..index.skeleton.len() {
+        bytes.extend(tile::skeleton(leaf, chunk)?);
+    }
+    let len = leaf.header().logical_len;
+    let (mut places, mut at) = (Vec::new(), 0);
+    for gap in gaps(index.tensors.iter().map(|t| t.extent.clone()), len) {
+        let next = at + (gap.end - gap.start) as usize;
+        places.push((gap, at));
+        at = next;
+    }
+    if at != bytes.len() {
+        return Err(wrong("its skeleton is cut short"));
+    }
+    let skeleton = Skeleton { places, bytes, len };
+    let description = describe(&skeleton).map_err(|error| ReadError::object(leaf.header().id, error))?;
+    match description.kind {
+        Kind::ElasticDl => Ok(Order::of(&description)),
+        _ => Err(wrong("the order of its rows is lost")),
+    }
+}
+
+/// A file of which only the bytes outside of tensors are known; the others are read as 0.
+struct Skeleton {
+    /// Ranges of the file, ascending, and where their bytes begin.
+    places: Vec<(Range<u64>, usize)>,
+    bytes: Vec<u8>,
+    len: u64,
+}
+
+impl ReadAt for Skeleton {
+    fn size(&self) -> u64 {
+        self.len
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.fill(0);
+        let first = self.places.partition_point(|(range, _)| range.end <= offset);
+        for (range, at) in self.places[first..].iter().take_while(|(range, _)| range.start < end) {
+            let (from, to) = (range.start.max(offset), range.end.min(end));
+            let known = at + (from - range.start) as usize..at + (to - range.start) as usize;
+            buf[(from - offset) as usize..(to - offset) as usize].copy_from_slice(&self.bytes[known]);
+        }
+        Ok(())
+    }
+}
