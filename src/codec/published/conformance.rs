@@ -120,8 +120,11 @@ fn decode(tensor: &Held, number: usize, payload: &[u8]) -> Result<Decoded, Corru
     tile::decode(tensor.dtype, payload, before, len)
 }
 
+/// A tensor in training: name, rows and width, type, values.
+type Trained = (String, (u64, u64), Dtype, Vec<f32>);
+
 /// A model of every shape that makes trouble: rows cut by tiles, vectors, columns, nothing, one element, zeros, what never moves.
-fn model(dtype: Dtype, random: &mut Random) -> Vec<(String, (u64, u64), Dtype, Vec<f32>)> {
+fn model(dtype: Dtype, random: &mut Random) -> Vec<Trained> {
     let shapes = [("w", 64, 48), ("b", 1, 2300), ("column", 1500, 1), ("none", 0, 48), ("one", 1, 1), ("same", 20, 20)];
     let mut of = |(name, rows, width): (&str, u64, u64)| {
         let values = (0..rows * width).map(|_| 0.05 * random.normal()).collect();
@@ -132,7 +135,7 @@ fn model(dtype: Dtype, random: &mut Random) -> Vec<(String, (u64, u64), Dtype, V
     model
 }
 
-fn train(model: &mut [(String, (u64, u64), Dtype, Vec<f32>)], random: &mut Random) {
+fn train(model: &mut [Trained], random: &mut Random) {
     for (name, _, _, values) in model {
         if !["same", "zeros"].contains(&name.as_str()) {
             values.iter_mut().for_each(|value| *value += 2e-3 * random.normal());
@@ -146,11 +149,10 @@ fn series(id: SystemId, dtype: Dtype, count: u32, mut each: impl FnMut(u32, &[He
     let mut model = model(dtype, &mut random);
     let mut before: Vec<Option<Decoded>> = vec![None; model.len()];
     for position in 0..count {
-        let held =
-            |((name, shape, dtype, values), before): (&(String, (u64, u64), Dtype, Vec<f32>), &Option<Decoded>)| Held {
-                before: before.clone(),
-                ..Held::new(name, *dtype, *shape, values)
-            };
+        let held = |((name, shape, dtype, values), before): (&Trained, &Option<Decoded>)| Held {
+            before: before.clone(),
+            ..Held::new(name, *dtype, *shape, values)
+        };
         let tensors: Vec<Held> = model.iter().zip(&before).map(held).collect();
         let encoded = checkpoint(id, &tensors, position);
         each(position, &tensors, &encoded);
@@ -393,7 +395,7 @@ fn hostile_payloads_are_corrupt_or_decode_to_something_of_the_right_length() {
                         let mut bad = payload.clone();
                         for _ in 0..1 + random.next() % 3 {
                             // Fields are at the beginning.
-                            let end = if random.next() % 2 == 0 { bad.len().min(40) } else { bad.len() };
+                            let end = if random.next().is_multiple_of(2) { bad.len().min(40) } else { bad.len() };
                             let at = 1 + random.next() as usize % (end - 1).max(1);
                             if let Some(byte) = bad.get_mut(at) {
                                 *byte = random.next() as u8;
