@@ -107,18 +107,16 @@ impl System for Inshrinkerator {
     fn name(&self) -> String {
         let Config { bins, embedding_bins, prune, metric, protect } = self.config;
         let usual = Config::new(bins);
+        let kind = if metric == usual.metric { "inshrinkerator" } else { "inshrinkerator-sensitivity" };
         let mut name = match bins.is_power_of_two() {
-            true => format!("inshrinkerator-{}", bins.ilog2()),
-            false => format!("inshrinkerator-{bins}bins"),
+            true => format!("{kind}-{}", bins.ilog2()),
+            false => format!("{kind}-{bins}bins"),
         };
         if embedding_bins != usual.embedding_bins {
             name += &format!("-embedding{embedding_bins}");
         }
         if prune != usual.prune {
             name += &format!("-prune{}", 100.0 * prune);
-        }
-        if metric != usual.metric {
-            name += "-sensitivity";
         }
         if protect != usual.protect {
             name += &format!("-protect{}", 100.0 * protect);
