@@ -42,7 +42,7 @@ fn entry(number: u64, name: &str, value: &[u8]) -> Vec<u8> {
 }
 
 /// A table in training.
-struct Table {
+pub(crate) struct Table {
     rows: BTreeMap<u64, Vec<f32>>,
     random: Random,
     /// For the order, so that values do not depend on it.
@@ -50,9 +50,10 @@ struct Table {
 }
 
 impl Table {
-    fn new() -> Table {
+    /// Of so many rows.
+    pub(crate) fn new(rows: usize) -> Table {
         let mut random = Random(11);
-        let rows = (0..ROWS).map(|at| {
+        let rows = (0..rows).map(|at| {
             let row = (0..WIDTH).map(|_| random.normal() as f32 / 16.0).collect();
             (at as u64 * 7 % 100_003, row)
         });
@@ -61,7 +62,7 @@ impl Table {
     }
 
     /// Every third row moves, and the model is saved; its rows in this order.
-    fn save(&mut self, version: u64, shuffled: bool) -> Vec<u8> {
+    pub(crate) fn save(&mut self, version: u64, shuffled: bool) -> Vec<u8> {
         for row in self.rows.values_mut().step_by(3) {
             row.iter_mut().for_each(|value| *value += 1e-3 * self.random.normal() as f32);
         }
@@ -88,13 +89,13 @@ impl Table {
     }
 }
 
-fn name(version: u64) -> String {
+pub(crate) fn name(version: u64) -> String {
     format!("version-{version}/variables-0-of-1.ckpt")
 }
 
 fn settled(settings: (&str, &str), shuffled: bool) -> Rest {
     let mut rest = Rest::with(|text| text.replace(settings.0, settings.1));
-    let mut table = Table::new();
+    let mut table = Table::new(ROWS);
     for version in 1..=4 {
         rest.write(&name(version), &table.save(version, shuffled));
     }

@@ -11,12 +11,13 @@ pub const HEADER_BYTES: usize = 128;
 /// Length of the footer at the end of an object, bytes.
 pub const FOOTER_BYTES: usize = 64;
 /// Version of the object format that this program writes, and the newest that it reads. Version 1 had a hash of samples
-/// where the position is now, and no note in the index; version 2 had an index by rows, and the lattice alone.
-pub const OBJECT_VERSION: u32 = 3;
+/// where the position is now, and no note in the index; version 2 had an index by rows, and the lattice alone; version 3 had no
+/// published systems, no grids among symbols and no sections among lossless differences.
+pub const OBJECT_VERSION: u32 = 4;
 
-/// Version of an object whose file has tables with rows that have ids: it has them in the order of those. Otherwise as 3, but
+/// Version of an object whose file has tables with rows that have ids: it has them in the order of those. Otherwise as 4, but
 /// a stepfs that does not know how to put them back must not read it.
-pub const ORDERED_VERSION: u32 = 4;
+pub const ORDERED_VERSION: u32 = 5;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
