@@ -142,7 +142,7 @@ pub fn choose_bound<E>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Made, Noise, checkpoint, conforms};
+    use super::super::conformance::{Made, Noise, checkpoint, conforms};
     use super::*;
 
     #[test]

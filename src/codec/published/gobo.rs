@@ -239,7 +239,7 @@ impl System for Gobo {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Made, Noise, checkpoint, conforms};
+    use super::super::conformance::{Made, Noise, checkpoint, conforms};
     use super::*;
 
     #[test]

@@ -63,7 +63,7 @@ impl Ranges {
 
     /// Takes in a tile. After some tiles hardly an element lies beyond what was found before it: whole chunks pass without one.
     fn add(&mut self, tile: &Tile) {
-        let Some(previous) = &tile.previous else { return };
+        let Some(previous) = tile.before() else { return };
         let level = Level::detect();
         for (new, old) in tile.values.chunks(CHUNK).zip(previous.values.chunks(CHUNK)) {
             if !is_beyond(level, self, new, old) {
@@ -142,7 +142,7 @@ impl System for Lc {
     }
 
     fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let previous = tile.previous.as_ref().filter(|previous| previous.values.len() == tile.values.len())?;
+        let previous = tile.before()?;
         let (buckets, _) = fit.as_chunks::<6>();
         let mut table = Table { steps: [-0.0; BUCKETS], symbols: [0; BUCKETS] };
         varint::put(buckets.len() as u64, out);

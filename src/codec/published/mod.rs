@@ -11,7 +11,7 @@
 
 pub mod check_n_run;
 #[cfg(test)]
-mod conformance;
+pub(crate) mod conformance;
 pub mod delta_dnn;
 pub mod gobo;
 pub mod inshrinkerator;
@@ -22,8 +22,6 @@ pub mod qd_compressor;
 pub mod registry;
 pub mod scar;
 mod select;
-#[cfg(test)]
-pub(crate) mod tests;
 pub mod tile;
 pub mod topn;
 mod uniform;
@@ -59,6 +57,13 @@ pub struct Tile {
     pub previous: Option<State>,
     /// The gradient's running mean (Adam's first moment in the same checkpoint), if there is one.
     pub gradient: Option<Vec<f32>>,
+}
+
+impl Tile {
+    /// The state before, if it is one of as many values: after a change of shape it is another tensor's.
+    fn before(&self) -> Option<&State> {
+        self.previous.as_ref().filter(|previous| previous.values.len() == self.values.len())
+    }
 }
 
 /// What a tile decodes to.

@@ -147,7 +147,7 @@ fn take_grid(payload: &mut &[u8]) -> Result<(Grid, u32), Corrupt> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Made, Noise, checkpoint, conforms};
+    use super::super::conformance::{Made, Noise, checkpoint, conforms};
     use super::*;
 
     #[test]

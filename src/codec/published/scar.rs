@@ -77,7 +77,7 @@ impl Scar {
 
 /// The rows in a tile, keyed by the square of what they have changed.
 fn blocks((_, width): (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> ControlFlow<()>) {
-    let Some(previous) = &tile.previous else { return };
+    let Some(previous) = tile.before() else { return };
     let (mut start, len) = (0, tile.values.len());
     while start < len {
         let left = width.max(1) - (tile.first + start as u64) % width.max(1);
@@ -117,7 +117,7 @@ impl System for Scar {
     }
 
     fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let previous = tile.previous.as_ref().filter(|previous| previous.values.len() == tile.values.len())?;
+        let previous = tile.before()?;
         if tile.values.iter().any(|value| !value.is_finite()) {
             return None;
         }

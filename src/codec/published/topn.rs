@@ -26,7 +26,7 @@ pub struct TopN {
 
 /// The elements of a tile, keyed by how far they are from the state before.
 fn elements(_: (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> ControlFlow<()>) {
-    let Some(previous) = &tile.previous else { return };
+    let Some(previous) = tile.before() else { return };
     for (place, (new, old)) in (tile.first..).zip(tile.values.iter().zip(&previous.values)) {
         if each(Item { key: (new - old).abs().to_bits(), weight: 1, place }).is_break() {
             return;
@@ -54,7 +54,7 @@ impl System for TopN {
     }
 
     fn encode(&self, fit: &Fit, tile: &Tile, out: &mut Vec<u8>) -> Option<State> {
-        let previous = tile.previous.as_ref().filter(|previous| previous.values.len() == tile.values.len())?;
+        let previous = tile.before()?;
         if tile.values.iter().any(|value| !value.is_finite()) {
             return None;
         }

@@ -1,4 +1,4 @@
-use super::super::tests::{Made, Noise, checkpoint, conforms};
+use super::super::conformance::{Made, Noise, checkpoint, conforms};
 use super::*;
 use proptest::prelude::*;
 

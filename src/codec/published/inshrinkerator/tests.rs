@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use super::super::tests::{Made, Noise, checkpoint, conforms, model};
+use super::super::conformance::{Made, Noise, checkpoint, conforms, model};
 use super::search::{Space, search};
 use super::sketch::Sketch;
 use super::*;

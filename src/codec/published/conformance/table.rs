@@ -1,10 +1,10 @@
-//! What every published system must do, over every entry of the table; and what each promises of its error.
+//! The suite over every entry of the table, tiles as objects hold them, and what each system promises of its error.
 
 use std::io;
 
-use super::registry::{FAMILIES, SystemId};
-use super::tile::{self, Before, Decoded};
-use super::*;
+use super::super::registry::{FAMILIES, SystemId};
+use super::super::tile::{self, Before, Decoded};
+use super::super::*;
 use crate::codec::Dtype;
 
 /// Elements of a tile: rows of 48 are cut by it.
@@ -183,6 +183,11 @@ fn a_series_decodes_to_the_states_it_was_encoded_with() {
             assert!(lossy > 0, "{id} loses nothing of {dtype:?}: is it lossless?");
         }
     }
+}
+
+#[test]
+fn every_system_conforms() {
+    SystemId::usual().for_each(|id| super::conforms(id.system().as_ref()));
 }
 
 #[test]
