@@ -149,45 +149,35 @@ fn words(report: &Report) -> String {
         number(report.weights_rms),
         number(report.update_rms),
     );
-    let head = [
-        "codec",
-        "all",
-        "of raw",
-        "each",
-        "bits/parameter",
-        "error/update: rms",
-        "max",
-        "error/weights: rms",
-        "max",
-        "encode MB/s",
-        "decode MB/s",
-        "objects read: mean",
-        "max",
-    ];
+    let head =
+        ["codec", "all", "of raw", "each", "bits/parameter", "encode MB/s", "decode MB/s", "objects read", "most"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for kept in &report.codecs {
-        let Errors { of_update, of_weights } = kept.error;
         rows.push(vec![
             kept.name.clone(),
             size(kept.total),
             percent(kept.total, raw),
             size(kept.total / files.max(1) as u64),
             number(kept.bits_per_parameter),
-            number(of_update.rms),
-            number(of_update.max),
-            number(of_weights.rms),
-            number(of_weights.max),
             format!("{:.0}", kept.encode_mb_s),
             format!("{:.0}", kept.decode_mb_s),
             format!("{:.1}", kept.chain.mean),
             kept.chain.max.to_string(),
         ]);
     }
-    out += &table(&rows, &[false, true, true, true, true, true, true, true, true, true, true, true, true]);
-    out += "\nErrors are those of all parameters in all files, as shares of the rms of the update between two files and of the \
-            rms of the\nparameters. Speeds are in 10^6 bytes per second of one core's processor time; a store's encoding includes \
-            planning, reading\nback and comparing, all decoding begins with nothing at hand.\n";
-    out += "\nBits for each number, by role (- : the codec does not know of tensors)\n";
+    out += &table(&rows, &[false, true, true, true, true, true, true, true, true]);
+    out += "10^6 bytes per second of one core's processor time. A store's encoding includes planning, reading back and comparing;\n\
+            decoding begins with nothing at hand, so it reads all the objects that a file takes: on average, and at most.\n";
+    out += "\nErrors of the parameters, in rms of the update between two checkpoints and in rms of the parameters\n";
+    let head = ["codec", "rms/update", "largest/update", "rms/weights", "largest/weights"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for kept in &report.codecs {
+        let Errors { of_update, of_weights } = kept.error;
+        let each = [of_update.rms, of_update.max, of_weights.rms, of_weights.max].map(number);
+        rows.push(std::iter::once(kept.name.clone()).chain(each).collect());
+    }
+    out += &table(&rows, &[false, true, true, true, true]);
+    out += "\nBits for each number, by its role (- : the codec knows of no roles)\n";
     out += &roles(report);
     out += "\nBytes of each checkpoint\n";
     for some in report.codecs.chunks(ACROSS) {
