@@ -4,7 +4,7 @@
 //! it: to the archive an update as large as the last one, and a state like any other.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::archive::{Archive, AtRest};
 use crate::container::ReadAt;
 use crate::recall::{Chain, Layout, ReadError, stream};
-use crate::store::object::Object;
+use crate::store::object::{Object, path_of};
 use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub, durable};
 
 use super::report::{Measured, RoleKept, SKELETON};
@@ -63,7 +63,8 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Ste
                 let chain = Chain::open(&objects, stub.object).map_err(|error| failed(error.to_string()))?;
                 // Two files with the same bytes are one object.
                 let is_first = counted.insert(stub.object);
-                let bytes = weigh(chain.leaf(), is_first, &mut measured.roles);
+                let len = fs::metadata(path_of(&store.objects(), stub.object)).map_err(Error::io(&root))?.len();
+                let bytes = weigh(chain.leaf(), if is_first { len } else { 0 }, &mut measured.roles);
                 let spent = pool.install(|| decode(&chain, &decoded)).map_err(|error| failed(error.to_string()))?;
                 measured.decode += spent;
                 measured.add(bytes, series.errors(state, &decoded)?, chain.objects().len() as u64);
@@ -150,17 +151,17 @@ fn wait(archive: &Archive, series: &Series, steps: &Steps, failed: &impl Fn(Stri
     }
 }
 
-/// Adds an object to the roles, and answers what it and its stub take. One that was counted already takes no more room.
-fn weigh(object: &Object, is_first: bool, roles: &mut BTreeMap<&'static str, RoleKept>) -> u64 {
+/// Adds an object of so many bytes to the roles, and answers what it and its stub take. 0 bytes: it was counted already, and
+/// takes no more room.
+fn weigh(object: &Object, len: u64, roles: &mut BTreeMap<&'static str, RoleKept>) -> u64 {
     let (mut raw, mut kept) = (0, 0);
-    let room = |bytes: u64| if is_first { bytes } else { 0 };
     for tensor in &object.index().tensors {
-        let len = tensor.extent.end - tensor.extent.start;
-        let stored = room(tensor.stored());
-        roles.entry(tensor.role.name()).or_default().add(stored, len, len / tensor.dtype.size() as u64);
-        (raw, kept) = (raw + len, kept + stored);
+        let bytes = tensor.extent.end - tensor.extent.start;
+        let stored = tensor.stored().min(len);
+        roles.entry(tensor.role.name()).or_default().add(stored, bytes, bytes / tensor.dtype.size() as u64);
+        (raw, kept) = (raw + bytes, kept + stored);
     }
-    let bytes = room(object.stored()) + STUB_BYTES as u64;
+    let bytes = len + STUB_BYTES as u64;
     roles.entry(SKELETON).or_default().add(bytes - kept, object.header().logical_len - raw, 0);
     bytes
 }

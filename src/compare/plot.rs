@@ -11,6 +11,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{BLACK, Color, FontStyle, IntoFont, RGBColor, WHITE, register_font};
 
 use super::{Codec, Kept, Report};
+use crate::container::Role;
 use crate::store::Profile;
 
 /// Formats of pictures, by the ending of the file's name.
@@ -140,7 +141,7 @@ fn draw<DB: DrawingBackend>(report: &Report, rows: i32, area: &DrawingArea<DB, S
     };
     let files = report.files.len();
     title(20, &format!("Bytes of each of {files} checkpoints (points) and of all (bars), % of what was written"))?;
-    title(POINTS.0 - 60, "Size against error of the parameters")?;
+    title(POINTS.0 - 60, "Size against error of the weights")?;
     for (x, words, color) in [
         (20, "stepfs", RGBColor(28, 96, 178)),
         (90, "published systems", RGBColor(214, 117, 24)),
@@ -184,17 +185,23 @@ fn bars<DB: DrawingBackend>(codecs: &[&Kept], rows: i32, area: &DrawingArea<DB, 
     Ok(())
 }
 
-/// A point for each codec, with its number on the left side.
+/// Bits for each weight, where the codec knows which bytes are theirs.
+fn bits(kept: &Kept) -> Option<f64> {
+    kept.roles.get(Role::Weight.name())?.bits_per_parameter
+}
+
+/// A point for each codec, with its number on the left side. Of whole files optimizer state would be the larger part, which
+/// most systems leave as it is; so their weights are compared, and what has none on record is left out.
 fn points<DB: DrawingBackend>(codecs: &[&Kept], rows: i32, area: &DrawingArea<DB, Shift>) -> Drawn<DB> {
     // Below the last line there is room for what has no error.
     let exact = TOP + rows - 8;
-    let across = Axis::over(codecs.iter().map(|kept| percent(kept.total, kept.raw_total())), POINTS);
+    let across = Axis::over(codecs.iter().filter_map(|kept| bits(kept)), POINTS);
     let up = Axis::over(codecs.iter().map(|kept| kept.error.of_update.rms), (TOP + rows - 40, TOP));
     for tick in across.ticks() {
         let x = across.at(tick);
         area.draw(&PathElement::new([(x, TOP), (x, TOP + rows)], LIGHT))?;
         let anchor = (HPos::Center, VPos::Top);
-        Words { at: (x, TOP + rows + 6), size: 13, color: GREY, anchor }.draw(area, &format!("{tick}%"))?;
+        Words { at: (x, TOP + rows + 6), size: 13, color: GREY, anchor }.draw(area, &format!("{tick}"))?;
     }
     let left = |y, words: &str| {
         let anchor = (HPos::Right, VPos::Center);
@@ -207,16 +214,16 @@ fn points<DB: DrawingBackend>(codecs: &[&Kept], rows: i32, area: &DrawingArea<DB
     area.draw(&PathElement::new([(POINTS.0, exact), (POINTS.1, exact)], LIGHT))?;
     left(exact, "lossless")?;
     let middle = ((POINTS.0 + POINTS.1) / 2, TOP + rows + 28);
-    let words = "across: stored, % of what was written; up: rms error, in rms of the update between two checkpoints";
+    let words = "across: bits for each weight; up: rms error, in rms of the update between two checkpoints";
     Words { at: middle, size: 13, color: BLACK, anchor: (HPos::Center, VPos::Top) }.draw(area, words)?;
     let place = |kept: &Kept| {
         let error = kept.error.of_update.rms;
-        (across.at(percent(kept.total, kept.raw_total())), if error > 0.0 { up.at(error) } else { exact })
+        Some((across.at(bits(kept)?), if error > 0.0 { up.at(error) } else { exact }))
     };
-    let places: Vec<(i32, i32)> = codecs.iter().map(|kept| place(kept)).collect();
-    let mut taken: Vec<(i32, i32)> = places.clone();
+    let places: Vec<Option<(i32, i32)>> = codecs.iter().map(|kept| place(kept)).collect();
+    let mut taken: Vec<(i32, i32)> = places.iter().flatten().copied().collect();
     for (number, kept) in codecs.iter().enumerate() {
-        let (x, y) = places[number];
+        let Some((x, y)) = places[number] else { continue };
         area.draw(&Circle::new((x, y), 4, color(kept).filled()))?;
         // Beside its point, where nothing else is.
         let around = [(13, 0), (-13, 0), (0, -13), (0, 13), (13, -12), (-13, -12), (13, 12), (-13, 12)];

@@ -35,7 +35,7 @@ pub struct Kept {
     pub name: String,
     /// What it is, in a line.
     pub about: &'static str,
-    /// Bytes that each file takes. In a store: its object and its stub.
+    /// Bytes that each file takes. In a store: the length of its object, and its stub.
     pub bytes: Vec<u64>,
     /// Their sum.
     pub total: u64,
