@@ -182,9 +182,8 @@ fn words(report: &Report) -> String {
     out += "\nBytes of each checkpoint\n";
     for some in report.codecs.chunks(ACROSS) {
         let mut rows = vec![std::iter::once("file".into()).chain(some.iter().map(|kept| kept.name.clone())).collect()];
-        for (at, file) in report.files.iter().enumerate() {
-            let short = Path::new(file).file_name().map_or(file.clone(), |name| name.to_string_lossy().into_owned());
-            rows.push(std::iter::once(name(&short)).chain(some.iter().map(|kept| size(kept.bytes[at]))).collect());
+        for (at, file) in files_in_short(&report.files).iter().enumerate() {
+            rows.push(std::iter::once(name(file)).chain(some.iter().map(|kept| size(kept.bytes[at]))).collect());
         }
         let right: Vec<bool> = (0..=some.len()).map(|column| column > 0).collect();
         out += &table(&rows, &right);
@@ -192,6 +191,15 @@ fn words(report: &Report) -> String {
     }
     out.pop();
     out
+}
+
+/// The paths without the directories that all are in.
+fn files_in_short(files: &[String]) -> Vec<String> {
+    let parent = |file: &String| Path::new(file).parent().map(Path::to_path_buf).unwrap_or_default();
+    let mut common = files.first().map(parent).unwrap_or_default();
+    while !files.iter().all(|file| Path::new(file).starts_with(&common)) && common.pop() {}
+    let rest = |file: &String| Path::new(file).strip_prefix(&common).map(|path| path.to_string_lossy().into_owned());
+    files.iter().map(|file| rest(file).unwrap_or_else(|_| file.clone())).collect()
 }
 
 fn roles(report: &Report) -> String {
@@ -222,5 +230,18 @@ fn number(value: f64) -> String {
         v if v < 10.0 => format!("{value:.2}"),
         v if v < 100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_shown_from_where_they_differ() {
+        let short = |files: &[&str]| files_in_short(&files.iter().map(|file| file.to_string()).collect::<Vec<_>>());
+        assert_eq!(short(&["/a/b/1.pt", "/a/b/2.pt"]), ["1.pt", "2.pt"]);
+        assert_eq!(short(&["/a/v-1/x.ckpt", "/a/v-2/x.ckpt"]), ["v-1/x.ckpt", "v-2/x.ckpt"]);
+        assert_eq!(short(&["1.pt", "/a/2.pt"]), ["1.pt", "/a/2.pt"]);
     }
 }
