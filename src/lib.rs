@@ -4,6 +4,7 @@
 //!
 //! - [`cli`]: one file per command; words for people, `--json` for programs.
 //! - [`fs`]: the kernel's face: operations, handles, errno. The only place that names `fuser`.
+//! - [`compare`]: many ways of keeping a series of checkpoints, side by side.
 //! - [`archive`]: after the last close: find the tensors, choose the base, encode, verify, commit, release.
 //! - [`recall`]: which objects and tiles a read needs; tiles to bytes; the cache of decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
@@ -17,6 +18,7 @@
 pub mod archive;
 pub mod cli;
 pub mod codec;
+pub mod compare;
 pub mod container;
 pub mod entropy;
 pub mod fs;

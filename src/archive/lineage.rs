@@ -17,7 +17,7 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 /// Names of a file's tensors: those of the model, or all when it has none (an optimizer's file).
 ///
 /// Of a table whose rows have ids only a row's shape counts: rows come while it is trained.
-pub(super) fn signature(description: &Description) -> u64 {
+pub(crate) fn signature(description: &Description) -> u64 {
     let mut tables = description.tables.iter().map(|table| table.tensor).peekable();
     let shapes = description.tensors.iter().enumerate().map(|(index, tensor)| {
         let is_table = tables.next_if_eq(&index).is_some() && !tensor.shape.is_empty();

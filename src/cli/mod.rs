@@ -2,6 +2,7 @@
 //! 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
 mod cat;
+mod compare;
 mod export;
 mod files;
 mod gc;
@@ -65,6 +66,7 @@ enum Command {
     Export(export::Args),
     Cat(cat::Args),
     Reshard(reshard::Args),
+    Compare(compare::Args),
     Gc(gc::Args),
     Verify(verify::Args),
 }
@@ -88,6 +90,7 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Reshard(args) => reshard::run(args),
+        Command::Compare(args) => compare::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
     };

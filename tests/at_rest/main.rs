@@ -2,6 +2,7 @@
 
 mod adam;
 mod archive;
+mod compare;
 mod damage;
 mod elasticdl;
 mod fresh;

@@ -1,0 +1,247 @@
+//! `stepfs compare`
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, anyhow, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::compare::{Codec, Errors, Picture, Report, Series, Watch, compare, plot, steps};
+
+use super::words::{name, percent, progress, size, table};
+
+/// Keep a series of checkpoints in many ways, and show side by side what each takes, loses and costs.
+///
+/// FILES are checkpoints of one run, oldest first; of a directory those in it, in the order of their numbers. They are only read.
+/// Profiles and published systems go through a temporary store, as in a mount: keyframes, indexes and stubs count. The newest,
+/// which a mount would leave as it is, is archived too: a copy of the one before it stands for its successor. What is lost is
+/// measured on what was decoded.
+///
+/// Needs room for the series twice, in DIR. Everything there goes when it ends, also by Ctrl-C.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  stepfs compare run/step_*.pt\n  stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.png\n\n\
+The shell sorts step_10 before step_9: name the directory, or number with zeros.\n`stepfs compare --list` says what can be compared."
+)]
+pub(super) struct Args {
+    /// Checkpoints, and directories of checkpoints.
+    #[arg(required_unless_present = "list", value_name = "FILES")]
+    files: Vec<PathBuf>,
+    /// What to compare, by name, separated by commas [default: all of `--list`].
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    codecs: Vec<String>,
+    /// List what can be compared, and end.
+    #[arg(long, conflicts_with_all = ["codecs", "plot", "files"])]
+    list: bool,
+    /// Draw a picture, too: .svg or .png.
+    #[arg(long, value_name = "FILE", value_parser = picture)]
+    plot: Option<PathBuf>,
+    /// Where the temporary stores are [default: TMPDIR].
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print a JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The path of a picture, if its ending says which kind.
+fn picture(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    Picture::of(&path).map(|_| path).ok_or_else(|| "a picture's name ends in .svg or .png".into())
+}
+
+/// Codecs beside each other in a table: more do not fit on a screen.
+const ACROSS: usize = 6;
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("error");
+    if args.list {
+        list(args.json)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let codecs = codecs(&args.codecs)?;
+    // Before hours of work, not after.
+    if let Some(path) = &args.plot {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if !parent.is_dir() || path.is_dir() {
+            bail!("{}: no picture can be put there", path.display());
+        }
+    }
+    let series = Series::open(&args.files)?;
+    for (path, why) in &series.skipped {
+        eprintln!("stepfs: left out: {}: {why}", path.display());
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let parent = args.dir.unwrap_or_else(std::env::temp_dir);
+    let dir = tempfile::Builder::new().prefix("stepfs-compare-").tempdir_in(&parent);
+    let dir = dir.with_context(|| format!("{}", parent.display()))?;
+    let bar = progress(steps(&series, codecs.len()), false);
+    let note = |words: &str, done: u64| {
+        bar.set_message(words.to_string());
+        bar.set_position(done);
+    };
+    let result = compare(&series, &codecs, dir.path(), &Watch { stop: &stop, progress: &note });
+    bar.finish_and_clear();
+    let kept = dir.path().to_path_buf();
+    dir.close().with_context(|| format!("{}", kept.display()))?;
+    let report = result?;
+    if let Some((path, kind)) = args.plot.as_deref().and_then(|path| Some((path, Picture::of(path)?))) {
+        plot(&report, path, kind).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    }
+    let mut out = std::io::stdout().lock();
+    match args.json {
+        true => {
+            serde_json::to_writer_pretty(&mut out, &report)?;
+            writeln!(out)?;
+        }
+        false => write!(out, "{}", words(&report))?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The codecs of these names; all where there are none.
+fn codecs(names: &[String]) -> Result<Vec<Codec>> {
+    let mut codecs = Vec::new();
+    for name in names {
+        match name.trim().parse::<Codec>() {
+            Ok(codec) if codecs.contains(&codec) => {}
+            Ok(codec) => codecs.push(codec),
+            Err(why) => bail!("there is no codec {name:?} ({why}); there are:\n{}", listed()),
+        }
+    }
+    Ok(if names.is_empty() { Codec::usual() } else { codecs })
+}
+
+/// All codecs, a line for each.
+fn listed() -> String {
+    let rows: Vec<Vec<String>> =
+        Codec::usual().into_iter().map(|codec| vec![format!("  {codec}"), codec.about().to_string()]).collect();
+    table(&rows, &[false, false]) + "Numbers can be others, as far as a system or zstd has them.\n"
+}
+
+fn list(json: bool) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if !json {
+        write!(out, "{}", listed())?;
+        return Ok(());
+    }
+    let all =
+        Codec::usual().into_iter().map(|codec| serde_json::json!({"name": codec.to_string(), "about": codec.about()}));
+    serde_json::to_writer_pretty(&mut out, &all.collect::<Vec<_>>())?;
+    writeln!(out)?;
+    Ok(())
+}
+
+/// The report as tables.
+fn words(report: &Report) -> String {
+    let raw: u64 = report.codecs.first().map_or(0, |kept| kept.raw_total());
+    let files = report.files.len();
+    let mut out = format!(
+        "{files} checkpoints, {}; {} parameters of rms {}, updates of rms {}\n\n",
+        size(raw),
+        report.parameters,
+        number(report.weights_rms),
+        number(report.update_rms),
+    );
+    let head =
+        ["codec", "all", "of raw", "each", "bits/parameter", "encode MB/s", "decode MB/s", "objects read", "most"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for kept in &report.codecs {
+        rows.push(vec![
+            kept.name.clone(),
+            size(kept.total),
+            percent(kept.total, raw),
+            size(kept.total / files.max(1) as u64),
+            number(kept.bits_per_parameter),
+            format!("{:.0}", kept.encode_mb_s),
+            format!("{:.0}", kept.decode_mb_s),
+            format!("{:.1}", kept.chain.mean),
+            kept.chain.max.to_string(),
+        ]);
+    }
+    out += &table(&rows, &[false, true, true, true, true, true, true, true, true]);
+    out += "10^6 bytes per second of one core's processor time. A store's encoding includes planning, reading back and comparing;\n\
+            decoding begins with nothing at hand, so it reads all the objects that a file takes: on average, and at most.\n";
+    out += "\nErrors of the parameters, in rms of the update between two checkpoints and in rms of the parameters\n";
+    let head = ["codec", "rms/update", "largest/update", "rms/weights", "largest/weights"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    for kept in &report.codecs {
+        let Errors { of_update, of_weights } = kept.error;
+        let each = [of_update.rms, of_update.max, of_weights.rms, of_weights.max].map(number);
+        rows.push(std::iter::once(kept.name.clone()).chain(each).collect());
+    }
+    out += &table(&rows, &[false, true, true, true, true]);
+    out += "\nBits for each number, by its role (- : the codec knows of no roles)\n";
+    out += &roles(report);
+    out += "\nBytes of each checkpoint\n";
+    for some in report.codecs.chunks(ACROSS) {
+        let mut rows = vec![std::iter::once("file".into()).chain(some.iter().map(|kept| kept.name.clone())).collect()];
+        for (at, file) in files_in_short(&report.files).iter().enumerate() {
+            rows.push(std::iter::once(name(file)).chain(some.iter().map(|kept| size(kept.bytes[at]))).collect());
+        }
+        let right: Vec<bool> = (0..=some.len()).map(|column| column > 0).collect();
+        out += &table(&rows, &right);
+        out.push('\n');
+    }
+    out.pop();
+    out
+}
+
+/// The paths without the directories that all are in.
+fn files_in_short(files: &[String]) -> Vec<String> {
+    let parent = |file: &String| Path::new(file).parent().map(Path::to_path_buf).unwrap_or_default();
+    let mut common = files.first().map(parent).unwrap_or_default();
+    while !files.iter().all(|file| Path::new(file).starts_with(&common)) && common.pop() {}
+    let rest = |file: &String| Path::new(file).strip_prefix(&common).map(|path| path.to_string_lossy().into_owned());
+    files.iter().map(|file| rest(file).unwrap_or_else(|_| file.clone())).collect()
+}
+
+fn roles(report: &Report) -> String {
+    let of_all = report.codecs.iter().flat_map(|kept| kept.roles.iter());
+    let names: std::collections::BTreeSet<&str> =
+        of_all.filter(|(_, kept)| kept.bits_per_parameter.is_some()).map(|(name, _)| *name).collect();
+    let head = std::iter::once("codec".to_string()).chain(names.iter().map(|name| name.replace('_', " ")));
+    let mut rows: Vec<Vec<String>> = vec![head.chain(["all else, bytes".to_string()]).collect()];
+    for kept in &report.codecs {
+        let bits =
+            |name: &&str| kept.roles.get(*name).and_then(|role| role.bits_per_parameter).map_or("-".into(), number);
+        let rest: u64 =
+            kept.roles.values().filter(|role| role.bits_per_parameter.is_none()).map(|role| role.bytes).sum();
+        let rest = if kept.roles.is_empty() { "-".to_string() } else { size(rest) };
+        rows.push(std::iter::once(kept.name.clone()).chain(names.iter().map(bits)).chain([rest]).collect());
+    }
+    let right: Vec<bool> = (0..names.len() + 2).map(|column| column > 0).collect();
+    table(&rows, &right)
+}
+
+/// Three digits, however small or large.
+fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        v if !v.is_finite() => "-".into(),
+        v if v < 1e-3 => format!("{value:.1e}"),
+        v if v < 0.1 => format!("{value:.4}"),
+        v if v < 10.0 => format!("{value:.2}"),
+        v if v < 100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_shown_from_where_they_differ() {
+        let short = |files: &[&str]| files_in_short(&files.iter().map(|file| file.to_string()).collect::<Vec<_>>());
+        assert_eq!(short(&["/a/b/1.pt", "/a/b/2.pt"]), ["1.pt", "2.pt"]);
+        assert_eq!(short(&["/a/v-1/x.ckpt", "/a/v-2/x.ckpt"]), ["v-1/x.ckpt", "v-2/x.ckpt"]);
+        assert_eq!(short(&["1.pt", "/a/2.pt"]), ["1.pt", "/a/2.pt"]);
+    }
+}

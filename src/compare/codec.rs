@@ -1,0 +1,123 @@
+//! What can be compared, by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::codec::published::registry::SystemId;
+use crate::store::Profile;
+
+use super::{Error, Series, plain};
+
+/// A way of keeping checkpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// As a store does under this profile: stepfs's own, or a published system.
+    Profile(Profile),
+    /// `zstd -N`, each file alone.
+    Zstd(u8),
+    /// `zstd -N --patch-from`, each file as a patch to the one before.
+    ZstdPatch(u8),
+    /// Bytes of the same weight together, each of these planes entropy-coded: the lossless codec, each file alone.
+    Planes,
+}
+
+/// A name that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UnknownCodec(String);
+
+/// Levels that zstd has.
+const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
+/// zstd's own default. Of floating-point numbers its highest levels get a few percent less, at a hundredth of the speed: those
+/// are for who names them.
+const LEVEL: u8 = 3;
+const PATCH: &str = "zstd-patch-";
+const ZSTD: &str = "zstd-";
+const PLANES: &str = "planes";
+
+impl Codec {
+    /// Those that are compared where none are named.
+    pub fn usual() -> Vec<Codec> {
+        let own = Profile::ALL.map(Codec::Profile);
+        let published = SystemId::usual().map(|system| Codec::Profile(Profile::Published(system)));
+        own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL), Codec::Planes]).collect()
+    }
+
+    /// What it is, in a line.
+    pub fn about(self) -> &'static str {
+        match self {
+            Codec::Profile(Profile::Exact) => "stepfs, every bit",
+            Codec::Profile(Profile::Balanced) => "stepfs, a restore costs at most half an iteration of training",
+            Codec::Profile(Profile::Compact) => "stepfs, a restore costs at most two iterations",
+            Codec::Profile(Profile::Published(system)) => system.about(),
+            Codec::Zstd(_) => "zstd at this level (1 to 22), each file alone",
+            Codec::ZstdPatch(_) => "zstd --patch-from at this level (1 to 22), each file as a patch to the one before",
+            Codec::Planes => "byte planes, each with an entropy code of its own; each file alone",
+        }
+    }
+
+    /// # Errors
+    /// [`Error::TooLarge`] for files that it cannot keep.
+    pub(super) fn is_for(self, series: &Series) -> Result<(), Error> {
+        match (self, series.largest()) {
+            (Codec::ZstdPatch(_), Some((path, len))) if len > plain::MAX_PATCHED => {
+                Err(Error::TooLarge { path: path.to_path_buf(), codec: self })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Codec::Profile(profile) => f.write_str(&profile.name()),
+            Codec::Zstd(level) => write!(f, "{ZSTD}{level}"),
+            Codec::ZstdPatch(level) => write!(f, "{PATCH}{level}"),
+            Codec::Planes => f.write_str(PLANES),
+        }
+    }
+}
+
+impl FromStr for Codec {
+    type Err = UnknownCodec;
+
+    fn from_str(text: &str) -> Result<Codec, UnknownCodec> {
+        let level = |text: &str| {
+            // No sign and no zeros before it: each has one name.
+            let level = text.parse().ok().filter(|level: &u8| LEVELS.contains(level) && level.to_string() == text);
+            level.ok_or_else(|| UnknownCodec(format!("{text:?} is no level of zstd; write 1 to 22")))
+        };
+        if text == PLANES {
+            Ok(Codec::Planes)
+        } else if let Some(number) = text.strip_prefix(PATCH) {
+            level(number).map(Codec::ZstdPatch)
+        } else if let Some(number) = text.strip_prefix(ZSTD) {
+            level(number).map(Codec::Zstd)
+        } else if let Some(own) = Profile::ALL.into_iter().find(|profile| profile.name() == text) {
+            Ok(Codec::Profile(own))
+        } else {
+            // What is wrong with the number of a system that there is.
+            let system = |id| Codec::Profile(Profile::Published(id));
+            text.parse().map(system).map_err(UnknownCodec)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written_and_no_other_way() {
+        for codec in Codec::usual() {
+            assert_eq!(codec.to_string().parse(), Ok(codec));
+            assert!(!codec.about().is_empty());
+        }
+        assert_eq!("zstd-patch-19".parse(), Ok(Codec::ZstdPatch(19)));
+        for wrong in ["", "zstd", "zstd-0", "zstd-03", "zstd-23", "zstd-patch-", "Exact", "lc-9", "planes-1", " exact"]
+        {
+            assert!(wrong.parse::<Codec>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Why a series cannot be compared.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Codec;
+
+/// What went wrong, in words for the user.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or directory cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// What the device reports.
+        source: io::Error,
+    },
+    /// Nothing is known of what is in a file.
+    #[error("{}: not a checkpoint that stepfs understands: {why}", path.display())]
+    NotACheckpoint {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// There is no update without a second checkpoint.
+    #[error("{}: only one checkpoint; name at least two of one run, oldest first", .0.display())]
+    One(PathBuf),
+    /// The files are no series.
+    #[error("{} is not of the same model as {}: {why}", path.display(), first.display())]
+    Different {
+        /// The first of the series.
+        first: PathBuf,
+        /// One that does not belong to it.
+        path: PathBuf,
+        /// What differs.
+        why: String,
+    },
+    /// A codec is not made for such files.
+    #[error("{}: more than {codec} can have; leave it out (--codecs)", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The codec.
+        codec: Codec,
+    },
+    /// The archive of a temporary store could not do its work.
+    #[error("{codec}: {why}")]
+    Archive {
+        /// The profile.
+        codec: String,
+        /// Why.
+        why: String,
+    },
+    /// A lossless codec did not give back what it was given.
+    #[error("{codec}: {} does not come back as it was", path.display())]
+    Wrong {
+        /// The codec.
+        codec: Codec,
+        /// The file.
+        path: PathBuf,
+    },
+    /// Somebody asked for it to end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// Names the file that an error is about.
+    pub(super) fn io(path: &Path) -> impl Fn(io::Error) -> Error + use<> {
+        let path = path.to_path_buf();
+        move |source| Error::Io { path: path.clone(), source }
+    }
+}

@@ -1,0 +1,191 @@
+//! What a store makes of a series: through the archive, as under a mount, and decoded again from the device.
+//!
+//! The newest file of a lineage is never archived. So that the newest of the series is, a copy of an older one is put behind
+//! it: to the archive an update as large as the last one, and a state like any other.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::archive::{Archive, AtRest};
+use crate::container::ReadAt;
+use crate::recall::{Chain, Layout, ReadError, stream};
+use crate::store::object::{Object, path_of};
+use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub, durable};
+
+use super::report::{Measured, RoleKept, SKELETON};
+use super::series::State;
+use super::values::Size;
+use super::{Error, Series, Steps, clock};
+
+/// How often it is asked what is left to do.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Room may be made any moment, but nobody should wait for ever for it.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// When the first file was written, as far as the store knows, and the time between two: whole minutes, long ago, so that
+/// nothing waits for what might still come.
+const FIRST: Duration = Duration::from_secs(1_700_000_000);
+const BETWEEN: Duration = Duration::from_secs(60);
+
+/// Puts the series into a new store below `dir`, archives all of it, and looks at what it has become.
+pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Steps) -> Result<Measured, Error> {
+    let failed = |why: String| Error::Archive { codec: profile.name().into_owned(), why };
+    let open = || -> Result<Store, crate::store::Error> {
+        let mut store = Store::open(&dir.join("store"))?;
+        store.set_default_profile(profile)?;
+        Ok(store)
+    };
+    let store = open().map_err(|error| failed(error.to_string()))?;
+    let (root, tree) = (store.root().to_path_buf(), store.tree());
+    let names: Vec<PathBuf> = (0..=series.len()).map(|at| tree.join(format!("step_{at:06}"))).collect();
+    for (at, (state, name)) in series.states.iter().chain(follower(series)?).zip(&names).enumerate() {
+        steps.check()?;
+        put(state, name, at as u32)?;
+    }
+    let spent = archive(store, series, steps, &failed)?;
+    let store = Store::look(&root).map_err(|error| failed(error.to_string()))?;
+    let objects = Objects::load(&store.objects(), |id, error| log::error!("object {id}: {error}"));
+    let objects = objects.map_err(Error::io(&root))?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let pool = pool.map_err(|error| failed(error.to_string()))?;
+    let decoded = tempfile::tempfile_in(dir).map_err(Error::io(dir))?;
+    let mut measured = Measured::default();
+    measured.encode = spent;
+    let mut counted = HashSet::new();
+    for (at, (state, name)) in series.states.iter().zip(&names).enumerate() {
+        steps.check()?;
+        let file = File::open(name).map_err(Error::io(name))?;
+        match Stub::read(&file, store.id()).map_err(Error::io(name))? {
+            Some(stub) => {
+                let chain = Chain::open(&objects, stub.object).map_err(|error| failed(error.to_string()))?;
+                // Two files with the same bytes are one object.
+                let is_first = counted.insert(stub.object);
+                let len = fs::metadata(path_of(&store.objects(), stub.object)).map_err(Error::io(&root))?.len();
+                let bytes = weigh(chain.leaf(), if is_first { len } else { 0 }, &mut measured.roles);
+                let spent = pool.install(|| decode(&chain, &decoded)).map_err(|error| failed(error.to_string()))?;
+                measured.decode += spent;
+                measured.add(bytes, series.errors(state, &decoded)?, chain.objects().len() as u64);
+            }
+            None => {
+                whole(state, &mut measured.roles);
+                measured.add(state.len, Size::default(), 0);
+            }
+        }
+        steps.at((series.len() + at + 1) as u64);
+    }
+    Ok(measured)
+}
+
+/// The newest of the older files that is not the newest file once more.
+fn follower(series: &Series) -> Result<Option<&State>, Error> {
+    let Some((newest, older)) = series.states.split_last() else { return Ok(None) };
+    for state in older.iter().rev() {
+        if !same(state, newest)? {
+            return Ok(Some(state));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether two files have the same bytes.
+fn same(a: &State, b: &State) -> Result<bool, Error> {
+    if a.len != b.len {
+        return Ok(false);
+    }
+    let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    for at in (0..a.len).step_by(left.len()) {
+        let count = left.len().min((a.len - at) as usize);
+        a.file.read_exact_at(&mut left[..count], at).map_err(Error::io(&a.path))?;
+        b.file.read_exact_at(&mut right[..count], at).map_err(Error::io(&b.path))?;
+        if left[..count] != right[..count] {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Copies a file to its place in the tree; each is a minute newer than the one before.
+fn put(state: &State, name: &Path, at: u32) -> Result<(), Error> {
+    let copy = || -> io::Result<()> {
+        let to = durable::create_new(name)?;
+        // Shares blocks where the file system can.
+        let copied = io::copy(&mut io::Read::take(File::open(&state.path)?, state.len), &mut &to)?;
+        if copied != state.len {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it became shorter while it was compared"));
+        }
+        to.set_modified(SystemTime::UNIX_EPOCH + FIRST + BETWEEN * at)
+    };
+    copy().map_err(Error::io(&state.path))
+}
+
+/// Lets the archive do all it can, and answers the processor time of all its threads.
+fn archive(store: Store, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<Duration, Error> {
+    let tree = store.tree();
+    let archive = Archive::open(store).map_err(|error| failed(error.to_string()))?;
+    let start = clock::of_process();
+    archive.start(Arc::new(AtRest { tree }));
+    let done = wait(&archive, series, steps, failed);
+    archive.stop();
+    let spent = clock::of_process().saturating_sub(start);
+    done.map(|()| spent)
+}
+
+fn wait(archive: &Archive, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<(), Error> {
+    let mut stalled: Option<Instant> = None;
+    loop {
+        steps.check()?;
+        let queue = archive.queue();
+        if queue.queued == 0 {
+            return if queue.failed.is_empty() { Ok(()) } else { Err(failed(queue.failed.join("; "))) };
+        }
+        match queue.stalled {
+            Some(why) if stalled.get_or_insert_with(Instant::now).elapsed() > PATIENCE => return Err(failed(why)),
+            Some(_) => {}
+            None => stalled = None,
+        }
+        steps.at((series.len() as u64).saturating_sub(queue.queued));
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Adds an object of so many bytes to the roles, and answers what it and its stub take. 0 bytes: it was counted already, and
+/// takes no more room.
+fn weigh(object: &Object, len: u64, roles: &mut BTreeMap<&'static str, RoleKept>) -> u64 {
+    let (mut raw, mut kept) = (0, 0);
+    for tensor in &object.index().tensors {
+        let bytes = tensor.extent.end - tensor.extent.start;
+        let stored = tensor.stored().min(len);
+        roles.entry(tensor.role.name()).or_default().add(stored, bytes, bytes / tensor.dtype.size() as u64);
+        (raw, kept) = (raw + bytes, kept + stored);
+    }
+    let bytes = len + STUB_BYTES as u64;
+    roles.entry(SKELETON).or_default().add(bytes - kept, object.header().logical_len - raw, 0);
+    bytes
+}
+
+/// Adds a file that stays as it was written.
+fn whole(state: &State, roles: &mut BTreeMap<&'static str, RoleKept>) {
+    let mut tensors = 0;
+    for tensor in &state.description.tensors {
+        let len = tensor.extent.end - tensor.extent.start;
+        roles.entry(tensor.role.name()).or_default().add(len, len, len / tensor.dtype.size() as u64);
+        tensors += len;
+    }
+    roles.entry(SKELETON).or_default().add(state.len - tensors, state.len - tensors, 0);
+}
+
+/// Decodes a file from all the objects that it takes into `to`, rows in the order of their ids, and answers what that cost
+/// this thread.
+fn decode(chain: &Chain, to: &File) -> Result<Duration, ReadError> {
+    let id = chain.leaf().header().id;
+    to.set_len(0).map_err(|error| ReadError::object(id, error))?;
+    let (start, mut writing) = (clock::of_thread(), Duration::ZERO);
+    stream(chain, &Layout::of(chain.leaf()), |offset, _, bytes| {
+        clock::timed(&mut writing, || durable::write_all_at(to, bytes, offset))
+            .map_err(|error| ReadError::object(id, error))
+    })?;
+    Ok(clock::of_thread().saturating_sub(start).saturating_sub(writing))
+}

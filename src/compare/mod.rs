@@ -1,0 +1,89 @@
+//! Ways of keeping a series of checkpoints, side by side: what each takes, loses and costs, measured on the user's own files.
+//!
+//! stepfs's profiles and the published systems go through the archive of a store of their own, exactly as in a mount
+//! ([`kept`]); what a user would try first is run beside them ([`plain`]). What is lost is measured on what was decoded, element
+//! by element, never taken from what an object says of itself. Nothing is left behind: all is done below one directory that
+//! the caller removes.
+
+mod clock;
+mod codec;
+mod error;
+mod kept;
+mod plain;
+mod plot;
+mod report;
+mod series;
+mod values;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use codec::{Codec, UnknownCodec};
+pub use error::Error;
+pub use plot::{Picture, plot};
+pub use report::{Chain, Errors, Kept, Relative, Report, RoleKept};
+pub use series::Series;
+
+use report::Measured;
+
+/// Whoever waits: may end it, and is told how far it is.
+pub struct Watch<'a> {
+    /// Set to end it: soon after, [`Error::Interrupted`] is returned.
+    pub stop: &'a AtomicBool,
+    /// What is being done, and how many of [`steps`] are.
+    pub progress: &'a dyn Fn(&str, u64),
+}
+
+impl Watch<'_> {
+    fn check(&self) -> Result<(), Error> {
+        if self.stop.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    }
+}
+
+/// How far one codec is.
+struct Steps<'a> {
+    watch: &'a Watch<'a>,
+    /// Steps of the codecs before.
+    done: u64,
+    name: String,
+}
+
+impl Steps<'_> {
+    fn check(&self) -> Result<(), Error> {
+        self.watch.check()
+    }
+
+    fn at(&self, step: u64) {
+        (self.watch.progress)(&self.name, self.done + step);
+    }
+}
+
+/// Steps of a comparison: each file is encoded and decoded by each codec.
+pub fn steps(series: &Series, codecs: usize) -> u64 {
+    (2 * series.len() * codecs) as u64
+}
+
+/// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it returns.
+/// Takes room for the series twice there, and for the decoded states of one file in memory.
+///
+/// # Errors
+/// What the devices report; [`Error::Interrupted`]; and what cannot be compared, with the file's name.
+pub fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Result<Report, Error> {
+    codecs.iter().try_for_each(|codec| codec.is_for(series))?;
+    (watch.progress)("updates", 0);
+    let scale = series.scale(watch)?;
+    let mut kept = Vec::new();
+    for (number, codec) in codecs.iter().enumerate() {
+        let steps = Steps { watch, done: steps(series, number), name: codec.to_string() };
+        // One directory each, so that the room of one is free before the next begins.
+        let dir = tempfile::Builder::new().prefix("codec-").tempdir_in(dir).map_err(Error::io(dir))?;
+        let measured: Measured = match *codec {
+            Codec::Profile(profile) => kept::measure(series, profile, dir.path(), &steps)?,
+            Codec::Zstd(level) => plain::zstd(series, level, false, dir.path(), &steps)?,
+            Codec::ZstdPatch(level) => plain::zstd(series, level, true, dir.path(), &steps)?,
+            Codec::Planes => plain::planes(series, &steps)?,
+        };
+        kept.push(measured.report(*codec, series, &scale));
+    }
+    Ok(Report::new(series, &scale, kept))
+}

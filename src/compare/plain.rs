@@ -1,0 +1,186 @@
+//! What a user would try first: zstd, zstd --patch-from, and byte planes. All are lossless; that they are is seen by decoding and
+//! comparing, as it is with a store.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::codec::{Dtype, TILE_BYTES, lossless};
+use crate::container::ReadAt;
+use crate::store::object::gaps;
+
+use super::clock::timed;
+use super::report::{Measured, RoleKept, SKELETON};
+use super::series::State;
+use super::values::Size;
+use super::{Codec, Error, Series, Steps};
+
+/// Bytes handed over at once; how soon a comparison ends that somebody wants to end follows from it.
+const CHUNK: usize = 1 << 20;
+/// The largest window of zstd is 2 GiB: beyond, a patch could not reach the place in the older file.
+const MAX_WINDOW_LOG: u32 = 31;
+/// The largest file that can be patched.
+pub(super) const MAX_PATCHED: u64 = (1 << MAX_WINDOW_LOG) - 1;
+/// zstd's smallest window.
+const MIN_WINDOW_LOG: u32 = 10;
+/// What tells where a tile's payload ends.
+const TILE_LENGTH_BYTES: u64 = 4;
+
+/// `zstd`, or with `patch` what `zstd --patch-from` does: the file before as reference, a window that reaches all of it, matches over
+/// long distances. The first file of a series is compressed alone. To read one, all before it are read.
+pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &Steps) -> Result<Measured, Error> {
+    let codec = if patch { Codec::ZstdPatch(level) } else { Codec::Zstd(level) };
+    let mut measured = Measured::default();
+    // The file before and, to decode from the first on, what all before took.
+    let mut before: Option<Vec<u8>> = None;
+    let mut on_the_way = Duration::ZERO;
+    for (at, state) in series.states.iter().enumerate() {
+        let fail = Error::io(&state.path);
+        let prefix = before.as_deref();
+        let packed = tempfile::tempfile_in(dir).map_err(Error::io(dir))?;
+        let window = window_log(state.len.max(prefix.map_or(0, |bytes| bytes.len() as u64)));
+        let encode = || -> io::Result<zstd::stream::write::Encoder<'_, BufWriter<&File>>> {
+            let to = BufWriter::with_capacity(CHUNK, &packed);
+            let mut encoder = match prefix {
+                Some(prefix) => zstd::stream::write::Encoder::with_ref_prefix(to, level.into(), prefix)?,
+                None => zstd::stream::write::Encoder::new(to, level.into())?,
+            };
+            if prefix.is_some() {
+                encoder.window_log(window)?;
+                encoder.long_distance_matching(true)?;
+            }
+            encoder.set_pledged_src_size(Some(state.len))?;
+            Ok(encoder)
+        };
+        let mut encoder = timed(&mut measured.encode, encode).map_err(&fail)?;
+        each_chunk(state, steps, |chunk| timed(&mut measured.encode, || encoder.write_all(chunk)))?;
+        timed(&mut measured.encode, || encoder.finish()?.flush()).map_err(&fail)?;
+        let bytes = packed.metadata().map_err(&fail)?.len();
+        steps.at(2 * at as u64 + 1);
+
+        let mut packed = packed;
+        packed.rewind().map_err(&fail)?;
+        let from = BufReader::with_capacity(CHUNK, packed);
+        let mut spent = Duration::ZERO;
+        let open = || -> io::Result<Box<dyn Read + '_>> {
+            Ok(match prefix {
+                Some(prefix) => {
+                    let mut decoder = zstd::stream::read::Decoder::with_ref_prefix(from, prefix)?;
+                    decoder.window_log_max(window)?;
+                    Box::new(decoder)
+                }
+                None => Box::new(zstd::stream::read::Decoder::with_buffer(from)?),
+            })
+        };
+        let mut decoder = timed(&mut spent, open).map_err(&fail)?;
+        let mut decoded = vec![0; CHUNK];
+        let mut is_same = true;
+        each_chunk(state, steps, |chunk| {
+            timed(&mut spent, || decoder.read_exact(&mut decoded[..chunk.len()]))?;
+            is_same &= decoded[..chunk.len()] == *chunk;
+            Ok(())
+        })?;
+        drop(decoder);
+        if !is_same {
+            return Err(Error::Wrong { codec, path: state.path.clone() });
+        }
+        on_the_way = if patch { on_the_way + spent } else { spent };
+        measured.decode += on_the_way;
+        measured.add(bytes, Size::default(), if patch { at as u64 + 1 } else { 1 });
+        if patch {
+            let mut whole = vec![0; state.len as usize];
+            state.file.read_exact_at(&mut whole, 0).map_err(&fail)?;
+            before = Some(whole);
+        }
+        steps.at(2 * at as u64 + 2);
+    }
+    Ok(measured)
+}
+
+/// A window that reaches over this many bytes.
+fn window_log(bytes: u64) -> u32 {
+    (bytes.max(1).ilog2() + 1).clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG)
+}
+
+/// Hands on the bytes of a file.
+fn each_chunk(state: &State, steps: &Steps, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<(), Error> {
+    let mut chunk = vec![0; CHUNK];
+    for at in (0..state.len).step_by(CHUNK) {
+        steps.check()?;
+        let count = CHUNK.min((state.len - at) as usize);
+        ReadAt::read_exact_at(&state.file, &mut chunk[..count], at).map_err(Error::io(&state.path))?;
+        take(&chunk[..count]).map_err(Error::io(&state.path))?;
+    }
+    Ok(())
+}
+
+/// Each tile of each tensor by the lossless codec without a parent, and all bytes between tensors the same way.
+pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured, Error> {
+    let mut measured = Measured::default();
+    for (at, state) in series.states.iter().enumerate() {
+        let mut planes = Planes { state, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
+        let mut bytes = 0;
+        let mut tile = vec![0; TILE_BYTES];
+        for tensor in &state.description.tensors {
+            let mut stored = 0;
+            for start in tensor.extent.clone().step_by(TILE_BYTES) {
+                steps.check()?;
+                let count = TILE_BYTES.min((tensor.extent.end - start) as usize);
+                state.file.read_exact_at(&mut tile[..count], start).map_err(Error::io(&state.path))?;
+                stored += planes.tile(tensor.dtype, &tile[..count])?;
+            }
+            let len = tensor.extent.end - tensor.extent.start;
+            let role: &mut RoleKept = planes.measured.roles.entry(tensor.role.name()).or_default();
+            role.add(stored, len, len / tensor.dtype.size() as u64);
+            bytes += stored;
+        }
+        steps.at(2 * at as u64 + 1);
+        let (mut stored, mut raw) = (0, 0);
+        let mut waiting = Vec::with_capacity(2 * TILE_BYTES);
+        for gap in gaps(state.description.tensors.iter().map(|t| t.extent.clone()), state.len) {
+            raw += gap.end - gap.start;
+            for start in gap.clone().step_by(TILE_BYTES) {
+                steps.check()?;
+                let count = TILE_BYTES.min((gap.end - start) as usize);
+                state.file.read_exact_at(&mut tile[..count], start).map_err(Error::io(&state.path))?;
+                waiting.extend_from_slice(&tile[..count]);
+                if waiting.len() >= TILE_BYTES {
+                    stored += planes.tile(Dtype::U8, &waiting[..TILE_BYTES])?;
+                    waiting.drain(..TILE_BYTES);
+                }
+            }
+        }
+        if !waiting.is_empty() {
+            stored += planes.tile(Dtype::U8, &waiting)?;
+        }
+        measured.roles.entry(SKELETON).or_default().add(stored, raw, 0);
+        measured.add(bytes + stored, Size::default(), 1);
+        steps.at(2 * at as u64 + 2);
+    }
+    Ok(measured)
+}
+
+/// Tile after tile of one file.
+struct Planes<'a> {
+    state: &'a State,
+    measured: &'a mut Measured,
+    payload: Vec<u8>,
+    decoded: Vec<u8>,
+}
+
+impl Planes<'_> {
+    /// Encodes and decodes a tile; answers the bytes it takes.
+    fn tile(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<u64, Error> {
+        let Planes { state, measured, payload, decoded } = self;
+        payload.clear();
+        decoded.clear();
+        decoded.resize(bytes.len(), 0);
+        timed(&mut measured.encode, || lossless::encode(dtype, bytes, None, payload));
+        let result = timed(&mut measured.decode, || lossless::decode(dtype, payload, None, decoded));
+        match result.is_ok() && decoded == bytes {
+            true => Ok(payload.len() as u64 + TILE_LENGTH_BYTES),
+            false => Err(Error::Wrong { codec: Codec::Planes, path: state.path.clone() }),
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The files that are compared: checkpoints of one run, oldest first.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::archive::model_signature;
+use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe};
+
+use super::values::{Place, Size, sizes};
+use super::{Error, Watch};
+
+/// Checkpoints of one run, in the order in which they were written.
+pub struct Series {
+    pub(super) states: Vec<State>,
+    /// Files of named directories that are no checkpoints, each with the reason.
+    pub skipped: Vec<(PathBuf, String)>,
+    /// Only tensors with this role are parameters; none: the files have no model, and all numbers count.
+    parameters: Option<Role>,
+}
+
+/// One checkpoint.
+pub(super) struct State {
+    pub(super) path: PathBuf,
+    pub(super) file: File,
+    pub(super) len: u64,
+    pub(super) description: Description,
+}
+
+/// What errors are compared to.
+pub(super) struct Scale {
+    /// The parameters of all files.
+    pub(super) weights: Size,
+    /// How far they went from each file to the next.
+    pub(super) update: Size,
+}
+
+impl State {
+    fn open(path: &Path) -> Result<State, Error> {
+        // Without its being taken for a restore, if it is in a mount; only the owner may.
+        let aside = File::options().read(true).custom_flags(libc::O_NOATIME).open(path);
+        let file = aside.or_else(|_| File::open(path)).map_err(Error::io(path))?;
+        let metadata = file.metadata().map_err(Error::io(path))?;
+        let description = match metadata.is_file() {
+            true => describe(&file).map_err(Error::io(path))?,
+            false => Description::opaque("neither a file nor a directory"),
+        };
+        Ok(State { path: path.to_path_buf(), file, len: metadata.len(), description })
+    }
+
+    fn not_understood(&self) -> Option<String> {
+        match (self.description.kind, &self.description.note) {
+            (Kind::Opaque, note) => Some(note.clone().unwrap_or_default()),
+            _ if self.description.tensors.is_empty() => Some("it has no tensors".into()),
+            _ => None,
+        }
+    }
+
+    /// The file as it is archived.
+    pub(super) fn in_order(&self) -> InOrder<'_> {
+        InOrder::new(&self.file, &self.description)
+    }
+}
+
+impl Series {
+    /// Opens files in the order given; of a directory its checkpoints, in the natural order of their names (2 before 10).
+    ///
+    /// # Errors
+    /// What cannot be read, is no checkpoint or of another model; and less than two files.
+    pub fn open(paths: &[PathBuf]) -> Result<Series, Error> {
+        let (mut states, mut skipped) = (Vec::new(), Vec::new());
+        for path in paths {
+            if !fs::metadata(path).map_err(Error::io(path))?.is_dir() {
+                let state = State::open(path)?;
+                if let Some(why) = state.not_understood() {
+                    return Err(Error::NotACheckpoint { path: path.clone(), why });
+                }
+                states.push(state);
+                continue;
+            }
+            let before = states.len();
+            for file in files(path)? {
+                let state = State::open(&file)?;
+                match state.not_understood() {
+                    Some(why) => skipped.push((file, why)),
+                    None => states.push(state),
+                }
+            }
+            if states.len() == before {
+                let why = "a directory without checkpoints in it; name the files themselves".to_string();
+                return Err(Error::NotACheckpoint { path: path.clone(), why });
+            }
+        }
+        let [first, rest @ ..] = &states[..] else {
+            return Err(Error::One(paths.first().cloned().unwrap_or_default()));
+        };
+        if rest.is_empty() {
+            return Err(Error::One(first.path.clone()));
+        }
+        rest.iter().try_for_each(|other| is_of_the_same_model(first, other))?;
+        let has_weights = states.iter().any(|state| state.description.tensors.iter().any(|t| t.role == Role::Weight));
+        Ok(Series { states, skipped, parameters: has_weights.then_some(Role::Weight) })
+    }
+
+    /// Number of files: at least two.
+    #[expect(clippy::len_without_is_empty, reason = "it never is")]
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.states.iter().map(|state| state.len).sum()
+    }
+
+    /// The largest file.
+    pub fn largest(&self) -> Option<(&Path, u64)> {
+        self.states.iter().map(|state| (state.path.as_path(), state.len)).max_by_key(|(_, len)| *len)
+    }
+
+    /// Whether errors of this tensor count.
+    pub(super) fn counts(&self, tensor: &Tensor) -> bool {
+        tensor.dtype.is_lattice_float() && self.parameters.is_none_or(|role| tensor.role == role)
+    }
+
+    /// Parameters in a file.
+    pub(super) fn parameters(&self, state: &State) -> u64 {
+        let tensors = state.description.tensors.iter().filter(|tensor| self.counts(tensor));
+        tensors.map(|t| (t.extent.end - t.extent.start) / t.dtype.size() as u64).sum()
+    }
+
+    /// The size of the parameters and of their updates.
+    pub(super) fn scale(&self, watch: &Watch) -> Result<Scale, Error> {
+        let mut scale = Scale { weights: Size::default(), update: Size::default() };
+        for (at, state) in self.states.iter().enumerate() {
+            watch.check()?;
+            let own = state.in_order();
+            // Of the last one only its own size is left to be found.
+            let later = self.states.get(at + 1).unwrap_or(state);
+            let (after, of_later) = InOrder::as_later_state(&later.file, &later.description, &state.description);
+            let found: HashMap<&str, &Tensor> = of_later.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
+            for tensor in state.description.tensors.iter().filter(|tensor| self.counts(tensor)) {
+                let same = |other: &&Tensor| (other.dtype, &other.shape) == (tensor.dtype, &tensor.shape);
+                let newer = found.get(tensor.path.as_str()).copied().filter(same);
+                let place = Place { file: &own, extent: tensor.extent.clone() };
+                let other = match newer {
+                    Some(newer) => Place { file: &after, extent: newer.extent.clone() },
+                    None => Place { file: &own, extent: tensor.extent.clone() },
+                };
+                let (value, update) = sizes(tensor.dtype, &place, &other).map_err(Error::io(&state.path))?;
+                scale.weights.merge(&value);
+                if newer.is_some() && at + 1 < self.states.len() {
+                    scale.update.merge(&update);
+                }
+            }
+        }
+        Ok(scale)
+    }
+
+    /// The errors of a file's parameters in `decoded`, which has the layout of [`State::in_order`].
+    pub(super) fn errors(&self, state: &State, decoded: &dyn ReadAt) -> Result<Size, Error> {
+        let own = state.in_order();
+        let mut errors = Size::default();
+        for tensor in state.description.tensors.iter().filter(|tensor| self.counts(tensor)) {
+            let place = |file| Place { file, extent: tensor.extent.clone() };
+            let (_, error) = sizes(tensor.dtype, &place(&own), &place(decoded)).map_err(Error::io(&state.path))?;
+            errors.merge(&error);
+        }
+        Ok(errors)
+    }
+}
+
+/// The regular files right below a directory but hidden ones, in natural order.
+fn files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).map_err(Error::io(directory))? {
+        let path = entry.map_err(Error::io(directory))?.path();
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        if !hidden && fs::metadata(&path).map_err(Error::io(&path))?.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort_by(|a, b| natural(a.as_os_str().as_encoded_bytes(), b.as_os_str().as_encoded_bytes()));
+    Ok(files)
+}
+
+/// Names in the order in which people count: runs of digits by their number.
+fn natural(mut a: &[u8], mut b: &[u8]) -> Ordering {
+    let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    loop {
+        let (m, n) = (digits(a), digits(b));
+        if m > 0 && n > 0 {
+            let number = |text: &[u8]| text.iter().position(|byte| *byte != b'0').unwrap_or(text.len());
+            let (x, y) = (&a[number(&a[..m])..m], &b[number(&b[..n])..n]);
+            // Of two numbers without zeros before them the longer one is larger; the same number with fewer zeros goes first.
+            let order = x.len().cmp(&y.len()).then_with(|| x.cmp(y)).then(m.cmp(&n));
+            if order.is_ne() {
+                return order;
+            }
+            (a, b) = (&a[m..], &b[n..]);
+        } else {
+            match (a.split_first(), b.split_first()) {
+                (Some((x, rest)), Some((y, other))) if x == y => (a, b) = (rest, other),
+                _ => return a.cmp(b),
+            }
+        }
+    }
+}
+
+fn is_of_the_same_model(first: &State, other: &State) -> Result<(), Error> {
+    let different = |why| Error::Different { first: first.path.clone(), path: other.path.clone(), why };
+    let (a, b) = (&first.description, &other.description);
+    if a.kind != b.kind {
+        return Err(different(format!("one is a {}, the other a {}", a.kind.name(), b.kind.name())));
+    }
+    if model_signature(a) == model_signature(b) {
+        return Ok(());
+    }
+    let find = |description: &Description, path: &str| description.tensors.iter().find(|t| t.path == path).cloned();
+    let words = a.tensors.iter().find_map(|tensor| match find(b, &tensor.path) {
+        None => Some(format!("it has no {}", tensor.path)),
+        Some(t) if t.dtype != tensor.dtype || t.shape != tensor.shape => {
+            let words = |t: &Tensor| format!("{} {:?}", t.dtype.name(), t.shape);
+            Some(format!("{} is {} and not {}", t.path, words(&t), words(tensor)))
+        }
+        Some(_) => None,
+    });
+    let added = || b.tensors.iter().find(|t| find(a, &t.path).is_none()).map(|t| format!("{} is new in it", t.path));
+    Err(different(words.or_else(added).unwrap_or_else(|| "its tensors have other roles".into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_in_the_order_in_which_people_count() {
+        let mut names =
+            ["step_10.pt", "step_9.pt", "step_009.pt", "a", "step_100.pt", "step_10.bin", "step.pt", "1", "02"];
+        names.sort_by(|a, b| natural(a.as_bytes(), b.as_bytes()));
+        let expected =
+            ["1", "02", "a", "step.pt", "step_9.pt", "step_009.pt", "step_10.bin", "step_10.pt", "step_100.pt"];
+        assert_eq!(names, expected);
+    }
+}

@@ -1,0 +1,115 @@
+//! Tensors as numbers: how large they are, and how far apart.
+
+use std::io;
+use std::ops::Range;
+
+use crate::codec::Dtype;
+use crate::container::ReadAt;
+
+/// Bytes read at once of either file: whole elements of every type.
+const CHUNK: u64 = 1 << 20;
+
+/// Root mean square and largest of many numbers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Size {
+    squares: f64,
+    count: u64,
+    /// The largest magnitude.
+    pub(super) max: f64,
+}
+
+impl Size {
+    fn add(&mut self, value: f64) {
+        self.squares += value * value;
+        self.count += 1;
+        self.max = self.max.max(value.abs());
+    }
+
+    /// Of both together.
+    pub(super) fn merge(&mut self, other: &Size) {
+        self.squares += other.squares;
+        self.count += other.count;
+        self.max = self.max.max(other.max);
+    }
+
+    /// Root mean square; of nothing, 0.
+    pub(super) fn rms(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { (self.squares / self.count as f64).sqrt() }
+    }
+}
+
+/// A tensor's bytes in a file.
+pub(super) struct Place<'a> {
+    pub(super) file: &'a dyn ReadAt,
+    pub(super) extent: Range<u64>,
+}
+
+/// The size of a tensor's values, and that of their differences to another one's. Numbers that are not finite have no size: where
+/// one is in both with the same bits there is no difference, else an infinite one.
+///
+/// # Errors
+/// What the files report.
+pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
+    let (mut value, mut difference) = (Size::default(), Size::default());
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    let len = a.extent.end - a.extent.start;
+    while at < len {
+        let count = CHUNK.min(len - at) as usize;
+        left.resize(count, 0);
+        right.resize(count, 0);
+        a.file.read_exact_at(&mut left, a.extent.start + at)?;
+        b.file.read_exact_at(&mut right, b.extent.start + at)?;
+        each(dtype, &left, &right, |x, y, same| {
+            if x.is_finite() {
+                value.add(x);
+            }
+            match (same, x.is_finite() && y.is_finite()) {
+                (true, false) => {}
+                (_, true) => difference.add(x - y),
+                (false, false) => difference.add(f64::INFINITY),
+            }
+        });
+        at += count as u64;
+    }
+    Ok((value, difference))
+}
+
+/// Calls `f` with each pair of elements and whether their bits are the same.
+fn each(dtype: Dtype, left: &[u8], right: &[u8], mut f: impl FnMut(f64, f64, bool)) {
+    macro_rules! pairs {
+        ($N:literal, $value:expr) => {{
+            let (left, right) = (left.as_chunks::<$N>().0, right.as_chunks::<$N>().0);
+            left.iter().zip(right).for_each(|(x, y)| f($value(*x), $value(*y), x == y));
+        }};
+    }
+    match dtype {
+        Dtype::F16 => pairs!(2, |b| half::f16::from_le_bytes(b).to_f64()),
+        Dtype::Bf16 => pairs!(2, |b| half::bf16::from_le_bytes(b).to_f64()),
+        Dtype::F32 => pairs!(4, |b| f64::from(f32::from_le_bytes(b))),
+        Dtype::F64 => pairs!(8, f64::from_le_bytes),
+        // Nothing is quantized of the others.
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_of_finite_values_and_of_what_became_of_them() {
+        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let sizes = |a: &[f32], b: &[f32]| {
+            let (a, b) = (bytes(a), bytes(b));
+            let extent = 0..a.len() as u64;
+            let place = |file| Place { file, extent: extent.clone() };
+            super::sizes(Dtype::F32, &place(&a.as_slice()), &place(&b.as_slice())).unwrap()
+        };
+        let (value, difference) = sizes(&[3.0, -4.0, f32::NAN], &[3.0, -2.0, f32::NAN]);
+        assert_eq!((value.rms(), value.max), (12.5f64.sqrt(), 4.0));
+        assert_eq!((difference.rms(), difference.max), (2f64.sqrt(), 2.0));
+        assert_eq!(sizes(&[f32::INFINITY], &[1.0]).1.max, f64::INFINITY);
+        assert_eq!(sizes(&[], &[]).1.rms(), 0.0);
+    }
+}

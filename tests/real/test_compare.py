@@ -1,0 +1,107 @@
+"""`stepfs compare` on a real torch series: what a user would ask before choosing."""
+
+import struct
+import xml.etree.ElementTree as ElementTree
+import zlib
+
+import pytest
+from harness import FAILURE, USAGE, run, run_json
+from series import SHAPES, save_walk
+
+pytestmark = pytest.mark.stepfs
+
+COUNT = 5
+LOSSLESS = ["exact", "zstd-3", "zstd-patch-3", "planes"]
+LOSSY = ["balanced", "compact", "lc-3", "check-n-run-4", "inshrinkerator-4", "gobo-4"]
+ROLES = {"weight", "first_moment", "second_moment"}
+
+
+def parameters():
+    count = 0
+    for shape in SHAPES.values():
+        elements = 1
+        for dim in shape:
+            elements *= dim
+        count += elements
+    return count
+
+
+def read_png(data):
+    """(width, height, filtered rows) of a PNG, every checksum of which is looked at."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    chunks, at = [], 8
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at : at + 8])
+        body = data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0] == zlib.crc32(kind + body)
+        chunks.append((kind, body))
+        at += 12 + length
+    assert chunks[-1] == (b"IEND", b"")
+    width, height, depth, color = struct.unpack(">IIBB", chunks[0][1][:10])
+    assert chunks[0][0] == b"IHDR" and (depth, color) == (8, 2)
+    rows = zlib.decompress(b"".join(body for kind, body in chunks if kind == b"IDAT"))
+    assert len(rows) == height * (3 * width + 1)
+    return width, height, rows
+
+
+def test_a_torch_series(plain):
+    names = save_walk(plain, COUNT, seed=5)
+    temporary = plain / "tmp"
+    temporary.mkdir()
+    files = [plain / name for name in names]
+    before = [path.read_bytes() for path in files]
+    report = run_json("compare", *files, "--codecs", ",".join(LOSSLESS + LOSSY), "--dir", temporary, "--json")
+    assert not list(temporary.iterdir()), "something is left behind"
+    assert [path.read_bytes() for path in files] == before
+    assert report["files"] == [str(path) for path in files]
+    assert report["parameters"] == parameters()
+    codecs = {codec["name"]: codec for codec in report["codecs"]}
+    assert list(codecs) == LOSSLESS + LOSSY
+    for name, codec in codecs.items():
+        assert codec["raw"] == [len(data) for data in before]
+        assert codec["total"] == sum(codec["bytes"]) < sum(codec["raw"]), name
+        assert codec["bits_per_parameter"] == pytest.approx(8 * codec["total"] / (COUNT * parameters()))
+        errors = [codec["error"][of][which] for of in ("of_update", "of_weights") for which in ("rms", "max")]
+        assert all(error == 0 for error in errors) if name in LOSSLESS else all(error > 0 for error in errors), name
+        if not name.startswith("zstd"):
+            assert ROLES <= codec["roles"].keys(), name
+            for role in ROLES:
+                kept = codec["roles"][role]
+                assert kept["bits_per_parameter"] == pytest.approx(32 * kept["bytes"] / kept["raw"]), name
+    size = {name: codec["total"] for name, codec in codecs.items()}
+    assert size["compact"] < size["balanced"] < size["exact"] < size["zstd-3"]
+    assert codecs["balanced"]["error"]["of_update"]["rms"] < codecs["compact"]["error"]["of_update"]["rms"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_pictures_are_pictures(plain, ending):
+    save_walk(plain, 3, seed=6)
+    path = plain / f"sizes.{ending}"
+    words = run("compare", plain, "--codecs", "balanced,compact,lc-3,planes", "--plot", path).stdout
+    assert all(name in words for name in ("balanced", "compact", "lc-3", "planes", "step_0003.pt"))
+    if ending == "png":
+        width, height, rows = read_png(path.read_bytes())
+        assert width > 1000 and height > 400 and len(set(rows)) > 50
+    else:
+        root = ElementTree.parse(path).getroot()
+        texts = {(element.text or "").strip() for element in root.iter() if element.tag.endswith("text")}
+        assert all(any(text.startswith(name) for text in texts) for name in ("balanced", "compact", "lc-3", "planes"))
+
+
+def test_wrong_inputs(plain):
+    names = save_walk(plain, 2, seed=7)
+    small = {"wte.weight": (256, 64), "ln.weight": (128,)}
+    other = save_walk(plain, 1, name="other_{}.pt", seed=8, shapes=small)[0]
+    (plain / "log.txt").write_text("loss 3.1\n")
+    first, second = (plain / name for name in names)
+    for arguments, code, words in [
+        ([first], FAILURE, "only one checkpoint"),
+        ([first, plain / other], FAILURE, "not of the same model"),
+        ([first, plain / "log.txt"], FAILURE, "log.txt: not a checkpoint"),
+        ([first, plain / "gone.pt"], FAILURE, "No such file"),
+        ([first, second, "--codecs", "zip"], FAILURE, "planes"),
+        ([first, second, "--plot", plain / "sizes.gif"], USAGE, ".svg or .png"),
+        ([], USAGE, "FILES"),
+    ]:
+        done = run("compare", *arguments, check=False)
+        assert done.returncode == code and words in done.stderr and not done.stdout, (arguments, done.stderr)
