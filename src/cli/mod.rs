@@ -18,6 +18,7 @@ mod reshard;
 mod status;
 mod survey;
 mod sync;
+mod tune;
 mod umount;
 mod verify;
 mod wait;
@@ -65,6 +66,7 @@ enum Command {
     Export(export::Args),
     Cat(cat::Args),
     Reshard(reshard::Args),
+    Tune(tune::Args),
     Gc(gc::Args),
     Verify(verify::Args),
 }
@@ -88,6 +90,7 @@ pub fn main() -> ExitCode {
         Command::Export(args) => export::run(args),
         Command::Cat(args) => cat::run(args),
         Command::Reshard(args) => reshard::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
     };
