@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_command_gets_the_path_and_its_failures_are_told() {
         assert_eq!(score("printf '%s\\n' noise; printf '%s' \"$1\" | wc -c", 60.0).unwrap(), 6.0);
-        assert_eq!(score("yes 0123456789 | head -c 100000; echo 7; true", 60.0).unwrap(), 7.0);
+        assert_eq!(score("yes 0123456789 | head -c 100000; echo; echo 7; true", 60.0).unwrap(), 7.0);
         let failed = score("echo 1; echo why >&2; exit 3 #", 60.0).unwrap_err().to_string();
         assert!(failed.contains("exit status: 3") && failed.contains("why"), "{failed}");
         assert!(score("true", 60.0).unwrap_err().to_string().contains("must be a number"));
@@ -198,7 +198,7 @@ mod tests {
     fn a_command_that_hangs_is_ended_with_what_it_started() {
         let began = Instant::now();
         let pid = tempfile::NamedTempFile::new().unwrap();
-        let command = format!("trap '' TERM; sleep 100 & echo $! > {}; wait", pid.path().display());
+        let command = format!("trap '' TERM; sleep 100 & echo $! > {}; wait; true", pid.path().display());
         let error = score(&command, 0.3).unwrap_err();
         assert!(format!("{error:#}").contains("--timeout"), "{error:#}");
         assert!(began.elapsed() < Duration::from_secs(30));
