@@ -42,7 +42,7 @@ struct Checkpoint {
 
 /// A series as it was kept.
 pub struct Kept {
-    /// Bytes of each state's object; of the whole file, where none would be smaller.
+    /// Bytes of each state's object, on whatever device; of the whole file, where none would be smaller.
     pub bytes: Vec<u64>,
     /// The last state's error: root mean square of what its weights are off by, in root mean squares of their last update.
     pub error: f64,
@@ -198,11 +198,11 @@ impl Series {
                 cancelled,
             };
             last = None;
-            let Some(Written { header, chain, .. }) = difference.write().map_err(with_path(&state.path))? else {
+            let Some(Written { writer, header, chain }) = difference.write().map_err(with_path(&state.path))? else {
                 bytes.push(state.sealed.len);
                 continue;
             };
-            bytes.push(chain.leaf().stored());
+            bytes.push(writer.file_len()?);
             differences.extend(header.parent.map(|parent| (parent, chain.leaf().stored())));
             last = chain.from_ancestor(header.id);
             previous.clone_from(&last);
