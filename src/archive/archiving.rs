@@ -1,4 +1,4 @@
-//! Archives a sealed file of which a newer state is sealed too: choose the base, plan, encode, read back, commit.
+//! Archives a sealed file of which a newer state is sealed too: choose the base, write the difference to it, commit.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::container::{Description, InOrder, Order, ReadAt, describe};
-use crate::recall::Chain;
-use crate::store::object::{Header, Id, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter};
+use crate::container::{Description, InOrder, ReadAt, describe};
+use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
 use super::catalog::{Held, Sealed, State};
-use super::{Archive, Outcome, ReadError, STAGES, encode, lineage, plan, verify};
+use super::difference::{Difference, Written};
+use super::{Archive, Outcome, ReadError, lineage};
 
 impl Archive {
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
@@ -132,71 +132,25 @@ impl Archive {
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
-        let material = plan::Material {
-            source,
-            description,
+        let difference = Difference {
+            path,
+            sealed,
+            own: (source, description),
             newer: (after, of_newer),
-            base: base.chain.as_ref(),
-            previous: base.previous.as_ref(),
-            super_step: base.super_step,
+            base,
             profiles,
+            generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),
+            tmp: &self.store.tmp(),
+            memory: self.recall.memory(),
+            cancelled: stale,
         };
-        let words = profiles.words();
-        self.pool.install(|| {
-            log::trace!(target: STAGES, "begin");
-            let plan::Planned { plans, forecast } = plan::plan(&material)?;
-            log::trace!(target: STAGES, "plan");
-            let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
-            let note = forecast.map_or(base.note.to_string(), |forecast| forecast.words());
-            if !note.is_empty() {
-                log::info!("{}: {note}", path.display());
-            }
-            let mut writer = ObjectWriter::create(&self.store.tmp())?;
-            let job = encode::Job {
-                source,
-                len: sealed.len,
-                origin: path,
-                profile: &words,
-                description,
-                base: chain,
-                plans: &plans,
-                position: chain.map_or(0, |_| base.position),
-                note: &note,
-                cancelled: stale,
-            };
-            let mut encoded = encode::encode(&job, &mut writer)?;
-            if writer.position() > sealed.len / 20 * 19 {
-                return Ok(None);
-            }
-            encoded.index.generations = self.generations_at(sealed.lineage, sealed.modified_ns);
-            writer.close(&encoded.index)?;
-            log::trace!(target: STAGES, "make durable");
-            let rows = Order::of(description);
-            let mut header = Header {
-                id: writer.id(),
-                version: if rows.is_kept() { OBJECT_VERSION } else { ORDERED_VERSION },
-                parent: chain.map(|chain| chain.leaf().header().id),
-                depth: chain.map_or(0, |chain| chain.objects().len() as u32),
-                position: chain.map_or(0, |_| base.position),
-                logical_len: sealed.len,
-                decoded_hash: 0,
-                source_hash: 0,
-                sample: 0,
-                modified_ns: sealed.modified_ns,
-                lineage: sealed.lineage,
-                signature: sealed.signature,
-            };
-            // A base that went bad on the device while memory had it is found by the next super-step.
-            let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.recall.memory(), base.super_step);
-            let hashes = verify::verify(&chain, (source, &rows), &encoded.patches, stale)
-                .inspect_err(|_| self.recall.forget(header.id))?;
-            log::trace!(target: STAGES, "verify");
-            (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);
-            let id = header.id;
-            self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
-            self.remember(id, base);
-            Ok(Some(id))
-        })
+        let Some(Written { writer, header, chain }) = self.pool.install(|| difference.write())? else {
+            return Ok(None);
+        };
+        let id = header.id;
+        self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
+        self.remember(id, base);
+        Ok(Some(id))
     }
 
     /// The next state will be a difference to this one, or to the super-step before it, and to nothing between.

@@ -36,6 +36,63 @@ pub(super) struct Base {
     pub(super) super_step: bool,
 }
 
+/// Why there is no base, see [`Base::note`].
+const FULL: &str = "keyframe: the chain has as many states as it may";
+
+/// The place that the new state would have.
+pub(super) struct Place {
+    /// In the chain.
+    pub(super) position: u32,
+    /// Objects that a read of the state before applies.
+    pub(super) chain_len: u32,
+    /// It is the state before, saved once more.
+    pub(super) twin: bool,
+}
+
+impl Place {
+    fn is_beyond(&self) -> bool {
+        self.position >= MAX_CHAIN || self.chain_len >= MAX_CHAIN
+    }
+}
+
+impl Base {
+    /// For a state that comes after the one that a chain is for. `wants_baseline`: whether a new full checkpoint costs less than
+    /// another difference to this one, for policies that ask.
+    pub(super) fn after(
+        chain: Chain,
+        place: Place,
+        policy: Option<Policy>,
+        wants_baseline: impl FnOnce(&Chain) -> bool,
+    ) -> Base {
+        let mut base = Base::default();
+        if place.is_beyond() {
+            base.note = FULL;
+            return base;
+        }
+        base.position = place.position;
+        base.chain = match policy {
+            Some(Policy::OneShot) => chain.root(),
+            Some(Policy::Intermittent) => {
+                let root = chain.root();
+                if root.as_ref().is_some_and(wants_baseline) {
+                    let note = "keyframe: differences have grown so much that a new one costs less";
+                    return Base { note, ..Base::default() };
+                }
+                root
+            }
+            Some(Policy::Consecutive) => Some(chain.clone()),
+            None => {
+                base.super_step = !place.twin && place.position.is_multiple_of(SUPER_STEP);
+                // Where twins have made a chain longer than it would be, as if it were one.
+                let far = base.super_step || place.chain_len >= LONGEST_READ;
+                Some(if far { last_super_step(&chain) } else { chain.clone() })
+            }
+        };
+        base.previous = Some(chain);
+        base
+    }
+}
+
 /// The chain from its last super-step on; from its beginning, if none is left.
 fn last_super_step(chain: &Chain) -> Chain {
     let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
@@ -76,38 +133,16 @@ impl Archive {
             return Ok(base);
         };
         // A twin has the place in its chain that the state has which it is: there is nothing between them.
-        let position = nearest.position.saturating_add(u32::from(!twin));
-        let len = self.objects.chain_len(nearest.id);
-        if position >= MAX_CHAIN || len >= MAX_CHAIN {
-            base.note = "keyframe: the chain has as many states as it may";
-            return Ok(base);
+        let place = Place {
+            position: nearest.position.saturating_add(u32::from(!twin)),
+            chain_len: self.objects.chain_len(nearest.id),
+            twin,
+        };
+        if place.is_beyond() {
+            return Ok(Base { note: FULL, ..base });
         }
         match self.recall.chain(nearest.id) {
-            Ok(chain) if policy.is_some() => {
-                base.position = position;
-                base.chain = match policy {
-                    Some(Policy::OneShot) => chain.root(),
-                    Some(Policy::Intermittent) => {
-                        let root = chain.root();
-                        if root.as_ref().is_some_and(|root| self.wants_baseline(sealed, root)) {
-                            base.note = "keyframe: differences have grown so much that a new one costs less";
-                            base.position = 0;
-                            return Ok(base);
-                        }
-                        root
-                    }
-                    Some(Policy::Consecutive) | None => Some(chain.clone()),
-                };
-                base.previous = Some(chain);
-            }
-            Ok(chain) => {
-                base.position = position;
-                base.super_step = !twin && position.is_multiple_of(SUPER_STEP);
-                // Where twins have made a chain longer than it would be, as if it were one.
-                let far = base.super_step || len >= LONGEST_READ;
-                base.chain = Some(if far { last_super_step(&chain) } else { chain.clone() });
-                base.previous = Some(chain);
-            }
+            Ok(chain) => base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root)),
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
         Ok(base)

@@ -9,6 +9,7 @@ mod base;
 mod catalog;
 mod checkpoints;
 mod copies;
+mod difference;
 mod encode;
 mod lineage;
 mod merge;
@@ -25,6 +26,7 @@ mod retention;
 mod samples;
 mod settle;
 mod status;
+mod trial;
 mod verify;
 
 use std::collections::{BTreeSet, HashSet};
@@ -51,6 +53,7 @@ pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::Restored;
 pub use retention::{GcReport, Removed};
 pub use status::Status;
+pub use trial::{Kept, Series};
 
 /// Target of the notes, at level trace, of which stage of archiving a file ended, by the thread that worked on it.
 /// `examples/speed.rs` takes the time at each.

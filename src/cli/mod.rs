@@ -19,6 +19,7 @@ mod reshard;
 mod status;
 mod survey;
 mod sync;
+mod tune;
 mod umount;
 mod verify;
 mod wait;
@@ -67,6 +68,7 @@ enum Command {
     Cat(cat::Args),
     Reshard(reshard::Args),
     Compare(compare::Args),
+    Tune(tune::Args),
     Gc(gc::Args),
     Verify(verify::Args),
 }
@@ -91,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::Cat(args) => cat::run(args),
         Command::Reshard(args) => reshard::run(args),
         Command::Compare(args) => compare::run(args),
+        Command::Tune(args) => tune::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
     };

@@ -38,6 +38,8 @@ fn systems() -> String {
     let mut words = "Published systems; models are kept as their papers say, everything else lossless:\n".to_string();
     SystemId::usual().for_each(|system| words += &format!("  {:16}  {}\n", system.to_string(), system.about()));
     words
+        + "\nInshrinkerator's other configurations have names such as inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5,\n\
+             in this order; what is left out is as usual. `stepfs tune` finds the one to use."
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {

@@ -105,15 +105,7 @@ impl Recall {
     /// [`ReadError`]; one of the device's about `to` is reported as one of the object.
     pub fn copy(&self, id: Id, to: &File) -> Result<(), ReadError> {
         let chain = self.chain(id)?;
-        let (layout, order) = (Layout::of(chain.leaf()), order(&chain)?);
-        self.pool.install(|| {
-            stream(&chain, &layout, |offset, _, bytes| {
-                order.runs(offset..offset + bytes.len() as u64, |range, place| {
-                    let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
-                    durable::write_all_at(to, run, place).map_err(|error| ReadError::object(id, error))
-                })
-            })
-        })
+        self.pool.install(|| copy(&chain, to))
     }
 
     /// Lets go of what is kept about an object that is gone.
@@ -126,4 +118,19 @@ impl Recall {
     pub fn cached_bytes(&self) -> u64 {
         self.cache.bytes()
     }
+}
+
+/// Writes the whole decoded file that a chain is for into `to`, on the pool it is called in. Not durable before the file is synced.
+///
+/// # Errors
+/// [`ReadError`]; one of the device's about `to` is reported as one of the object.
+pub fn copy(chain: &Chain, to: &File) -> Result<(), ReadError> {
+    let (layout, order) = (Layout::of(chain.leaf()), order(chain)?);
+    stream(chain, &layout, |offset, _, bytes| {
+        order.runs(offset..offset + bytes.len() as u64, |range, place| {
+            let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
+            let written = durable::write_all_at(to, run, place);
+            written.map_err(|error| ReadError::object(chain.leaf().header().id, error))
+        })
+    })
 }

@@ -155,6 +155,11 @@ struct Asked {
 pub struct Profiles([Asked; Role::ALL.len()]);
 
 impl Profiles {
+    /// The same profile for all roles, and nothing expected.
+    pub fn all(profile: Profile) -> Profiles {
+        Profiles([Asked { profile, expected_restores: None }; Role::ALL.len()])
+    }
+
     /// The profile of the tensors with this role.
     pub fn of(&self, role: Role) -> Profile {
         self.0[role as usize].profile

@@ -63,7 +63,8 @@ pub(super) fn template(id: Id) -> String {
          #   exact     bit-exact\n\
          #   balanced  a restore costs at most half an iteration of training\n\
          #   compact   a restore costs at most two iterations\n\
-         # or a published system, for comparison: lc-3, scar-5, topn-10, ... (`stepfs profile --help` lists them).\n\
+         # or a published system, for comparison: lc-3, scar-5, topn-10, ... (`stepfs profile --help` lists them). What is\n\
+         # still good enough by a score of your own: `stepfs tune`.\n\
          # What is not understood is bit-exact in all of them. `stepfs profile` sets another one for a file or directory.\n\
          default_profile = \"balanced\"\n\
          \n\
@@ -141,11 +142,20 @@ impl Settings {
     /// # Errors
     /// [`Error::Settings`] when it is not said in a line of its own.
     pub(super) fn with_default_profile(text: &str, profile: Profile) -> Result<String, Error> {
-        let is_it = |line: &&str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "default_profile");
+        let is_it = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "default_profile");
         let is_top = |line: &&str| !line.trim_start().starts_with('[');
-        let old = text.split_inclusive('\n').take_while(is_top).find(is_it);
-        let old = old.ok_or_else(|| Error::Settings("`default_profile` has no line of its own".into()))?;
-        let changed = text.replacen(old, &format!("default_profile = \"{}\"\n", profile.name()), 1);
+        let mut at = 0;
+        let lines = text.split_inclusive('\n').take_while(is_top).map(|line| {
+            at += line.len();
+            at - line.len()..at
+        });
+        let found = lines.into_iter().find(|range| is_it(&text[range.clone()]));
+        let range = found.ok_or_else(|| Error::Settings("`default_profile` has no line of its own".into()))?;
+        // No profile has a `#` in its name, so that what follows one is a remark.
+        let old = &text[range.clone()];
+        let remark = old.find('#').map_or_else(String::new, |at| format!(" {}", old[at..].trim_end()));
+        let mut changed = text.to_string();
+        changed.replace_range(range, &format!("default_profile = \"{}\"{remark}\n", profile.name()));
         Settings::parse(&changed).map(|_| changed)
     }
 
@@ -183,6 +193,13 @@ mod tests {
         let changed = Settings::with_default_profile(&text, "lc-3".parse().unwrap()).unwrap();
         assert_eq!(Settings::parse(&changed).unwrap().profiles(Path::new("step_1.pt")).words(), "lc-3");
         assert_eq!(Settings::with_default_profile(&changed, Profile::Balanced).unwrap(), text);
+        let remarked = text.replacen("\"balanced\"\n", "\"balanced\" # ours\n", 1);
+        let changed =
+            Settings::with_default_profile(&remarked, "inshrinkerator-12bins-prune30".parse().unwrap()).unwrap();
+        assert!(changed.contains("\ndefault_profile = \"inshrinkerator-12bins-prune30\" # ours\n"), "{changed}");
+        let mentioned = text.replacen("format = ", "# default_profile = \"balanced\"\nformat = ", 1);
+        let changed = Settings::with_default_profile(&mentioned, Profile::Compact).unwrap();
+        assert_eq!(Settings::parse(&changed).unwrap().profiles(Path::new("step_1.pt")).words(), "compact");
         let without = text.replacen("default_profile", "[x]\ndefault_profile", 1);
         assert!(matches!(Settings::with_default_profile(&without, Profile::Exact), Err(Error::Settings(_))));
     }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use super::check_n_run::{self, CheckNRun, Method};
 use super::delta_dnn::DeltaDnn;
 use super::gobo::Gobo;
-use super::inshrinkerator::{Config, Inshrinkerator, Metric};
+use super::inshrinkerator::{Config, Inshrinkerator, Metric, Named};
 use super::lc::Lc;
 use super::qd_compressor::QdCompressor;
 use super::scar::Scar;
@@ -215,17 +215,41 @@ fn inshrinkerator(bits: u8, metric: Metric) -> Inshrinkerator {
     Inshrinkerator::new(config).unwrap_or_else(|| unreachable!("2 to 128 bins"))
 }
 
-/// One published system: its family and number.
+/// One published system: its family and number; or Inshrinkerator in a configuration that no number stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SystemId {
     family: u8,
     number: u8,
+    config: Option<Named>,
 }
+
+/// The families of Inshrinkerator, by pruning metric; payloads of configurations are of these, too.
+const INSHRINKERATOR: [(Metric, u8); 2] = [(Metric::Magnitude, 20), (Metric::Sensitivity, 21)];
 
 impl SystemId {
     /// The usual ones of all families, in the order of the table.
     pub fn usual() -> impl Iterator<Item = SystemId> {
-        FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId { family: family.id, number }))
+        FAMILIES.iter().flat_map(|family| family.usual.iter().map(|&number| SystemId::new(family, number)))
+    }
+
+    fn new(family: &Family, number: u8) -> SystemId {
+        SystemId { family: family.id, number, config: None }
+    }
+
+    /// Inshrinkerator in this configuration, its shares in whole hundredths of a percent; `None` where it is no configuration.
+    pub fn inshrinkerator(config: &Config) -> Option<SystemId> {
+        let named = Named::nearest(config)?;
+        let (_, family) = INSHRINKERATOR.into_iter().find(|(metric, _)| *metric == config.metric)?;
+        Some(match named.number() {
+            Some(number) => SystemId { family, number, config: None },
+            None => SystemId { family, number: 0, config: Some(named) },
+        })
+    }
+
+    /// The configuration, if it is Inshrinkerator.
+    pub fn configuration(self) -> Option<Config> {
+        let (metric, _) = INSHRINKERATOR.into_iter().find(|(_, family)| *family == self.family)?;
+        Some(self.config.map_or_else(|| Config { metric, ..Config::new(1 << self.number) }, Named::config))
     }
 
     /// The first byte of its payloads.
@@ -245,7 +269,10 @@ impl SystemId {
 
     /// The system.
     pub fn system(self) -> Box<dyn System> {
-        (self.row().make)(self.number)
+        match self.config.and_then(|named| Inshrinkerator::new(named.config())) {
+            Some(system) => Box::new(system),
+            None => (self.row().make)(self.number),
+        }
     }
 
     /// The one to use where so many restores of a run are expected and so many were seen.
@@ -258,6 +285,9 @@ impl SystemId {
 
 impl fmt::Display for SystemId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(config) = self.config {
+            return config.fmt(f);
+        }
         match self.number {
             0 => f.write_str(self.row().word),
             number => write!(f, "{}-{number}", self.row().word),
@@ -269,6 +299,10 @@ impl FromStr for SystemId {
     type Err = String;
 
     fn from_str(text: &str) -> Result<SystemId, String> {
+        if text.split('-').nth(1).is_some_and(|part| part.ends_with("bins")) {
+            let named: Named = text.parse()?;
+            return SystemId::inshrinkerator(&named.config()).ok_or_else(|| format!("{text:?} is no configuration"));
+        }
         let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
         let unknown = || format!("{text:?} is no published system");
         let (family, number) = match of(text) {
@@ -281,7 +315,7 @@ impl FromStr for SystemId {
             }
         };
         match number.filter(|number| family.has(*number)) {
-            Some(number) => Ok(SystemId { family: family.id, number }),
+            Some(number) => Ok(SystemId::new(family, number)),
             None => Err(match family.words().as_str() {
                 "" => format!("{text:?}: {} has no number", family.word),
                 words => format!("{text:?}: {} has a number, {words}", family.word),
@@ -306,12 +340,53 @@ mod tests {
     use super::*;
 
     #[test]
+    fn configurations_are_read_as_they_are_written_and_no_other_way() {
+        let shares = [0.0, 0.0005, 0.01, 0.07, 0.1, 0.123, 0.3, 0.2999, 1.0];
+        let mut seen = std::collections::HashSet::new();
+        for bins in [2u16, 3, 12, 16, 128, 239] {
+            for embedding_bins in [2, 16, 32, 239] {
+                for (prune, protect) in shares.iter().flat_map(|a| shares.iter().map(move |b| (*a, *b))) {
+                    for metric in [Metric::Magnitude, Metric::Sensitivity] {
+                        let config = Config { bins, embedding_bins, prune, metric, protect };
+                        let id = SystemId::inshrinkerator(&config).unwrap();
+                        let name = id.to_string();
+                        assert_eq!(name.parse(), Ok(id));
+                        assert_eq!((id.configuration(), id.system().name()), (Some(config), name.clone()));
+                        assert!(decoder(id.family()).is_ok() && seen.insert(name));
+                    }
+                }
+            }
+        }
+        let named = "inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5".parse::<SystemId>().unwrap();
+        let config = Config { bins: 12, embedding_bins: 32, prune: 0.3, metric: Metric::Sensitivity, protect: 0.005 };
+        assert_eq!(named.configuration(), Some(config));
+        assert_eq!(named.in_force(1, 100), named);
+        assert!("inshrinkerator-16bins".parse::<SystemId>().unwrap_err().contains("is called inshrinkerator-4"));
+        assert_eq!("lc-3".parse::<SystemId>().unwrap().configuration(), None);
+        for wrong in
+            ["12bins", "1bins", "240bins", "12bins-prune101", "12bins-prunenan", "12bins-prune-1", "12bins-prune30.0"]
+        {
+            assert_eq!(format!("inshrinkerator-{wrong}").parse::<SystemId>().is_ok(), wrong == "12bins", "{wrong}");
+        }
+        for wrong in [
+            "inshrinkerator-12bins-prune10",
+            "inshrinkerator-12bins-sensitivity-prune30",
+            "inshrinkerator-12bins-prune30-prune30",
+            "inshrinkerator-012bins",
+            "inshrinkerator-12bins-",
+            "lc-12bins",
+        ] {
+            assert!(wrong.parse::<SystemId>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn names_are_read_as_they_are_written_and_no_other_way() {
         for family in FAMILIES {
             assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
             assert!(family.usual.iter().all(|number| family.has(*number)), "{}", family.word);
             for number in family.numbers.iter().flat_map(|numbers| numbers.clone()) {
-                let id = SystemId { family: family.id, number };
+                let id = SystemId::new(family, number);
                 assert_eq!(id.to_string().parse(), Ok(id));
                 assert_eq!(id.system().name(), id.to_string());
             }

@@ -54,6 +54,14 @@ impl ObjectWriter {
         self.end
     }
 
+    /// Bytes of the object's file, once it is closed.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn file_len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
     /// Takes back what was put since the position was `to`.
     pub fn rewind(&mut self, to: u64) {
         self.end = to.clamp(HEADER_BYTES as u64, self.end);

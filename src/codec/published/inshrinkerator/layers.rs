@@ -31,11 +31,15 @@ const TABLE_RATIO: u64 = 16;
 impl Layer {
     /// The type of a tensor.
     pub fn of(tensor: &dyn Tensor) -> Layer {
-        let (rows, width) = tensor.rows();
+        Layer::of_shape(tensor.name(), tensor.rows())
+    }
+
+    /// The same by name, and by rows and their width.
+    pub fn of_shape(name: &str, (rows, width): (u64, u64)) -> Layer {
         if rows <= 1 || width <= 1 {
             return Layer::Vector;
         }
-        let name = tensor.name().to_ascii_lowercase();
+        let name = name.to_ascii_lowercase();
         let says = |words: &[&str]| words.iter().any(|word| name.contains(word));
         // What embeds patches of pictures is a convolution.
         if says(&CONVOLUTION) {

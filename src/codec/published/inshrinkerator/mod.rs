@@ -17,6 +17,7 @@
 mod delta;
 pub mod kmeans;
 mod layers;
+mod named;
 mod partition;
 pub mod search;
 pub mod sketch;
@@ -26,6 +27,7 @@ mod tests;
 pub use delta::Coding;
 pub(crate) use delta::{MOST_LEVELS, decode as decode_levels, encode as encode_levels};
 pub use layers::Layer;
+pub use named::Named;
 pub(crate) use partition::{count_below, to_f32};
 
 use std::collections::BTreeMap;
@@ -42,7 +44,7 @@ const DIFFERENCES: u8 = 1;
 const SHORT: u8 = 2;
 
 /// What pruning goes by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Metric {
     /// |w|.
     Magnitude,
@@ -105,22 +107,7 @@ impl Inshrinkerator {
 
 impl System for Inshrinkerator {
     fn name(&self) -> String {
-        let Config { bins, embedding_bins, prune, metric, protect } = self.config;
-        let usual = Config::new(bins);
-        let kind = if metric == usual.metric { "inshrinkerator" } else { "inshrinkerator-sensitivity" };
-        let mut name = match bins.is_power_of_two() {
-            true => format!("{kind}-{}", bins.ilog2()),
-            false => format!("{kind}-{bins}bins"),
-        };
-        if embedding_bins != usual.embedding_bins {
-            name += &format!("-embedding{embedding_bins}");
-        }
-        if prune != usual.prune {
-            name += &format!("-prune{}", 100.0 * prune);
-        }
-        if protect != usual.protect {
-            name += &format!("-protect{}", 100.0 * protect);
-        }
+        let name = Named::nearest(&self.config).map_or_else(String::new, |named| named.to_string());
         match self.coding {
             Coding::Huffman => name + "-huffman",
             Coding::RunLength => name + "-rle",

@@ -25,7 +25,7 @@ fn all_conform() {
     assert_eq!(system(32).name(), "inshrinkerator-5");
     assert_eq!(
         Inshrinkerator::new(Config { prune: 0.3, metric: Metric::Sensitivity, ..Config::new(12) }).unwrap().name(),
-        "inshrinkerator-sensitivity-12bins-prune30"
+        "inshrinkerator-12bins-prune30-sensitivity"
     );
 }
 

@@ -1,0 +1,113 @@
+//! From a file to its object: plan, encode, close, read back, compare. What becomes of the object is for others to say.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::container::{Description, Order, ReadAt};
+use crate::recall::{Chain, Memory};
+use crate::store::Profiles;
+use crate::store::object::{Header, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter};
+
+use super::base::Base;
+use super::catalog::Sealed;
+use super::{STAGES, encode, plan, verify};
+
+/// An object that takes more than this share of its file is not worth it.
+const MOST_OF_FILE: (u64, u64) = (19, 20);
+
+/// A file, and what it is to become a difference to.
+pub(super) struct Difference<'a> {
+    pub(super) path: &'a Path,
+    pub(super) sealed: &'a Sealed,
+    /// The file, with its tables in order.
+    pub(super) own: (&'a (dyn ReadAt + Sync), &'a Description),
+    /// The state after it.
+    pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    pub(super) base: &'a Base,
+    pub(super) profiles: &'a Profiles,
+    /// Restores that are behind the file; asked when all is encoded.
+    pub(super) generations: &'a (dyn Fn() -> u32 + Sync),
+    pub(super) tmp: &'a Path,
+    pub(super) memory: &'a Arc<Memory>,
+    pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// An object that was read back and compared with its file. It has no header and no name yet.
+pub(super) struct Written {
+    pub(super) writer: ObjectWriter,
+    /// The one that it is to get.
+    pub(super) header: Header,
+    pub(super) chain: Chain,
+}
+
+impl Difference<'_> {
+    /// Encodes the file as difference to the base, or as keyframe, on the pool that it is called in. `None`: not worth it.
+    ///
+    /// # Errors
+    /// `Interrupted` when cancelled; `InvalidData` when it does not decode to what it should; what the device reports.
+    pub(super) fn write(&self) -> io::Result<Option<Written>> {
+        let Difference { sealed, base, .. } = *self;
+        let (source, description) = self.own;
+        let material = plan::Material {
+            source,
+            description,
+            newer: self.newer,
+            base: base.chain.as_ref(),
+            previous: base.previous.as_ref(),
+            super_step: base.super_step,
+            profiles: self.profiles,
+        };
+        log::trace!(target: STAGES, "begin");
+        let plan::Planned { plans, forecast } = plan::plan(&material)?;
+        log::trace!(target: STAGES, "plan");
+        let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
+        let position = chain.map_or(0, |_| base.position);
+        let note = forecast.map_or(base.note.to_string(), |forecast| forecast.words());
+        if !note.is_empty() {
+            log::info!("{}: {note}", self.path.display());
+        }
+        let mut writer = ObjectWriter::create(self.tmp)?;
+        let job = encode::Job {
+            source,
+            len: sealed.len,
+            origin: self.path,
+            profile: &self.profiles.words(),
+            description,
+            base: chain,
+            plans: &plans,
+            position,
+            note: &note,
+            cancelled: self.cancelled,
+        };
+        let mut encoded = encode::encode(&job, &mut writer)?;
+        if writer.position() > sealed.len / MOST_OF_FILE.1 * MOST_OF_FILE.0 {
+            return Ok(None);
+        }
+        encoded.index.generations = (self.generations)();
+        writer.close(&encoded.index)?;
+        log::trace!(target: STAGES, "make durable");
+        let rows = Order::of(description);
+        let mut header = Header {
+            id: writer.id(),
+            version: if rows.is_kept() { OBJECT_VERSION } else { ORDERED_VERSION },
+            parent: chain.map(|chain| chain.leaf().header().id),
+            depth: chain.map_or(0, |chain| chain.objects().len() as u32),
+            position,
+            logical_len: sealed.len,
+            decoded_hash: 0,
+            source_hash: 0,
+            sample: 0,
+            modified_ns: sealed.modified_ns,
+            lineage: sealed.lineage,
+            signature: sealed.signature,
+        };
+        // A base that went bad on the device while memory had it is found by the next super-step.
+        let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.memory, base.super_step);
+        let hashes = verify::verify(&chain, (source, &rows), &encoded.patches, self.cancelled)
+            .inspect_err(|_| self.memory.forget(header.id))?;
+        log::trace!(target: STAGES, "verify");
+        (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);
+        Ok(Some(Written { writer, header, chain }))
+    }
+}

@@ -1,0 +1,329 @@
+//! `stepfs tune`
+
+mod eval;
+mod report;
+
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::archive::Series;
+use crate::codec::published::inshrinkerator::search::{Space, search};
+use crate::codec::published::inshrinkerator::{Config, Metric};
+use crate::codec::published::registry::SystemId;
+use crate::store::{Error, Id, Profile, Store, durable, names};
+
+use eval::Evaluator;
+use report::{Candidate, Report, Table};
+
+/// Find the profile that takes the least room and is still good enough, by a quality score of your own.
+///
+/// Keeps the series as a store would, its last file as difference to those before it, under one candidate after the other; gives
+/// what comes back to CMD, and takes the candidate with the fewest bytes whose score is within the tolerance of the exact file's.
+/// Candidates are exact, balanced and compact, and configurations of Inshrinkerator (2023): its guided search tries from
+/// a dozen to 200 of 432, the fewer the easier it finds one that will do.
+///
+/// Without --eval a candidate is as good as its error is small: the root mean square of what weights are off by, as part of that
+/// of their last update. That says nothing of what the model is used for; a score does.
+#[derive(clap::Args)]
+#[command(after_help = "Example: at most 1% more held-out loss, and the result goes to the store's stepfs.toml\n  \
+stepfs tune run/step_0[1-4].pt --eval 'python eval.py' --tolerance 1% --store ~/ckpts.store\n\n\
+eval.py: its last line of output must be a number\n  \
+import sys, torch\n  \
+model.load_state_dict(torch.load(sys.argv[1])[\"model\"])\n  \
+print(held_out_loss(model))\n\n\
+Example: another profile for one directory of a mount only\n  \
+stepfs tune a.safetensors b.safetensors --eval './accuracy.sh' --higher-is-better\n  \
+stepfs profile /ckpts/run --set inshrinkerator-12bins-prune30")]
+pub(super) struct Args {
+    /// Checkpoints of one run, the oldest first; at least two. Where all names count training, by their numbers.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Run by `sh -c` with the path of a checkpoint as its last argument, or where $1 stands; prints its score.
+    #[arg(long, value_name = "CMD")]
+    eval: Option<String>,
+    /// How much worse than the exact file's a score may be, as part of that one: 1%, 0.01. Without --eval: the largest error, as
+    /// part of the update. [default: 1%, without --eval 75%]
+    #[arg(long, value_name = "SHARE", value_parser = parse_share)]
+    tolerance: Option<f64>,
+    /// The score is an accuracy, not a loss.
+    #[arg(long, requires = "eval")]
+    higher_is_better: bool,
+    /// The tolerance is in the score's own units, not a part of it.
+    #[arg(long, requires = "eval")]
+    absolute: bool,
+    /// Seconds after which CMD is ended.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// A configuration that was found for an earlier checkpoint of the run: look at those beside it that are no more aggressive, and
+    /// at all only if none of them will do.
+    #[arg(long, value_name = "NAME", value_parser = parse_near)]
+    near: Option<Config>,
+    /// Choose a configuration of Inshrinkerator even where one of stepfs's own profiles takes less room.
+    #[arg(long)]
+    inshrinkerator_only: bool,
+    /// Make the result the default_profile in this store's stepfs.toml. It must not be mounted.
+    #[arg(long, value_name = "STORE")]
+    store: Option<PathBuf>,
+    /// Where reconstructed files lie meanwhile: there must be room for the last file and for what the series is kept as.
+    #[arg(long, value_name = "DIR")]
+    tmp: Option<PathBuf>,
+    /// For programs: all candidates, and the choice.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The tolerance of a score.
+const TOLERANCE: f64 = 0.01;
+/// The tolerance of the error, in updates: nearer to the file than the checkpoint before it is. `balanced`, which costs training at
+/// most half an iteration, comes to .66 on a small GPT, `compact` to .98.
+const ERROR_TOLERANCE: f64 = 0.75;
+
+/// Reads 1% or 0.01.
+fn parse_share(text: &str) -> Result<f64, String> {
+    let (digits, unit) = text.strip_suffix('%').map_or((text, 1.0), |digits| (digits, 100.0));
+    let share = digits.trim().parse::<f64>().ok().map(|share| share / unit);
+    share.filter(|share| share.is_finite() && *share >= 0.0).ok_or_else(|| "write 1% or 0.01".into())
+}
+
+fn parse_near(text: &str) -> Result<Config, String> {
+    let system: SystemId = text.parse()?;
+    system.configuration().ok_or_else(|| format!("{text} is no configuration of Inshrinkerator"))
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("warn");
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    if let Some(store) = &args.store {
+        // Before hours of work are for nothing.
+        Store::look(store)?;
+        if Store::is_locked(store)? {
+            bail!("{}: {IN_USE}", store.display());
+        }
+    }
+    let files = in_order(&args.files);
+    let series = Series::open(&files)?;
+    let scratch = Scratch::begin(args.tmp.as_deref())?;
+    let stop = || interrupted.load(Ordering::Relaxed);
+    let report = tune(&args, &series, &scratch, &stop).map_err(|error| match stop() {
+        true => anyhow::anyhow!("interrupted; nothing was changed"),
+        false => error,
+    })?;
+    if args.json {
+        report.print_json(&files)?;
+    } else {
+        report.print_verdict()?;
+    }
+    let Some(chosen) = report.chosen() else { bail!("no configuration is good enough; nothing was changed") };
+    let Some(path) = &args.store else {
+        if !args.json {
+            report::say(&format!("In stepfs.toml:\n  default_profile = \"{}\"", chosen.profile))?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let profile: Profile = chosen.profile.parse().map_err(anyhow::Error::msg)?;
+    let mut store = Store::open(path).map_err(|error| match error {
+        Error::Busy { .. } => anyhow::anyhow!("{}: {IN_USE}; default_profile = \"{}\"", path.display(), chosen.profile),
+        error => error.into(),
+    })?;
+    store.set_default_profile(profile)?;
+    if !args.json {
+        let file = path.join("stepfs.toml");
+        report::say(&format!("{}: default_profile = \"{}\"", file.display(), chosen.profile))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Why a store's settings are not changed.
+const IN_USE: &str = "the store is in use, and its settings are read when it is mounted: unmount it first, or leave --store out \
+                      and set the profile of a directory with `stepfs profile`";
+
+/// By what their names say of training, if all do.
+fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
+    let mut numbered: Vec<(Vec<u64>, PathBuf)> = files.iter().map(|file| (names::steps(file), file.clone())).collect();
+    let len = numbered.first().map_or(0, |(steps, _)| steps.len());
+    if len > 0 && numbered.iter().all(|(steps, _)| steps.len() == len) {
+        numbered.sort_by(|(a, _), (b, _)| a.cmp(b));
+    }
+    numbered.into_iter().map(|(_, file)| file).collect()
+}
+
+/// A directory that goes with the command, however that ends but by SIGKILL.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn begin(parent: Option<&Path>) -> Result<Scratch> {
+        let parent = parent.map_or_else(std::env::temp_dir, Path::to_path_buf);
+        let path = parent.join(format!("stepfs-tune-{}", Id::random()?));
+        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("{}", path.display()))?;
+        Ok(Scratch(fs::canonicalize(&path)?))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Tries profiles: what each takes, and how good what comes back is.
+struct Trials<'a> {
+    series: &'a Series,
+    scratch: &'a Scratch,
+    evaluator: Option<Evaluator<'a>>,
+    exact_score: Option<f64>,
+    args: &'a Args,
+    stop: &'a (dyn Fn() -> bool + Sync),
+    table: Table,
+    tried: Vec<Candidate>,
+}
+
+impl Trials<'_> {
+    /// The candidate of a profile; tried once only.
+    fn of(&mut self, profile: Profile) -> Result<&Candidate> {
+        let name = profile.name();
+        let at = match self.tried.iter().position(|candidate| candidate.profile == name) {
+            Some(at) => at,
+            None => {
+                let candidate = self.try_out(profile).with_context(|| format!("{name}"))?;
+                self.table.row(&candidate)?;
+                self.tried.push(candidate);
+                self.tried.len() - 1
+            }
+        };
+        Ok(&self.tried[at])
+    }
+
+    fn try_out(&self, profile: Profile) -> Result<Candidate> {
+        let kept = self.series.keep(profile, &self.scratch.0, &self.stop)?;
+        let score = match &self.evaluator {
+            None => None,
+            Some(evaluator) => {
+                let name = self.series.last().file_name().context("the file has no name")?;
+                let path = self.scratch.0.join(name);
+                durable::remove(&path)?;
+                let file = durable::create_new(&path).with_context(|| format!("{}", path.display()))?;
+                self.series.write(&kept, &file).with_context(|| format!("{}", path.display()))?;
+                drop(file);
+                let score = evaluator.score(&path);
+                durable::remove(&path)?;
+                Some(score?)
+            }
+        };
+        let degradation = score.zip(self.exact_score).map_or(kept.error, |(score, exact)| self.worse(score, exact));
+        let tolerance = self.args.tolerance();
+        Ok(Candidate {
+            profile: profile.name().into_owned(),
+            bytes: kept.bytes.last().copied().unwrap_or_default(),
+            series_bytes: kept.bytes,
+            error: kept.error,
+            score,
+            degradation,
+            // NaN is not.
+            good: degradation <= tolerance,
+        })
+    }
+
+    /// How much worse a score is than the exact file's.
+    fn worse(&self, score: f64, exact: f64) -> f64 {
+        let worse = if self.args.higher_is_better { exact - score } else { score - exact };
+        if self.args.absolute { worse } else { worse / exact.abs() }
+    }
+}
+
+impl Args {
+    fn tolerance(&self) -> f64 {
+        self.tolerance.unwrap_or(if self.eval.is_some() { TOLERANCE } else { ERROR_TOLERANCE })
+    }
+}
+
+fn tune(args: &Args, series: &Series, scratch: &Scratch, stop: &(dyn Fn() -> bool + Sync)) -> Result<Report> {
+    let timeout = Duration::from_secs(args.timeout);
+    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, &scratch.0, stop));
+    let exact_score = match &evaluator {
+        Some(evaluator) => Some(exact_score(args, evaluator, series.last())?),
+        None => None,
+    };
+    let table = Table::new(args.json, series, args.eval.is_some());
+    table.begin(exact_score, args.tolerance(), args.absolute)?;
+    let mut trials = Trials { series, scratch, evaluator, exact_score, args, stop, table, tried: Vec::new() };
+    let exact = trials.of(Profile::Exact)?;
+    if let Some(score) = exact.score.filter(|_| exact.degradation.abs() > args.tolerance()) {
+        let before = exact_score.unwrap_or(score);
+        bail!("--eval gives {before}, then {score} for the same bytes: that is more than the tolerance; fix its seed");
+    }
+    for profile in [Profile::Balanced, Profile::Compact] {
+        trials.of(profile)?;
+    }
+    let mut space = Space::published(series.embedding_share());
+    if space.embedding_share == 0.0 {
+        // Nothing is on that axis.
+        space.embedding_bins.truncate(1);
+    }
+    let gradients = series.has_gradients();
+    search(&space, args.near.as_ref(), args.tolerance(), |config| {
+        // Without gradients sensitivity is not known, and both metrics are the same.
+        let metric = if gradients { config.metric } else { Metric::Magnitude };
+        let config = Config { metric, ..*config };
+        let system = SystemId::inshrinkerator(&config).context("no configuration")?;
+        anyhow::Ok(trials.of(Profile::Published(system))?.degradation)
+    })?;
+    Ok(Report {
+        file_bytes: series.last_bytes(),
+        eval: args.eval.clone(),
+        exact_score,
+        tolerance: args.tolerance(),
+        inshrinkerator_only: args.inshrinkerator_only,
+        candidates: trials.tried,
+    })
+}
+
+fn exact_score(args: &Args, evaluator: &Evaluator, file: &Path) -> Result<f64> {
+    let path = std::path::absolute(file).with_context(|| format!("{}", file.display()))?;
+    let score = evaluator.score(&path).context("the file as it was written")?;
+    if !score.is_finite() {
+        bail!("--eval gives {score} for the file as it was written; nothing can be compared with that");
+    }
+    if score == 0.0 && !args.absolute {
+        bail!("--eval gives 0 for the file as it was written; no share of that is anything, so add --absolute");
+    }
+    Ok(score)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_read_as_people_write_them() {
+        for (text, share) in [("1%", 0.01), ("0.01", 0.01), ("0", 0.0), ("50 %", 0.5), ("2", 2.0)] {
+            assert_eq!(parse_share(text), Ok(share), "{text}");
+        }
+        for text in ["", "%", "-1%", "nan", "inf%", "1%%", "a"] {
+            assert!(parse_share(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn numbered_files_are_put_in_order_and_others_left_as_they_are() {
+        let order = |files: &[&str]| in_order(&files.iter().map(PathBuf::from).collect::<Vec<_>>());
+        assert_eq!(order(&["r/step_10.pt", "r/step_9.pt"]), [Path::new("r/step_9.pt"), Path::new("r/step_10.pt")]);
+        assert_eq!(order(&["b.pt", "a.pt"]), [Path::new("b.pt"), Path::new("a.pt")]);
+    }
+
+    #[test]
+    fn only_inshrinkerators_configurations_are_near() {
+        assert_eq!(parse_near("inshrinkerator-4").unwrap(), Config::new(16));
+        assert!(parse_near("lc-3").is_err() && parse_near("balanced").is_err());
+    }
+}

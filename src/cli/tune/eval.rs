@@ -1,0 +1,209 @@
+//! Asks a user's command how good a checkpoint is.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::super::words::name;
+
+/// How often it is looked whether the command is done, or somebody wants to stop.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// What a command that is told to end has to do so.
+const GRACE: Duration = Duration::from_millis(500);
+/// Of its output this much is looked at, from the end.
+const TAIL_BYTES: u64 = 4096;
+/// Lines of its errors that are shown.
+const SHOWN_LINES: usize = 8;
+
+/// A command that prints a number.
+pub(super) struct Evaluator<'a> {
+    script: String,
+    timeout: Duration,
+    scratch: &'a Path,
+    interrupted: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// What a command prints lies in files, so that nobody has to read while it runs.
+struct Output {
+    path: PathBuf,
+    file: File,
+}
+
+impl Output {
+    fn begin(path: PathBuf) -> Result<Output> {
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+        Ok(Output { file: file.with_context(|| format!("{}", path.display()))?, path })
+    }
+
+    fn stdio(&self) -> Result<Stdio> {
+        Ok(self.file.try_clone()?.into())
+    }
+
+    /// The end of it; a line that is cut short is left out.
+    fn tail(&mut self) -> Result<String> {
+        let len = self.file.metadata()?.len();
+        let from = len.saturating_sub(TAIL_BYTES);
+        self.file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        (&self.file).take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        Ok(match text.split_once('\n') {
+            Some((_, rest)) if from > 0 => rest.to_string(),
+            _ => text,
+        })
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// The number in the last line that has anything in it. A word before it is none of it: a line is a number, or no number.
+fn number(output: &str) -> Option<f64> {
+    output.lines().map(str::trim).rfind(|line| !line.is_empty())?.parse().ok()
+}
+
+/// What the shell is given: the path is the command's last argument, unless it says itself where it goes.
+fn script(command: &str) -> String {
+    let says = ["$1", "${1", "$@", "$*", "${@", "${*"].iter().any(|word| command.contains(word));
+    if says { command.to_string() } else { format!("{command} \"$@\"") }
+}
+
+impl<'a> Evaluator<'a> {
+    pub(super) fn new(
+        command: &str,
+        timeout: Duration,
+        scratch: &'a Path,
+        interrupted: &'a (dyn Fn() -> bool + Sync),
+    ) -> Evaluator<'a> {
+        Evaluator { script: script(command), timeout, scratch, interrupted }
+    }
+
+    /// Runs the command on a checkpoint. The number may be NaN or infinite: that is an answer.
+    ///
+    /// # Errors
+    /// The command fails, prints no number, takes too long; somebody wants to stop.
+    pub(super) fn score(&self, checkpoint: &Path) -> Result<f64> {
+        let mut out = Output::begin(self.scratch.join("stdout"))?;
+        let mut err = Output::begin(self.scratch.join("stderr"))?;
+        let mut child = Command::new("sh")
+            .args(["-c", &self.script, "stepfs-tune"])
+            .arg(checkpoint)
+            .stdin(Stdio::null())
+            .stdout(out.stdio()?)
+            .stderr(err.stdio()?)
+            // So that all that it started can be told to end.
+            .process_group(0)
+            .spawn()
+            .context("no shell could be started")?;
+        let status = self.wait(&mut child).map_err(|error| error.context(format!("--eval {:?}", self.script)))?;
+        let mut said = || -> Result<String> {
+            let text = err.tail()?;
+            let lines: Vec<String> = text.lines().map(name).collect();
+            let shown = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n  ");
+            Ok(if shown.is_empty() { String::new() } else { format!("; its last words:\n  {shown}") })
+        };
+        if !status.success() {
+            bail!("--eval {:?} failed ({status}){}", self.script, said()?);
+        }
+        match number(&out.tail()?) {
+            Some(number) => Ok(number),
+            None => bail!("--eval {:?}: the last line that it prints must be a number{}", self.script, said()?),
+        }
+    }
+
+    fn wait(&self, child: &mut Child) -> Result<ExitStatus> {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return Ok(status);
+            }
+            if (self.interrupted)() {
+                end(child);
+                bail!("interrupted");
+            }
+            if began.elapsed() >= self.timeout {
+                end(child);
+                bail!("was not done in {} seconds; give it more with --timeout", self.timeout.as_secs_f64());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+}
+
+/// Ends a command with all that it started.
+fn end(child: &mut Child) {
+    let group = |signal| {
+        if let Ok(group) = libc::pid_t::try_from(child.id()) {
+            // SAFETY: no memory is passed. The child was not waited for yet, so that its number is still its own.
+            unsafe { libc::kill(-group, signal) };
+        }
+    };
+    group(libc::SIGTERM);
+    std::thread::sleep(GRACE);
+    // Also when the command itself is gone: what it started may be deaf to the other signal.
+    group(libc::SIGKILL);
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_the_number() {
+        for (text, expected) in [("1.5", 1.5), ("loss\n 2e-3 \n\n", 2e-3), ("3\n-4", -4.0), ("inf", f64::INFINITY)] {
+            assert_eq!(number(text), Some(expected));
+        }
+        assert!(number("nan").is_some_and(f64::is_nan));
+        for text in ["", "\n", "loss 1.5", "1.5\ndone", "1,5", "0x10"] {
+            assert_eq!(number(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_path_is_the_last_argument_unless_the_command_says_where() {
+        assert_eq!(script("python eval.py"), "python eval.py \"$@\"");
+        for command in ["eval.py \"$1\" --fast", "x ${1}", "x $@"] {
+            assert_eq!(script(command), command);
+        }
+    }
+
+    fn score(command: &str, timeout: f64) -> Result<f64> {
+        let scratch = tempfile::tempdir().unwrap();
+        let stop = || false;
+        let evaluator = Evaluator::new(command, Duration::from_secs_f64(timeout), scratch.path(), &stop);
+        let score = evaluator.score(Path::new("a b.pt"));
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0, "it leaves nothing");
+        score
+    }
+
+    #[test]
+    fn a_command_gets_the_path_and_its_failures_are_told() {
+        assert_eq!(score("printf '%s\\n' noise; printf '%s' \"$1\" | wc -c", 60.0).unwrap(), 6.0);
+        assert_eq!(score("yes 0123456789 | head -c 100000; echo; echo 7; true", 60.0).unwrap(), 7.0);
+        let failed = score("echo 1; echo why >&2; exit 3 #", 60.0).unwrap_err().to_string();
+        assert!(failed.contains("exit status: 3") && failed.contains("why"), "{failed}");
+        assert!(score("true", 60.0).unwrap_err().to_string().contains("must be a number"));
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_with_what_it_started() {
+        let began = Instant::now();
+        let pid = tempfile::NamedTempFile::new().unwrap();
+        let command = format!("trap '' TERM; sleep 100 & echo $! > {}; wait; true", pid.path().display());
+        let error = score(&command, 0.3).unwrap_err();
+        assert!(format!("{error:#}").contains("--timeout"), "{error:#}");
+        assert!(began.elapsed() < Duration::from_secs(30));
+        let pid = std::fs::read_to_string(pid.path()).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        assert!(stat.is_err() || stat.unwrap().contains(") Z "), "what it started is gone");
+    }
+}
