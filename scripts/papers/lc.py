@@ -11,22 +11,25 @@ TASKS = ("mlr_sgd5", "lenet_sgd5")
 AT = {"5%": ("lc-2", "scar-5", "topn-5"), "10%": ("lc-3", "scar-10", "topn-10")}
 OURS = ("balanced", "compact")
 EXACT = "exact"
+STAGED = (*TASKS, "lenet_momentum5", "recommend", "gpt_i25")
 INTERVALS = (10, 20, 30, 40, 50, 60)  # m of figure 5, in iterations
 FROM = 4  # checkpoint that figure 5's difference begins at
 SHOWN = 8  # buckets of figure 5 in the table: as many as 3 bits keep
 
 
 def measure(lab):
-    tasks = [lab.task(name) for name in TASKS]
     rework = {}
-    for task in tasks:
+    for task in map(lab.task, TASKS[:1] if lab.quick else TASKS):
         rework[task.name] = {}
-        for system in (EXACT, *(name for names in AT.values() for name in names), *OURS):
+        for system in (EXACT, *sum(levels(lab.quick).values(), ()), *OURS):
             rework[task.name][system] = {"singles": lab.singles(task, system), "sizes": lab.sizes(task, system)}
-    stages = {}
-    for task in [*tasks, lab.task("gpt_i25")]:
-        stages[task.name] = lab.figures(task, "lc")
-    return {"tasks": tasks, "rework": rework, "stages": stages, "buckets": {"mlr_sgd5": buckets(lab, lab.task("mlr_sgd5"))}}
+    stages = {name: lab.figures(lab.task(name), "lc") for name in (TASKS[:1] if lab.quick else STAGED)}
+    return {"rework": rework, "levels": levels(lab.quick), "stages": stages, "buckets": {TASKS[0]: buckets(lab, lab.task(TASKS[0]))}}
+
+
+def levels(quick):
+    """Sizes that rework is compared at, with the systems."""
+    return dict([*AT.items()][:1]) if quick else AT
 
 
 def buckets(lab, task):
@@ -93,7 +96,7 @@ def figure_3(found):
     yield ""
     yield from head("task", "at", "system", "weights", "restores", "rework", "worst", "never back", "behind", "SCAR, TOPN / LC, of rework")
     for task, systems in found["rework"].items():
-        for at, names in (("", (EXACT,)), *AT.items(), ("", OURS)):
+        for at, names in (("", (EXACT,)), *found["levels"].items(), ("", OURS)):
             lc = systems[names[0]]["singles"]
             for name in names:
                 singles, sizes = systems[name]["singles"], systems[name]["sizes"]
@@ -180,7 +183,7 @@ def pictures(found, out):
 
     panels = {}
     for task, systems in found["rework"].items():
-        bars = [(name, systems[name]["singles"]["rework"]) for name in (*sum(AT.values(), ()), *OURS) if systems[name]["singles"]]
+        bars = [(name, systems[name]["singles"]["rework"]) for name in (*sum(found["levels"].values(), ()), *OURS) if systems[name]["singles"]]
         if bars:
             panels[task] = bars
     plots.bars(panels, "rework, iterations", out / "lc_figure_3.png")
