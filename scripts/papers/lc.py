@@ -113,7 +113,8 @@ def figure_3(found):
     yield ("Published: at 5% LC-Checkpoint has 2.88 to 5.77 times less rework than SCAR and 2.17 to 4.06 times less than TOPN; at 10% 1.9 to 4.82 and 1.52 to "
            "2.17 times. Where ours differ: theirs are 50 repeats on MNIST and FashionMNIST (AlexNet and matrix factorization, too) with a checkpoint at each "
            "iteration; ours are LeNet-5 and regression on drawn digits with a checkpoint every 5 iterations, repeats are restores from different checkpoints of "
-           "one run, and rework is cut off at the largest offset that is measured. `scar` updates by turns, so with 5% a parameter is up to 20 checkpoints old.")
+           "one run, and rework is cut off at the largest offset that is measured. `scar` updates by turns, so with 5% a parameter is up to 20 checkpoints old; `topn` counts elements, each of which "
+           "takes twice the bytes with its place. What LC-Checkpoint weighs follows from the data, so it is not at 5% and 10% exactly.")
     yield ""
     yield "![rework](comparison/lc_figure_3.png)"
     yield ""

@@ -1,5 +1,7 @@
 """stepfs's own profiles beside every published system: sizes of each series, and what restores cost."""
 
+import math
+
 from study.report import head, number, row
 
 from .lab import weight_share
@@ -64,21 +66,27 @@ def verdict(systems, own, kind, size):
     known = f" (not run: {', '.join(missing)})" if missing else ""
     if not smaller:
         return f"- `{own}`, {kind}: smaller than every published system{known}."
-    better, unknown, worse = [], [], []
+    words = {True: "whose restores cost more", None: "whose restores were not compared", UNTOLD: "whose restores cost more by the mean, but within the intervals"}
+    groups = {}
     for name in smaller:
-        cost = costs_more(systems[name]["chain"], ours["chain"])
-        (unknown if cost is None else worse if cost else better).append(f"{name} ({100 * size(systems[name]):.2f}%)")
-    parts = [f"**NOT smaller than {', '.join(better)}, at equal or better loss**"] if better else []
-    parts += [f"larger than {', '.join(worse)}, whose restores cost more"] if worse else []
-    parts += [f"larger than {', '.join(unknown)}, whose loss was not compared"] if unknown else []
+        groups.setdefault(costs_more(systems[name]["chain"], ours["chain"]), []).append(f"{name} ({100 * size(systems[name]):.2f}%)")
+    parts = [f"**NOT smaller than {', '.join(groups[False])}, at equal or better loss**"] if False in groups else []
+    parts += [f"larger than {', '.join(groups[cost])}, {text}" for cost, text in words.items() if cost in groups]
     return f"- `{own}` ({100 * size(ours):.2f}%), {kind}: {'; '.join(parts)}{known}."
 
 
+UNTOLD = "untold"
+
+
 def costs_more(chain, ours):
-    """Whether restores cost more iterations than ours, by the means; None where either was not run."""
+    """Whether restores cost more iterations than ours: False if not by the means, UNTOLD if by less than both intervals leave open, None where
+    either was not run."""
     if not chain or not ours or chain["per_restore"][0] is None or ours["per_restore"][0] is None:
         return None
-    return chain["per_restore"][0] > ours["per_restore"][0]
+    (theirs, half), (own, own_half) = chain["per_restore"], ours["per_restore"]
+    if theirs <= own:
+        return False
+    return True if theirs - own > math.hypot(half or 0, own_half or 0) else UNTOLD
 
 
 def pictures(found, out):
