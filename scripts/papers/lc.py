@@ -89,10 +89,10 @@ def markdown(found):
 def figure_3(found):
     yield "### Figure 3: rework at 5% and 10%"
     yield ""
-    yield ("Iterations from the state that was read back to the loss of the state that was lost (section 4.2): single restores from released checkpoints through "
-           "a mount, each from another checkpoint of the run; mean and 95% interval over them. Weights: stored bytes in % of raw ones, without the first "
-           "checkpoint of the chain, which these systems keep whole. Behind: iterations that are lost for good, by the gap of the held-out loss 10 and more "
-           "iterations later (docs/QUALITY.md); rework alone rewards states that happen to have a lower loss.")
+    yield ("Iterations from the state that was read back to the loss of the state that was lost (section 4.2): single restores from released "
+           "checkpoints through a mount, each from another checkpoint of the run; mean and 95% interval over them. Weights: stored bytes in % of "
+           "raw ones, without the first checkpoint of the chain, which these systems keep whole. Behind: iterations that are lost for good, by the "
+           "gap of the held-out loss 10 and more iterations later (docs/QUALITY.md); rework alone rewards states that happen to have a lower loss.")
     yield ""
     yield from head("task", "at", "system", "weights", "restores", "rework", "worst", "never back", "behind", "SCAR, TOPN / LC, of rework")
     for task, systems in found["rework"].items():
@@ -110,11 +110,12 @@ def figure_3(found):
                 yield row(task, at, name, share, singles["restores"], number(singles["rework"], ".2f"), singles["worst_rework"], singles["never_back"],
                           number(singles["behind"], "+.2f"), times)
     yield ""
-    yield ("Published: at 5% LC-Checkpoint has 2.88 to 5.77 times less rework than SCAR and 2.17 to 4.06 times less than TOPN; at 10% 1.9 to 4.82 and 1.52 to "
-           "2.17 times. Where ours differ: theirs are 50 repeats on MNIST and FashionMNIST (AlexNet and matrix factorization, too) with a checkpoint at each "
-           "iteration; ours are LeNet-5 and regression on drawn digits with a checkpoint every 5 iterations, repeats are restores from different checkpoints of "
-           "one run, and rework is cut off at the largest offset that is measured. `scar` updates by turns, so with 5% a parameter is up to 20 checkpoints old; `topn` counts elements, each of which "
-           "takes twice the bytes with its place. What LC-Checkpoint weighs follows from the data, so it is not at 5% and 10% exactly.")
+    yield ("Published: at 5% LC-Checkpoint has 2.88 to 5.77 times less rework than SCAR and 2.17 to 4.06 times less than TOPN; at 10% 1.9 to 4.82 "
+           "and 1.52 to 2.17 times. Where ours differ: theirs are 50 repeats on MNIST and FashionMNIST (AlexNet and matrix factorization, too) with "
+           "a checkpoint at each iteration; ours are LeNet-5 and regression on drawn digits with a checkpoint every 5 iterations, repeats are "
+           "restores from different checkpoints of one run, and rework is cut off at the largest offset that is measured. `scar` updates by turns, "
+           "so with 5% a parameter is up to 20 checkpoints old; `topn` counts elements, each of which takes twice the bytes with its place. What "
+           "LC-Checkpoint weighs follows from the data, so it is not at 5% and 10% exactly.")
     yield ""
     yield "![rework](comparison/lc_figure_3.png)"
     yield ""
@@ -123,8 +124,9 @@ def figure_3(found):
 def figure_4(found):
     yield "### Figure 4: what each stage contributes"
     yield ""
-    yield ("Weights only, in % of fp32, mean over the differences of a series. E: log2 k bits each for k buckets, and the buckets' values (section 3.1.1); E + P: x bits "
-           "each; E + P + H: bytes that the codec wrote; E + H: the same without promotion. Each chain goes on from its own reconstruction.")
+    yield ("Weights only, in % of fp32, mean over the differences of a series. E: log2 k bits each for k buckets, and the buckets' values (section "
+           "3.1.1); E + P: x bits each; E + P + H: bytes that the codec wrote; E + H: the same without promotion. Each chain goes on from its own "
+           "reconstruction.")
     yield ""
     yield from head("task", "x", "k", "E", "E + P", "E + P + H", "E + H", "P brings", "H brings")
     for task, figures in found["stages"].items():
@@ -137,8 +139,8 @@ def figure_4(found):
     yield row("published, mean", 2, "below 2^5", "15%", "5.7%", "below 5%", "", "9.26 points", "2 points")
     yield row("published, mean", 3, "below 2^5", "15%", "8.8%", "below 10%", "", "6.23 points", "1.6 points")
     yield ""
-    yield ("Where ours differ: k counts every bucket of the whole model that has an element, both signs, and one stray element makes a bucket; a few rare ones "
-           "raise E, and cost Huffman codes next to nothing. With x bits, 2^x values of 32 bits are counted in E + P.")
+    yield ("Where ours differ: k counts every bucket of the whole model that has an element, both signs, and one stray element makes a bucket; a "
+           "few rare ones raise E, and cost Huffman codes next to nothing. With x bits, 2^x values of 32 bits are counted in E + P.")
     yield ""
     yield "![stages](comparison/lc_figure_4.png)"
     yield ""
@@ -147,8 +149,8 @@ def figure_4(found):
 def figure_5(found):
     yield "### Figure 5: which buckets matter"
     yield ""
-    yield ("Logistic regression: relative error of the held-out loss at u + difference if one bucket of the difference (of m iterations) is set to 0, for the "
-           f"{SHOWN} buckets with the largest exponents; after that: the largest error of any other bucket.")
+    yield ("Logistic regression: relative error of the held-out loss at u + difference if one bucket of the difference (of m iterations) is set to "
+           f"0, for the {SHOWN} buckets with the largest exponents; after that: the largest error of any other bucket.")
     yield ""
     columns = [f"bucket {n + 1}" for n in range(SHOWN)]
     yield from head("task", "m", "buckets", *columns, "any other")
@@ -167,8 +169,8 @@ def figure_5(found):
             parts = [f"{bits} bits keep {100 * min(shares):.0f} to {100 * max(shares):.0f}%" for bits, shares in kept.items()]
             yield f"Of the sum of all buckets' errors, {' and '.join(parts)} (the 2^x - 1 buckets with the largest exponents)."
             yield ""
-    yield ("Published: the buckets farthest from 0 have the largest errors for all m, and 3 bits (8 buckets) hold all that have an effect. Where ours differ: the largest "
-           "exponents of our differences have few elements each, so the error peaks some buckets below the largest.")
+    yield ("Published: the buckets farthest from 0 have the largest errors for all m, and 3 bits (8 buckets) hold all that have an effect. Where "
+           "ours differ: the largest exponents of our differences have few elements each, so the error peaks some buckets below the largest.")
     yield ""
     yield "![buckets](comparison/lc_figure_5.png)"
     yield ""
