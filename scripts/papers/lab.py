@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -110,8 +109,7 @@ class Lab:
 
     def call(self, *words):
         """Runs the program that shows the codecs by themselves."""
-        command = ["nice", "-n", "10", self.figures_program, *words]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ)
+        done = subprocess.run(list(map(str, [self.figures_program, *words])), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(map(str, words[:2]))}: {done.stderr.strip()}")
         return json.loads(done.stdout)
