@@ -116,6 +116,10 @@ class Lab:
 
 
 def weight_share(report, first=False):
-    """Stored bytes of the weights in their raw ones; without the first checkpoint, which most systems keep whole, unless `first`."""
-    part = report["total" if first else "after_first"]["kinds"].get("weight")
-    return part["stored_bytes"] / part["raw_bytes"] if part and part["raw_bytes"] else None
+    """Stored bytes of the weights in their raw ones; without the first keyframe, which most systems keep whole, unless `first`."""
+    rows = [one for one in report["files"] if one["state"] == "released" and one["raw"].get("weight")]
+    keyframe = next((one for one in rows if one["kind"] == "keyframe"), None)
+    if not first and len(rows) > 1:
+        rows = [one for one in rows if one is not keyframe]
+    raw = sum(one["raw"]["weight"] for one in rows)
+    return sum(one["stored"].get("weight", 0) for one in rows) / raw if raw else None

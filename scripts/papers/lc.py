@@ -91,7 +91,7 @@ def figure_3(found):
     yield ""
     yield ("Iterations from the state that was read back to the loss of the state that was lost (section 4.2): single restores from released "
            "checkpoints through a mount, each from another checkpoint of the run; mean and 95% interval over them. Weights: stored bytes in % of "
-           "raw ones, without the first checkpoint of the chain, which these systems keep whole. Behind: iterations that are lost for good, by the "
+           "raw ones, without the first keyframe, which these systems need. Behind: iterations that are lost for good, by the "
            "gap of the held-out loss 10 and more iterations later (docs/QUALITY.md); rework alone rewards states that happen to have a lower loss.")
     yield ""
     yield from head("task", "at", "system", "weights", "restores", "rework", "worst", "never back", "behind", "SCAR, TOPN / LC, of rework")

@@ -33,7 +33,7 @@ def markdown(found):
     yield "## stepfs beside all of them"
     yield ""
     yield ("Whole files: objects and stubs of all released checkpoints of a series, the first one included, in % of the raw bytes. Weights: those "
-           "bytes of them, in % of theirs; without the first checkpoint, which LC-Checkpoint, SCAR, TOPN and Delta-DNN keep whole. No paper says "
+           "bytes of them, in % of theirs; without the first keyframe, which LC-Checkpoint, SCAR, TOPN and Delta-DNN keep whole. No paper says "
            "anything of optimizer state, so theirs is lossless, and whole files compare weights fairly only where there is none (SGD). Behind, a "
            "restore: iterations that each of the restores costs (docs/QUALITY.md), with the 95% interval of one run's restores, which are not "
            "independent; gap at the end: held-out loss less the uninterrupted run's.")
