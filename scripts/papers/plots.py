@@ -12,15 +12,19 @@ def _panels(count, width=6.5, height=4.2):
     return figure, axes.flat
 
 
+OURS, THEIRS = "#dd8452", "#4c72b0"
+
+
 def bars(panels, label, path, log=False):
-    """`panels`: title to [(name, (value, half width of its interval or None))]."""
+    """`panels`: title to [(name, (value, half width of its interval or None))]. stepfs's own profiles have a colour of their own."""
     if not panels:
         return
     figure, axes = _panels(len(panels))
     for axis, (title, found) in zip(axes, panels.items()):
         values = [value for _, (value, _) in found]
         halves = [half or 0 for _, (_, half) in found]
-        axis.bar(range(len(found)), values, yerr=halves, capsize=3, color=[plt.get_cmap("tab10")(n % 10) for n in range(len(found))])
+        colours = [OURS if name in ("balanced", "compact") else THEIRS for name, _ in found]
+        axis.bar(range(len(found)), values, yerr=halves if any(halves) else None, capsize=3, color=colours)
         axis.set_xticks(range(len(found)), [name for name, _ in found], rotation=40, ha="right", fontsize=10)
         axis.set(title=title, ylabel=label)
         if log:
