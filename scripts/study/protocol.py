@@ -108,8 +108,8 @@ class Copies:
 class Store:
     """A mount whose checkpoints are released before anyone reads them."""
 
-    def __init__(self, base, profile):
-        self.mount = sizes.open_store(base, profile)
+    def __init__(self, base, profile, extra):
+        self.mount = sizes.open_store(base, profile, extra)
         self.dir = self.mount.dir
 
     def settle(self, name):
@@ -121,12 +121,13 @@ class Store:
 
 
 class Workplace:
-    """A directory that is removed at the end, after whatever is mounted in it; a `with` gives its store."""
+    """A directory that is removed at the end, after whatever is mounted in it; a `with` gives its store. `extra`: more settings
+    for stepfs.toml."""
 
-    def __init__(self, profile, where):
+    def __init__(self, profile, where, extra=""):
         self.base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
         try:
-            self.store = Copies(self.base) if profile == ULP else Store(self.base, profile)
+            self.store = Copies(self.base) if profile == ULP else Store(self.base, profile, extra)
         except BaseException:
             self.clear()
             raise
@@ -155,11 +156,11 @@ def restore(task, seed, store, name, profile, count):
     return run
 
 
-def interrupted(task, seed, profile, restores, raw, where=None):
+def interrupted(task, seed, profile, restores, raw, where=None, extra=""):
     """Crash `restores` times, and train to the end. One segment per restore, from there to the next crash or the end."""
     origin, found = folder(raw, task, seed), places(task, restores)
     segments, began = [], time.perf_counter()
-    with Workplace(profile, where) as store:
+    with Workplace(profile, where, extra) as store:
         for place in range(found[0] + 2):
             shutil.copy2(origin / task.file(place), store.dir)
         for n, place in enumerate(found):
@@ -175,14 +176,14 @@ def interrupted(task, seed, profile, restores, raw, where=None):
     return {"segments": segments, "digest": last, "seconds": time.perf_counter() - began}
 
 
-def singles(task, seed, profile, raw, where=None):
+def singles(task, seed, profile, raw, where=None, extra=""):
     """Restores that do not add up: from each of several checkpoints, as far as the largest offset. Measured at the offsets, and
     after each iteration until the loss is back at what it was when the checkpoint was saved."""
     origin, reach = folder(raw, task, seed), max(task.offsets)
     goals = json.loads((origin / "losses.json").read_text())["held_out"]
     found = [round(n * (task.count - 2) / max(1, task.singles - 1)) for n in range(task.singles)]
     answer, began = [], time.perf_counter()
-    with Workplace(profile, where) as store:
+    with Workplace(profile, where, extra) as store:
         for place in range(task.count):
             shutil.copy2(origin / task.file(place), store.dir)
         for n, place in enumerate(sorted(set(found))):

@@ -25,7 +25,7 @@ mod quantizer;
 mod tests;
 
 pub use policy::{Predictor, Step, bits_after, bits_for, wants_baseline};
-pub use quantizer::{Method, Search, l2_error};
+pub use quantizer::{Method, Search, l2_distance, l2_error, quantized};
 
 use std::io;
 

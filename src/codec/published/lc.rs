@@ -96,6 +96,14 @@ impl Ranges {
 }
 
 impl Lc {
+    /// Number of buckets that a tile's payload knows, beside the one of what has not changed.
+    ///
+    /// # Errors
+    /// [`Corrupt`] for what `encode` does not write.
+    pub fn buckets(mut payload: &[u8]) -> Result<u64, Corrupt> {
+        varint::take(&mut payload)
+    }
+
     fn ranges(tensor: &dyn Tensor) -> io::Result<Ranges> {
         let tiles = 0..tensor.tiles();
         let each = tiles.into_par_iter().try_fold(Ranges::none, |mut ranges, number| {

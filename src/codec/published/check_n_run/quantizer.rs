@@ -273,13 +273,28 @@ fn miss(value: f32, levels: f32) -> f32 {
     value - ((clipped + ROUNDER) - ROUNDER)
 }
 
-/// Mean l2 error of rows (all finite) quantized so: the paper's measure. `lengths`: of the rows of `x`, none of them 0.
-pub fn l2_error(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> f64 {
+/// What rows (all finite) become, one after the other. `bits`: 1 to 8; `lengths`: of the rows of `x`, none of them 0.
+pub fn quantized(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec<f32> {
     let (mut codes, mut values) = (vec![0; x.len()], vec![0.0; x.len()]);
-    let (mut start, mut sum) = (0, 0.0);
+    let mut start = 0;
     for (grid, length) in grids(method, bits, x, lengths).into_iter().zip(lengths) {
         let row = start..start + length;
-        uniform::quantize(grid, levels(bits), &x[row.clone()], &mut codes[row.clone()], &mut values[row.clone()]);
+        uniform::quantize(grid, levels(bits), &x[row.clone()], &mut codes[row.clone()], &mut values[row]);
+        start += length;
+    }
+    values
+}
+
+/// Mean l2 error of rows (all finite) quantized so: the paper's measure. `lengths`: of the rows of `x`, none of them 0.
+pub fn l2_error(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> f64 {
+    l2_distance(x, &quantized(method, bits, x, lengths), lengths)
+}
+
+/// Mean over rows of how far what they became is from what they were.
+pub fn l2_distance(x: &[f32], values: &[f32], lengths: &[usize]) -> f64 {
+    let (mut start, mut sum) = (0, 0.0);
+    for length in lengths {
+        let row = start..start + length;
         let square = |(&x, &q): (&f32, &f32)| (f64::from(x) - f64::from(q)).powi(2);
         sum += x[row.clone()].iter().zip(&values[row]).map(square).sum::<f64>().sqrt();
         start += length;

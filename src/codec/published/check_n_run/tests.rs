@@ -49,6 +49,21 @@ proptest! {
     }
 }
 
+/// What figures are made of is what a mount would store.
+#[test]
+fn quantized_rows_are_what_the_system_decodes_to() {
+    let mut noise = Noise(5);
+    // Ten rows are a tile: none is cut.
+    let (width, rows) = (20, 50);
+    let values: Vec<f32> = (0..width * rows).map(|_| noise.normal()).collect();
+    for (bits, method) in [2, 3, 4, 8].into_iter().flat_map(|bits| METHODS.map(|method| (bits, method))) {
+        let made = Made::new("embedding", rows as u64, values.clone());
+        let states = checkpoint(&system(bits).with(method), std::slice::from_ref(&made), 0);
+        let stored: Vec<f32> = states[0].0.iter().flat_map(|state| state.values.iter().copied()).collect();
+        assert_eq!(quantized(method, bits, &values, &vec![width; rows]), stored, "{bits} bits, {method:?}");
+    }
+}
+
 /// The greedy search, value by value in f64 and straight from the paper, finds the same range.
 #[test]
 fn search_is_the_papers() {

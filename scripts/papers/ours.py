@@ -1,0 +1,101 @@
+"""stepfs's own profiles beside every published system: sizes of each series, and what restores cost."""
+
+import math
+
+from study.report import head, number, row
+
+from .lab import weight_share
+
+OURS = ("balanced", "compact")
+SERIES = ("gpt_i25", "gpt_i1", "gpt_bf16", "lenet_sgd5", "lenet_momentum5", "mlr_sgd5", "recommend")
+SYSTEMS = (*OURS, "lc-2", "lc-3", "scar-5", "scar-10", "topn-5", "topn-10", "check-n-run-2", "check-n-run-4", "inshrinkerator-3", "inshrinkerator-4", "qd-compressor",
+           "delta-dnn-2", "delta-dnn-3", "gobo-3")  # fmt: skip
+# Series whose runs with restores are short, and how often they are restored; those of GPT take minutes each.
+RESTORED = {"mlr_sgd5": 10, "lenet_sgd5": 10, "recommend": 10, "lenet_momentum5": 10, "gpt_i25": 9}
+RESTORED_SYSTEMS = {"gpt_i25": (*OURS, "lc-2", "lc-3", "check-n-run-4", "inshrinkerator-4")}
+QUICK = {"series": ("mlr_sgd5",), "systems": (*OURS, "lc-3", "inshrinkerator-4"), "restores": 2}
+
+
+def measure(lab):
+    answer = {}
+    for name in QUICK["series"] if lab.quick else SERIES:
+        task = lab.task(name)
+        found = {system: {"sizes": lab.sizes(task, system)} for system in (QUICK["systems"] if lab.quick else SYSTEMS)}
+        for system in found:
+            restored = name in RESTORED and system in RESTORED_SYSTEMS.get(name, SYSTEMS)
+            chain = lab.chain(task, system, QUICK["restores"] if lab.quick else RESTORED[name]) if restored else None
+            found[system]["chain"] = chain and {what: chain[what] for what in ("restores", "per_restore", "behind", "end_gap", "late_gap")}
+        answer[name] = {"what": task.what, "systems": found}
+    return answer
+
+
+def markdown(found):
+    yield "## stepfs beside all of them"
+    yield ""
+    yield ("Whole files: objects and stubs of all released checkpoints of a series, the first one included, in % of the raw bytes. Weights: those "
+           "bytes of them, in % of theirs; without the first keyframe, which LC-Checkpoint, SCAR, TOPN and Delta-DNN keep whole. No paper says "
+           "anything of optimizer state, so theirs is lossless, and whole files compare weights fairly only where there is none (SGD). Behind, a "
+           "restore: iterations that each of the restores costs (docs/QUALITY.md), with the 95% interval of one run's restores, which are not "
+           "independent; gap at the end: held-out loss less the uninterrupted run's.")
+    yield ""
+    for name, series in found.items():
+        yield f"### {name}: {series['what']}"
+        yield ""
+        yield from head("system", "whole files", "weights", "weights without the first", "restores", "behind, a restore", "behind, in total", "gap at the end")
+        for system, one in series["systems"].items():
+            report, chain = one["sizes"], one["chain"]
+            share = lambda value: f"{100 * value:.2f}%" if value is not None else "-"
+            sizes = [share(report["total"]["share"]), share(weight_share(report, True)), share(weight_share(report))] if report else ["not run"] * 3
+            cost = [chain["restores"], number(chain["per_restore"], "+.2f"), number(chain["behind"], "+.1f"), number(chain["end_gap"])] if chain else ["", *["not run"] * 3]
+            yield row(f"**{system}**" if system in OURS else system, *sizes, *cost)
+        yield ""
+        for own in OURS:
+            for kind, size in (("whole files", lambda one: one["sizes"]["total"]["share"]), ("weights", lambda one: weight_share(one["sizes"]))):
+                yield verdict(series["systems"], own, kind, size)
+        yield ""
+    yield "![weights](comparison/ours_weights.png)"
+    yield ""
+
+
+def verdict(systems, own, kind, size):
+    """Which published systems are smaller than one of ours, and whether their restores cost no more: a line."""
+    ours = systems.get(own)
+    if not ours or not ours["sizes"]:
+        return f"- `{own}`, {kind}: not run."
+    smaller = [name for name, one in systems.items() if name not in OURS and one["sizes"] and size(one) < size(ours)]
+    missing = [name for name, one in systems.items() if not one["sizes"]]
+    known = f" (not run: {', '.join(missing)})" if missing else ""
+    if not smaller:
+        return f"- `{own}`, {kind}: smaller than every published system{known}."
+    words = {True: "whose restores cost more", None: "whose restores were not compared", UNTOLD: "whose restores cost more by the mean, but within the intervals"}
+    groups = {}
+    for name in smaller:
+        groups.setdefault(costs_more(systems[name]["chain"], ours["chain"]), []).append(f"{name} ({100 * size(systems[name]):.2f}%)")
+    parts = [f"**NOT smaller than {', '.join(groups[False])}, at equal or better loss**"] if False in groups else []
+    parts += [f"larger than {', '.join(groups[cost])}, {text}" for cost, text in words.items() if cost in groups]
+    return f"- `{own}` ({100 * size(ours):.2f}%), {kind}: {'; '.join(parts)}{known}."
+
+
+UNTOLD = "untold"
+
+
+def costs_more(chain, ours):
+    """Whether restores cost more iterations than ours: False if not by the means, UNTOLD if by less than both intervals leave open, None where
+    either was not run."""
+    if not chain or not ours or chain["per_restore"][0] is None or ours["per_restore"][0] is None:
+        return None
+    (theirs, half), (own, own_half) = chain["per_restore"], ours["per_restore"]
+    if theirs <= own:
+        return False
+    return True if theirs - own > math.hypot(half or 0, own_half or 0) else UNTOLD
+
+
+def pictures(found, out):
+    from . import plots
+
+    panels = {}
+    for name, series in found.items():
+        bars = [(system, (100 * weight_share(one["sizes"]), None)) for system, one in series["systems"].items() if one["sizes"]]
+        if bars:
+            panels[name] = bars
+    plots.bars(panels, "weights without the first, % of raw", out / "ours_weights.png", log=True)
