@@ -24,7 +24,7 @@ def measure(lab):
         for system in (EXACT, *sum(levels(lab.quick).values(), ()), *OURS):
             rework[task.name][system] = {"singles": lab.singles(task, system), "sizes": lab.sizes(task, system)}
     stages = {name: lab.figures(lab.task(name), "lc") for name in (TASKS[:1] if lab.quick else STAGED)}
-    return {"rework": rework, "levels": levels(lab.quick), "stages": stages, "buckets": {TASKS[0]: buckets(lab, lab.task(TASKS[0]))}}
+    return {"rework": rework, "levels": levels(lab.quick), "stages": stages, "buckets": {TASKS[0]: kept_buckets(lab, lab.task(TASKS[0]))}}
 
 
 def levels(quick):
@@ -32,11 +32,15 @@ def levels(quick):
     return dict([*AT.items()][:1]) if quick else AT
 
 
-def buckets(lab, task):
-    """Figure 5: relative error of the loss at u + difference if one bucket of the difference is 0, by bucket, for each m."""
+def kept_buckets(lab, task):
     files = lab.series(task)
-    if not files:
-        return None
+    # No part of stepfs is in it.
+    found = files and lab.get(f"{task.name}-buckets", task, lambda: {"buckets": buckets(task, files)}, "none")
+    return found and found["buckets"]
+
+
+def buckets(task, files):
+    """Figure 5: relative error of the loss at u + difference if one bucket of the difference is 0, by bucket, for each m."""
     start = FROM if task.count > FROM + INTERVALS[-1] // task.every else 0
     u = protocol.load(files[start])
     names = list(u["model"])
