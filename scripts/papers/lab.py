@@ -37,7 +37,7 @@ class Lab:
 
     def series(self, task, count=None):
         """The first checkpoints of the uninterrupted run, in order."""
-        if not self._run(f"{task.name}-base", self._has_series(task)):
+        if not self._may_run(f"{task.name}-base", self._has_series(task)):
             return None
         self.base(task)
         return [protocol.folder(self.raw, task, 1) / task.file(place) for place in range(task.count)][:count]
@@ -48,19 +48,19 @@ class Lab:
         known = notes.exists() and json.loads(notes.read_text())["recipe"] == task.recipe()
         return known and all((folder / task.file(place)).exists() for place in range(task.count))
 
-    def _run(self, name, there):
+    def _may_run(self, name, there):
         """Whether it is there, or there is time left to make it."""
         if there or self.end is None or time.monotonic() < self.end:
             return True
         self.missing.append(name)
         return False
 
-    def _get(self, name, task, make, build=None):
+    def get(self, name, task, make, build=None):
         """A finished run, made now if there is time."""
         path = self.kept.folder / f"{name}.json"
         of = {"recipe": task.recipe(), "build": build or self.kept.build}
         there = not self.kept.again and path.exists() and json.loads(path.read_text())["of"] == of
-        if not self._run(name, there):
+        if not self._may_run(name, there):
             return None
         if there:
             return json.loads(path.read_text())
@@ -74,14 +74,14 @@ class Lab:
         files = self.series(task, self.released(task) + 1)
         name = f"{task.name}-{profile}-sizes-{self.released(task)}{'-fixed' if settings else ''}"
         weigh = lambda: {"report": sizes.measure(files[0].parent, [file.name for file in files], profile, settings, self.where)}
-        found = self._get(name, task, weigh) if files else None
+        found = self.get(name, task, weigh) if files else None
         return found and found["report"]
 
     def singles(self, task, profile, seed=1):
         """Single restores from many checkpoints: study/gaps.py's figures of them."""
         if not self.series(task):
             return None
-        run = self._get(f"{task.name}-{profile}-singles-seed{seed}", task, lambda: protocol.singles(task, seed, profile, self.raw, self.where))
+        run = self.get(f"{task.name}-{profile}-singles-seed{seed}", task, lambda: protocol.singles(task, seed, profile, self.raw, self.where))
         return run and gaps.of_singles(task, [run], [self.base(task, seed)])
 
     def chain(self, task, profile, restores, settings="", seed=1):
@@ -89,7 +89,7 @@ class Lab:
         if not self.series(task):
             return None
         name = f"{task.name}-{profile}-R{restores}-seed{seed}{'-fixed' if settings else ''}"
-        run = self._get(name, task, lambda: protocol.interrupted(task, seed, profile, restores, self.raw, self.where, settings))
+        run = self.get(name, task, lambda: protocol.interrupted(task, seed, profile, restores, self.raw, self.where, settings))
         return run and {**gaps.of_runs(task, [run], [self.base(task, seed)]), "run": run}
 
     def figures(self, task, *words, places=None):
@@ -105,7 +105,7 @@ class Lab:
     def measured(self, name, task, make):
         """What that program has a part in: kept until it is built anew."""
         build = hashlib.sha256(Path(self.figures_program).read_bytes()).hexdigest()[:16]
-        return self._get(name, task, make, build)
+        return self.get(name, task, make, build)
 
     def call(self, *words):
         """Runs the program that shows the codecs by themselves."""
