@@ -1,7 +1,7 @@
 //! Symbols in rows and columns that differ in how busy they are: an update of a linear layer is nearly a sum of products of what
 //! came in and of what came back, so a unit that is off or an input that is always the same quiets a whole row or column.
 //! Coded bit by bit, each with a probability that follows what was coded before where the symbols' rows and columns had been
-//! as busy: a tenth as fast as Huffman codes and up to a fifth smaller, so for small tensors that save by it.
+//! as busy: a thirtieth as fast as Huffman codes and up to a fifth smaller, so for small tensors that save by it.
 //!
 //! How busy a symbol is: its distance from [`QUIET`]. Expected of it: what its column had so far, times what its row had, over
 //! what all had before the row.
@@ -36,7 +36,7 @@ const STEPS: usize = 6;
 const FEWEST: usize = 512;
 /// Symbols above which time counts for more than bytes: one tile of f32.
 const MOST: usize = 128 * 1024;
-/// Symbols that show whether this helps, and what it must save by that look: it takes ten times as long.
+/// Symbols that show whether this helps, and what it must save by that look, for it takes long.
 const TRIAL: usize = 32 * 1024;
 const SAVE: f64 = 0.04;
 
