@@ -1,9 +1,12 @@
 """`stepfs tune`: the search for a profile, driven by the held-out loss of a real model and by commands that misbehave."""
 
+import contextlib
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 
 import gpt
@@ -14,17 +17,48 @@ from series import save_walk
 
 pytestmark = pytest.mark.stepfs
 
-EVAL = """
-import sys
-sys.path.insert(0, {scripts!r})
-import gpt
-torch = gpt.torch
-torch.set_num_threads(2)
-print("held-out loss of", sys.argv[1])
-print(gpt.evaluate(sys.argv[1])[1])
+# Asks the scorer: a command that imported torch for each candidate would take minutes.
+ASK = """
+import socket, sys
+asked = socket.socket(socket.AF_UNIX)
+asked.connect(sys.argv[1])
+asked.sendall(sys.argv[2].encode() + b"\\n")
+print("score of", sys.argv[2])
+print(asked.makefile().readline().strip())
 """
 # A model that is trained in seconds; its checkpoints are those of any other.
 SMALL = dict(layers=2, width=64)
+
+
+class Scorer(socketserver.StreamRequestHandler):
+    def handle(self):
+        try:
+            answer = self.server.score(self.rfile.readline().decode().strip())
+        except Exception as error:  # The command's answer is then no number.
+            answer = repr(error)
+        self.wfile.write(f"{answer}\n".encode())
+
+
+@contextlib.contextmanager
+def scoring(folder, score):
+    """A command that prints what `score` says of its last argument, a path."""
+    (folder / "ask.py").write_text(ASK)
+    with socketserver.UnixStreamServer(str(folder / "scorer"), Scorer) as server:
+        server.score = score
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"{sys.executable} -S {folder / 'ask.py'} {folder / 'scorer'}"
+        server.shutdown()
+
+
+def held_out_loss(path, windows=8):
+    state = torch.load(path, map_location="cpu")
+    config = gpt.Config(**state["config"])
+    model, _ = gpt.build(config)
+    model.load_state_dict(state["model"])
+    return gpt.held_out_loss(model, config, HELD_OUT, windows)
+
+
+HELD_OUT = gpt.corpus()[1]
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +66,8 @@ def trained(tmp_path_factory):
     """Four checkpoints of a small GPT, and the command that says how good one is."""
     folder = tmp_path_factory.mktemp("gpt")
     names = gpt.train([str(folder)], 60, 15, config=gpt.Config(**SMALL), say=lambda line: None)
-    script = folder / "eval.py"
-    script.write_text(EVAL.format(scripts=os.path.dirname(gpt.__file__)))
-    return [folder / name for name in names], f"{sys.executable} {script}"
+    with scoring(folder, held_out_loss) as command:
+        yield [folder / name for name in names], command
 
 
 @pytest.fixture
@@ -65,7 +98,7 @@ def test_a_real_score_decides_and_the_store_gets_it(trained, tmp_path):
     scratch.mkdir()
     found = run_json("tune", *files, "--eval", command, "--tolerance", "0.5%", "--store", store, "--tmp", scratch, "--json",
                      timeout=900)
-    exact = gpt.evaluate(files[-1])[1]
+    exact = held_out_loss(files[-1])
     assert found["exact_score"] == pytest.approx(exact, rel=1e-4)
     candidates = {candidate["profile"]: candidate for candidate in found["candidates"]}
     assert {"exact", "balanced", "compact"} < candidates.keys()
@@ -120,11 +153,12 @@ def test_without_a_score_the_error_decides(files):
     assert loose["chosen"].startswith("inshrinkerator")
 
 
-def test_higher_is_better(files):
+def test_higher_is_better(files, tmp_path):
     """A score that falls with the error: the largest weight's deviation, negated."""
-    say = "import sys, torch; a, b = (torch.load(f)['model']['wte.weight'] for f in sys.argv[1:]); print(1 - (a - b).square().mean().item())"
-    command = f"{sys.executable} -c \"{say}\" {files[-1]}"
-    found = run_json("tune", *files, "--eval", command, "--higher-is-better", "--absolute", "--tolerance", "1e-7", "--json", timeout=900)
+    newest = torch.load(files[-1])["model"]["wte.weight"]
+    score = lambda path: 1 - (torch.load(path)["model"]["wte.weight"] - newest).square().mean().item()
+    with scoring(tmp_path, score) as command:
+        found = run_json("tune", *files, "--eval", command, "--higher-is-better", "--absolute", "--tolerance", "1e-7", "--json", timeout=900)
     assert found["exact_score"] == 1
     assert any(candidate["good"] for candidate in found["candidates"])
     assert all(candidate["good"] == (1 - candidate["score"] <= 1e-7) for candidate in found["candidates"])
