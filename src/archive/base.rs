@@ -36,9 +36,6 @@ pub(super) struct Base {
     pub(super) super_step: bool,
 }
 
-/// Why there is no base, see [`Base::note`].
-const FULL: &str = "keyframe: the chain has as many states as it may";
-
 /// The place that the new state would have.
 pub(super) struct Place {
     /// In the chain.
@@ -47,12 +44,6 @@ pub(super) struct Place {
     pub(super) chain_len: u32,
     /// It is the state before, saved once more.
     pub(super) twin: bool,
-}
-
-impl Place {
-    fn is_beyond(&self) -> bool {
-        self.position >= MAX_CHAIN || self.chain_len >= MAX_CHAIN
-    }
 }
 
 impl Base {
@@ -65,8 +56,8 @@ impl Base {
         wants_baseline: impl FnOnce(&Chain) -> bool,
     ) -> Base {
         let mut base = Base::default();
-        if place.is_beyond() {
-            base.note = FULL;
+        if place.position.max(place.chain_len) >= MAX_CHAIN {
+            base.note = "keyframe: the chain has as many states as it may";
             return base;
         }
         base.position = place.position;
@@ -138,9 +129,6 @@ impl Archive {
             chain_len: self.objects.chain_len(nearest.id),
             twin,
         };
-        if place.is_beyond() {
-            return Ok(Base { note: FULL, ..base });
-        }
         match self.recall.chain(nearest.id) {
             Ok(chain) => base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root)),
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
@@ -199,20 +187,4 @@ fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
         let after = header.modified_ns > sealed.modified_ns;
         (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::codec::published::check_n_run::wants_baseline;
-
-    #[test]
-    fn a_new_baseline_is_made_when_differences_have_grown() {
-        let first = |sizes: &[f64]| (0..=sizes.len()).find(|count| wants_baseline(&sizes[..*count]));
-        // As in Check-N-Run's figure 15: from a quarter of the model to nearly half of it.
-        assert_eq!(first(&[0.25, 0.32, 0.37, 0.41, 0.44, 0.47, 0.49]), Some(6));
-        // 1 + .1 n (n + 1) / 2 <= (n + 1) .1 n from the first n with n (n + 1) >= 20 on.
-        assert_eq!(first(&(1..=20).map(|n| 0.1 * f64::from(n)).collect::<Vec<_>>()), Some(4));
-        // What does not grow never asks for one, nor does what is not there.
-        assert_eq!(first(&[0.3; 100]), None);
-    }
 }

@@ -19,11 +19,10 @@ use super::STAGES;
 use super::payload::{self, Around, Beside, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
 use super::published::Fits;
+use super::skeleton;
 
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
 pub(super) const BATCH: usize = 16;
-/// zstd level of the skeleton: pickles and headers, or whole files that are not understood.
-const SKELETON_LEVEL: i32 = 3;
 
 /// A file to encode.
 pub(super) struct Job<'a> {
@@ -96,7 +95,7 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
     let mut patches = job.description.patches(job.source, &changed)?;
     patches.sort_by_key(|patch| patch.offset);
     let gaps = gaps(tensors.iter().map(|t| t.extent.clone()), job.len);
-    let skeleton = encode_skeleton(job, writer, &gaps, &patches)?;
+    let skeleton = skeleton::encode(job, writer, &gaps, &patches)?;
     log::trace!(target: STAGES, "skeleton");
     let index = Index {
         origin: job.origin.to_string_lossy().into_owned(),
@@ -448,62 +447,5 @@ impl Encoder<'_> {
             decoded.extend_from_slice(&bytes[range]);
         }
         Ok(Some((tensor.dtype, written, Arc::new(decoded))))
-    }
-}
-
-/// The bytes between the tensors, patched, in chunks.
-fn encode_skeleton(
-    job: &Job,
-    writer: &mut ObjectWriter,
-    gaps: &[Range<u64>],
-    patches: &[Patch],
-) -> io::Result<Vec<Tile>> {
-    let mut tiles = Vec::new();
-    let mut chunks: Vec<Vec<u8>> = Vec::new();
-    let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> io::Result<()> {
-        if (job.cancelled)() {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, SKELETON_LEVEL)).collect();
-        for (chunk, payload) in chunks.drain(..).zip(packed) {
-            tiles.push(writer.put(&payload?, xxh3_64(&chunk))?);
-        }
-        Ok(())
-    };
-    for gap in gaps {
-        let mut at = gap.start;
-        while at < gap.end {
-            if chunks.last().is_none_or(|chunk| chunk.len() == TILE_BYTES) {
-                if chunks.len() == BATCH {
-                    flush(&mut chunks, writer)?;
-                }
-                chunks.push(Vec::new());
-            }
-            let Some(chunk) = chunks.last_mut() else {
-                break;
-            };
-            let take = (gap.end - at).min((TILE_BYTES - chunk.len()) as u64) as usize;
-            let from = chunk.len();
-            chunk.resize(from + take, 0);
-            job.source.read_exact_at(&mut chunk[from..], at)?;
-            patch(patches, at, &mut chunk[from..]);
-            at += take as u64;
-        }
-    }
-    flush(&mut chunks, writer)?;
-    Ok(tiles)
-}
-
-/// Carries out the patches (by ascending offset, disjoint) that fall into `bytes`, which lie at `offset` of the file.
-pub(super) fn patch(patches: &[Patch], offset: u64, bytes: &mut [u8]) {
-    let end = offset + bytes.len() as u64;
-    let first = patches.partition_point(|patch| patch.offset + patch.bytes.len() as u64 <= offset);
-    for patch in patches[first..].iter().take_while(|patch| patch.offset < end) {
-        let from = patch.offset.max(offset);
-        let to = (patch.offset + patch.bytes.len() as u64).min(end);
-        if from < to {
-            let new = &patch.bytes[(from - patch.offset) as usize..(to - patch.offset) as usize];
-            bytes[(from - offset) as usize..(to - offset) as usize].copy_from_slice(new);
-        }
     }
 }

@@ -25,6 +25,7 @@ mod restores;
 mod retention;
 mod samples;
 mod settle;
+mod skeleton;
 mod status;
 mod trial;
 mod verify;

@@ -17,8 +17,8 @@ use super::plan::{self, read_tile, tiles};
 /// What the systems found out about the tensors of a file.
 pub(super) struct Fits {
     systems: Vec<(SystemId, Box<dyn System>)>,
-    /// By number of the plan: which system, and what it found out.
-    of: HashMap<usize, (usize, Fit)>,
+    /// By number of the plan: which system, what it found out, and the tensor's first moment.
+    of: HashMap<usize, (usize, Fit, Option<usize>)>,
 }
 
 /// A tile that was encoded: payload, bytes as written and as decoded, largest |R - W|.
@@ -28,6 +28,7 @@ impl Fits {
     /// Shows each system its tensors, tile by tile.
     pub(super) fn of(job: &Job) -> io::Result<Fits> {
         let mut fits = Fits { systems: Vec::new(), of: HashMap::new() };
+        let moments = first_moments(job);
         let mut ids: Vec<SystemId> = Vec::new();
         for id in job.plans.iter().filter_map(|plan| plan.system) {
             if !ids.contains(&id) {
@@ -36,12 +37,14 @@ impl Fits {
         }
         for id in ids {
             let plans = job.plans.iter().enumerate().filter(|(_, plan)| plan.system == Some(id));
-            let sources: Vec<Source> = plans.map(|(at, _)| Source::of(job, at)).collect();
+            let sources: Vec<Source> =
+                plans.map(|(at, plan)| Source::of(job, at, moments.get(&plan.index).copied())).collect();
             let tensors: Vec<&dyn Tensor> = sources.iter().map(|source| source as &dyn Tensor).collect();
             let system = id.system();
             let found = system.fit(&tensors, job.position)?;
             let number = fits.systems.len();
-            fits.of.extend(sources.iter().zip(found).map(|(source, fit)| (source.at, (number, fit))));
+            let moment = |source: &Source| moments.get(&job.plans[source.at].index).copied();
+            fits.of.extend(sources.iter().zip(found).map(|(source, fit)| (source.at, (number, fit, moment(source)))));
             fits.systems.push((id, system));
         }
         Ok(fits)
@@ -49,9 +52,9 @@ impl Fits {
 
     /// Encodes a tile. `None`: its tensor is to stay lossless.
     pub(super) fn encode(&self, job: &Job, at: usize, number: usize) -> io::Result<Option<Encoded>> {
-        let Some((system, fit)) = self.of.get(&at) else { return Ok(None) };
+        let Some((system, fit, moment)) = self.of.get(&at) else { return Ok(None) };
         let (id, system) = &self.systems[*system];
-        let (data, tile) = Source::of(job, at).read(number)?;
+        let (data, tile) = Source::of(job, at, *moment).read(number)?;
         let dtype = job.plans[at].tensor.dtype;
         let mut payload = Vec::new();
         let decoded = tile::encode((id.family(), system.as_ref()), fit, dtype, &tile, &mut payload);
@@ -63,6 +66,17 @@ impl Fits {
     }
 }
 
+/// By number of a tensor in the file, the number of its first moment, the nearest to a gradient that a checkpoint has.
+fn first_moments(job: &Job) -> HashMap<usize, usize> {
+    let mut moments = HashMap::new();
+    for (at, tensor) in job.description.tensors.iter().enumerate() {
+        if let Some(of) = tensor.of.filter(|_| tensor.role == Role::FirstMoment && tile::is_for(tensor.dtype)) {
+            moments.entry(of).or_insert(at);
+        }
+    }
+    moments
+}
+
 /// A tensor of the file, with its state before.
 struct Source<'a> {
     job: &'a Job<'a>,
@@ -71,13 +85,11 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn of(job: &'a Job, at: usize) -> Source<'a> {
-        let plan = &job.plans[at];
-        let is_gradient = |tensor: &&container::Tensor| {
-            let same = tensor.of == Some(plan.index) && tensor.shape == plan.tensor.shape;
-            same && tensor.role == Role::FirstMoment && tile::is_for(tensor.dtype)
-        };
-        Source { job, at, gradient: job.description.tensors.iter().find(is_gradient) }
+    /// `moment`: the number of its first moment among the file's tensors.
+    fn of(job: &'a Job, at: usize, moment: Option<usize>) -> Source<'a> {
+        let shape = &job.plans[at].tensor.shape;
+        let moment = moment.map(|moment| &job.description.tensors[moment]);
+        Source { job, at, gradient: moment.filter(|moment| moment.shape == *shape) }
     }
 
     /// A tile's bytes as written, and what a system gets to see.

@@ -10,8 +10,8 @@ use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
 use crate::store::object::Coding;
 
-use super::encode::patch;
 use super::samples::Sampler;
+use super::skeleton::patch;
 
 /// Hashes of a file as written and as it will be read, xxh3-128.
 pub(super) struct Hashes {

@@ -1,13 +1,12 @@
 //! `stepfs compare`
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, anyhow, bail};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::compare::{Codec, Errors, Picture, Report, Series, Watch, compare, plot, steps};
 
@@ -74,12 +73,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     for (path, why) in &series.skipped {
         eprintln!("stepfs: left out: {}: {why}", path.display());
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
+    let stop = super::interrupted()?;
     let parent = args.dir.unwrap_or_else(std::env::temp_dir);
-    let dir = tempfile::Builder::new().prefix("stepfs-compare-").tempdir_in(&parent);
+    // Copies of what nobody else may be able to read.
+    let private = Permissions::from_mode(0o700);
+    let dir = tempfile::Builder::new().prefix("stepfs-compare-").permissions(private).tempdir_in(&parent);
     let dir = dir.with_context(|| format!("{}", parent.display()))?;
     let bar = progress(steps(&series, codecs.len()), false);
     let note = |words: &str, done: u64| {

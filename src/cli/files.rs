@@ -7,8 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::recall::{Chain, Layout, order, stream};
-use crate::store::{Objects, Store, durable};
+use crate::recall::{self, Chain, Layout, order, stream};
+use crate::store::{Objects, Store};
 
 use super::survey::stub;
 
@@ -28,26 +28,12 @@ pub(super) fn read(
             return stream(&chain, &layout, |offset, _, bytes| sink(offset, bytes)).with_context(name);
         }
         // Decoded rows come in another order than they have in the file.
-        let file = unnamed().context("no temporary file")?;
-        stream(&chain, &layout, |offset, _, bytes| {
-            order.runs(offset..offset + bytes.len() as u64, |range, place| {
-                let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
-                durable::write_all_at(&file, run, place)
-            })
-        })
-        .with_context(name)?;
+        let file = tempfile::tempfile().context("no temporary file")?;
+        recall::copy(&chain, &file).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
     let file = File::open(store.tree().join(path)).with_context(name)?;
     copy(&file, sink).with_context(name)
-}
-
-/// A file below `TMPDIR` that goes with the process.
-fn unnamed() -> io::Result<File> {
-    let path = std::env::temp_dir().join(format!("stepfs-{}", std::process::id()));
-    let file = durable::create_new(&path)?;
-    durable::remove(&path)?;
-    Ok(file)
 }
 
 /// Hands on the bytes of a file.

@@ -26,8 +26,11 @@ mod wait;
 mod words;
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Parser, Subcommand};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Exit code of a command that failed.
 const FAILED: u8 = 1;
@@ -106,6 +109,15 @@ pub fn main() -> ExitCode {
         eprintln!("stepfs: {error:#}");
         ExitCode::from(FAILED)
     })
+}
+
+/// A flag that is set when the user or the system asks the command to end, for commands that have something to clear up.
+fn interrupted() -> std::io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&flag))?;
+    }
+    Ok(flag)
 }
 
 /// Shows the library's warnings of a command that works on a store by itself.

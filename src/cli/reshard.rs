@@ -3,6 +3,7 @@
 use std::fs::{self, File, Permissions};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 
@@ -69,17 +70,25 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     };
     let parent = durable::parent(&args.dir);
     let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
+    let stop = super::interrupted()?;
     let staging = Staging::begin(parent.join(STAGING))?;
-    write(&version, &shards, args.servers, &staging)?;
+    write(&version, &shards, args.servers, &staging, &stop).map_err(|error| match stop.load(Ordering::Relaxed) {
+        true => anyhow::anyhow!("interrupted; nothing was written"),
+        false => error,
+    })?;
     let dir = parent.join(name);
     durable::publish(&staging.out(), &dir).with_context(|| format!("{}", dir.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging) -> Result<()> {
+fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging, stop: &AtomicBool) -> Result<()> {
+    let check = || match stop.load(Ordering::Relaxed) {
+        true => Err(std::io::Error::from(std::io::ErrorKind::Interrupted)),
+        false => Ok(()),
+    };
     let mut files = Vec::new();
     for shard in shards {
-        files.push(version.open(shard, staging)?);
+        files.push(version.open(shard, staging, &check)?);
     }
     let sources: Vec<Source> = shards
         .iter()
@@ -99,6 +108,7 @@ fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging) -
             reshard.write(index, &mut |bytes| {
                 waiting.extend_from_slice(bytes);
                 if waiting.len() >= WRITE_BYTES {
+                    check()?;
                     durable::write_all_at(&file, &waiting, at)?;
                     at += waiting.len() as u64;
                     bar.inc(waiting.len() as u64);
@@ -190,7 +200,12 @@ impl Version {
     }
 
     /// Opens a file; one that is released in a store is decoded into the staging directory.
-    fn open(&self, shard: &Shard, staging: &Staging) -> Result<(File, Permissions)> {
+    fn open(
+        &self,
+        shard: &Shard,
+        staging: &Staging,
+        check: &dyn Fn() -> std::io::Result<()>,
+    ) -> Result<(File, Permissions)> {
         let path = self.path.join(shard.name());
         let on_disk = self.on_disk().join(shard.name());
         let context = || format!("{}/{}", self.name, shard.name());
@@ -198,11 +213,11 @@ impl Version {
         if let Some(store) = &self.store
             && stub(store, &path)?.is_some()
         {
-            let decoded = staging.path.join(shard.name());
-            let file = durable::create_new(&decoded).with_context(|| format!("{}", decoded.display()))?;
-            // It has no name from now on: nothing of it stays behind.
-            durable::remove(&decoded)?;
-            read(store, &objects(store)?, &path, &mut |at, bytes| durable::write_all_at(&file, bytes, at))?;
+            let file = tempfile::tempfile_in(&staging.path).with_context(|| format!("{}", staging.path.display()))?;
+            read(store, &objects(store)?, &path, &mut |at, bytes| {
+                check()?;
+                durable::write_all_at(&file, bytes, at)
+            })?;
             return Ok((file, permissions));
         }
         Ok((File::open(&on_disk).with_context(context)?, permissions))

@@ -3,22 +3,20 @@
 mod eval;
 mod report;
 
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::archive::Series;
 use crate::codec::published::inshrinkerator::search::{Space, search};
 use crate::codec::published::inshrinkerator::{Config, Metric};
 use crate::codec::published::registry::SystemId;
-use crate::store::{Error, Id, Profile, Store, durable, names};
+use crate::store::{Error, Profile, Store, durable, names};
 
 use eval::Evaluator;
 use report::{Candidate, Report, Table};
@@ -100,10 +98,7 @@ fn parse_near(text: &str) -> Result<Config, String> {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
-    }
+    let interrupted = super::interrupted()?;
     if let Some(store) = &args.store {
         // Before hours of work are for nothing.
         Store::look(store)?;
@@ -113,9 +108,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
-    let scratch = Scratch::begin(args.tmp.as_deref())?;
+    let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
+    // It goes with the command, however that ends but by SIGKILL. Canonical: the score's command may change directories.
+    let private = Permissions::from_mode(0o700);
+    let scratch = fs::canonicalize(&parent)
+        .and_then(|parent| tempfile::Builder::new().prefix("stepfs-tune-").permissions(private).tempdir_in(parent));
+    let scratch = scratch.with_context(|| format!("{}", parent.display()))?;
     let stop = || interrupted.load(Ordering::Relaxed);
-    let report = tune(&args, &series, &scratch, &stop).map_err(|error| match stop() {
+    let report = tune(&args, &series, scratch.path(), &stop).map_err(|error| match stop() {
         true => anyhow::anyhow!("interrupted; nothing was changed"),
         false => error,
     })?;
@@ -158,28 +158,10 @@ fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
     numbered.into_iter().map(|(_, file)| file).collect()
 }
 
-/// A directory that goes with the command, however that ends but by SIGKILL.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn begin(parent: Option<&Path>) -> Result<Scratch> {
-        let parent = parent.map_or_else(std::env::temp_dir, Path::to_path_buf);
-        let path = parent.join(format!("stepfs-tune-{}", Id::random()?));
-        DirBuilder::new().mode(0o700).create(&path).with_context(|| format!("{}", path.display()))?;
-        Ok(Scratch(fs::canonicalize(&path)?))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// Tries profiles: what each takes, and how good what comes back is.
 struct Trials<'a> {
     series: &'a Series,
-    scratch: &'a Scratch,
+    scratch: &'a Path,
     evaluator: Option<Evaluator<'a>>,
     exact_score: Option<f64>,
     args: &'a Args,
@@ -205,12 +187,12 @@ impl Trials<'_> {
     }
 
     fn try_out(&self, profile: Profile) -> Result<Candidate> {
-        let kept = self.series.keep(profile, &self.scratch.0, &self.stop)?;
+        let kept = self.series.keep(profile, self.scratch, &self.stop)?;
         let score = match &self.evaluator {
             None => None,
             Some(evaluator) => {
                 let name = self.series.last().file_name().context("the file has no name")?;
-                let path = self.scratch.0.join(name);
+                let path = self.scratch.join(name);
                 durable::remove(&path)?;
                 let file = durable::create_new(&path).with_context(|| format!("{}", path.display()))?;
                 self.series.write(&kept, &file).with_context(|| format!("{}", path.display()))?;
@@ -247,9 +229,9 @@ impl Args {
     }
 }
 
-fn tune(args: &Args, series: &Series, scratch: &Scratch, stop: &(dyn Fn() -> bool + Sync)) -> Result<Report> {
+fn tune(args: &Args, series: &Series, scratch: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Report> {
     let timeout = Duration::from_secs(args.timeout);
-    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, &scratch.0, stop));
+    let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, scratch, stop));
     let exact_score = match &evaluator {
         Some(evaluator) => Some(exact_score(args, evaluator, series.last())?),
         None => None,

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -312,6 +313,20 @@ def test_reshard_refuses(plain):
     empty.mkdir()
     run("reshard", version, 3, empty)
     assert elasticdl.same(elasticdl.everything(empty), elasticdl.everything(plain / "target"))
+
+
+@pytest.mark.stepfs
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_reshard_leaves_nothing(plain, how):
+    values = np.zeros((32 << 20,), dtype=np.float32)
+    elasticdl.save(plain / "version-40", 40, ({f"w{i}": values for i in range(3)}, {}), 2)
+    done = subprocess.Popen([BIN, "reshard", plain / "version-40", "3", plain / "new"], stderr=subprocess.PIPE, text=True)
+    while len(os.listdir(plain)) < 2 and done.poll() is None:
+        pass
+    done.send_signal(how)
+    said = done.communicate(timeout=60)[1]
+    assert done.returncode == FAILURE and "interrupted" in said, said
+    assert os.listdir(plain) == ["version-40"]
 
 
 @pytest.mark.stepfs

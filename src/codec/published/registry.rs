@@ -31,8 +31,8 @@ pub struct Family {
     pub about: &'static str,
     /// The system with one of its numbers.
     pub make: fn(u8) -> Box<dyn System>,
-    /// The number to go on with instead, once a run was restored more often than expected: (number, expected, seen). Most systems
-    /// do not care.
+    /// The number to use instead, where so many restores are expected and so many were seen: (number, expected, seen). Most
+    /// systems do not care.
     pub in_force: fn(u8, u32, u32) -> u8,
 }
 
@@ -205,9 +205,10 @@ fn check_n_run(bits: u8) -> CheckNRun {
     CheckNRun::new(bits.into()).unwrap_or_else(|| unreachable!("2, 3, 4 or 8 bits"))
 }
 
-/// Section 6.2.1: the bits that were asked for until there were more restores than expected, then 8.
+/// Section 6.2.1: the bits that so many expected restores ask for, and those that were asked for if they are more; 8 once there
+/// were more restores than expected.
 fn check_n_run_bits(bits: u8, expected: u32, seen: u32) -> u8 {
-    if seen > expected { check_n_run::bits_after(expected, seen) as u8 } else { bits }
+    bits.max(check_n_run::bits_after(expected, seen) as u8)
 }
 
 fn inshrinkerator(bits: u8, metric: Metric) -> Inshrinkerator {
@@ -378,6 +379,17 @@ mod tests {
         ] {
             assert!(wrong.parse::<SystemId>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn check_n_run_takes_the_bits_that_expected_restores_ask_for() {
+        let bits = |name: &str, expected, seen| name.parse::<SystemId>().unwrap().in_force(expected, seen).to_string();
+        assert_eq!(bits("check-n-run-2", 1, 0), "check-n-run-2");
+        assert_eq!(bits("check-n-run-2", 20, 0), "check-n-run-4");
+        // Never fewer than were asked for.
+        assert_eq!(bits("check-n-run-8", 1, 0), "check-n-run-8");
+        assert_eq!(bits("check-n-run-one-shot-3", 3, 4), "check-n-run-one-shot-8");
+        assert_eq!(bits("lc-2", 20, 100), "lc-2");
     }
 
     #[test]

@@ -15,7 +15,7 @@
 use std::io;
 use std::ops::{ControlFlow, Range};
 
-use super::select::{Item, Selected, largest};
+use super::select::{Item, largest_percent, width_and_selected};
 use super::{Fit, State, System, Tensor, Tile, values};
 use crate::codec::Corrupt;
 use crate::entropy::varint;
@@ -49,11 +49,11 @@ impl Scar {
     }
 
     /// The elements of a tile that are saved: ascending, disjoint runs.
-    fn runs(self, fit: &[u8], tile: &Tile, width: u64) -> Option<Vec<Range<usize>>> {
+    fn runs(self, fit: &[u8], tile: &Tile) -> Option<Vec<Range<usize>>> {
         let len = tile.values.len();
         let mut runs: Vec<Range<usize>> = Vec::new();
         if self.priority {
-            let selected = Selected::of(fit)?;
+            let (width, selected) = width_and_selected(fit)?;
             blocks((0, width), tile, &mut |item| {
                 if selected.has(&item) {
                     let start = (item.place - tile.first) as usize;
@@ -102,14 +102,7 @@ impl System for Scar {
         if !self.priority {
             return Ok(self.turn(tensors, position));
         }
-        let total: u64 = tensors.iter().map(|tensor| tensor.rows().0.saturating_mul(tensor.rows().1)).sum();
-        let share = (u128::from(total) * u128::from(self.percent)).div_ceil(100) as u64;
-        let selected = largest(tensors, share, blocks)?;
-        // A tile does not know how wide its rows are.
-        let with_width = selected.iter().zip(tensors);
-        Ok(with_width
-            .map(|(selected, tensor)| [&tensor.rows().1.to_le_bytes()[..], &selected.bytes()].concat())
-            .collect())
+        largest_percent(tensors, self.percent, blocks)
     }
 
     fn stands_alone(&self) -> bool {
@@ -121,11 +114,7 @@ impl System for Scar {
         if tile.values.iter().any(|value| !value.is_finite()) {
             return None;
         }
-        let (width, fit) = match self.priority {
-            true => fit.split_first_chunk().map(|(width, fit)| (u64::from_le_bytes(*width), fit))?,
-            false => (1, fit.as_slice()),
-        };
-        let runs = self.runs(fit, tile, width)?;
+        let runs = self.runs(fit, tile)?;
         let mut state = State { values: previous.values.clone(), bins: None };
         let mut saved = Vec::new();
         varint::put(runs.len() as u64, out);

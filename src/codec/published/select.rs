@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use rayon::prelude::*;
 
-use super::{Tensor, Tile, give_back};
+use super::{Fit, Tensor, Tile, give_back};
 
 /// Halves of a key: 65,536 counters each, half a megabyte on each thread.
 const HALF: u32 = 16;
@@ -30,12 +30,12 @@ pub(super) struct Selected {
 
 impl Selected {
     /// Bytes of a fit.
-    pub(super) fn bytes(self) -> Vec<u8> {
+    fn bytes(self) -> Vec<u8> {
         [&self.key.to_le_bytes()[..], &self.before.to_le_bytes()].concat()
     }
 
     /// From a fit.
-    pub(super) fn of(fit: &[u8]) -> Option<Selected> {
+    fn of(fit: &[u8]) -> Option<Selected> {
         let (key, before) = fit.split_first_chunk()?;
         Some(Selected { key: u32::from_le_bytes(*key), before: u64::from_le_bytes(before.try_into().ok()?) })
     }
@@ -49,8 +49,25 @@ impl Selected {
 /// The items of a tile, in order.
 pub(super) type Items = fn((u64, u64), &Tile, &mut dyn FnMut(Item) -> ControlFlow<()>);
 
+/// What the tiles of each tensor need to know so that those with the largest keys are selected, so many percent of all elements:
+/// how wide its rows are, which a tile does not know, and which of its items.
+pub(super) fn largest_percent(tensors: &[&dyn Tensor], percent: u8, items: Items) -> io::Result<Vec<Fit>> {
+    let total: u64 = tensors.iter().map(|tensor| tensor.rows().0.saturating_mul(tensor.rows().1)).sum();
+    let elements = (u128::from(total) * u128::from(percent)).div_ceil(100) as u64;
+    let selected = largest(tensors, elements, items)?;
+    let fit =
+        |(selected, tensor): (Selected, &&dyn Tensor)| [&tensor.rows().1.to_le_bytes()[..], &selected.bytes()].concat();
+    Ok(selected.into_iter().zip(tensors).map(fit).collect())
+}
+
+/// Width of the rows and selection, of a tensor's fit.
+pub(super) fn width_and_selected(fit: &[u8]) -> Option<(u64, Selected)> {
+    let (width, selected) = fit.split_first_chunk()?;
+    Some((u64::from_le_bytes(*width), Selected::of(selected)?))
+}
+
 /// Selects those with the largest keys, of so many elements in all; of equal ones the first.
-pub(super) fn largest(tensors: &[&dyn Tensor], elements: u64, items: Items) -> io::Result<Vec<Selected>> {
+fn largest(tensors: &[&dyn Tensor], elements: u64, items: Items) -> io::Result<Vec<Selected>> {
     let (high, above) = find(&count(tensors, items, |key| Some(key >> HALF))?, elements);
     let within = count(tensors, items, |key| (key >> HALF == high).then_some(key & ((1 << HALF) - 1)))?;
     let (low, at_most) = find(&within, elements - above);

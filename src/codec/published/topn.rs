@@ -12,7 +12,7 @@
 use std::io;
 use std::ops::ControlFlow;
 
-use super::select::{Item, Selected, largest};
+use super::select::{Item, largest_percent, width_and_selected};
 use super::{Fit, State, System, Tensor, Tile, values};
 use crate::codec::Corrupt;
 use crate::entropy::varint;
@@ -40,13 +40,7 @@ impl System for TopN {
     }
 
     fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Fit>> {
-        let total: u64 = tensors.iter().map(|tensor| tensor.rows().0.saturating_mul(tensor.rows().1)).sum();
-        let n = (u128::from(total) * u128::from(self.percent)).div_ceil(100) as u64;
-        let selected = largest(tensors, n, elements)?;
-        let with_width = selected.iter().zip(tensors);
-        Ok(with_width
-            .map(|(selected, tensor)| [&tensor.rows().1.to_le_bytes()[..], &selected.bytes()].concat())
-            .collect())
+        largest_percent(tensors, self.percent, elements)
     }
 
     fn stands_alone(&self) -> bool {
@@ -58,8 +52,8 @@ impl System for TopN {
         if tile.values.iter().any(|value| !value.is_finite()) {
             return None;
         }
-        let (width, selected) = fit.split_first_chunk()?;
-        let (width, selected) = (u64::from_le_bytes(*width).max(1), Selected::of(selected)?);
+        let (width, selected) = width_and_selected(fit)?;
+        let width = width.max(1);
         let first = tile.first % width;
         let mut counts = vec![0u32; rows(first, width, tile.values.len())];
         let (mut columns, mut taken) = (Vec::new(), Vec::new());

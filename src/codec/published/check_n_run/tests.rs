@@ -229,3 +229,14 @@ fn bits_follow_restores() {
     assert_eq!([0, 1, 2, 3, 4, 20, 21, 500].map(bits_for), [2, 2, 3, 3, 4, 4, 8, 8]);
     assert_eq!([bits_after(1, 1), bits_after(1, 2), bits_after(20, 20), bits_after(3, 4)], [2, 8, 4, 8]);
 }
+
+#[test]
+fn a_new_baseline_is_made_when_differences_have_grown() {
+    let first = |sizes: &[f64]| (0..=sizes.len()).find(|count| wants_baseline(&sizes[..*count]));
+    // As in Check-N-Run's figure 15: from a quarter of the model to nearly half of it.
+    assert_eq!(first(&[0.25, 0.32, 0.37, 0.41, 0.44, 0.47, 0.49]), Some(6));
+    // 1 + .1 n (n + 1) / 2 <= (n + 1) .1 n from the first n with n (n + 1) >= 20 on.
+    assert_eq!(first(&(1..=20).map(|n| 0.1 * f64::from(n)).collect::<Vec<_>>()), Some(4));
+    // What does not grow never asks for one, nor does what is not there.
+    assert_eq!(first(&[0.3; 100]), None);
+}

@@ -1,0 +1,76 @@
+//! The skeleton of a file: what lies between its tensors, or all of it where nothing is understood.
+
+use std::io;
+use std::ops::Range;
+
+use rayon::prelude::*;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::codec::TILE_BYTES;
+use crate::container::Patch;
+use crate::store::object::{ObjectWriter, Tile};
+
+use super::encode::{BATCH, Job};
+
+/// zstd level: pickles and headers, or whole files that are not understood.
+const LEVEL: i32 = 3;
+
+/// Writes the bytes between the tensors, patched, in chunks.
+///
+/// # Errors
+/// `Interrupted` when cancelled; what the device reports.
+pub(super) fn encode(
+    job: &Job,
+    writer: &mut ObjectWriter,
+    gaps: &[Range<u64>],
+    patches: &[Patch],
+) -> io::Result<Vec<Tile>> {
+    let mut tiles = Vec::new();
+    let mut chunks: Vec<Vec<u8>> = Vec::new();
+    let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> io::Result<()> {
+        if (job.cancelled)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, LEVEL)).collect();
+        for (chunk, payload) in chunks.drain(..).zip(packed) {
+            tiles.push(writer.put(&payload?, xxh3_64(&chunk))?);
+        }
+        Ok(())
+    };
+    for gap in gaps {
+        let mut at = gap.start;
+        while at < gap.end {
+            if chunks.last().is_none_or(|chunk| chunk.len() == TILE_BYTES) {
+                if chunks.len() == BATCH {
+                    flush(&mut chunks, writer)?;
+                }
+                chunks.push(Vec::new());
+            }
+            let Some(chunk) = chunks.last_mut() else {
+                break;
+            };
+            let take = (gap.end - at).min((TILE_BYTES - chunk.len()) as u64) as usize;
+            let from = chunk.len();
+            chunk.resize(from + take, 0);
+            job.source.read_exact_at(&mut chunk[from..], at)?;
+            patch(patches, at, &mut chunk[from..]);
+            at += take as u64;
+        }
+    }
+    flush(&mut chunks, writer)?;
+    Ok(tiles)
+}
+
+/// Carries out the patches (by ascending offset, disjoint) that fall into `bytes`, which lie at `offset` of the file.
+pub(super) fn patch(patches: &[Patch], offset: u64, bytes: &mut [u8]) {
+    let end = offset + bytes.len() as u64;
+    let first = patches.partition_point(|patch| patch.offset + patch.bytes.len() as u64 <= offset);
+    for patch in patches[first..].iter().take_while(|patch| patch.offset < end) {
+        let from = patch.offset.max(offset);
+        let to = (patch.offset + patch.bytes.len() as u64).min(end);
+        if from < to {
+            let new = &patch.bytes[(from - patch.offset) as usize..(to - patch.offset) as usize];
+            bytes[(from - offset) as usize..(to - offset) as usize].copy_from_slice(new);
+        }
+    }
+}
