@@ -12,6 +12,8 @@
 //! - [`codec`]: tensors to symbols and back (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
+//! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place.
+//!
 //! `docs/DESIGN.md` says why, `docs/FORMAT.md` describes every durable byte, `docs/SEMANTICS.md` what a program
 //! that uses the mount may rely on.
 
@@ -24,3 +26,4 @@ pub mod entropy;
 pub mod fs;
 pub mod recall;
 pub mod store;
+mod sync;

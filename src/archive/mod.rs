@@ -35,14 +35,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::object::Id;
 use crate::store::{Error, Objects, Store, durable, recalled_from};
+use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
@@ -75,7 +75,7 @@ pub struct Archive {
     /// With `catalog`: there may be something to do.
     wake: Condvar,
     namespace: OnceLock<Arc<dyn Namespace>>,
-    pool: rayon::ThreadPool,
+    pool: Pool,
     stopping: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
@@ -94,7 +94,7 @@ pub struct Archive {
     merge_stalled: Mutex<Option<String>>,
     /// Files that wait until they have one name only.
     several_names: Mutex<Vec<PathBuf>>,
-    worker: Mutex<Option<JoinHandle<()>>>,
+    worker: Mutex<Option<thread::JoinHandle<()>>>,
     retention: retention::Retention,
     noticed: restores::Noticed,
 }
@@ -126,13 +126,12 @@ impl Archive {
         let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
-        let pool = rayon::ThreadPoolBuilder::new()
+        let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("archive-{n}"))
             .start_handler(|_| yield_to_others())
-            .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"))
-            .build()
-            .map_err(|error| Error::io(store.root())(io::Error::other(error)))?;
+            .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"));
+        let pool = Pool::new(builder).map_err(Error::io(store.root()))?;
         let mut catalog = Catalog::new(store.settings().settle);
         settle::enter(found.map_err(Error::io(store.tree()))?, &objects, &mut catalog);
         Ok(Arc::new(Archive {
@@ -162,7 +161,7 @@ impl Archive {
     pub fn start(self: &Arc<Self>, namespace: Arc<dyn Namespace>) {
         let _ = self.namespace.set(namespace);
         let me = Arc::clone(self);
-        let worker = std::thread::Builder::new().name("archive".into()).spawn(move || me.run());
+        let worker = thread::Builder::new().name("archive".into()).spawn(move || me.run());
         match worker {
             Ok(worker) => *self.worker.lock().unwrap_or_else(PoisonError::into_inner) = Some(worker),
             Err(error) => {
@@ -222,7 +221,7 @@ impl Archive {
                     let retain_in = Some(self.until_retention(idle));
                     let wait =
                         [retry, merge_in, retain_in].into_iter().flatten().min().map_or(idle, |wait| wait.min(idle));
-                    drop(self.wake.wait_timeout(catalog, wait).unwrap_or_else(PoisonError::into_inner));
+                    drop(wait_timeout(&self.wake, &self.catalog, catalog, wait));
                 } else {
                     // While a step is being taken, its file may look as if nothing were to be done for it.
                     self.stepping.store(task.is_some(), Ordering::Relaxed);

@@ -9,13 +9,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::object::{Header, Id, Object};
 use crate::store::{Profiles, Restores, Store};
+use crate::sync::{Mutex, MutexGuard};
 
 use super::Archive;
 use super::catalog::{State, wall_ns};

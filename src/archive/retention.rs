@@ -3,14 +3,15 @@
 use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::is_pinned;
 use crate::store::retention::{Unit, Verdict};
+use crate::sync::{Mutex, MutexGuard};
 
 use super::catalog::{NOT_DURABLE, State, modified_ns};
 use super::checkpoints::{Checkpoint, Condition, Member, policy};

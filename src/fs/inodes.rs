@@ -79,6 +79,12 @@ impl Table {
         self.nodes.get_mut(&ino)
     }
 
+    /// Nodes that are known, the root among them.
+    #[cfg(all(test, feature = "shuttle"))]
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// The number that a file shows.
     pub(super) fn number(&mut self, file: FileId) -> u64 {
         self.numbers.of(file)

@@ -19,6 +19,8 @@ mod attr;
 mod dir;
 mod errno;
 mod inodes;
+#[cfg(all(test, feature = "shuttle"))]
+mod interleaved;
 mod io;
 mod mapped;
 mod mount;
@@ -37,8 +39,8 @@ mod xattr;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
 
 use fuser::{
@@ -49,6 +51,7 @@ use fuser::{
 };
 
 use crate::archive::Archive;
+use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard};
 use attr::{Attributes, Change, TTL};
 use errno::Result;
 use inodes::Table;

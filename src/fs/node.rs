@@ -7,8 +7,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use fuser::{BackingId, FileType};
 
@@ -16,6 +16,7 @@ use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
 use crate::store::{Id, Stub};
+use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
 /// Which file of the store a stat speaks of.
 pub(super) fn file_id(metadata: &Metadata) -> FileId {

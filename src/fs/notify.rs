@@ -5,10 +5,12 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use fuser::{INodeNo, Notifier};
+
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What the kernel is to forget.
 #[derive(PartialEq, Eq)]

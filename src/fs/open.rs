@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    fn try_open(
+    pub(super) fn try_open(
         &self,
         ino: u64,
         uid: u32,

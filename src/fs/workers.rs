@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
+
+use crate::sync::{Condvar, Mutex, MutexGuard, thread};
 
 /// Something to do. It carries the reply with it.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -50,11 +52,15 @@ impl Workers {
         state.queue.push_back(job);
         if state.idle < state.queue.len() && state.threads < MOST {
             let shared = Arc::clone(&self.shared);
-            let spawned = std::thread::Builder::new().name("stepfs-worker".into()).spawn(move || work(&shared));
+            let spawned = thread::Builder::new().name("stepfs-worker".into()).spawn(move || work(&shared));
             match spawned {
                 Ok(_) => state.threads += 1,
+                // Nobody would ever run it: dropped, its reply says EIO.
                 Err(error) if state.threads == 0 => {
-                    log::error!("cannot start a worker thread: {error}")
+                    let job = state.queue.pop_back();
+                    drop(state);
+                    log::error!("cannot start a worker thread: {error}");
+                    return drop(job);
                 }
                 Err(_) => {}
             }

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
@@ -12,6 +12,7 @@ use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::sys;
 use crate::store::{PIN, PROFILE, Profile};
+use crate::sync::MutexGuard;
 
 /// Attributes of this name are stepfs's own. They are answered, not stored but for pins and profiles, and not listed: `cp -a` and `rsync -X`
 /// would otherwise carry them to other files.

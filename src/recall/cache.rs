@@ -3,11 +3,12 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use lru::LruCache;
 
 use crate::store::{Id, durable};
+use crate::sync::Mutex;
 
 #[derive(Debug)]
 struct Inside {

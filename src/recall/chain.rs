@@ -122,8 +122,9 @@ impl Chain {
         &self.objects
     }
 
+    /// The memory, if it may hold anything: where it may not, nobody should wait for anybody's claim.
     pub(super) fn memory(&self) -> Option<&Memory> {
-        self.memory.as_deref()
+        self.memory.as_deref().filter(|memory| memory.is_used())
     }
 
     /// Whether the states of this object are to be kept, because the next state will be a difference to it.

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,7 @@ use crate::codec::lattice::Exception;
 use crate::codec::log::Factors;
 use crate::store::Id;
 use crate::store::object::Object;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 use super::bytes::View;
 use super::{Chain, State};

@@ -9,6 +9,8 @@ mod bytes;
 mod cache;
 mod chain;
 mod error;
+#[cfg(all(test, feature = "shuttle"))]
+mod interleaved;
 pub mod layout;
 mod memory;
 mod order;
@@ -19,9 +21,10 @@ pub mod tile;
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use crate::store::{Id, Objects, durable};
+use crate::sync::{Mutex, Pool};
 
 pub use cache::Cache;
 pub use chain::{Chain, Step};
@@ -40,7 +43,7 @@ pub struct Recall {
     cache: Cache,
     memory: Arc<Memory>,
     /// Decodes ahead of readers, and whole files.
-    pool: rayon::ThreadPool,
+    pool: Pool,
     /// One reader per object, however many handles. Taken to look one up; chains are opened outside it.
     readers: Mutex<HashMap<Id, Weak<Reader>>>,
 }
@@ -51,13 +54,12 @@ impl Recall {
     /// # Errors
     /// When threads cannot be started.
     pub fn new(objects: Arc<Objects>, cache: Cache, memory: u64, threads: usize) -> std::io::Result<Arc<Recall>> {
-        let pool = rayon::ThreadPoolBuilder::new()
+        let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("recall-{n}"))
             // Read-ahead must never end the daemon; whoever wants the unit decodes it again and gets the answer.
-            .panic_handler(|_| log::error!("a task that read ahead panicked"))
-            .build()
-            .map_err(std::io::Error::other)?;
+            .panic_handler(|_| log::error!("a task that read ahead panicked"));
+        let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
         Ok(Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) }))
     }
@@ -68,7 +70,7 @@ impl Recall {
     /// [`ReadError`] names the object that is missing or damaged.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
         let chain = Chain::open(&self.objects, id)?;
-        Ok(if self.memory.is_used() { chain.with_memory(&self.memory) } else { chain })
+        Ok(chain.with_memory(&self.memory))
     }
 
     /// The states that are kept in memory.

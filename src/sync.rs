@@ -1,0 +1,99 @@
+//! Locks, conditions, flags and threads of everything that is shared: those of `std`; with the feature `shuttle`, those of a
+//! scheduler that tries orders of threads which the machine hardly ever takes (`scripts/threads.sh`).
+//!
+//! Not of here is what pools of threads take while they encode and decode (`recall/beside.rs`, counters): that scheduler does not
+//! know of them, and nothing waits for anything under those locks.
+
+#[cfg(not(feature = "shuttle"))]
+mod from {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use std::thread;
+}
+
+#[cfg(feature = "shuttle")]
+mod from {
+    pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+    pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub(crate) use shuttle::thread;
+}
+
+pub(crate) use from::*;
+
+/// Waits until the condition is notified or so much time has passed.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn wait_timeout<'a, T>(
+    condition: &Condvar,
+    _: &'a Mutex<T>,
+    guard: MutexGuard<'a, T>,
+    time: std::time::Duration,
+) -> MutexGuard<'a, T> {
+    condition.wait_timeout(guard, time).unwrap_or_else(std::sync::PoisonError::into_inner).0
+}
+
+/// Its scheduler has no clock. Short waits are over at once; long ones never are, so that a notification which is missed shows.
+#[cfg(feature = "shuttle")]
+pub(crate) fn wait_timeout<'a, T>(
+    condition: &Condvar,
+    mutex: &'a Mutex<T>,
+    guard: MutexGuard<'a, T>,
+    time: std::time::Duration,
+) -> MutexGuard<'a, T> {
+    const SHORT: std::time::Duration = std::time::Duration::from_secs(10);
+    if time > SHORT {
+        return condition.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+    }
+    drop(guard);
+    thread::yield_now();
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Threads that decode and encode tiles.
+#[derive(Debug)]
+pub(crate) struct Pool(rayon::ThreadPool);
+
+impl Pool {
+    /// The threads of a pool that was described.
+    ///
+    /// # Errors
+    /// When they cannot be started.
+    pub(crate) fn new(builder: rayon::ThreadPoolBuilder) -> std::io::Result<Pool> {
+        builder.build().map(Pool).map_err(std::io::Error::other)
+    }
+
+    /// Runs `work` with the pool as the one that its parallel parts go to.
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match cfg!(feature = "shuttle") {
+            // On the scheduler's thread: it may take locks. Its parallel parts take none.
+            true => work(),
+            false => self.0.install(work),
+        }
+    }
+
+    /// Runs `work` on one of the threads, soon.
+    pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        #[cfg(feature = "shuttle")]
+        thread::spawn(work);
+        #[cfg(not(feature = "shuttle"))]
+        self.0.spawn(work);
+    }
+}
+
+/// Runs a test with many orders of its threads: `STEPFS_ORDERS` of them (200 if nobody says), half of them random, half with few
+/// changes at rare places. What fails prints the order, with which `shuttle::replay` runs it again.
+#[cfg(all(test, feature = "shuttle"))]
+pub(crate) fn in_many_orders(test: impl Fn() + Send + Sync + 'static) {
+    use shuttle::scheduler::{PctScheduler, RandomScheduler};
+    // Deeper than a decoder's frames; the usual 32 KiB are not.
+    const STACK: usize = 1 << 20;
+    /// Changes of thread that a bug needs, at most: nearly all that were ever found need one or two.
+    const CHANGES: usize = 3;
+    let orders =
+        std::env::var("STEPFS_ORDERS").map_or(200, |orders| orders.parse().expect("STEPFS_ORDERS is a number"));
+    let test = std::sync::Arc::new(test);
+    let mut config = shuttle::Config::new();
+    config.stack_size = STACK;
+    let again = std::sync::Arc::clone(&test);
+    shuttle::Runner::new(RandomScheduler::new(orders / 2), config.clone()).run(move || again());
+    shuttle::Runner::new(PctScheduler::new(CHANGES, orders.div_ceil(2)), config).run(move || test());
+}
