@@ -17,6 +17,7 @@ command -v cargo >/dev/null || source "$HOME/.cargo/env"
 run formatting cargo fmt --check
 run lints cargo clippy --all-targets --locked --quiet -- -D warnings
 run "Rust tests" cargo test --locked --quiet
+run "orders of threads" scripts/threads.sh 400
 run "release build" cargo build --release --locked --quiet
 run "real programs on a real mount" "$PYTHON" -m pytest tests/real -p no:cacheprovider "$@"
 section "all tests passed in $((SECONDS - began)) s"
