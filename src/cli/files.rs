@@ -8,7 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::recall::{Chain, Layout, order, stream};
-use crate::store::{Objects, Store, durable};
+use crate::store::durable::scratch;
+use crate::store::{Objects, Store};
 
 use super::survey::stub;
 
@@ -32,7 +33,7 @@ pub(super) fn read(
         stream(&chain, &layout, |offset, _, bytes| {
             order.runs(offset..offset + bytes.len() as u64, |range, place| {
                 let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
-                durable::write_all_at(&file, run, place)
+                scratch::write_all_at(&file, run, place)
             })
         })
         .with_context(name)?;
@@ -45,8 +46,8 @@ pub(super) fn read(
 /// A file below `TMPDIR` that goes with the process.
 fn unnamed() -> io::Result<File> {
     let path = std::env::temp_dir().join(format!("stepfs-{}", std::process::id()));
-    let file = durable::create_new(&path)?;
-    durable::remove(&path)?;
+    let file = scratch::create_new(&path)?;
+    scratch::remove(&path)?;
     Ok(file)
 }
 

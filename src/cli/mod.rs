@@ -27,6 +27,8 @@ mod words;
 
 use std::process::ExitCode;
 
+pub use reshard::reshard;
+
 use clap::{Parser, Subcommand};
 
 /// Exit code of a command that failed.

@@ -1,13 +1,15 @@
 //! `stepfs reshard`
 
 use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
 use crate::container::elasticdl::{Reshard, Shard, Source};
-use crate::store::{Store, durable};
+use crate::store::Store;
+use crate::store::durable::{self, Attribute, CrashPoint, Io, scratch};
 
 use super::files::{objects, read};
 use super::survey::stub;
@@ -56,27 +58,38 @@ struct Version {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let version = Version::find(&args.from)?;
-    let shards = version.shards()?;
-    if fs::read_dir(&args.dir).is_ok_and(|mut entries| entries.next().is_some()) {
-        bail!("{} is not empty; name a directory that does not exist yet", args.dir.display());
-    }
-    if fs::symlink_metadata(&args.dir).is_ok_and(|m| !m.is_dir()) {
-        bail!("{} is there already, and no directory", args.dir.display());
-    }
-    let Some(name) = args.dir.file_name() else {
-        bail!("{}: name a new directory", args.dir.display());
-    };
-    let parent = durable::parent(&args.dir);
-    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
-    let staging = Staging::begin(parent.join(STAGING))?;
-    write(&version, &shards, args.servers, &staging)?;
-    let dir = parent.join(name);
-    durable::publish(&staging.out(), &dir).with_context(|| format!("{}", dir.display()))?;
+    reshard(&Io::disk(), &args.from, &args.dir, args.servers)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging) -> Result<()> {
+const STEP: CrashPoint = CrashPoint::ReshardWritten;
+
+/// Writes the version at `from` for another number of servers, as a new directory.
+///
+/// # Errors
+/// In words for the user; there is no such directory then.
+pub fn reshard(io: &Io, from: &str, dir: &Path, servers: u32) -> Result<()> {
+    let version = Version::find(from)?;
+    let shards = version.shards()?;
+    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!("{} is not empty; name a directory that does not exist yet", dir.display());
+    }
+    if fs::symlink_metadata(dir).is_ok_and(|m| !m.is_dir()) {
+        bail!("{} is there already, and no directory", dir.display());
+    }
+    let Some(name) = dir.file_name() else {
+        bail!("{}: name a new directory", dir.display());
+    };
+    let parent = durable::parent(dir);
+    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
+    let staging = Staging::begin(io, parent.join(STAGING))?;
+    write(io, &version, &shards, servers, &staging)?;
+    let dir = &parent.join(name);
+    io.publish(&staging.out(), dir, CrashPoint::ReshardInPlace).with_context(|| format!("{}", dir.display()))?;
+    Ok(())
+}
+
+fn write(io: &Io, version: &Version, shards: &[Shard], servers: u32, staging: &Staging) -> Result<()> {
     let mut files = Vec::new();
     for shard in shards {
         files.push(version.open(shard, staging)?);
@@ -94,27 +107,27 @@ fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging) -
         let path = staging.out().join(shard.name());
         bar.set_message(shard.name());
         let put = || -> std::io::Result<()> {
-            let file = durable::create_new(&path)?;
+            let file = io.create(&path, STEP)?;
             let (mut at, mut waiting) = (0, Vec::with_capacity(2 * WRITE_BYTES));
             reshard.write(index, &mut |bytes| {
                 waiting.extend_from_slice(bytes);
                 if waiting.len() >= WRITE_BYTES {
-                    durable::write_all_at(&file, &waiting, at)?;
+                    file.write_all_at(&waiting, at, STEP)?;
                     at += waiting.len() as u64;
                     bar.inc(waiting.len() as u64);
                     waiting.clear();
                 }
                 Ok(())
             })?;
-            durable::write_all_at(&file, &waiting, at)?;
+            file.write_all_at(&waiting, at, STEP)?;
             if let Some(permissions) = &permissions {
-                file.set_permissions(permissions.clone())?;
+                file.set(&Attribute::Mode(permissions.mode()), STEP)?;
             }
-            durable::sync_file(&file)
+            file.sync(STEP)
         };
         put().with_context(|| format!("{}", path.display()))?;
     }
-    durable::sync_dir(&staging.out())?;
+    io.sync_dir(&staging.out(), STEP)?;
     bar.finish_and_clear();
     let (from, variables, rows, tables) = (shards.len(), reshard.variables, reshard.rows, reshard.tables);
     let number = reshard.version;
@@ -199,10 +212,10 @@ impl Version {
             && stub(store, &path)?.is_some()
         {
             let decoded = staging.path.join(shard.name());
-            let file = durable::create_new(&decoded).with_context(|| format!("{}", decoded.display()))?;
+            let file = scratch::create_new(&decoded).with_context(|| format!("{}", decoded.display()))?;
             // It has no name from now on: nothing of it stays behind.
-            durable::remove(&decoded)?;
-            read(store, &objects(store)?, &path, &mut |at, bytes| durable::write_all_at(&file, bytes, at))?;
+            scratch::remove(&decoded)?;
+            read(store, &objects(store)?, &path, &mut |at, bytes| scratch::write_all_at(&file, bytes, at))?;
             return Ok((file, permissions));
         }
         Ok((File::open(&on_disk).with_context(context)?, permissions))
@@ -223,17 +236,18 @@ fn either(path: &Path) -> PathBuf {
 
 /// A directory beside the one to be written; it goes with all that is left in it.
 struct Staging {
+    io: Io,
     path: PathBuf,
 }
 
 impl Staging {
-    fn begin(path: PathBuf) -> Result<Staging> {
-        fs::create_dir(&path).with_context(|| match fs::symlink_metadata(&path) {
+    fn begin(io: &Io, path: PathBuf) -> Result<Staging> {
+        io.device().make_dir(&path, 0o777, STEP).with_context(|| match fs::symlink_metadata(&path) {
             Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", path.display()),
             Err(_) => format!("{}", path.display()),
         })?;
-        let staging = Staging { path };
-        fs::create_dir(staging.out())?;
+        let staging = Staging { io: io.clone(), path };
+        io.device().make_dir(&staging.out(), 0o777, STEP)?;
         Ok(staging)
     }
 
@@ -245,6 +259,6 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = self.io.empty(&self.path, STEP).and_then(|()| self.io.device().remove_dir(&self.path, STEP));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
 use crate::container::Order;
-use crate::store::durable;
+use crate::store::durable::scratch;
 
 use super::layout::{Layout, Unit};
 use super::stream::{decode_unit, short};
@@ -161,7 +161,7 @@ impl Reader {
             let run = bytes.get(segment.at..segment.at + len).ok_or_else(|| short(&self.chain))?;
             let written = self.order.runs(segment.range.clone(), |range, place| {
                 let from = (range.start - segment.range.start) as usize;
-                durable::write_all_at(file, &run[from..from + (range.end - range.start) as usize], place)
+                scratch::write_all_at(file, &run[from..from + (range.end - range.start) as usize], place)
             });
             if written.is_err() {
                 self.no_room.store(true, Ordering::Relaxed);
