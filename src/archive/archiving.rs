@@ -1,6 +1,5 @@
 //! Archives a sealed file of which a newer state is sealed too: choose the base, write the difference to it, commit.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -9,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::container::{Description, InOrder, ReadAt, describe};
+use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned};
 
@@ -86,7 +86,7 @@ impl Archive {
         &self,
         path: &Path,
         sealed: &Sealed,
-        (source, profiles): (&File, &Profiles),
+        (source, profiles): (&DeviceFile, &Profiles),
         newer: &(PathBuf, Arc<Sealed>),
         stale: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<Option<Id>> {
@@ -140,7 +140,7 @@ impl Archive {
             base,
             profiles,
             generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),
-            tmp: &self.store.tmp(),
+            tmp: (self.io(), &self.store.tmp()),
             memory: self.recall.memory(),
             cancelled: stale,
         };

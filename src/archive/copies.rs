@@ -1,10 +1,10 @@
 //! Copies of released files: the same bytes once more, under another name.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use crate::container::{InOrder, describe};
+use crate::store::durable::DeviceFile;
 use crate::store::is_pinned;
 use crate::store::object::{Header, Id};
 
@@ -15,7 +15,13 @@ impl Archive {
     /// The object that decodes to the very bytes of a file that was just closed: a copy of a released file, or one that
     /// was recalled. It may become a stub at once, without a newer state: nothing is lost by that. Hashes the file only
     /// if there is an object of its length with the same tensors, and not what lay there when the store was mounted.
-    pub(super) fn copy_of(&self, path: &Path, version: u64, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
+    pub(super) fn copy_of(
+        &self,
+        path: &Path,
+        version: u64,
+        sealed: &Sealed,
+        source: &DeviceFile,
+    ) -> io::Result<Option<Id>> {
         let looked_at = {
             let catalog = self.catalog();
             let entry = catalog.get(path).filter(|entry| entry.version == version);

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::container::{Description, Order, ReadAt};
 use crate::recall::{Chain, Memory};
 use crate::store::Profiles;
+use crate::store::durable::Io;
 use crate::store::object::{Header, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter};
 
 use super::base::Base;
@@ -28,7 +29,8 @@ pub(super) struct Difference<'a> {
     pub(super) profiles: &'a Profiles,
     /// Restores that are behind the file; asked when all is encoded.
     pub(super) generations: &'a (dyn Fn() -> u32 + Sync),
-    pub(super) tmp: &'a Path,
+    /// Where the object is written.
+    pub(super) tmp: (&'a Io, &'a Path),
     pub(super) memory: &'a Arc<Memory>,
     pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
@@ -67,7 +69,7 @@ impl Difference<'_> {
         if !note.is_empty() {
             log::info!("{}: {note}", self.path.display());
         }
-        let mut writer = ObjectWriter::create(self.tmp)?;
+        let mut writer = ObjectWriter::create_on(self.tmp.0, self.tmp.1)?;
         let job = encode::Job {
             source,
             len: sealed.len,

@@ -150,7 +150,7 @@ impl Archive {
         let chain = self.chain_of(parent)?;
         let breathe = || self.breathe();
         let change = Move { old: &old, parent: chain.as_ref(), breathe: &breathe };
-        self.pool.install(|| change.carry_out(&self.objects, &self.store.tmp()))?;
+        self.pool.install(|| change.carry_out(&self.objects, (self.io(), &self.store.tmp())))?;
         self.recall.memory().reencoded(heir);
         let origin = &old.leaf().index().origin;
         let (former, words) = (old.leaf().header().parent, parent_words(parent));

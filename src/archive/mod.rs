@@ -31,17 +31,16 @@ mod trial;
 mod verify;
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::recall::{Cache, Recall, usual_memory};
+use crate::store::durable::{CrashPoint, DeviceFile, Io};
 use crate::store::object::Id;
-use crate::store::{Error, Objects, Store, durable, recalled_from};
+use crate::store::{Error, Objects, Store, Stub, recalled_from};
 use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
@@ -117,7 +116,7 @@ impl Archive {
         // At the same time: with nothing cached both wait for the device.
         let (objects, found) = std::thread::scope(|scope| {
             let found = scope.spawn(|| settle::scan(&store));
-            let objects = Objects::load(&store.objects(), |id, error| {
+            let objects = Objects::load_on(store.io().clone(), &store.objects(), |id, error| {
                 log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
             });
             (objects, found.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
@@ -184,6 +183,10 @@ impl Archive {
     /// The store.
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    fn io(&self) -> &Io {
+        self.store.io()
     }
 
     fn catalog(&self) -> MutexGuard<'_, Catalog> {
@@ -270,7 +273,7 @@ impl Archive {
     fn seal(&self, path: &Path, version: u64) -> io::Result<()> {
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
-        if let Some(stub) = self.stub(&file)? {
+        if let Some(stub) = self.stub_or_damage(Stub::read_on(&file, self.store.id()), &file.metadata()?)? {
             // A release whose end was not seen. It must never be taken for a file of its own.
             self.objects.name(stub.object);
             if !self.catalog().advance(path, version, State::Released(stub.object)) {
@@ -289,7 +292,7 @@ impl Archive {
             self.catalog().advance(path, version, State::Resident(NOT_DURABLE));
             return Ok(());
         }
-        let (state, words) = settle::examine(&file, path)?;
+        let (state, words) = settle::examine(&file, &file.metadata()?, path)?;
         if let State::Sealed(_) = &state {
             log::info!("{}: sealed, {words}", path.display());
         }
@@ -319,12 +322,12 @@ impl Archive {
     }
 
     /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
-    fn make_durable(&self, file: &File, path: &Path) -> io::Result<()> {
-        durable::sync_file(file)?;
+    fn make_durable(&self, file: &DeviceFile, path: &Path) -> io::Result<()> {
+        file.sync(CrashPoint::FileSealed)?;
         let tree = self.store.tree();
         path.ancestors().skip(1).try_for_each(|directory| match directory.as_os_str().is_empty() {
-            true => durable::sync_dir(&tree),
-            false => durable::sync_dir(&tree.join(directory)),
+            true => self.io().sync_dir(&tree, CrashPoint::NamesSealed),
+            false => self.io().sync_dir(&tree.join(directory), CrashPoint::NamesSealed),
         })
     }
 
@@ -373,10 +376,10 @@ impl Archive {
     }
 
     /// Opens a regular file of the tree to read it.
-    fn open_file(&self, path: &Path) -> io::Result<File> {
+    fn open_file(&self, path: &Path) -> io::Result<DeviceFile> {
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOATIME;
         let path = self.store.tree().join(path);
-        let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(&path);
+        let open = |flags| self.io().open_with(&path, flags);
         // Only the owner may leave the access time alone.
         open(flags).or_else(|_| open(flags & !libc::O_NOATIME))
     }

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::store::durable::{CrashPoint, Io};
+
 /// Which file of the store's tree is meant: a path may be given to another file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
@@ -49,18 +51,24 @@ pub trait Namespace: Send + Sync {
         commit: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Outcome>;
 
-    /// Removes a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
+    /// Removes, through `io`, a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
     /// open or change the file. Whoever has it open keeps it. `Busy`: somebody is about to write to it.
     ///
     /// # Errors
     /// What the device reports, or `still`.
-    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
+    fn remove(
+        &self,
+        io: &Io,
+        path: &Path,
+        expect: FileId,
+        still: &mut dyn FnMut() -> io::Result<bool>,
+    ) -> io::Result<Outcome>;
 
-    /// Removes a directory. `Busy`: there is something in it.
+    /// Removes a directory through `io`. `Busy`: there is something in it.
     ///
     /// # Errors
     /// What the device reports.
-    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
+    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome>;
 }
 
 /// What is at an absolute path now; none when nothing is.
@@ -108,20 +116,28 @@ impl Namespace for AtRest {
         commit(&self.tree.join(path)).map(|()| Outcome::Done)
     }
 
-    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+    fn remove(
+        &self,
+        io: &Io,
+        path: &Path,
+        expect: FileId,
+        still: &mut dyn FnMut() -> io::Result<bool>,
+    ) -> io::Result<Outcome> {
         let path = self.tree.join(path);
         match found_at(&path)? {
             Some(found) if FileId::of(&found) == expect && !found.is_dir() && still()? => {
-                fs::remove_file(path).map(|()| Outcome::Done)
+                io.device().remove_file(&path, CrashPoint::NameRemoved).map(|()| Outcome::Done)
             }
             _ => Ok(Outcome::Changed),
         }
     }
 
-    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let path = self.tree.join(path);
         match found_at(&path)? {
-            Some(found) if FileId::of(&found) == expect => unless_occupied(fs::remove_dir(path)),
+            Some(found) if FileId::of(&found) == expect => {
+                unless_occupied(io.device().remove_dir(&path, CrashPoint::NameRemoved))
+            }
             _ => Ok(Outcome::Changed),
         }
     }

@@ -1,7 +1,6 @@
 //! Objects that a file can do with instead of one of its own; and those that nothing needs any more.
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -11,8 +10,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{InOrder, describe};
 use crate::recall::{Chain, Layout, stream};
+use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::{Header, Id};
-use crate::store::{Profile, Profiles, durable};
+use crate::store::{Profile, Profiles};
 
 use super::catalog::{Entry, Sealed, State};
 use super::settle::{self, DAMAGED_STUB, UNREADABLE};
@@ -22,7 +22,7 @@ impl Archive {
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
     /// a released file), or it was made from them and is as faithful as these profiles ask for. It must
     /// still decode: this file may be the last good copy of what it holds.
-    pub(super) fn twin(&self, profiles: &Profiles, sealed: &Sealed, source: &File) -> io::Result<Option<Id>> {
+    pub(super) fn twin(&self, profiles: &Profiles, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
         let mut candidates = self.objects.of_signature(sealed.signature);
         candidates.retain(|header| header.logical_len == sealed.len);
         if candidates.is_empty() {
@@ -114,10 +114,12 @@ impl Archive {
             directory.ancestors().map(|above| tree.join(above)).find(|above| above.symlink_metadata().is_ok())
         };
         let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
-        let result = standing.iter().try_for_each(|directory| match durable::sync_dir(directory) {
-            // Gone since: its parent is asked at the next time.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result,
+        let result = standing.iter().try_for_each(|directory| {
+            match self.io().sync_dir(directory, CrashPoint::RemovedNamesSynced) {
+                // Gone since: its parent is asked at the next time.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                result => result,
+            }
         });
         if result.is_err() {
             self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(directories);

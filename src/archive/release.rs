@@ -7,8 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::store::durable::{CrashPoint, parent};
 use crate::store::object::Id;
-use crate::store::{Prepared, Stub, durable, is_pinned};
+use crate::store::{Prepared, Stub, is_pinned};
 
 use super::catalog::{Held, Sealed, State, Task};
 use super::{Archive, FIRST_PAUSE, Outcome};
@@ -94,8 +95,8 @@ impl Archive {
         match outcome? {
             Outcome::Done => {
                 // The times of the directory before the note of them goes.
-                if let Err(error) = durable::sync_dir(durable::parent(&absolute)) {
-                    log::warn!("{}: {error}", durable::parent(&absolute).display());
+                if let Err(error) = self.io().sync_dir(parent(&absolute), CrashPoint::ReleaseSynced) {
+                    log::warn!("{}: {error}", parent(&absolute).display());
                 }
                 Ok(true)
             }

@@ -11,12 +11,14 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::Path;
 
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::{Dtype, TILE_BYTES, lossless};
 use crate::recall::{Chain, ReadError, State, tile};
+use crate::store::durable::Io;
 use crate::store::object::{Coding, Header, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 
@@ -61,9 +63,9 @@ impl Move<'_> {
     /// # Errors
     /// What the device reports; what `breathe` returns; a [`ReadError`] when something does not decode. The object then
     /// is what it was.
-    pub(super) fn carry_out(&self, objects: &Objects, tmp: &std::path::Path) -> io::Result<()> {
+    pub(super) fn carry_out(&self, objects: &Objects, (io, tmp): (&Io, &Path)) -> io::Result<()> {
         let leaf = self.old.leaf();
-        let mut writer = ObjectWriter::rewrite(tmp, leaf.header().id)?;
+        let mut writer = ObjectWriter::rewrite_on(io, tmp, leaf.header().id)?;
         let mut index = leaf.index().clone();
         let mut states = Vec::new();
         let twins = self.twins();

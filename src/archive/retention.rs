@@ -232,7 +232,7 @@ impl Archive {
                 let pinned = is_pinned(&tree, &member.path)?;
                 Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
             };
-            match namespace.remove(&member.path, member.file, &mut still)? {
+            match namespace.remove(self.io(), &member.path, member.file, &mut still)? {
                 Outcome::Done => {}
                 Outcome::Changed if found_at(&tree.join(&member.path))?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {
@@ -245,7 +245,7 @@ impl Archive {
             }
         }
         for directory in checkpoint.directories.iter().rev() {
-            match namespace.remove_directory(&directory.path, directory.file)? {
+            match namespace.remove_directory(self.io(), &directory.path, directory.file)? {
                 Outcome::Done => {}
                 Outcome::Changed if found_at(&tree.join(&directory.path))?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {

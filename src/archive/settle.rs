@@ -1,8 +1,7 @@
 //! What can be said of a file by looking at it: its state after a mount, its tensors and lineage after the last close.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, Metadata};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,8 +78,8 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     if fs::symlink_metadata(path)?.len() < MIN_RELEASE_BYTES {
         return Ok(State::Resident("small"));
     }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
-    match Stub::read(&file, store.id()) {
+    let file = store.io().open_with(path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+    match Stub::read_on(&file, store.id()) {
         Ok(Some(stub)) => Ok(State::Released(stub.object)),
         Ok(None) => Ok(State::Closed),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
@@ -92,8 +91,7 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
 }
 
 /// What a durable file is, and that in a few words for the log.
-pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
-    let metadata = file.metadata()?;
+pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<(State, String)> {
     if metadata.len() < MIN_RELEASE_BYTES {
         return Ok((State::Resident("small"), String::new()));
     }
@@ -104,9 +102,9 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
     }
     let signature = signature(&description);
     let sealed = Sealed {
-        file: FileId::of(&metadata),
+        file: FileId::of(metadata),
         len: metadata.len(),
-        modified_ns: modified_ns(&metadata),
+        modified_ns: modified_ns(metadata),
         steps: names::steps(path),
         sample: xxhash_rust::xxh3::xxh3_64(&samples::read(&InOrder::new(file, &description))?),
         signature,
@@ -116,7 +114,7 @@ pub(super) fn examine(file: &File, path: &Path) -> io::Result<(State, String)> {
     Ok((State::Sealed(Arc::new(sealed)), words))
 }
 
-fn compressible(file: &File) -> io::Result<bool> {
+fn compressible(file: &dyn ReadAt) -> io::Result<bool> {
     let bytes = samples::read(file)?;
     Ok((zstd::bulk::compress(&bytes, 1)?.len() as f64) < COMPRESSIBLE * bytes.len() as f64)
 }

@@ -1,6 +1,7 @@
 //! What users are told: of the store as a whole, and of one file.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::PoisonError;
@@ -9,6 +10,7 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use crate::recall::MemoryStatus;
+use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, profile_mark};
 
 use super::catalog::{Catalog, Entry, Held, State};
@@ -125,11 +127,19 @@ impl Archive {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn stub(&self, file: &fs::File) -> std::io::Result<Option<Stub>> {
-        match Stub::read(file, self.store.id()) {
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                let logical_len = file.metadata()?.len();
-                Ok(Some(Stub { store: self.store.id(), object: crate::store::Id::NONE, logical_len }))
+    pub fn stub(&self, file: &fs::File) -> io::Result<Option<Stub>> {
+        self.stub_or_damage(Stub::read(file, self.store.id()), &file.metadata()?)
+    }
+
+    pub(super) fn stub_or_damage(
+        &self,
+        stub: io::Result<Option<Stub>>,
+        metadata: &fs::Metadata,
+    ) -> io::Result<Option<Stub>> {
+        match stub {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let stub = Stub { store: self.store.id(), object: crate::store::Id::NONE, logical_len: metadata.len() };
+                Ok(Some(stub))
             }
             stub => stub,
         }
@@ -241,15 +251,15 @@ impl Archive {
         let fail = |error| ReadError::object(stub.object, error);
         let target = self.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {
-            let file = crate::store::durable::create_new(&target).map_err(fail)?;
-            self.recall.copy(stub.object, &file)?;
+            let file = self.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;
+            self.recall.copy(stub.object, &|bytes, at| file.write_all_at(bytes, at, CrashPoint::RecallWritten))?;
             let metadata = fs::symlink_metadata(path).map_err(fail)?;
-            crate::store::copy_attributes(path, &metadata, &file).map_err(fail)?;
+            crate::store::copy_attributes(path, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
-            crate::store::durable::sync_file(&file).map_err(fail)
+            file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
         decode().inspect_err(|_| {
-            let _ = crate::store::durable::remove(&target);
+            let _ = self.io().remove(&target, CrashPoint::RecallWritten);
         })?;
         Ok(target)
     }

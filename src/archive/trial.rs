@@ -13,6 +13,7 @@ use crate::codec::published::tile::is_for;
 use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe};
 use crate::recall::layout::Unit;
 use crate::recall::{self, Chain, Layout, Memory, stream, usual_memory};
+use crate::store::durable::{Io, scratch};
 use crate::store::object::{Id, rows_and_width};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
 
@@ -83,7 +84,8 @@ impl Checkpoint {
             return Err(wrong(path, format_args!("is no checkpoint that stepfs understands: {why}")));
         }
         let has_weights = description.tensors.iter().any(|t| is_model(t.role) && t.dtype.is_lattice_float());
-        let (State::Sealed(sealed), true) = (settle::examine(&file, path).map_err(with_path(path))?.0, has_weights)
+        let (State::Sealed(sealed), true) =
+            (settle::examine(&file, &metadata, path).map_err(with_path(path))?.0, has_weights)
         else {
             return Err(wrong(path, "has no weights in it; `stepfs inspect` shows what it has"));
         };
@@ -193,7 +195,7 @@ impl Series {
                 base: &previous.as_ref().map_or_else(Base::default, after_it),
                 profiles: &profiles,
                 generations: &|| 0,
-                tmp: scratch,
+                tmp: (&Io::disk(), scratch),
                 memory: &memory,
                 cancelled,
             };
@@ -244,7 +246,7 @@ impl Series {
     /// What the device reports.
     pub fn write(&self, kept: &Kept, to: &File) -> io::Result<()> {
         match &kept.last {
-            Some(chain) => Ok(recall::copy(chain, to)?),
+            Some(chain) => Ok(recall::copy(chain, &|bytes, at| scratch::write_all_at(to, bytes, at))?),
             None => std::io::copy(&mut File::open(self.last())?, &mut &*to).map(|_| ()),
         }
     }

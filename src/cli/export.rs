@@ -1,14 +1,14 @@
 //! `stepfs export`
 
 use std::fs;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
-use crate::store::{Objects, Store, copy_attributes, copy_but_owner, durable};
+use crate::store::durable::CrashPoint;
+use crate::store::{Objects, Store, export_file};
 
 use super::files::{objects, read};
 use super::survey::files;
@@ -56,29 +56,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes beside the target and renames, so that an interrupted export leaves no half file under its name.
 fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
-    let directory = durable::parent(target);
-    fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(".stepfs-export");
-    let part = directory.join(name);
-    durable::remove(&part)?;
-    let write = || -> Result<()> {
-        let file = durable::create_new(&part).with_context(|| format!("{}", part.display()))?;
+    export_file(store, path, target, |file| {
         read(store, objects, path, &mut |offset, bytes| {
             bar.inc(bytes.len() as u64);
-            file.write_all_at(bytes, offset)
-        })?;
-        let source = store.tree().join(path);
-        let metadata = fs::symlink_metadata(&source)?;
-        copy_attributes(&source, &metadata, &file)
-            .or_else(|_| copy_but_owner(&source, &metadata, &file))
-            .with_context(|| format!("{}: mode and times", part.display()))?;
-        durable::sync_file(&file)?;
-        Ok(fs::rename(&part, target)?)
-    };
-    write().inspect_err(|_| {
-        let _ = durable::remove(&part);
+            file.write_all_at(bytes, offset, CrashPoint::ExportWritten)
+        })
     })
+    .with_context(|| format!("{}", target.display()))
 }

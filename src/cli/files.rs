@@ -8,6 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::recall::{self, Chain, Layout, order, stream};
+use crate::store::durable::scratch;
 use crate::store::{Objects, Store};
 
 use super::survey::stub;
@@ -29,7 +30,7 @@ pub(super) fn read(
         }
         // Decoded rows come in another order than they have in the file.
         let file = tempfile::tempfile().context("no temporary file")?;
-        recall::copy(&chain, &file).with_context(name)?;
+        recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at)).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
     let file = File::open(store.tree().join(path)).with_context(name)?;

@@ -1,8 +1,6 @@
 //! `stepfs import`
 
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{Archive, AtRest};
-use crate::store::{Store, copy_attributes, copy_but_owner, durable};
+use crate::store::{Store, import_file};
 
 use super::wait::wait_for;
 use super::words::progress;
@@ -48,7 +46,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let bar = progress(total, true);
     for (from, to) in &files {
         bar.set_message(to.display().to_string());
-        copy(&store, from, to, |count| bar.inc(count))
+        import_file(&store, from, to, |count| bar.inc(count))
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }
     bar.finish_and_clear();
@@ -69,34 +67,6 @@ fn list(from: &Path, to: &Path, files: &mut Vec<(PathBuf, PathBuf)>) -> Result<(
         bail!("{} is neither a file nor a directory", from.display());
     }
     Ok(())
-}
-
-fn copy(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Result<()> {
-    let target = store.tree().join(to);
-    if fs::symlink_metadata(&target).is_ok() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is one by this name in the store"));
-    }
-    fs::create_dir_all(durable::parent(&target))?;
-    let source = File::open(from)?;
-    let part = store.tmp().join("import");
-    durable::remove(&part)?;
-    let file = durable::create_new(&part)?;
-    let mut buf = vec![0; 1 << 20];
-    let mut at = 0;
-    loop {
-        let count = source.read_at(&mut buf, at)?;
-        if count == 0 {
-            break;
-        }
-        durable::write_all_at(&file, &buf[..count], at)?;
-        at += count as u64;
-        progress(count as u64);
-    }
-    // Without root, somebody else's file becomes one's own, as with cp.
-    let metadata = source.metadata()?;
-    copy_attributes(from, &metadata, &file).or_else(|_| copy_but_owner(from, &metadata, &file))?;
-    durable::sync_file(&file)?;
-    durable::publish(&part, &target)
 }
 
 fn archive(store: Store) -> Result<()> {

@@ -1,6 +1,7 @@
 //! `stepfs reshard`
 
 use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 
 use crate::container::elasticdl::{Reshard, Shard, Source};
-use crate::store::{Store, durable};
+use crate::store::Store;
+use crate::store::durable::{self, Attribute, CrashPoint, Io, scratch};
 
 use super::files::{objects, read};
 use super::survey::stub;
@@ -57,31 +59,48 @@ struct Version {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let version = Version::find(&args.from)?;
-    let shards = version.shards()?;
-    if fs::read_dir(&args.dir).is_ok_and(|mut entries| entries.next().is_some()) {
-        bail!("{} is not empty; name a directory that does not exist yet", args.dir.display());
-    }
-    if fs::symlink_metadata(&args.dir).is_ok_and(|m| !m.is_dir()) {
-        bail!("{} is there already, and no directory", args.dir.display());
-    }
-    let Some(name) = args.dir.file_name() else {
-        bail!("{}: name a new directory", args.dir.display());
-    };
-    let parent = durable::parent(&args.dir);
-    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
     let stop = super::interrupted()?;
-    let staging = Staging::begin(parent.join(STAGING))?;
-    write(&version, &shards, args.servers, &staging, &stop).map_err(|error| match stop.load(Ordering::Relaxed) {
-        true => anyhow::anyhow!("interrupted; nothing was written"),
-        false => error,
-    })?;
-    let dir = parent.join(name);
-    durable::publish(&staging.out(), &dir).with_context(|| format!("{}", dir.display()))?;
+    reshard(&Io::disk(), (&args.from, args.servers), &args.dir, &stop)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging, stop: &AtomicBool) -> Result<()> {
+const STEP: CrashPoint = CrashPoint::ReshardWritten;
+
+/// Writes the version at `from` for another number of servers, as a new directory. Nothing is left where `stop` is set meanwhile.
+///
+/// # Errors
+/// In words for the user; there is no such directory then.
+pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path, stop: &AtomicBool) -> Result<()> {
+    let version = Version::find(from)?;
+    let shards = version.shards()?;
+    if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        bail!("{} is not empty; name a directory that does not exist yet", dir.display());
+    }
+    if fs::symlink_metadata(dir).is_ok_and(|m| !m.is_dir()) {
+        bail!("{} is there already, and no directory", dir.display());
+    }
+    let Some(name) = dir.file_name() else {
+        bail!("{}: name a new directory", dir.display());
+    };
+    let parent = durable::parent(dir);
+    let parent = fs::canonicalize(parent).with_context(|| format!("{}", parent.display()))?;
+    let staging = Staging::begin(io, parent.join(STAGING))?;
+    write(io, &version, &shards, servers, (&staging, stop)).map_err(|error| match stop.load(Ordering::Relaxed) {
+        true => anyhow::anyhow!("interrupted; nothing was written"),
+        false => error,
+    })?;
+    let dir = &parent.join(name);
+    io.publish(&staging.out(), dir, CrashPoint::ReshardInPlace).with_context(|| format!("{}", dir.display()))?;
+    Ok(())
+}
+
+fn write(
+    io: &Io,
+    version: &Version,
+    shards: &[Shard],
+    servers: u32,
+    (staging, stop): (&Staging, &AtomicBool),
+) -> Result<()> {
     let check = || match stop.load(Ordering::Relaxed) {
         true => Err(std::io::Error::from(std::io::ErrorKind::Interrupted)),
         false => Ok(()),
@@ -103,28 +122,28 @@ fn write(version: &Version, shards: &[Shard], servers: u32, staging: &Staging, s
         let path = staging.out().join(shard.name());
         bar.set_message(shard.name());
         let put = || -> std::io::Result<()> {
-            let file = durable::create_new(&path)?;
+            let file = io.create(&path, STEP)?;
             let (mut at, mut waiting) = (0, Vec::with_capacity(2 * WRITE_BYTES));
             reshard.write(index, &mut |bytes| {
                 waiting.extend_from_slice(bytes);
                 if waiting.len() >= WRITE_BYTES {
                     check()?;
-                    durable::write_all_at(&file, &waiting, at)?;
+                    file.write_all_at(&waiting, at, STEP)?;
                     at += waiting.len() as u64;
                     bar.inc(waiting.len() as u64);
                     waiting.clear();
                 }
                 Ok(())
             })?;
-            durable::write_all_at(&file, &waiting, at)?;
+            file.write_all_at(&waiting, at, STEP)?;
             if let Some(permissions) = &permissions {
-                file.set_permissions(permissions.clone())?;
+                file.set(&Attribute::Mode(permissions.mode()), STEP)?;
             }
-            durable::sync_file(&file)
+            file.sync(STEP)
         };
         put().with_context(|| format!("{}", path.display()))?;
     }
-    durable::sync_dir(&staging.out())?;
+    io.sync_dir(&staging.out(), STEP)?;
     bar.finish_and_clear();
     let (from, variables, rows, tables) = (shards.len(), reshard.variables, reshard.rows, reshard.tables);
     let number = reshard.version;
@@ -216,7 +235,7 @@ impl Version {
             let file = tempfile::tempfile_in(&staging.path).with_context(|| format!("{}", staging.path.display()))?;
             read(store, &objects(store)?, &path, &mut |at, bytes| {
                 check()?;
-                durable::write_all_at(&file, bytes, at)
+                scratch::write_all_at(&file, bytes, at)
             })?;
             return Ok((file, permissions));
         }
@@ -238,17 +257,18 @@ fn either(path: &Path) -> PathBuf {
 
 /// A directory beside the one to be written; it goes with all that is left in it.
 struct Staging {
+    io: Io,
     path: PathBuf,
 }
 
 impl Staging {
-    fn begin(path: PathBuf) -> Result<Staging> {
-        fs::create_dir(&path).with_context(|| match fs::symlink_metadata(&path) {
+    fn begin(io: &Io, path: PathBuf) -> Result<Staging> {
+        io.device().make_dir(&path, 0o777, STEP).with_context(|| match fs::symlink_metadata(&path) {
             Ok(_) => format!("{}: another reshard is at work here, or was cut short (then remove it)", path.display()),
             Err(_) => format!("{}", path.display()),
         })?;
-        let staging = Staging { path };
-        fs::create_dir(staging.out())?;
+        let staging = Staging { io: io.clone(), path };
+        io.device().make_dir(&staging.out(), 0o777, STEP)?;
         Ok(staging)
     }
 
@@ -260,6 +280,6 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = self.io.empty(&self.path, STEP).and_then(|()| self.io.device().remove_dir(&self.path, STEP));
     }
 }

@@ -16,7 +16,8 @@ use crate::archive::Series;
 use crate::codec::published::inshrinkerator::search::{Space, search};
 use crate::codec::published::inshrinkerator::{Config, Metric};
 use crate::codec::published::registry::SystemId;
-use crate::store::{Error, Profile, Store, durable, names};
+use crate::store::durable::scratch;
+use crate::store::{Error, Profile, Store, names};
 
 use eval::Evaluator;
 use report::{Candidate, Report, Table};
@@ -193,12 +194,12 @@ impl Trials<'_> {
             Some(evaluator) => {
                 let name = self.series.last().file_name().context("the file has no name")?;
                 let path = self.scratch.join(name);
-                durable::remove(&path)?;
-                let file = durable::create_new(&path).with_context(|| format!("{}", path.display()))?;
+                scratch::remove(&path)?;
+                let file = scratch::create_new(&path).with_context(|| format!("{}", path.display()))?;
                 self.series.write(&kept, &file).with_context(|| format!("{}", path.display()))?;
                 drop(file);
                 let score = evaluator.score(&path);
-                durable::remove(&path)?;
+                scratch::remove(&path)?;
                 Some(score?)
             }
         };

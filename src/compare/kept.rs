@@ -13,8 +13,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::archive::{Archive, AtRest};
 use crate::container::ReadAt;
 use crate::recall::{Chain, Layout, ReadError, stream};
+use crate::store::durable::scratch;
 use crate::store::object::{Object, path_of};
-use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub, durable};
+use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub};
 
 use super::report::{Measured, RoleKept, SKELETON};
 use super::series::State;
@@ -110,7 +111,7 @@ fn same(a: &State, b: &State) -> Result<bool, Error> {
 /// Copies a file to its place in the tree; each is a minute newer than the one before.
 fn put(state: &State, name: &Path, at: u32) -> Result<(), Error> {
     let copy = || -> io::Result<()> {
-        let to = durable::create_new(name)?;
+        let to = scratch::create_new(name)?;
         // Shares blocks where the file system can.
         let copied = io::copy(&mut io::Read::take(File::open(&state.path)?, state.len), &mut &to)?;
         if copied != state.len {
@@ -184,7 +185,7 @@ fn decode(chain: &Chain, to: &File) -> Result<Duration, ReadError> {
     to.set_len(0).map_err(|error| ReadError::object(id, error))?;
     let (start, mut writing) = (clock::of_thread(), Duration::ZERO);
     stream(chain, &Layout::of(chain.leaf()), |offset, _, bytes| {
-        clock::timed(&mut writing, || durable::write_all_at(to, bytes, offset))
+        clock::timed(&mut writing, || scratch::write_all_at(to, bytes, offset))
             .map_err(|error| ReadError::object(id, error))
     })?;
     Ok(clock::of_thread().saturating_sub(start).saturating_sub(writing))

@@ -12,6 +12,7 @@ use super::Core;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
 use super::sys;
+use crate::store::durable::CrashPoint;
 
 /// Most bytes that one copy moves: the reply has 32 bits, and a worker should be back in a second or so.
 const COPY_MOST: u64 = 1 << 30;
@@ -111,7 +112,8 @@ impl Core {
         match written {
             // Through the page cache the kernel sends an FSYNC after each write of such a handle, directly it does not.
             Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
-                self.workers.submit(Box::new(move || match file.sync_data() {
+                let io = self.io().clone();
+                self.workers.submit(Box::new(move || match io.device().sync_data(&file, CrashPoint::Fsync) {
                     Ok(()) => reply.written(len),
                     Err(error) => reply.error(Fault::from(error).into()),
                 }))
@@ -143,7 +145,10 @@ impl Core {
         let Some(file) = handle.file() else {
             return Ok(());
         };
-        if datasync { file.sync_data() } else { file.sync_all() }?;
+        match datasync {
+            true => self.io().device().sync_data(&file, CrashPoint::Fsync)?,
+            false => self.io().sync_file(&file, CrashPoint::Fsync)?,
+        }
         let directory = {
             let mut table = self.table();
             let parent = match table.path(handle.node) {
@@ -154,7 +159,7 @@ impl Core {
             if std::mem::take(&mut node.name_not_durable) { parent } else { None }
         };
         if let Some(directory) = directory
-            && let Err(error) = File::open(&directory).and_then(|directory| directory.sync_all())
+            && let Err(error) = self.io().sync_dir(&directory, CrashPoint::Fsync)
         {
             if let Some(node) = self.table().get_mut(handle.node) {
                 node.name_not_durable = true;

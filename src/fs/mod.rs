@@ -51,6 +51,7 @@ use fuser::{
 };
 
 use crate::archive::Archive;
+use crate::store::durable::Io;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard};
 use attr::{Attributes, Change, TTL};
 use errno::Result;
@@ -83,6 +84,11 @@ struct Core {
 }
 
 impl Core {
+    /// What the store's durable steps go through.
+    pub(crate) fn io(&self) -> &Io {
+        self.archive.store().io()
+    }
+
     fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
         let table = Table::new(&archive.store().tree())?;
         let leases = mapped::leases_work(&archive.store().tmp()).unwrap_or(false);

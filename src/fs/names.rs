@@ -20,6 +20,7 @@ use super::inodes::Table;
 use super::node::Source;
 use super::open::{Access, Answer, Register};
 use super::sys;
+use crate::store::durable::{CrashPoint, Io};
 
 /// Node ids are not used again while the kernel knows them, so one generation does.
 pub(super) const GENERATION: Generation = Generation(0);
@@ -196,7 +197,7 @@ impl Core {
         if metadata.is_dir() {
             return Err(libc::EISDIR.into());
         }
-        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
+        Ok(self.take_away(self.io(), &mut table, parent, &path, &metadata)?)
     }
 
     pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
@@ -206,16 +207,23 @@ impl Core {
         if !metadata.is_dir() {
             return Err(libc::ENOTDIR.into());
         }
-        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
+        Ok(self.take_away(self.io(), &mut table, parent, &path, &metadata)?)
     }
 
     /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
-    pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
+    pub(super) fn take_away(
+        &self,
+        io: &Io,
+        table: &mut Table,
+        parent: u64,
+        path: &Path,
+        metadata: &Metadata,
+    ) -> io::Result<()> {
         let absolute = table.absolute(path);
         let removal = table.before_removal(path, metadata);
         match metadata.is_dir() {
-            true => std::fs::remove_dir(&absolute)?,
-            false => std::fs::remove_file(&absolute)?,
+            true => io.device().remove_dir(&absolute, CrashPoint::NameRemoved)?,
+            false => io.device().remove_file(&absolute, CrashPoint::NameRemoved)?,
         }
         table.removed(parent, path.file_name().unwrap_or_default(), removal);
         if metadata.is_file() {
@@ -251,7 +259,7 @@ impl Core {
         }
         let ino = table.admit(&self.archive, from.0, from.1, &moved)?;
         let removal = there.as_ref().map(|there| table.before_removal(&target, there));
-        std::fs::rename(&old, &new)?;
+        self.io().device().rename(&old, &new, CrashPoint::NameRemoved)?;
         if let Some(removal) = removal {
             table.removed(to.0, to.1, removal);
         }

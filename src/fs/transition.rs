@@ -20,7 +20,8 @@ use super::node::{Opened, Source, file_id};
 use super::sys;
 use crate::archive::FileId;
 use crate::recall::Reader;
-use crate::store::Stub;
+use crate::store::durable::CrashPoint;
+use crate::store::{Stub, replace_stub, sync_replaced};
 
 /// What must be done with a released file first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,14 +149,14 @@ impl Core {
         let new = Temporary(match wanted {
             Wanted::Empty => {
                 let path = self.temporary();
-                File::create_new(&path)?;
+                self.io().create(&path, CrashPoint::RecallWritten)?;
                 path
             }
             Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &place.path)?,
         });
         if wanted == Wanted::Empty {
             copy_attributes(&place, &new.0)?;
-            File::open(&new.0)?.sync_all()?;
+            self.io().open(&new.0)?.sync(CrashPoint::RecallWritten)?;
         }
 
         let mut table = self.table();
@@ -210,10 +211,7 @@ impl Core {
         }
         drop(table);
         self.invalidations.inode(ino);
-        // The archive is told of the change afterwards and may then drop the object: the stub must not come back.
-        for directory in directories {
-            File::open(directory)?.sync_all()?;
-        }
+        sync_replaced(self.io(), &directories)?;
         if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
     }
 
@@ -227,28 +225,7 @@ impl Core {
         } else {
             vec![table.place(ino)?.path]
         };
-        let mut directories: Vec<PathBuf> = Vec::new();
-        for (i, name) in names.iter().enumerate() {
-            let Some(parent) = name.parent() else {
-                continue;
-            };
-            let times = parent.symlink_metadata()?;
-            if i + 1 == names.len() {
-                std::fs::rename(new, name)?;
-            } else {
-                let link = Temporary(self.temporary());
-                std::fs::hard_link(new, &link.0)?;
-                std::fs::rename(&link.0, name)?;
-            }
-            // The stub is gone by now: an error would say that it is still there.
-            if let Err(error) = restore_times(parent, &times) {
-                log::warn!("{}: cannot put its times back: {error}", parent.display());
-            }
-            if !directories.iter().any(|known| known == parent) {
-                directories.push(parent.to_path_buf());
-            }
-        }
-        Ok(directories)
+        Ok(replace_stub(self.io(), new, &names, &mut || self.temporary())?)
     }
 }
 

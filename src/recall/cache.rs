@@ -7,7 +7,8 @@ use std::sync::{Arc, PoisonError};
 
 use lru::LruCache;
 
-use crate::store::{Id, durable};
+use crate::store::Id;
+use crate::store::durable::scratch;
 use crate::sync::Mutex;
 
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Cache {
     /// What the device reports.
     pub fn new(directory: &Path, limit: u64) -> io::Result<Cache> {
         for entry in fs::read_dir(directory)? {
-            durable::remove(&entry?.path())?;
+            scratch::remove(&entry?.path())?;
         }
         let inside = Mutex::new(Inside { files: LruCache::unbounded(), bytes: 0 });
         Ok(Cache { directory: directory.to_path_buf(), limit, inside })
@@ -52,8 +53,8 @@ impl Cache {
             return None;
         }
         let path = self.directory.join(id.to_string());
-        let file = durable::create_new(&path).ok()?;
-        durable::remove(&path).ok()?;
+        let file = scratch::create_new(&path).ok()?;
+        scratch::remove(&path).ok()?;
         file.set_len(len).ok()?;
         Some(file)
     }

@@ -1,10 +1,12 @@
 //! Readers in many orders of their threads: bytes are right, each unit is decoded once, and nobody waits for ever.
 
+use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::*;
+use crate::store::durable::scratch;
 use crate::store::{Store, Stub};
 use crate::sync::{in_many_orders, thread};
 
@@ -24,7 +26,7 @@ fn released() -> (PathBuf, Id, Arc<Vec<u8>>) {
         let chain = Chain::open(&Objects::load(&objects, |_, _| {}).unwrap(), id).unwrap();
         assert!(chain.objects().len() > 1);
         let to = tempfile::tempfile().unwrap();
-        copy(&chain, &to).unwrap();
+        copy(&chain, &|bytes, at| scratch::write_all_at(&to, bytes, at)).unwrap();
         let _ = DECODED.set(content(&to));
     };
     // Its locks are the scheduler's, too.

@@ -20,10 +20,10 @@ mod stream;
 pub mod tile;
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::io;
 use std::sync::{Arc, PoisonError, Weak};
 
-use crate::store::{Id, Objects, durable};
+use crate::store::{Id, Objects};
 use crate::sync::{Mutex, Pool};
 
 pub use cache::Cache;
@@ -101,13 +101,13 @@ impl Recall {
         Ok(reader)
     }
 
-    /// Writes the whole decoded file of an object into `to`. Not durable before the file is synced.
+    /// Hands the whole decoded file of an object to `put`, piece by piece with the place of each.
     ///
     /// # Errors
-    /// [`ReadError`]; one of the device's about `to` is reported as one of the object.
-    pub fn copy(&self, id: Id, to: &File) -> Result<(), ReadError> {
+    /// [`ReadError`]; an error of `put` is reported as one of the object.
+    pub fn copy(&self, id: Id, put: &(dyn Fn(&[u8], u64) -> io::Result<()> + Sync)) -> Result<(), ReadError> {
         let chain = self.chain(id)?;
-        self.pool.install(|| copy(&chain, to))
+        self.pool.install(|| copy(&chain, put))
     }
 
     /// Lets go of what is kept about an object that is gone.
@@ -122,17 +122,17 @@ impl Recall {
     }
 }
 
-/// Writes the whole decoded file that a chain is for into `to`, on the pool it is called in. Not durable before the file is synced.
+/// Hands the whole decoded file that a chain is for to `put`, piece by piece with the place of each, on the pool it is
+/// called in.
 ///
 /// # Errors
-/// [`ReadError`]; one of the device's about `to` is reported as one of the object.
-pub fn copy(chain: &Chain, to: &File) -> Result<(), ReadError> {
+/// [`ReadError`]; an error of `put` is reported as one of the object.
+pub fn copy(chain: &Chain, put: &(dyn Fn(&[u8], u64) -> io::Result<()> + Sync)) -> Result<(), ReadError> {
     let (layout, order) = (Layout::of(chain.leaf()), order(chain)?);
     stream(chain, &layout, |offset, _, bytes| {
         order.runs(offset..offset + bytes.len() as u64, |range, place| {
             let run = &bytes[(range.start - offset) as usize..(range.end - offset) as usize];
-            let written = durable::write_all_at(to, run, place);
-            written.map_err(|error| ReadError::object(chain.leaf().header().id, error))
+            put(run, place).map_err(|error| ReadError::object(chain.leaf().header().id, error))
         })
     })
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use crate::container::Order;
-use crate::store::durable;
+use crate::store::durable::scratch;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 
 use super::layout::{Layout, Unit};
@@ -162,7 +162,7 @@ impl Reader {
             let run = bytes.get(segment.at..segment.at + len).ok_or_else(|| short(&self.chain))?;
             let written = self.order.runs(segment.range.clone(), |range, place| {
                 let from = (range.start - segment.range.start) as usize;
-                durable::write_all_at(file, &run[from..from + (range.end - range.start) as usize], place)
+                scratch::write_all_at(file, &run[from..from + (range.end - range.start) as usize], place)
             });
             if written.is_err() {
                 self.no_room.store(true, Ordering::Relaxed);

@@ -1,18 +1,20 @@
 //! The directories of a store, its lock, and what `open` puts right.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::durable::{self, CrashPoint, Io};
 use super::object::Id;
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, durable, profile_mark, release};
+use super::{Error, Profile, Profiles, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
+const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 const LOCK: &str = "lock";
 /// A daemon that was just told to end, or killed, lets go of its lock a moment later; and so does a child that it was
 /// starting, which has the lock until it is another program.
@@ -23,6 +25,7 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 pub struct Store {
     root: PathBuf,
     settings: Settings,
+    io: Io,
     /// Released by the kernel when the process ends, however it ends.
     _lock: Option<File>,
 }
@@ -34,7 +37,15 @@ impl Store {
     /// # Errors
     /// [`Error`] in words for the user.
     pub fn open(root: &Path) -> Result<Store, Error> {
-        let made = if root.join(SETTINGS).exists() { None } else { Some(create(root)?) };
+        Store::open_on(Io::disk(), root)
+    }
+
+    /// [`Store::open`] on another device than the disk.
+    ///
+    /// # Errors
+    /// [`Error`] in words for the user.
+    pub fn open_on(io: Io, root: &Path) -> Result<Store, Error> {
+        let made = if root.join(SETTINGS).exists() { None } else { Some(create(&io, root)?) };
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         // The format first: a newer store must not be touched, not even to find out whether it is in use.
         let settings = read_settings(&root)?;
@@ -42,10 +53,10 @@ impl Store {
             Some(lock) => lock,
             None => take_lock(&root)?,
         };
-        make_directories(&root)?;
-        let store = Store { root, settings, _lock: Some(lock) };
+        make_directories(&io, &root)?;
+        let store = Store { root, settings, io, _lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
-        empty(&store.tmp()).map_err(Error::io(store.tmp()))?;
+        store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         Ok(store)
     }
 
@@ -59,7 +70,7 @@ impl Store {
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
-        Ok(Store { root, settings, _lock: None })
+        Ok(Store { root, settings, io: Io::disk(), _lock: None })
     }
 
     /// Whether some process has the store open for writing.
@@ -78,6 +89,11 @@ impl Store {
     /// Absolute path of the store.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// What everything durable of the store goes through.
+    pub fn io(&self) -> &Io {
+        &self.io
     }
 
     /// The store's name.
@@ -100,7 +116,7 @@ impl Store {
         let changed = Settings::with_default_profile(&text, profile)?;
         if changed != text {
             let new = self.root.join("stepfs.toml.new");
-            durable::replace(&new, &path, changed.as_bytes()).map_err(Error::io(&path))?;
+            self.io.replace(&new, &path, changed.as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
         }
         self.settings = Settings::parse(&changed)?;
         Ok(())
@@ -141,7 +157,7 @@ impl Store {
 
 /// Makes a store; the settings last, so that a crash leaves something that the next attempt completes. Under the lock:
 /// of two processes that make the same store, one must not give it another id after the other has begun to use it.
-fn create(root: &Path) -> Result<File, Error> {
+fn create(io: &Io, root: &Path) -> Result<File, Error> {
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
             let name = entry.map_err(Error::io(root))?.file_name();
@@ -155,33 +171,35 @@ fn create(root: &Path) -> Result<File, Error> {
             }
         }
     } else {
-        make_directory(root, 0o700)?;
+        io.make_dir(root, 0o700, CrashPoint::StoreMade).map_err(Error::io(root))?;
     }
     let lock = take_lock(root)?;
     if root.join(SETTINGS).exists() {
         return Ok(lock);
     }
-    make_directories(root)?;
+    make_directories(io, root)?;
     let id = Id::random().map_err(Error::io(root))?;
     let path = root.join(SETTINGS);
-    durable::replace(&root.join("stepfs.toml.new"), &path, settings::template(id).as_bytes())
-        .map_err(Error::io(&path))?;
-    durable::sync_dir(durable::parent(root)).map_err(Error::io(root))?;
+    // Its own name first: a store whose settings are there is not made once more.
+    io.sync_dir(durable::parent(root), CrashPoint::StoreMade).map_err(Error::io(root))?;
+    let new = root.join("stepfs.toml.new");
+    io.replace(&new, &path, settings::template(id).as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
     Ok(lock)
 }
 
-/// The tree is the mount's root, and looks like any new directory there; the rest is the owner's alone.
-fn make_directories(root: &Path) -> Result<(), Error> {
-    DIRECTORIES
-        .iter()
-        .try_for_each(|name| make_directory(&root.join(name), if *name == "tree" { 0o755 } else { 0o700 }))
-}
-
-fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
-    match DirBuilder::new().mode(mode).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(Error::io(path)(error)),
-        _ => Ok(()),
+/// The tree is the mount's root, and looks like any new directory there; the rest is the owner's alone. What was missing
+/// is durable then: nothing else makes the names in the store's own directory so before they are relied on.
+fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
+    let mut missing = false;
+    for name in DIRECTORIES {
+        let path = root.join(name);
+        if !path.is_dir() {
+            missing = true;
+            let mode = if name == "tree" { 0o755 } else { 0o700 };
+            io.make_dir(&path, mode, CrashPoint::StoreMade).map_err(Error::io(path))?;
+        }
     }
+    if missing { io.sync_dir(root, CrashPoint::StoreMade).map_err(Error::io(root)) } else { Ok(()) }
 }
 
 fn read_settings(root: &Path) -> Result<Settings, Error> {
@@ -242,18 +260,6 @@ fn whole_file() -> libc::flock {
     lock.l_type = libc::F_WRLCK as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock
-}
-
-/// Removes everything in `tmp/`.
-fn empty(tmp: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(tmp)? {
-        let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => fs::remove_dir_all(entry.path())?,
-            false => durable::remove(&entry.path())?,
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

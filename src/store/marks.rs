@@ -1,13 +1,14 @@
 //! What stepfs notes on files of its tree, as extended attributes: they go with renames, copies of the store, releases
 //! and recalls. The mount does not list them.
 
-use std::fs::File;
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use xattr::FileExt as _;
 
 use super::Profile;
+use super::durable::{Attribute, CrashPoint, DeviceFile};
 use super::object::Id;
 
 /// A user wants this file, or all files below this directory, to stay.
@@ -70,14 +71,16 @@ fn read(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
 
 /// Notes on a file what it was recalled from. Best effort: without it the object may go before the file is archived
 /// again, where the file system has no such attributes.
-pub fn mark_recalled(file: &File, object: Id) {
-    if let Err(error) = file.set_xattr(RECALLED, object.to_string().as_bytes()) {
+pub fn mark_recalled(file: &DeviceFile, object: Id) {
+    let words = object.to_string();
+    let mark = Attribute::Extended(OsStr::new(RECALLED), words.as_bytes());
+    if let Err(error) = file.set(&mark, CrashPoint::RecallWritten) {
         log::debug!("cannot note what a file was recalled from: {error}");
     }
 }
 
 /// What a file says it was recalled from.
-pub fn recalled_from(file: &File) -> Option<Id> {
-    let value = file.get_xattr(RECALLED).ok().flatten()?;
+pub fn recalled_from(file: &DeviceFile) -> Option<Id> {
+    let value = file.as_file().get_xattr(RECALLED).ok().flatten()?;
     std::str::from_utf8(&value).ok()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! The store: tree, objects, stubs, recovery, lock; all durable I/O.
+//! The store: tree, objects, stubs, recovery, lock; all durable I/O ([`durable`]).
 //!
 //! Each commit is one rename. Published files are never modified in place: new content, new name. A crash at any
 //! instant leaves a store that [`Store::open`] puts right: what was half done lies in `tmp/` and is finished or undone.
@@ -14,10 +14,12 @@ mod objects;
 mod parallel;
 mod profile;
 mod release;
+mod replace;
 mod restores;
 pub mod retention;
 mod settings;
 mod stub;
+mod transfer;
 
 pub use error::{Damage, Error};
 pub use layout::Store;
@@ -27,6 +29,8 @@ pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;
 pub use profile::{Profile, Profiles};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner};
+pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Settings};
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
+pub use transfer::{export_file, import_file};

@@ -10,8 +10,8 @@ use std::sync::{Arc, PoisonError, Weak};
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
-use super::durable;
-use super::object::{Header, Id, Object, ObjectWriter};
+use super::durable::{CrashPoint, Io};
+use super::object::{Header, Id, Object, ObjectWriter, path_of};
 use super::parallel::in_parallel;
 
 mod graph;
@@ -64,6 +64,7 @@ struct Inside {
 /// The objects of one store.
 #[derive(Debug)]
 pub struct Objects {
+    io: Io,
     directory: PathBuf,
     /// Not everything that may need an object is known: nothing is removed.
     frozen: AtomicBool,
@@ -77,7 +78,15 @@ impl Objects {
     ///
     /// # Errors
     /// What the device reports about the directories.
-    pub fn load(directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
+    pub fn load(directory: &Path, damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
+        Objects::load_on(Io::disk(), directory, damaged)
+    }
+
+    /// [`Objects::load`] from another device than the disk.
+    ///
+    /// # Errors
+    /// What the device reports about the directories.
+    pub fn load_on(io: Io, directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         let mut ids = Vec::new();
         for shard in fs::read_dir(directory)? {
             let shard = shard?;
@@ -92,7 +101,7 @@ impl Objects {
             }
         }
         let mut inside = Inside::default();
-        let headers = in_parallel(&ids, |id| Object::header_of(directory, *id));
+        let headers = in_parallel(&ids, |id| Object::header_on(&io, directory, *id));
         for (id, found) in ids.into_iter().zip(headers) {
             match found {
                 Ok((header, stored)) => inside.insert(header, stored),
@@ -103,7 +112,7 @@ impl Objects {
         }
         inside.connect();
         let frozen = AtomicBool::new(false);
-        Ok(Objects { directory: directory.to_path_buf(), frozen, inside: Mutex::new(inside) })
+        Ok(Objects { io, directory: directory.to_path_buf(), frozen, inside: Mutex::new(inside) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -120,7 +129,7 @@ impl Objects {
         if let Some(object) = open.filter(|object| object.has_its_name(&self.directory)) {
             return Ok(object);
         }
-        let object = Arc::new(Object::open(&self.directory, id)?);
+        let object = Arc::new(Object::open_on(&self.io, &self.directory, id)?);
         if let Some(known) = self.lock().known.get_mut(&id) {
             // Not one that was re-parented since it was opened: its parent may go any moment.
             if known.header == *object.header() {
@@ -292,7 +301,7 @@ impl Objects {
         let mut result = Ok(());
         for id in garbage {
             // One that cannot be removed must not keep the others.
-            result = result.and(durable::remove(&super::object::path_of(&self.directory, *id)));
+            result = result.and(self.io.remove(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
         }
         result
     }

@@ -7,17 +7,17 @@
 //! 4. The directory gets its times back, durably, and the note goes.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::Fields;
-use super::durable::{self, Times};
+use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
 use super::marks::RECALLED;
 use super::object::Id;
 use super::stub::Stub;
@@ -81,6 +81,7 @@ pub struct Prepared {
     file: Fingerprint,
     /// The directory has not got its times back: the note is for the next mount.
     keep_note: AtomicBool,
+    io: Io,
 }
 
 /// Changes whenever content, attributes or number of names of a file do.
@@ -121,16 +122,17 @@ impl Prepared {
             directory_times: Times::of(&fs::metadata(durable::parent(&absolute))?),
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
+            io: store.io().clone(),
         };
-        let file = durable::create_new(&prepared.stub)?;
+        let file = prepared.io.create(&prepared.stub, CrashPoint::StubWritten)?;
         stub.write(&file)?;
-        copy_attributes(&absolute, source, &file)?;
-        durable::sync_file(&file)?;
+        copy_attributes(&absolute, source, &file, CrashPoint::StubWritten)?;
+        file.sync(CrashPoint::StubWritten)?;
         let note = StubNote { path: path.to_path_buf(), object: stub.object, times: prepared.directory_times };
-        let file = durable::create_new(&prepared.note)?;
-        durable::write_all_at(&file, &note.encode(), 0)?;
-        durable::sync_file(&file)?;
-        durable::sync_dir(&store.tmp())?;
+        let file = prepared.io.create(&prepared.note, CrashPoint::NoteWritten)?;
+        file.write_all_at(&note.encode(), 0, CrashPoint::NoteWritten)?;
+        file.sync(CrashPoint::NoteWritten)?;
+        prepared.io.sync_dir(&store.tmp(), CrashPoint::NoteWritten)?;
         Ok(prepared)
     }
 
@@ -146,9 +148,9 @@ impl Prepared {
         {
             return Ok(false);
         }
-        fs::rename(&self.stub, absolute)?;
+        self.io.device().rename(&self.stub, absolute, CrashPoint::StubInPlace)?;
         // From here on the file is released, whatever happens: an error would say that it is not.
-        if let Err(error) = durable::set_times(directory, self.directory_times) {
+        if let Err(error) = self.io.set_times(directory, self.directory_times, CrashPoint::DirectoryTimes) {
             log::error!("{}: its times cannot be put back now ({error}), but at the next mount", directory.display());
             self.keep_note.store(true, Ordering::Relaxed);
         }
@@ -159,9 +161,9 @@ impl Prepared {
 impl Drop for Prepared {
     /// Whether or not it was committed, the note has served, if the directory has its times.
     fn drop(&mut self) {
-        let _ = durable::remove(&self.stub);
+        let _ = self.io.remove(&self.stub, CrashPoint::StubWritten);
         if !self.keep_note.load(Ordering::Relaxed) {
-            let _ = durable::remove(&self.note);
+            let _ = self.io.remove(&self.note, CrashPoint::NoteRemoved);
         }
     }
 }
@@ -170,20 +172,19 @@ impl Drop for Prepared {
 ///
 /// # Errors
 /// What the device reports. An attribute that this process may not set is an error: it must not be lost.
-pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
+pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     let own = to.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
-        std::os::unix::fs::fchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
+        to.set(&Attribute::Owner(metadata.uid(), metadata.gid()), at)?;
     }
-    copy_but_owner(from, metadata, to)
+    copy_but_owner(from, metadata, to, at)
 }
 
 /// Gives the file `to` mode, extended attributes and times of the file at `from`, whose metadata are given.
 ///
 /// # Errors
 /// As of [`copy_attributes`].
-pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
-    use xattr::FileExt as _;
+pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     let names = match xattr::list(from) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         names => Some(names?),
@@ -191,11 +192,11 @@ pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &File) -> io::Result
     // What it was recalled from is said of one file only.
     for name in names.into_iter().flatten().filter(|name| name != RECALLED) {
         if let Some(value) = xattr::get(from, &name)? {
-            to.set_xattr(&name, &value)?;
+            to.set(&Attribute::Extended(&name, &value), at)?;
         }
     }
-    to.set_permissions(Permissions::from_mode(metadata.mode() & 0o7777))?;
-    durable::set_times_of(to, Times::of(metadata))
+    to.set(&Attribute::Mode(metadata.mode()), at)?;
+    to.set(&Attribute::Times(Times::of(metadata)), at)
 }
 
 /// Carries out the notes that a crash left in `tmp/`.
@@ -209,18 +210,20 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
             continue;
         }
         // A damaged note was never durable, so the rename it prepares never happened.
-        let Ok(note) = StubNote::decode(&fs::read(entry.path())?) else {
+        let Ok(note) = StubNote::decode(&store.io().read(&entry.path(), MAX_NOTE_BYTES)?) else {
             continue;
         };
         let path = store.tree().join(&note.path);
-        let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path)
-        else {
-            continue;
+        let file = match store.io().open_with(&path, libc::O_NOFOLLOW | libc::O_NONBLOCK) {
+            Ok(file) => file,
+            // Without the answer the note must not go.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) => return Err(error),
+            Err(_) => continue,
         };
-        let stub = if file.metadata()?.is_file() { Stub::read(&file, store.id()).ok().flatten() } else { None };
+        let stub = if file.metadata()?.is_file() { Stub::read_on(&file, store.id()).ok().flatten() } else { None };
         if stub.is_some_and(|stub| stub.object == note.object) {
-            durable::set_times(durable::parent(&path), note.times)?;
-            durable::sync_dir(durable::parent(&path))?;
+            store.io().set_times(durable::parent(&path), note.times, CrashPoint::NoteCarriedOut)?;
+            store.io().sync_dir(durable::parent(&path), CrashPoint::NoteCarriedOut)?;
         }
     }
     Ok(())

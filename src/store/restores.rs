@@ -4,14 +4,15 @@
 //! how faithfully future states are kept, and nothing about those that are there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::Fields;
-use super::{Damage, Store, durable};
+use super::durable::CrashPoint;
+use super::{Damage, Store};
 
 const MAGIC: [u8; 8] = *b"stepfsRS";
 const VERSION: u32 = 1;
@@ -77,13 +78,10 @@ impl Restores {
     /// # Errors
     /// What the device reports; `InvalidData` if the file is damaged.
     pub fn load(store: &Store) -> io::Result<Restores> {
-        let file = match File::open(path(store.root())) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Restores::default()),
-            file => file?,
-        };
-        let mut bytes = Vec::new();
-        file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-        Ok(Restores::decode(&bytes)?)
+        match store.io().read(&path(store.root()), MOST_BYTES + 1) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Restores::default()),
+            bytes => Ok(Restores::decode(&bytes?)?),
+        }
     }
 
     /// Writes what is remembered, durably.
@@ -94,7 +92,8 @@ impl Restores {
         if self.lineages.is_empty() && !fs::exists(path(store.root()))? {
             return Ok(());
         }
-        durable::replace(&store.tmp().join(NAME), &path(store.root()), &self.encode())
+        let steps = (CrashPoint::RestoresWritten, CrashPoint::RestoresInPlace);
+        store.io().replace(&store.tmp().join(NAME), &path(store.root()), &self.encode(), steps)
     }
 
     /// What is known of a lineage, if it was restored.

@@ -3,14 +3,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Damage;
 use super::bytes::Fields;
-use super::durable;
+use super::durable::{CrashPoint, DeviceFile};
 use super::object::Id;
+use crate::container::ReadAt;
 
 /// Length of the block, bytes: one page, so that the rest of the file can be a hole.
 pub const STUB_BYTES: usize = 4096;
@@ -79,9 +79,9 @@ impl Stub {
     ///
     /// # Errors
     /// What the device reports.
-    pub fn write(&self, file: &File) -> io::Result<()> {
-        durable::write_all_at(file, &self.encode(), 0)?;
-        file.set_len(self.logical_len)
+    pub fn write(&self, file: &DeviceFile) -> io::Result<()> {
+        file.write_all_at(&self.encode(), 0, CrashPoint::StubWritten)?;
+        file.set_len(self.logical_len, CrashPoint::StubWritten)
     }
 
     /// The stub in a regular file of the store with this id, if it is one. Reads one block, and only of files that
@@ -90,7 +90,18 @@ impl Stub {
     /// # Errors
     /// What the device reports; `InvalidData` with a [`Damage`]: serving the block as a checkpoint would be worse.
     pub fn read(file: &File, store: Id) -> io::Result<Option<Stub>> {
-        let len = file.metadata()?.len();
+        Stub::read_of(file, file.metadata()?.len(), store)
+    }
+
+    /// [`Stub::read`] of a file that was opened through its device.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_on(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
+        Stub::read_of(file, file.metadata()?.len(), store)
+    }
+
+    fn read_of(file: &dyn ReadAt, len: u64, store: Id) -> io::Result<Option<Stub>> {
         if len < MIN_RELEASE_BYTES {
             return Ok(None);
         }

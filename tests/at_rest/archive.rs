@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stepfs::archive::{AtRest, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
+use stepfs::store::durable::Io;
 use stepfs::store::object::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, entry, model, safetensors, states, step, train, until, work};
@@ -284,11 +285,17 @@ impl Namespace for InUse {
         Ok(Outcome::Busy)
     }
 
-    fn remove(&self, _: &Path, _: FileId, _: &mut dyn FnMut() -> std::io::Result<bool>) -> std::io::Result<Outcome> {
+    fn remove(
+        &self,
+        _: &Io,
+        _: &Path,
+        _: FileId,
+        _: &mut dyn FnMut() -> std::io::Result<bool>,
+    ) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
 
-    fn remove_directory(&self, _: &Path, _: FileId) -> std::io::Result<Outcome> {
+    fn remove_directory(&self, _: &Io, _: &Path, _: FileId) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
 }
@@ -341,15 +348,16 @@ impl Namespace for InUseUntil {
 
     fn remove(
         &self,
+        io: &Io,
         path: &Path,
         expect: FileId,
         still: &mut dyn FnMut() -> std::io::Result<bool>,
     ) -> std::io::Result<Outcome> {
-        self.rest.remove(path, expect, still)
+        self.rest.remove(io, path, expect, still)
     }
 
-    fn remove_directory(&self, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
-        self.rest.remove_directory(path, expect)
+    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
+        self.rest.remove_directory(io, path, expect)
     }
 }
 

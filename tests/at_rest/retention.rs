@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use stepfs::archive::{Archive, AtRest, FileId, GcReport, Namespace, Outcome};
+use stepfs::store::durable::Io;
 
 use super::series::{Rest, states, step, until, work};
 
@@ -296,14 +297,20 @@ impl Namespace for Meddler {
         self.rest.exclusively(path, expect, commit)
     }
 
-    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+    fn remove(
+        &self,
+        io: &Io,
+        path: &Path,
+        expect: FileId,
+        still: &mut dyn FnMut() -> io::Result<bool>,
+    ) -> io::Result<Outcome> {
         let archive = self.archive.get().and_then(std::sync::Weak::upgrade).unwrap();
         (self.what)(&archive, path, self.count.fetch_add(1, Ordering::SeqCst))?;
-        self.rest.remove(path, expect, still)
+        self.rest.remove(io, path, expect, still)
     }
 
-    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        self.rest.remove_directory(path, expect)
+    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        self.rest.remove_directory(io, path, expect)
     }
 }
 

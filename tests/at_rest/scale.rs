@@ -2,11 +2,12 @@
 //!
 //!     STEPFS_SCALE_DIR=/somewhere/on/a/disk cargo test --release --test at_rest scale -- --ignored --nocapture
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use stepfs::archive::Archive;
+use stepfs::store::durable::CrashPoint;
 use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, path_of};
 use stepfs::store::{Id, Store, Stub};
 
@@ -45,9 +46,12 @@ fn fill(root: &Path) -> PathBuf {
             let path = path_of(&store.objects(), id);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, bytes).unwrap();
-            let file = File::create_new(directory_path.join(format!("shard_rank{file}.bin"))).unwrap();
+            let file = directory_path.join(format!("shard_rank{file}.bin"));
+            let file = store.io().create(&file, CrashPoint::StubWritten).unwrap();
             Stub { store: store.id(), object: id, logical_len: stub.logical_len }.write(&file).unwrap();
-            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + directory as u64)).unwrap();
+            file.as_file()
+                .set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + directory as u64))
+                .unwrap();
         }
     }
     target

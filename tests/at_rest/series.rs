@@ -240,41 +240,46 @@ impl Rest {
     #[track_caller]
     pub(crate) fn faithful(&self, name: &str) -> Index {
         let (written, read) = (&self.written[name], self.read(name).unwrap());
-        let object = self.object(name);
-        let index = object.index().clone();
-        assert_eq!(read.len(), written.len());
-        let same = |a: &[u8], b: &[u8], what: &str| assert!(a == b, "{name}: {what} differs");
-        let mut end = 0;
-        for tensor in &index.tensors {
-            let (from, to) = (tensor.extent.start as usize, tensor.extent.end as usize);
-            same(&read[end..from], &written[end..from], &format!("what is before {}", tensor.path));
-            end = to;
-            match tensor.coding.step() {
-                None if tensor.coding.is_published() => {
-                    let error = largest_error(&written[from..to], &read[from..to], tensor.dtype);
-                    assert_eq!(error, tensor.bound, "{name}: {}", tensor.path);
-                    assert!((error..=error * (1.0 + 1e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
-                }
-                None => same(&read[from..to], &written[from..to], &tensor.path),
-                Some(step) => {
-                    assert_eq!(tensor.bound, step / 2.0);
-                    let error = largest_error(&written[from..to], &read[from..to], tensor.dtype);
-                    assert!(error <= tensor.bound, "{name}: {} is off by {error}, {}", tensor.path, tensor.bound);
-                    // It is kept as an f32, rounded up.
-                    assert!((error..=error * (1.0 + 1e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
-                }
-            }
-        }
-        same(&read[end..], &written[end..], "the end");
-        // Whoever reads it with the format's own library finds the same tensors.
-        let (was, is) = (SafeTensors::deserialize(written).unwrap(), SafeTensors::deserialize(&read).unwrap());
-        for (name, tensor) in was.tensors() {
-            let same = is.tensor(&name).unwrap();
-            assert_eq!((same.dtype(), same.shape()), (tensor.dtype(), tensor.shape()), "{name}");
-        }
-        assert_eq!(was.len(), is.len());
+        let index = self.object(name).index().clone();
+        is_faithful(name, &index, written, &read);
         index
     }
+}
+
+/// Compares what comes back of a file with what was written, as the index of its object says that it must be.
+#[track_caller]
+pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]) {
+    assert_eq!(read.len(), written.len());
+    let same = |a: &[u8], b: &[u8], what: &str| assert!(a == b, "{name}: {what} differs");
+    let mut end = 0;
+    for tensor in &index.tensors {
+        let (from, to) = (tensor.extent.start as usize, tensor.extent.end as usize);
+        same(&read[end..from], &written[end..from], &format!("what is before {}", tensor.path));
+        end = to;
+        match tensor.coding.step() {
+            None if tensor.coding.is_published() => {
+                let error = largest_error(&written[from..to], &read[from..to], tensor.dtype);
+                assert_eq!(error, tensor.bound, "{name}: {}", tensor.path);
+                assert!((error..=error * (1.0 + 1e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
+            }
+            None => same(&read[from..to], &written[from..to], &tensor.path),
+            Some(step) => {
+                assert_eq!(tensor.bound, step / 2.0);
+                let error = largest_error(&written[from..to], &read[from..to], tensor.dtype);
+                assert!(error <= tensor.bound, "{name}: {} is off by {error}, {}", tensor.path, tensor.bound);
+                // It is kept as an f32, rounded up.
+                assert!((error..=error * (1.0 + 1e-7)).contains(&tensor.max_abs_error), "{name}: {error}");
+            }
+        }
+    }
+    same(&read[end..], &written[end..], "the end");
+    // Whoever reads it with the format's own library finds the same tensors.
+    let (was, is) = (SafeTensors::deserialize(written).unwrap(), SafeTensors::deserialize(read).unwrap());
+    for (name, tensor) in was.tensors() {
+        let same = is.tensor(&name).unwrap();
+        assert_eq!((same.dtype(), same.shape()), (tensor.dtype(), tensor.shape()), "{name}");
+    }
+    assert_eq!(was.len(), is.len());
 }
 
 pub(crate) fn step(number: usize) -> String {

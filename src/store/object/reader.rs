@@ -1,9 +1,8 @@
 //! Reads an object.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,6 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Tile};
 use crate::codec::log::Factors;
 use crate::store::Damage;
+use crate::store::durable::{DeviceFile, Io};
 
 /// An index larger than this is not believed. 10,000 tensors of 100 tiles take 30 MB.
 const MAX_INDEX_BYTES: u64 = 1 << 30;
@@ -25,7 +25,7 @@ pub fn path_of(objects: &Path, id: Id) -> PathBuf {
 /// An open object. It stays readable when its name goes.
 #[derive(Debug)]
 pub struct Object {
-    file: File,
+    file: DeviceFile,
     header: Header,
     index: Index,
     /// Bytes that the file occupies on its device.
@@ -43,7 +43,15 @@ impl Object {
     /// # Errors
     /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
     pub fn header_of(objects: &Path, id: Id) -> io::Result<(Header, u64)> {
-        let file = File::open(path_of(objects, id))?;
+        Object::header_on(&Io::disk(), objects, id)
+    }
+
+    /// [`Object::header_of`] from another device than the disk.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn header_on(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
+        let file = io.open(&path_of(objects, id))?;
         let header = read_header(&file, id)?;
         Ok((header, file.metadata()?.blocks() * 512))
     }
@@ -53,12 +61,20 @@ impl Object {
     /// # Errors
     /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
     pub fn open(objects: &Path, id: Id) -> io::Result<Object> {
-        let file = File::open(path_of(objects, id))?;
+        Object::open_on(&Io::disk(), objects, id)
+    }
+
+    /// [`Object::open`] from another device than the disk.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_on(io: &Io, objects: &Path, id: Id) -> io::Result<Object> {
+        let file = io.open(&path_of(objects, id))?;
         let header = read_header(&file, id)?;
         Object::with_header(file, header)
     }
 
-    pub(super) fn with_header(file: File, header: Header) -> io::Result<Object> {
+    pub(super) fn with_header(file: DeviceFile, header: Header) -> io::Result<Object> {
         let metadata = file.metadata()?;
         let Some(footer_at) = metadata.len().checked_sub(FOOTER_BYTES as u64) else {
             return Err(Damage("it is cut short").into());
@@ -146,7 +162,7 @@ impl Object {
     }
 }
 
-fn read_header(file: &File, id: Id) -> io::Result<Header> {
+fn read_header(file: &DeviceFile, id: Id) -> io::Result<Header> {
     let mut bytes = [0; HEADER_BYTES];
     file.read_exact_at(&mut bytes, 0).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Damage("it is cut short").into(),

@@ -1,22 +1,42 @@
 //! Writes an object in `tmp/`.
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
-use crate::store::durable;
+use crate::store::durable::{CrashPoint, DeviceFile, Io, forget_pages, parent};
 
 /// Level of zstd for the index: it is small, and read as a whole at every open.
 const INDEX_LEVEL: i32 = 3;
 
+/// The steps of an object that is made.
+#[derive(Clone, Copy)]
+struct Steps {
+    written: CrashPoint,
+    completed: CrashPoint,
+    in_place: CrashPoint,
+}
+
+const NEW: Steps = Steps {
+    written: CrashPoint::ObjectWritten,
+    completed: CrashPoint::ObjectCompleted,
+    in_place: CrashPoint::ObjectInPlace,
+};
+const AGAIN: Steps = Steps {
+    written: CrashPoint::MergeWritten,
+    completed: CrashPoint::MergeCompleted,
+    in_place: CrashPoint::MergeInPlace,
+};
+
 /// An object under construction. Dropped before [`ObjectWriter::finish`], it leaves nothing.
 pub struct ObjectWriter {
+    io: Io,
     path: PathBuf,
-    file: File,
+    file: DeviceFile,
     id: Id,
+    steps: Steps,
     end: u64,
     finished: bool,
 }
@@ -27,7 +47,15 @@ impl ObjectWriter {
     /// # Errors
     /// What the device reports.
     pub fn create(tmp: &Path) -> io::Result<ObjectWriter> {
-        ObjectWriter::begin(tmp, Id::random()?)
+        ObjectWriter::create_on(&Io::disk(), tmp)
+    }
+
+    /// [`ObjectWriter::create`] on another device than the disk.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn create_on(io: &Io, tmp: &Path) -> io::Result<ObjectWriter> {
+        ObjectWriter::begin(io, tmp, Id::random()?, NEW)
     }
 
     /// Starts another encoding of an object that exists: it decodes to the same, and takes its name when it is finished.
@@ -35,13 +63,21 @@ impl ObjectWriter {
     /// # Errors
     /// What the device reports.
     pub fn rewrite(tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
-        ObjectWriter::begin(tmp, id)
+        ObjectWriter::rewrite_on(&Io::disk(), tmp, id)
     }
 
-    fn begin(tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
+    /// [`ObjectWriter::rewrite`] on another device than the disk.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn rewrite_on(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
+        ObjectWriter::begin(io, tmp, id, AGAIN)
+    }
+
+    fn begin(io: &Io, tmp: &Path, id: Id, steps: Steps) -> io::Result<ObjectWriter> {
         let path = tmp.join(format!("object-{id}"));
-        let file = durable::create_new(&path)?;
-        Ok(ObjectWriter { path, file, id, end: HEADER_BYTES as u64, finished: false })
+        let file = io.create(&path, steps.written)?;
+        Ok(ObjectWriter { io: io.clone(), path, file, id, steps, end: HEADER_BYTES as u64, finished: false })
     }
 
     /// The new object's name.
@@ -73,7 +109,7 @@ impl ObjectWriter {
     /// What the device reports.
     pub fn put(&mut self, payload: &[u8], decoded_hash: u64) -> io::Result<Tile> {
         let stored = u32::try_from(payload.len()).map_err(io::Error::other)?;
-        durable::write_all_at(&self.file, payload, self.end)?;
+        self.file.write_all_at(payload, self.end, self.steps.written)?;
         let tile = Tile { offset: self.end, stored, payload_hash: xxh3_64(payload) as u32, decoded_hash };
         self.end += u64::from(stored);
         Ok(tile)
@@ -95,11 +131,11 @@ impl ObjectWriter {
             id: self.id,
         };
         // Payloads that were taken back may reach further.
-        self.file.set_len(self.end)?;
-        durable::write_all_at(&self.file, &stored, self.end)?;
-        durable::write_all_at(&self.file, &footer.encode(), self.end + stored.len() as u64)?;
-        durable::sync_file(&self.file)?;
-        durable::forget_pages(&self.file);
+        self.file.set_len(self.end, self.steps.written)?;
+        self.file.write_all_at(&stored, self.end, self.steps.written)?;
+        self.file.write_all_at(&footer.encode(), self.end + stored.len() as u64, self.steps.written)?;
+        self.file.sync(self.steps.written)?;
+        forget_pages(self.file.as_file());
         Ok(())
     }
 
@@ -108,7 +144,7 @@ impl ObjectWriter {
     /// # Errors
     /// What the device reports, or damage already.
     pub fn reopen(&self, header: Header) -> io::Result<Object> {
-        Object::with_header(File::open(&self.path)?, header)
+        Object::with_header(self.io.open(&self.path)?, header)
     }
 
     /// Writes the header and makes it durable, and gives the object its name in `objects`: from here on it exists. An
@@ -117,17 +153,17 @@ impl ObjectWriter {
     /// # Errors
     /// What the device reports.
     pub fn finish(mut self, header: &Header, objects: &Path) -> io::Result<()> {
-        durable::write_all_at(&self.file, &header.encode(), 0)?;
-        durable::sync_file(&self.file)?;
+        self.file.write_all_at(&header.encode(), 0, self.steps.completed)?;
+        self.file.sync(self.steps.completed)?;
         let target = super::reader::path_of(objects, self.id);
-        let shard = durable::parent(&target);
+        let shard = parent(&target);
         // Also where the shard exists: whoever made it may have been killed before its name was durable. Not where the
         // object does, which was published in it.
         if !target.exists() {
-            std::fs::create_dir_all(shard)?;
-            durable::sync_dir(objects)?;
+            self.io.make_dirs(shard, 0o777, CrashPoint::ShardMade)?;
+            self.io.sync_dir(objects, CrashPoint::ShardMade)?;
         }
-        durable::publish(&self.path, &target)?;
+        self.io.publish(&self.path, &target, self.steps.in_place)?;
         self.finished = true;
         Ok(())
     }
@@ -136,7 +172,7 @@ impl ObjectWriter {
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = durable::remove(&self.path);
+            let _ = self.io.remove(&self.path, self.steps.written);
         }
     }
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::store::durable::Io;
 use std::io::Write;
 
 fn stub() -> Stub {
@@ -16,9 +17,10 @@ fn file(block: &[u8], len: u64) -> File {
 #[test]
 fn comes_back_with_its_length_and_little_space() {
     use std::os::unix::fs::MetadataExt;
-    let file = tempfile::tempfile().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = Io::disk().create(&dir.path().join("stub"), CrashPoint::StubWritten).unwrap();
     stub().write(&file).unwrap();
-    assert_eq!(Stub::read(&file, Id([1; 16])).unwrap(), Some(stub()));
+    assert_eq!(Stub::read_on(&file, Id([1; 16])).unwrap(), Some(stub()));
     let metadata = file.metadata().unwrap();
     assert_eq!(metadata.len(), 1 << 20);
     assert!(metadata.blocks() * 512 <= 16 * 1024, "the rest is a hole");

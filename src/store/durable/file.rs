@@ -1,0 +1,114 @@
+//! Open files whose bytes go through a [`Device`].
+
+use std::fs::{File, Metadata};
+use std::io;
+
+use super::{Attribute, CrashPoint, Io};
+use crate::container::ReadAt;
+
+/// An open file of a store. Reads and writes are whole: what is short or interrupted goes on.
+#[derive(Debug)]
+pub struct DeviceFile {
+    file: File,
+    io: Io,
+}
+
+impl DeviceFile {
+    pub(super) fn new(file: File, io: Io) -> DeviceFile {
+        DeviceFile { file, io }
+    }
+
+    /// The file as the kernel knows it: to be asked about, locked or handed on, not to be written.
+    pub fn as_file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where and how its bytes lie.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
+    }
+
+    /// Writes all of `bytes` at `offset`. Not durable before [`DeviceFile::sync`].
+    ///
+    /// # Errors
+    /// What the device reports, `StorageFull` among it.
+    pub fn write_all_at(&self, mut bytes: &[u8], mut offset: u64, at: CrashPoint) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.io.device().write_at(&self.file, bytes, offset, at) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    bytes = &bytes[count..];
+                    offset += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads exactly `buf.len()` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` at the file's end; what the device reports.
+    pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self.read_full(buf, offset)? == buf.len() {
+            true => Ok(()),
+            false => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// Reads at `offset` until `buf` is full or the file ends; answers how much that was.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn read_full(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.io.device().read_at(&self.file, &mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Sets its length.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn set_len(&self, len: u64, at: CrashPoint) -> io::Result<()> {
+        self.io.device().set_len(&self.file, len, at)
+    }
+
+    /// Changes what is said of it besides its bytes.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn set(&self, attribute: &Attribute<'_>, at: CrashPoint) -> io::Result<()> {
+        self.io.device().set_attribute(&self.file, attribute, at)
+    }
+
+    /// Makes its bytes and attributes durable.
+    ///
+    /// # Errors
+    /// As of [`Io::sync_file`].
+    pub fn sync(&self, at: CrashPoint) -> io::Result<()> {
+        self.io.sync_file(&self.file, at)
+    }
+}
+
+impl ReadAt for DeviceFile {
+    fn size(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.len())
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        DeviceFile::read_exact_at(self, buf, offset)
+    }
+}

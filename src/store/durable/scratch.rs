@@ -1,0 +1,33 @@
+//! Files that may be lost at any time: the cache, and what a command needs while it runs.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Creates a new file that only its owner may read.
+///
+/// # Errors
+/// `AlreadyExists`, or what the device reports.
+pub fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+}
+
+/// Writes all of `bytes` at `offset`.
+///
+/// # Errors
+/// What the device reports, `StorageFull` among it.
+pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    FileExt::write_all_at(file, bytes, offset)
+}
+
+/// Removes a file that may be gone already.
+///
+/// # Errors
+/// What the device reports, except that there is no such file.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

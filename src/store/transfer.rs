@@ -1,0 +1,82 @@
+//! Files that come into a store which is not mounted, and copies of files that leave it.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::durable::{CrashPoint, DeviceFile, parent};
+use super::{Store, copy_attributes, copy_but_owner};
+
+/// Copies a file to a path inside the tree, where there is none; durable when it returns. Tells `progress` how many bytes
+/// were copied, each time some were.
+///
+/// # Errors
+/// `AlreadyExists`; what the device reports. There is nothing at that path then.
+pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Result<()> {
+    const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
+    let (io, target) = (store.io(), store.tree().join(to));
+    if fs::symlink_metadata(&target).is_ok() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is one by this name in the store"));
+    }
+    io.make_dirs(parent(&target), 0o777, WRITTEN)?;
+    let source = File::open(from)?;
+    let part = store.tmp().join("import");
+    io.remove(&part, WRITTEN)?;
+    let file = io.create(&part, WRITTEN)?;
+    let copy = || -> io::Result<()> {
+        let mut buf = vec![0; 1 << 20];
+        let mut at = 0;
+        loop {
+            let count = source.read_at(&mut buf, at)?;
+            if count == 0 {
+                break;
+            }
+            file.write_all_at(&buf[..count], at, WRITTEN)?;
+            at += count as u64;
+            progress(count as u64);
+        }
+        // Without root, somebody else's file becomes one's own, as with cp.
+        let metadata = source.metadata()?;
+        copy_attributes(from, &metadata, &file, WRITTEN)
+            .or_else(|_| copy_but_owner(from, &metadata, &file, WRITTEN))?;
+        file.sync(WRITTEN)?;
+        io.publish(&part, &target, CrashPoint::ImportInPlace)
+    };
+    copy().inspect_err(|_| {
+        let _ = io.remove(&part, WRITTEN);
+    })
+}
+
+/// Copies a file of the tree to a path anywhere, over what is there: `write` gets an empty file beside it, to write the bytes
+/// into. Durable when it returns; an export that is cut short leaves no half file under that name.
+///
+/// # Errors
+/// Those of `write`; what the device reports. What was there before is there still.
+pub fn export_file<E: From<io::Error>>(
+    store: &Store,
+    path: &Path,
+    target: &Path,
+    write: impl FnOnce(&DeviceFile) -> Result<(), E>,
+) -> Result<(), E> {
+    const WRITTEN: CrashPoint = CrashPoint::ExportWritten;
+    let io = store.io();
+    io.make_dirs(parent(target), 0o777, WRITTEN)?;
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".stepfs-export");
+    let part = parent(target).join(name);
+    io.remove(&part, WRITTEN)?;
+    let copy = || -> Result<(), E> {
+        let file = io.create(&part, WRITTEN)?;
+        write(&file)?;
+        let source = store.tree().join(path);
+        let metadata = fs::symlink_metadata(&source)?;
+        copy_attributes(&source, &metadata, &file, WRITTEN)
+            .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
+        file.sync(WRITTEN)?;
+        Ok(io.publish(&part, target, CrashPoint::ExportInPlace)?)
+    };
+    copy().inspect_err(|_| {
+        let _ = io.remove(&part, WRITTEN);
+    })
+}
