@@ -30,7 +30,8 @@ pub fn sync_file(file: &File) -> io::Result<()> {
 /// # Errors
 /// What the device reports.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+    // By now it may be a fifo, which would wait for a writer when it is opened.
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(dir)?.sync_all()
 }
 
 /// Gives a durable file its final name and makes the name durable.
