@@ -13,7 +13,8 @@ use super::op::histories;
 /// In the suite: a few seconds in each mode. `scripts/model.sh` runs more.
 const CASES: u32 = 60;
 
-fn setting(name: &str) -> Option<u64> {
+/// A number from the environment.
+pub(crate) fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 

@@ -23,12 +23,16 @@ use super::world::{Answer, Said, World};
 /// The kernel's clock for times of files stands still between two ticks (4 ms at least, 10 at most).
 const TICK: i128 = 20_000_000;
 /// Longest that the archive may take with what one history wrote; it takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Among other threads, which give it more to do all the time.
+const A_WHILE: Duration = Duration::from_secs(1);
 
 /// A mount that many histories share, each in a directory of its own.
 pub(crate) struct Ground {
     mounted: RwLock<Option<Mounted>>,
     passthrough: bool,
+    /// Nobody else gives the archive work, so that it comes to an end.
+    alone: bool,
     pub(crate) dir: PathBuf,
     next: AtomicU64,
     pub(crate) counts: Counts,
@@ -48,15 +52,43 @@ pub(crate) struct Counts {
 
 impl Ground {
     pub(crate) fn new(passthrough: bool) -> Ground {
+        Ground { alone: true, ..Self::shared(passthrough) }
+    }
+
+    /// For several threads at once.
+    pub(crate) fn shared(passthrough: bool) -> Ground {
         let mounted = Mounted::new(passthrough);
         let dir = mounted.dir.path().to_path_buf();
         // SAFETY: no arguments that could be wrong. All tests of this program want the same.
         unsafe { libc::umask(0o022) };
-        Ground { mounted: RwLock::new(Some(mounted)), passthrough, dir, next: 0.into(), counts: Counts::default() }
+        Ground {
+            mounted: RwLock::new(Some(mounted)),
+            passthrough,
+            alone: false,
+            dir,
+            next: 0.into(),
+            counts: Counts::default(),
+        }
     }
 
     pub(crate) fn with<T>(&self, run: impl FnOnce(&Mounted) -> T) -> T {
         run(self.mounted.read().unwrap_or_else(std::sync::PoisonError::into_inner).as_ref().expect("mounted"))
+    }
+
+    /// Waits until the archive has nothing left to do.
+    ///
+    /// # Errors
+    /// When it still has after `patience`, if it `must` come to an end.
+    pub(crate) fn wait_for_archive(&self, patience: Duration, must: bool) -> Result<(), String> {
+        let began = Instant::now();
+        while self.with(|mounted| mounted.archive.queue().queued) > 0 {
+            if began.elapsed() > patience {
+                let queue = self.with(|mounted| mounted.archive.queue());
+                return if must { Err(format!("the archive does not come to an end: {queue:?}")) } else { Ok(()) };
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     fn remount(&self) {
@@ -442,17 +474,7 @@ impl<'a> History<'a> {
         if code.is_err() {
             return Err(format!("sync: {code:?}"));
         }
-        let began = Instant::now();
-        while self.ground.with(|mounted| mounted.archive.queue().queued) > 0 {
-            if began.elapsed() > PATIENCE {
-                return Err(format!(
-                    "the archive does not come to an end: {:?}",
-                    self.ground.with(|m| m.archive.queue())
-                ));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+        self.ground.wait_for_archive(if self.ground.alone { PATIENCE } else { A_WHILE }, self.ground.alone)
     }
 
     fn own(&mut self, op: &Op) -> Result<(), String> {
