@@ -210,4 +210,20 @@ both! {
         assert!(fs::read(&path).unwrap() == bytes);
         drop(m);
     }
+
+    // Found by the table of system calls: the archive opened it as the directory it had been, and waited for ever.
+    fn a_fifo_in_the_place_of_a_directory_does_not_stop_the_archive((m, path, _)) {
+        // While a file is open for writing no object goes, so that the names are not looked at before the fifo is there.
+        let held = File::create(m.mnt().join("held")).unwrap();
+        let dir = path.parent().unwrap();
+        fs::remove_dir_all(dir).unwrap();
+        let name = c(dir);
+        // SAFETY: the path ends with NUL.
+        assert_eq!(unsafe { libc::mknod(name.as_ptr(), libc::S_IFIFO | 0o644, 0) }, 0);
+        drop(held);
+        wait_until("the objects are gone", || m.archive.status().object_bytes == 0);
+        // And what is saved next is sealed.
+        fs::write(m.mnt().join("step-9.txt"), text(9)).unwrap();
+        wait_until("it is sealed", || state(&m.mnt().join("step-9.txt")) == "sealed");
+    }
 }

@@ -283,7 +283,10 @@ impl Archive {
         }
         if let Err(error) = self.make_durable(&file, path) {
             // A directory that could not even be opened: that says nothing of the file, and passes.
-            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOENT | libc::ENOTDIR | libc::EMFILE | libc::ENFILE | libc::ENOMEM)
+            ) {
                 return Err(error);
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must

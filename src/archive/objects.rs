@@ -111,13 +111,16 @@ impl Archive {
         let directories = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
         let tree = self.store.tree();
         let exists = |directory: &PathBuf| {
-            directory.ancestors().map(|above| tree.join(above)).find(|above| above.symlink_metadata().is_ok())
+            directory
+                .ancestors()
+                .map(|above| tree.join(above))
+                .find(|above| above.symlink_metadata().is_ok_and(|found| found.is_dir()))
         };
         let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
         let result = standing.iter().try_for_each(|directory| {
             match self.io().sync_dir(directory, CrashPoint::RemovedNamesSynced) {
                 // Gone since: its parent is asked at the next time.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
                 result => result,
             }
         });

@@ -93,6 +93,13 @@ pub(super) struct Change {
     pub(super) fh: Option<FileHandle>,
 }
 
+impl Change {
+    fn is_empty(&self) -> bool {
+        let Self { mode, uid, gid, size, atime, mtime, fh: _ } = self;
+        mode.or(*uid).or(*gid).is_none() && size.is_none() && atime.or(*mtime).is_none()
+    }
+}
+
 /// Attributes, and for how long the kernel may believe them.
 pub(super) type Attributes = (Duration, FileAttr);
 
@@ -145,8 +152,9 @@ impl Core {
             return Err(libc::ESTALE.into());
         }
         let place = table.place(ino)?;
-        if change.uid.is_some() || change.gid.is_some() {
-            // Before the mode, which a change of owner may take bits from.
+        if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
+            // Before the mode, which a change of owner may take bits from. One that asks for nothing is chown to nobody in
+            // particular, or the kernel before somebody's write: both take such bits.
             if place.follow() {
                 std::os::unix::fs::chown(&place.path, change.uid, change.gid)?;
             } else {
@@ -239,22 +247,26 @@ pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
 
 /// Whoever opens a file for writing or truncates it takes its set-user-id and set-group-id bits away, unless it is root,
 /// and its capabilities. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for the
-/// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later.
-pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<()> {
+/// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later. Answers
+/// whether the mode changed: the kernel may know the old one.
+pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
     match sys::removexattr(&place.path, place.follow(), OsStr::new("security.capability")) {
         // There are none, there can be none, or we could not have set any.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
         other => other?,
     }
     let mode = place.metadata()?.mode() & 0o7777;
-    let mut kept = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 {
-        kept &= !libc::S_ISGID;
-    }
-    if uid != 0 && kept != mode {
+    let kept = unprivileged(mode, uid);
+    if kept != mode {
         std::fs::set_permissions(&place.path, Permissions::from_mode(kept))?;
     }
-    Ok(())
+    Ok(kept != mode)
+}
+
+/// What is left of a mode when `uid` may write to the file. Without execution by the group the bit is no privilege.
+pub(super) fn unprivileged(mode: u32, uid: u32) -> u32 {
+    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+    if uid == 0 { mode } else { mode & !(libc::S_ISUID | group) }
 }
 
 /// Puts times back to what `metadata` says.

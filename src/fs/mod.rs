@@ -364,8 +364,8 @@ impl Filesystem for Face {
         self.core.answer_getxattr(ino.0, name, size, reply);
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.core.answer_listxattr(ino.0, size, reply);
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.core.answer_listxattr(ino.0, req.uid(), size, reply);
     }
 
     fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {

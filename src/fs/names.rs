@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use fuser::{Generation, RenameFlags, Request};
 
 use super::Core;
-use super::attr::{Attributes, device_number};
+use super::attr::{Attributes, device_number, unprivileged};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::Source;
@@ -124,7 +124,12 @@ impl Core {
     ) -> Result<(Attributes, Answer)> {
         let mut table = self.table();
         let mut made = None;
-        let creator = Creator { mode: creator.permissions() | libc::S_IFREG, ..creator };
+        let access = Access { truncate: false, ..Access::of(flags) };
+        let permissions = match access.write {
+            true => unprivileged(creator.permissions(), creator.uid),
+            false => creator.permissions(),
+        };
+        let creator = Creator { mode: permissions | libc::S_IFREG, ..creator };
         let entry = self.make_entry(&mut table, parent, name, creator, &mut |path| {
             made = Some(File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?);
             Ok(())
@@ -138,7 +143,6 @@ impl Core {
         let ino = entry.1.ino.0;
         let file = made.ok_or(Fault::Code(libc::EIO))?;
         table.node_mut(ino)?.name_not_durable = true;
-        let access = Access { truncate: false, ..Access::of(flags) };
         let source = Some((Source::File(Arc::new(file)), true, true));
         match self.install(&mut table, ino, access, source, register) {
             Ok((answer, _)) => Ok((entry, answer)),

@@ -226,9 +226,21 @@ impl Place {
 
     /// Opens a regular file.
     pub(super) fn open(&self, read: bool, write: bool) -> io::Result<File> {
+        self.open_with(read, write, 0)
+    }
+
+    /// Opens a regular file without moving its access time by what is read, where we may.
+    pub(super) fn open_aside(&self, read: bool, write: bool) -> io::Result<File> {
+        match self.open_with(read, write, libc::O_NOATIME) {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => self.open(read, write),
+            other => other,
+        }
+    }
+
+    fn open_with(&self, read: bool, write: bool, flags: libc::c_int) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
         // Not to hang on a fifo that somebody put there behind our back.
-        let mut flags = libc::O_NONBLOCK;
+        let mut flags = flags | libc::O_NONBLOCK;
         if !self.follow() {
             flags |= libc::O_NOFOLLOW;
         }

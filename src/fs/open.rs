@@ -61,12 +61,13 @@ pub(super) type Register<'a> = &'a dyn Fn(BorrowedFd<'_>) -> io::Result<BackingI
 
 /// Opens a node's file, read-write if that may be, so that later opens can share it.
 fn open_file(place: &super::node::Place, access: Access) -> io::Result<(File, bool, bool)> {
-    match place.open(true, true) {
+    let open = |read, write| if access.aside { place.open_aside(read, write) } else { place.open(read, write) };
+    match open(true, true) {
         Ok(file) => Ok((file, true, true)),
         Err(error)
             if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY)) =>
         {
-            Ok((place.open(access.read, access.write)?, access.read, access.write))
+            Ok((open(access.read, access.write)?, access.read, access.write))
         }
         Err(error) => Err(error),
     }
@@ -123,7 +124,13 @@ impl Core {
                 Some((read, reader)) if read == *stub => Some((Source::Reader(reader), true, false)),
                 _ => return Ok(Step::First(Wanted::Reader)),
             },
-            (None, Some(opened)) if (opened.readable || !access.read) && (opened.writable || !access.write) => None,
+            (None, Some(opened))
+                if (opened.readable || !access.read)
+                    && (opened.writable || !access.write)
+                    && (opened.passes_through() || !access.aside) =>
+            {
+                None
+            }
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
                 if node.unread && node.opened.is_none() {
@@ -137,8 +144,8 @@ impl Core {
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
         };
-        if access.write || access.truncate {
-            drop_privileges(&table.place(ino)?, uid)?;
+        if (access.write || access.truncate) && drop_privileges(&table.place(ino)?, uid)? {
+            self.invalidations.inode(ino);
         }
         let (answer, handle) = self.install(&mut table, ino, access, source, register)?;
         if access.truncate {

@@ -22,6 +22,9 @@ const OWN: &str = "user.stepfs.";
 /// are none is safer than storing what nobody enforces.
 const ACL: &str = "system.posix_acl_";
 
+/// Attributes that only root may know of.
+const TRUSTED: &[u8] = b"trusted.";
+
 enum Name<'a> {
     Own(&'a str),
     Acl,
@@ -65,14 +68,16 @@ impl Core {
         }
     }
 
-    fn listxattr(&self, ino: u64) -> Result<Vec<u8>> {
+    /// The kernel checks who may read or set an attribute, but not who may know of it.
+    fn listxattr(&self, ino: u64, uid: u32) -> Result<Vec<u8>> {
         let table = self.table();
         let place = table.place(ino)?;
         let names = sys::listxattr(&place.path, place.follow())?;
         let mut shown = Vec::with_capacity(names.len());
         for name in names.split_inclusive(|&byte| byte == 0) {
             let bare = name.strip_suffix(&[0]).unwrap_or(name);
-            if matches!(classify(OsStr::from_bytes(bare)), Name::File) {
+            let hidden = uid != 0 && bare.starts_with(TRUSTED);
+            if !hidden && matches!(classify(OsStr::from_bytes(bare)), Name::File) {
                 shown.extend_from_slice(name);
             }
         }
@@ -164,8 +169,8 @@ impl Core {
         }
     }
 
-    pub(super) fn answer_listxattr(&self, ino: u64, size: u32, reply: ReplyXattr) {
-        answer(self.listxattr(ino), size, reply);
+    pub(super) fn answer_listxattr(&self, ino: u64, uid: u32, size: u32, reply: ReplyXattr) {
+        answer(self.listxattr(ino, uid), size, reply);
     }
 }
 

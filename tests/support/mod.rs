@@ -28,13 +28,23 @@ impl Mounted {
         Self::on(tempfile::tempdir().unwrap(), passthrough)
     }
 
+    /// Mounts a new store that other users may enter.
+    pub fn for_all(passthrough: bool) -> Self {
+        let options = MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() };
+        Self::with(tempfile::tempdir().unwrap(), options)
+    }
+
     /// Mounts a new store in `dir`, which decides the file system it lies on.
     pub fn on(dir: tempfile::TempDir, passthrough: bool) -> Self {
+        Self::with(dir, MountOptions { no_passthrough: !passthrough, ..MountOptions::default() })
+    }
+
+    fn with(dir: tempfile::TempDir, options: MountOptions) -> Self {
         for name in ["mnt", "plain"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let archive = Archive::open(Store::open(&dir.path().join("store")).unwrap()).unwrap();
-        let options = MountOptions { no_passthrough: !passthrough, signals: false, ..MountOptions::default() };
+        let options = MountOptions { signals: false, ..options };
         let (ready, is_ready) = mpsc::channel();
         let (served, point) = (Arc::clone(&archive), dir.path().join("mnt"));
         let served = std::thread::spawn(move || serve(served, &point, &options, || ready.send(()).unwrap()));

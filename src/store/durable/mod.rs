@@ -94,7 +94,8 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// # Errors
     /// What the device reports.
     fn sync_dir(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
-        File::open(dir)?.sync_all()
+        // By now it may be a fifo, which would wait for a writer when it is opened.
+        self.open(dir, libc::O_DIRECTORY)?.sync_all()
     }
 
     /// Renames a file or directory over whatever has that name.

@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Other people's exercisers on a mount, with kernel passthrough and without: fsx, fio --verify, and stress-ng's file-system
+# stressors. What fails is run on a plain directory too: what fails there as well is not ours. Prints a table; exits with
+# 1 if anything failed on the mount only.
+#   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     100000 operations, and 5 seconds per stressor, unless said otherwise
+#   STEPFS_BIN=PROGRAM     use this program instead of building one
+#   STEPFS_SCRATCH=DIR     where the stores and mounts are made (default: a new directory in /tmp)
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+OPERATIONS=${1:-100000} SECONDS_EACH=${2:-5}
+FSX_VERSION=0.3.2
+TOOLS=$ROOT/target/tools
+
+# --- what it needs
+missing=()
+for tool in fio stress-ng; do command -v $tool >/dev/null || missing+=($tool); done
+if [ ${#missing[@]} -gt 0 ]; then
+    [ "$(id -u)" -eq 0 ] || die "please install as root: apt-get install ${missing[*]}"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+command -v cargo >/dev/null || source "$HOME/.cargo/env"
+if [ "$("$TOOLS/bin/fsx" --version 2>/dev/null)" != "fsx $FSX_VERSION" ]; then
+    cargo install fsx --version "$FSX_VERSION" --locked --quiet --root "$TOOLS"
+fi
+[ -n "${STEPFS_BIN:-}" ] || cargo build --release --locked --quiet
+STEPFS=${STEPFS_BIN:-$STEPFS}
+
+scratch=${STEPFS_SCRATCH:-$(mktemp -d)}
+mkdir -p "$scratch/plain" "$scratch/mnt"
+trap '"$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true; [ -n "${STEPFS_SCRATCH:-}" ] || rm -rf "$scratch"' EXIT
+
+# --- the jobs: each gets a directory of its own and must exit with 0
+cat >"$scratch/fsx.toml" <<CONFIG
+# After each store: a disk would be all that is measured. Pages are synced by the operations that do.
+nomsyncafterwrite = true
+[weights]
+close_open = 3
+read = 10
+write = 10
+mapread = 10
+mapwrite = 10
+invalidate = 1
+truncate = 5
+fsync = 0.3
+fdatasync = 0.3
+posix_fallocate = 3
+punch_hole = 5
+sendfile = 3
+posix_fadvise = 1
+copy_file_range = 5
+CONFIG
+run_fsx() { "$TOOLS/bin/fsx" -q -N "$OPERATIONS" -S "$2" -f "$scratch/fsx.toml" -P "$scratch" "$1/file"; }
+
+# Writes in a random order, then reads all back and compares checksums.
+run_fio() {
+    local directory=$1 engine=$2 more=("${@:3}")
+    fio --name=verify --directory="$directory" --ioengine="$engine" --rw=randwrite --bsrange=512-64k --blockalign=512 \
+        --size=96m --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0 --end_fsync=1 --output-format=terse \
+        --randseed=1 "${more[@]}"
+}
+
+run_stressor() {
+    stress-ng --"$2" 2 --timeout "${SECONDS_EACH}s" --verify --temp-path "$1" --no-rand-seed --log-brief
+}
+
+# Of the class `filesystem`, and others that work on files. Left out: what is not about the file system that is tested
+# (eventfd, procfs, bind-mount, binderfs, ioprio, fanotify, which marks whole mounts), what FUSE has not (chattr, inode-flags, file-ioctl,
+# fiemap, verity: see "Deviations" in docs/SEMANTICS.md), and iomix and io, which sync the whole machine.
+STRESSORS=(access chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify dup fallocate fcntl filename flock fpunch
+    fsize fstat getdent handle hdd inotify lease link locka lockf lockofd mknod open rename symlink sync-file touch utime xattr
+    seek sendfile splice aio readahead mmap mmapfork unlink)
+known=$(stress-ng --class 'filesystem?' 2>&1; stress-ng --help 2>&1)
+jobs=("fsx $OPERATIONS operations, seed 1|run_fsx @ 1" "fsx $OPERATIONS operations, seed 2|run_fsx @ 2"
+    "fio psync|run_fio @ psync" "fio psync, O_DIRECT|run_fio @ psync --direct=1 --blockalign=4k --bsrange=4k-64k"
+    "fio mmap|run_fio @ mmap --blockalign=4k --bsrange=4k-64k" "fio io_uring|run_fio @ io_uring --iodepth=16"
+    "fio io_uring, O_DIRECT|run_fio @ io_uring --iodepth=16 --direct=1 --blockalign=4k --bsrange=4k-64k")
+for stressor in "${STRESSORS[@]}"; do
+    grep -qw -- "$stressor" <<<"$known" && jobs+=("stress-ng $stressor|run_stressor @ $stressor")
+done
+
+# One job in one directory; answers ok, or the exit code. The mount must be empty again for the next.
+one() {
+    local directory=$1 command=$2 log=$3
+    local own=$directory/job
+    mkdir "$own"
+    chmod 777 "$own"
+    local code=0
+    (eval "${command//@/\"\$own\"}") >"$log" 2>&1 || code=$?
+    rm -rf "$own"
+    [ $code -eq 0 ] && echo ok || echo "exit $code"
+}
+
+declare -A said
+failed=0
+for mode in passthrough daemon; do
+    option=()
+    [ $mode = passthrough ] || option=(--no-passthrough)
+    section "stepfs $mode"
+    "$STEPFS" mount "${option[@]}" "$scratch/$mode.store" "$scratch/mnt"
+    for job in "${jobs[@]}"; do
+        name=${job%%|*} command=${job#*|}
+        began=$SECONDS
+        result=$(one "$scratch/mnt" "$command" "$scratch/log.$mode")
+        if [ "$result" != ok ]; then
+            cp "$scratch/log.$mode" "$scratch/log.$mode.${name//[ ,]/_}"
+            beside=$(one "$scratch/plain" "$command" "$scratch/log.plain")
+            if [ "$beside" = ok ]; then
+                failed=1
+                result="FAILED ($result)"
+                tail -n 5 "$scratch/log.$mode"
+            else
+                result="$result, beside it $beside"
+            fi
+        fi
+        said[$name,$mode]=$result
+        printf '%-40s %s, %d s\n' "$name" "$result" $((SECONDS - began))
+    done
+    "$STEPFS" umount "$scratch/mnt"
+    "$STEPFS" verify "$scratch/$mode.store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
+done
+
+# --- fsx holds its file, so it is never released; this does what fsx does on one that is, every 150 operations
+if [ -z "${STEPFS_POSIX_ONLY_OTHERS:-}" ]; then
+    section "fsx's operations on a file that is released and recalled between bursts"
+    STEPFS_FSX_OPERATIONS=$OPERATIONS cargo test --locked --quiet --test model -- --nocapture exercised_between_releases || failed=1
+fi
+
+section "all of them"
+printf '%-40s %-28s %s\n' job passthrough daemon
+for job in "${jobs[@]}"; do
+    name=${job%%|*}
+    printf '%-40s %-28s %s\n' "$name" "${said[$name,passthrough]}" "${said[$name,daemon]}"
+done
+exit $failed
