@@ -1,5 +1,6 @@
 """A run of a scenario: the mount, the processes, ends and beginnings of the daemon, and what must be true at the end."""
 
+import fnmatch
 import os
 import random
 import re
@@ -293,35 +294,34 @@ class Run:
         left = [path.name for path in (self.mount.store / "tmp").iterdir()]
         self.require(not left, f"{when}, left in tmp/: {left}")
 
-    def check_policy(self):
-        """What the rules keep, counted by an implementation of its own. Pinned checkpoints stay, so more may be there."""
-        rules = {rule["glob"].split("/")[0].rstrip("*"): rule for rule in self.scenario.retention}
+    def check_policy(self, at_the_end=True):
+        """What the rules keep, counted by an implementation of its own. While actors work, only that nothing has gone that must
+        stay: what is gone now and is wanted a moment later must not be gone."""
+        before = self.ledger.policy_entries()
+        gone = {name: {entry for entry in entries if not os.path.lexists(self.mount / entry)} for name, entries in before.items()}
         for name, entries in self.ledger.policy_entries().items():
-            rule = next((rule for prefix, rule in rules.items() if name.startswith(prefix)), None)
+            rule = next((rule for rule in self.scenario.retention if fnmatch.fnmatch(name, rule["glob"].split("/")[0])), None)
             if not rule or not entries:
                 continue
             steps = {int(re.search(r"(\d+)(\.\w+)?$", entry)[1]): entry for entry in entries}
-            kept = policies.survivors(list(steps), rule.get("keep_last"), rule.get("keep_every"), set())
-            pinned = {entry for entry in entries if self.is_pinned(entry)}
-            there = {entry for entry in entries if os.path.lexists(self.mount / entry)}
-            wanted = {steps[step] for step in kept}
+            wanted = {steps[step] for step in policies.survivors(list(steps), rule.get("keep_last"), rule.get("keep_every"), set())}
             # A checkpoint that a kill left half written counts among the last, or is kept beside them.
             cut = self.counts["kills"] > 0
-            self.require(wanted <= there or cut, f"retention removed {sorted(wanted - there)}")
-            self.require(there <= wanted | pinned or cut, f"retention kept {sorted(there - wanted - pinned)}")
-            for entry in set(entries) - there:
+            self.require(not wanted & gone[name] or cut, f"retention removed {sorted(wanted & gone[name])}")
+            if at_the_end:
+                more = [entry for entry in entries if entry not in wanted | gone[name] and not self.is_pinned(entry)]
+                self.require(not more or cut, f"retention kept {more}")
+            for entry in gone[name]:
                 self.ledger.gone_by_policy(entry)
 
     def is_pinned(self, entry):
-        places = [self.mount / entry, *(self.mount / entry).rglob("*")]
-        return any("user.stepfs.pin" in os.listxattr(p) or self.pin_of(p) for p in places if p.exists())
+        def pin(path):
+            try:
+                return os.getxattr(path, "user.stepfs.pin")
+            except OSError:
+                return None
 
-    @staticmethod
-    def pin_of(path):
-        try:
-            return os.getxattr(path, "user.stepfs.pin")
-        except OSError:
-            return None
+        return any(map(pin, [self.mount / entry, *(self.mount / entry).rglob("*")]))
 
     def read_log(self):
         text = self.mount.log.read_text(errors="replace") if self.mount.log.exists() else ""

@@ -28,6 +28,7 @@ class Path:
     since: float = 0.0  # when the last one began or ended
     torn: bool = False  # while it is being changed, a part of the new content may be seen
     torn_since: float = 0.0  # when somebody last began to write into what is here
+    torn_until: float = 0.0  # when that ended
     there: bool = False
     unknown: bool = False  # a call was cut off by the end of the daemon: what is here is not known
     stamp: Stamp | None = None
@@ -122,8 +123,8 @@ class Ledger:
                 record = self.paths[path]
                 record.changing -= 1
                 record.since = time.monotonic()
-                if record.changing == 0:
-                    record.torn = False
+                if record.torn and record.changing == 0:
+                    record.torn, record.torn_until = False, record.since
 
     def written(self, path, stamp, family=""):
         with self.lock:
@@ -285,7 +286,7 @@ class Ledger:
         """Somebody could not make sense of a file."""
         with self.lock:
             record = self.paths.get(path)
-            if record and (record.unknown or (record.torn and record.changing) or (not self.at_rest(path, since) and self.may_be_torn(record))):
+            if record and (record.unknown or self.may_be_torn(record, since)):
                 return None
             return self.problem(f"{path}: {why}")
 
@@ -303,9 +304,10 @@ class Ledger:
                 record.unknown, record.stamp = False, Stamp(*stamp) if stamp else None
                 record.family = self.family_of(path)
 
-    def may_be_torn(self, record):
-        series = self.series.get(record.stamp.run) if record.stamp else None
-        return record.torn or series is None or series.in_place or bool(record.family)
+    @staticmethod
+    def may_be_torn(record, since):
+        """Somebody was writing into it at some time since then."""
+        return record.torn or record.torn_until > since
 
     def saw(self, path, since, view, stamp, digest, size=None):
         """Judge what was read of a file that was opened after `since`. Answers (problem or None, original to compare with or None)."""
@@ -323,7 +325,7 @@ class Ledger:
             if steady and record.stamp != stamp:
                 return self.problem(f"{path}: holds {stamp}, the last that was written is {record.stamp}"), None
             whole = digest == version.exact[view] or digest == version.final.get(view)
-            if not whole and not steady and (record is None or record.unknown or self.may_be_torn(record)):
+            if not whole and not steady and (record is None or record.unknown or self.may_be_torn(record, since)):
                 return None, None
             return self.judge(path, since, view, stamp, version, digest, size)
 

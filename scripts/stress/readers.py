@@ -1,11 +1,12 @@
 """Programs that read checkpoints, in the ways there are, and tell the ledger what they saw."""
 
+import json
 import mmap
 import os
 import time
 
 import torch
-from harness import run_json
+from harness import OK, run
 from safetensors import safe_open
 from tree_model import not_quantized
 
@@ -59,7 +60,8 @@ class Reader(Actor):
 
     def compare(self, path, since, original, data):
         """Once for each final form: is it within what `stepfs ls` states?"""
-        rows = run_json("ls", "--json", self.full(path), check=False) if os.path.exists(self.full(path)) else []
+        listed = run("ls", "--json", self.full(path), check=False)
+        rows = json.loads(listed.stdout) if listed.returncode == OK else []  # it may have gone by now
         try:
             with open(original, "rb") as f:
                 exact = f.read()
