@@ -76,20 +76,27 @@ pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Paths inside the tree of the regular files at or below `path`.
+/// Paths inside the tree of the regular files at or below `path`. What goes while it is looked at is left out.
 pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
     let root = store.tree();
     let mut files = Vec::new();
     let mut rest = vec![path.to_path_buf()];
-    while let Some(path) = rest.pop() {
-        let absolute = root.join(&path);
-        let metadata = fs::symlink_metadata(&absolute).with_context(|| format!("{}", absolute.display()))?;
-        if metadata.is_file() {
-            files.push(path);
-        } else if metadata.is_dir() {
-            for entry in fs::read_dir(&absolute).with_context(|| format!("{}", absolute.display()))? {
-                rest.push(path.join(entry?.file_name()));
+    while let Some(found) = rest.pop() {
+        let absolute = root.join(&found);
+        let mut look = || -> std::io::Result<()> {
+            let metadata = fs::symlink_metadata(&absolute)?;
+            if metadata.is_file() {
+                files.push(found.clone());
+            } else if metadata.is_dir() {
+                for entry in fs::read_dir(&absolute)? {
+                    rest.push(found.join(entry?.file_name()));
+                }
             }
+            Ok(())
+        };
+        match look() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && found != path => {}
+            result => result.with_context(|| format!("{}", absolute.display()))?,
         }
     }
     files.sort();

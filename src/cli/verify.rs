@@ -1,8 +1,8 @@
 //! `stepfs verify`
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -45,67 +45,111 @@ struct Damaged {
     error: String,
 }
 
+impl Damaged {
+    fn file(path: &Path, error: &anyhow::Error) -> Damaged {
+        Damaged { paths: vec![path.display().to_string()], object: None, tensor: None, error: format!("{error:#}") }
+    }
+}
+
+/// Looks at what seems damaged, before it is believed: see [`run`].
+const LOOKS: u32 = 4;
+
+/// What a look found damaged, to be looked at again.
+#[derive(Default)]
+struct Suspects {
+    objects: HashSet<Id>,
+    paths: HashSet<PathBuf>,
+}
+
+/// While a store is mounted, files go and come, and objects become differences to other ones, between being listed and being
+/// read. What is damaged is so at the next look, too; what was only overtaken is not, for that look begins with new lists.
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let store = Store::look(&args.store)?;
+    let (mut report, mut suspects) = look(&store, None)?;
+    for _ in 1..LOOKS {
+        if report.damaged.is_empty() {
+            break;
+        }
+        let again;
+        (again, suspects) = look(&store, Some(&suspects))?;
+        report.damaged = again.damaged;
+    }
+    print(&report, args.json)?;
+    Ok(ExitCode::from(if report.damaged.is_empty() { 0 } else { super::DAMAGED }))
+}
+
+/// Reads and decodes everything, or only what is suspected.
+fn look(store: &Store, only: Option<&Suspects>) -> Result<(Report, Suspects)> {
     let mut report = Report::default();
+    let mut suspects = Suspects::default();
+    let of_object = |id: &Id| only.is_none_or(|only| only.objects.contains(id));
+    let of_path = |path: &PathBuf| only.is_none_or(|only| only.paths.contains(path));
     let mut unreadable = BTreeMap::new();
     let objects = Objects::load(&store.objects(), |id, error| {
         unreadable.insert(id, error.to_string());
     })?;
-    let mut names: HashMap<Id, Vec<String>> = HashMap::new();
+    unreadable.retain(|id, _| of_object(id));
+    let mut names: HashMap<Id, Vec<PathBuf>> = HashMap::new();
     let mut resident = Vec::new();
-    for path in files(&store, std::path::Path::new(""))? {
+    for path in files(store, Path::new(""))? {
         report.files += 1;
-        match stub(&store, &path) {
-            Ok(Some(stub)) => names.entry(stub.object).or_default().push(path.to_string_lossy().into_owned()),
-            Ok(None) => resident.push(path),
+        match stub(store, &path) {
+            Ok(Some(stub)) if of_object(&stub.object) || of_path(&path) => {
+                names.entry(stub.object).or_default().push(path);
+            }
+            Ok(None) if of_path(&path) => resident.push(path),
+            Ok(_) => {}
             // Removed since it was listed.
             Err(_) if std::fs::symlink_metadata(store.tree().join(&path)).is_err() => {}
-            Err(error) => report.damaged.push(Damaged {
-                paths: vec![path.display().to_string()],
-                object: None,
-                tensor: None,
-                error: format!("{error:#}"),
-            }),
+            Err(_) if !of_path(&path) => {}
+            Err(error) => {
+                report.damaged.push(Damaged::file(&path, &error));
+                suspects.paths.insert(path);
+            }
         }
     }
-    let headers = objects.all();
+    let headers: Vec<_> = objects.all().into_iter().filter(|h| of_object(&h.id) || names.contains_key(&h.id)).collect();
     let bar = progress(headers.iter().map(|header| header.logical_len).sum(), true);
     for header in headers {
         bar.set_message(header.id.to_string());
         report.objects += 1;
+        let paths = names.remove(&header.id);
         if let Err(error) = check(&objects, header.id, header.decoded_hash, |bytes| bar.inc(bytes)) {
             // An object may have been collected since it was listed; a file that names it may not.
-            if error.source.kind() == io::ErrorKind::NotFound && !names.contains_key(&header.id) {
+            if error.source.kind() == io::ErrorKind::NotFound && paths.is_none() {
                 continue;
             }
-            let paths = names.get(&header.id).cloned().unwrap_or_default();
-            report.damaged.push(damaged(paths, error));
+            suspects.objects.insert(header.id);
+            report.damaged.push(damaged(paths.unwrap_or_default(), error));
         }
         report.decoded_bytes += header.logical_len;
-        names.remove(&header.id);
     }
     bar.finish_and_clear();
     for (id, error) in unreadable {
-        let paths = names.remove(&id).unwrap_or_default();
+        let paths = words(names.remove(&id).unwrap_or_default());
+        suspects.objects.insert(id);
         report.damaged.push(Damaged { paths, object: Some(id.to_string()), tensor: None, error });
     }
     for (id, paths) in names {
         let error = "the object is missing".to_string();
-        report.damaged.push(Damaged { paths, object: Some(id.to_string()), tensor: None, error });
+        suspects.objects.insert(id);
+        report.damaged.push(Damaged { paths: words(paths), object: Some(id.to_string()), tensor: None, error });
     }
     for path in resident {
         let gone = || std::fs::symlink_metadata(store.tree().join(&path)).is_err();
-        if let Err(error) = read(&store, &objects, &path, &mut |_, _| Ok(()))
+        if let Err(error) = read(store, &objects, &path, &mut |_, _| Ok(()))
             && !gone()
         {
-            let paths = vec![path.display().to_string()];
-            report.damaged.push(Damaged { paths, object: None, tensor: None, error: format!("{error:#}") });
+            report.damaged.push(Damaged::file(&path, &error));
+            suspects.paths.insert(path);
         }
     }
-    print(&report, args.json)?;
-    Ok(ExitCode::from(if report.damaged.is_empty() { 0 } else { super::DAMAGED }))
+    Ok((report, suspects))
+}
+
+fn words(paths: Vec<PathBuf>) -> Vec<String> {
+    paths.iter().map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 fn check(objects: &Objects, id: Id, expected: u128, progress: impl Fn(u64)) -> Result<(), ReadError> {
@@ -123,9 +167,9 @@ fn check(objects: &Objects, id: Id, expected: u128, progress: impl Fn(u64)) -> R
     }
 }
 
-fn damaged(paths: Vec<String>, error: ReadError) -> Damaged {
+fn damaged(paths: Vec<PathBuf>, error: ReadError) -> Damaged {
     Damaged {
-        paths,
+        paths: words(paths),
         object: Some(error.object.to_string()),
         tensor: error.tensor.clone(),
         error: error.source.to_string(),

@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import tempfile
 
 import numpy as np
 import torch
@@ -48,11 +49,21 @@ def save_walk(folder, count, name="step_{:04d}.pt", save=torch.save, **options):
     return names
 
 
-def torch_bytes(state):
-    """What `torch.save` writes for it."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+def torch_bytes(state, name="archive"):
+    """What `torch.save` writes for it; saved to a path, the file's parts are named after that."""
+    if name == "archive":
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        return buffer.getvalue()
+    with tempfile.TemporaryDirectory(prefix="stepfs-test-") as folder:
+        torch.save(state, f"{folder}/{name}.pt")
+        with open(f"{folder}/{name}.pt", "rb") as f:
+            return f.read()
+
+
+def archive_name(data):
+    """What the parts of a .pt are named after."""
+    return data[30 : 30 + int.from_bytes(data[26:28], "little")].split(b"/")[0].decode()
 
 
 def copy_in_order(source, target, names):

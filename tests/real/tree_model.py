@@ -13,7 +13,7 @@ import stat
 import safetensors.torch
 import torch
 from harness import run_json
-from series import bits_equal, difference, flatten, torch_bytes
+from series import archive_name, bits_equal, difference, flatten, torch_bytes
 
 # A tensor that is smaller is never quantized.
 MIN_QUANTIZED_BYTES = 256
@@ -247,7 +247,7 @@ def not_quantized(kind, exact, data, limit):
             if leaf != b[name]:
                 return f"{name} is {b[name]!r}, was {leaf!r}"
         elif not bits_equal(leaf, b[name]):
-            lossy = name.startswith("model.") or name.endswith((".exp_avg", ".exp_avg_sq"))
+            lossy = name.startswith("model.") or name.endswith((".exp_avg", ".exp_avg_sq", ".momentum_buffer"))
             lossy = lossy and leaf.is_floating_point() and leaf.dim() >= 1
             if not lossy or leaf.numel() * leaf.element_size() < MIN_QUANTIZED_BYTES:
                 return f"{name} must be bit-exact"
@@ -261,6 +261,6 @@ def not_quantized(kind, exact, data, limit):
 def not_as_written(kind, exact, data):
     """Bytes outside the tensors: those of a .pt are what torch.save writes for the tensors that it now has."""
     if kind == ".pt":
-        return None if torch_bytes(torch.load(io.BytesIO(data))) == data else "not what torch.save writes for these tensors"
+        return None if torch_bytes(torch.load(io.BytesIO(data)), archive_name(exact)) == data else "not what torch.save writes for these tensors"
     header = 8 + int.from_bytes(exact[:8], "little")
     return None if exact[:header] == data[:header] else "the header differs"
