@@ -1,7 +1,7 @@
 //! Attributes: what stat shows, and what chmod, chown, utimens and truncate change.
 
 use std::ffi::OsStr;
-use std::fs::{Metadata, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -17,7 +17,7 @@ use super::inodes::{Table, kind};
 use super::node::Place;
 use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
-use crate::store::RECALLED;
+use crate::store::{PLAIN, RECALLED};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
 /// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
@@ -219,7 +219,8 @@ pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
         Err(error) => return Err(error),
     };
-    let kept = |name: &&[u8]| !name.is_empty() && *name != RECALLED.as_bytes();
+    let own = [RECALLED.as_bytes(), PLAIN.as_bytes()];
+    let kept = |name: &&[u8]| !name.is_empty() && !own.contains(name);
     for name in names.split(|&byte| byte == 0).filter(kept) {
         let name = OsStr::from_bytes(name);
         let value = sys::getxattr(&from.path, from.follow(), name)?;
@@ -246,15 +247,24 @@ pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<()> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
         other => other?,
     }
-    let mode = place.metadata()?.mode() & 0o7777;
-    let mut kept = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 {
-        kept &= !libc::S_ISGID;
+    match without_bits(place.metadata()?.mode()) {
+        Some(kept) if uid != 0 => std::fs::set_permissions(&place.path, kept),
+        _ => Ok(()),
     }
-    if uid != 0 && kept != mode {
-        std::fs::set_permissions(&place.path, Permissions::from_mode(kept))?;
-    }
-    Ok(())
+}
+
+/// The same for a file that is open, and got the bits since: the kernel says so with the write.
+pub(super) fn drop_bits(file: &File) -> io::Result<()> {
+    without_bits(file.metadata()?.mode()).map_or(Ok(()), |kept| file.set_permissions(kept))
+}
+
+/// What is left of a mode for what somebody without privileges has written; none if that is all of it.
+fn without_bits(mode: u32) -> Option<Permissions> {
+    let mode = mode & 0o7777;
+    // Without execution by the group the bit meant mandatory locks.
+    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+    let kept = mode & !(libc::S_ISUID | group);
+    (kept != mode).then(|| Permissions::from_mode(kept))
 }
 
 /// Puts times back to what `metadata` says.

@@ -189,6 +189,12 @@ impl Index {
         if tensor.factors.is_some() != matches!(coding, Coding::LogKey { .. }) {
             return Err(Damage("a tensor's factors are missing, or not needed"));
         }
+        // As many are made room for as the shape says.
+        let (rows, width) = tensor.rows_and_width();
+        let bytes = (tensor.extent.end - tensor.extent.start).saturating_add(HEAD_BYTES + TAIL_BYTES);
+        if tensor.factors.is_some() && rows.saturating_mul(width) > bytes / tensor.dtype.size() as u64 {
+            return Err(Damage("a tensor has not as many elements as its factors are for"));
+        }
         let Some(beside) = coding.beside() else { return Ok(()) };
         let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor beside another one is missing"))?;
         let elements = |tensor: &TensorEntry| (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
