@@ -138,7 +138,7 @@ fn blocks(text: &str) -> Vec<(String, String)> {
 fn every_paragraph_of_what_may_be_relied_on_has_a_test() {
     let text = plain(&fs::read_to_string(root().join("docs/SEMANTICS.md")).unwrap());
     let blocks = blocks(&text);
-    assert!(blocks.len() > 60, "{}", blocks.len());
+    assert!(blocks.len() > 50, "{}", blocks.len());
     let bare = |(section, block): &&(String, String)| {
         !section.is_empty() && !WITHOUT_TESTS.contains(&section.as_str()) && brackets(block).is_empty()
     };

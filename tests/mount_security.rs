@@ -242,7 +242,11 @@ fn others_are_not_let_in_where_they_could_exchange_the_store() {
         let options = MountOptions { allow_other, signals: false, ..MountOptions::default() };
         let at = point.clone();
         let unmount = move || {
-            std::thread::spawn(move || stepfs::fs::unmount(&at));
+            std::thread::spawn(move || {
+                while stepfs::fs::unmount(&at).is_err() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
         };
         serve(archive, &point, &options, unmount)
     };

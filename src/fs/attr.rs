@@ -103,8 +103,10 @@ impl Core {
             return (Duration::ZERO, attributes(ino, metadata, 0));
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
-        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes.
-        let ttl = if node.written() { Duration::ZERO } else { TTL };
+        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
+        // write will take away it does not see either.
+        let privileged = node.kind == FileType::RegularFile && without_bits(metadata.mode()).is_some();
+        let ttl = if node.written() || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored))
     }
 

@@ -249,11 +249,11 @@ impl Filesystem for Face {
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
         match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
-            Ok(((_, shown), open::Answer { fh, flags, backing: Some(id) })) => {
-                reply.created_passthrough(&TTL, &shown, GENERATION, fh, flags, &id);
+            Ok(((ttl, shown), open::Answer { fh, flags, backing: Some(id) })) => {
+                reply.created_passthrough(&ttl, &shown, GENERATION, fh, flags, &id);
             }
-            Ok(((_, shown), open::Answer { fh, flags, backing: None })) => {
-                reply.created(&TTL, &shown, GENERATION, fh, flags);
+            Ok(((ttl, shown), open::Answer { fh, flags, backing: None })) => {
+                reply.created(&ttl, &shown, GENERATION, fh, flags);
             }
             Err(fault) => reply.error(fault.into()),
         }
