@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::durable::{CrashPoint, DeviceFile, Io};
 use crate::store::object::Id;
-use crate::store::{Error, Objects, Store, Stub, recalled_from};
+use crate::store::{Error, Objects, Store, Stub, beneath, recalled_from};
 use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
@@ -273,20 +273,20 @@ impl Archive {
     fn seal(&self, path: &Path, version: u64) -> io::Result<()> {
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
-        if let Some(stub) = self.stub_or_damage(Stub::read_on(&file, self.store.id()), &file.metadata()?)? {
-            // A release whose end was not seen. It must never be taken for a file of its own.
-            self.objects.name(stub.object);
-            if !self.catalog().advance(path, version, State::Released(stub.object)) {
-                self.objects.unname(stub.object);
+        // A program wrote it, whatever it looks like.
+        match Stub::disown(&file, self.store.id(), CrashPoint::FileSealed) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                log::warn!(
+                    "{}: looks like a stub of stepfs, and is taken for one after the next mount",
+                    path.display()
+                );
             }
-            return Ok(());
+            result => result?,
         }
         if let Err(error) = self.make_durable(&file, path) {
             // A directory that could not even be opened: that says nothing of the file, and passes.
-            if matches!(
-                error.raw_os_error(),
-                Some(libc::ENOENT | libc::ENOTDIR | libc::EMFILE | libc::ENFILE | libc::ENOMEM)
-            ) {
+            let passing = [libc::ENOENT, libc::ENOTDIR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+            if error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
                 return Err(error);
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
@@ -327,11 +327,15 @@ impl Archive {
     /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
     fn make_durable(&self, file: &DeviceFile, path: &Path) -> io::Result<()> {
         file.sync(CrashPoint::FileSealed)?;
+        path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory, CrashPoint::NamesSealed))
+    }
+
+    /// Makes the names in a directory of the tree durable.
+    fn sync_dir(&self, directory: &Path, at: CrashPoint) -> io::Result<()> {
         let tree = self.store.tree();
-        path.ancestors().skip(1).try_for_each(|directory| match directory.as_os_str().is_empty() {
-            true => self.io().sync_dir(&tree, CrashPoint::NamesSealed),
-            false => self.io().sync_dir(&tree.join(directory), CrashPoint::NamesSealed),
-        })
+        // Not where a link leads to.
+        beneath::open_dir(&tree, directory)?;
+        self.io().sync_dir(&beneath::joined(&tree, directory), at)
     }
 
     /// A file with several names stays resident until it has one.
@@ -380,11 +384,15 @@ impl Archive {
 
     /// Opens a regular file of the tree to read it.
     fn open_file(&self, path: &Path) -> io::Result<DeviceFile> {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOATIME;
-        let path = self.store.tree().join(path);
-        let open = |flags| self.io().open_with(&path, flags);
+        let tree = self.store.tree();
         // Only the owner may leave the access time alone.
-        open(flags).or_else(|_| open(flags & !libc::O_NOATIME))
+        let open = |flags| self.io().open_beneath(&tree, path, flags);
+        // Something else, or a link on the way: removed meanwhile, and the note of it is on its way.
+        open(libc::O_NOATIME).or_else(|_| open(0)).map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP | libc::ENOTDIR) => io::ErrorKind::NotFound.into(),
+            _ if error.kind() == io::ErrorKind::InvalidInput => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })
     }
 }
 

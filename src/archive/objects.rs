@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -15,6 +15,7 @@ use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
 
 use super::catalog::{Entry, Sealed, State};
+use super::namespace::found_at;
 use super::settle::{self, DAMAGED_STUB, UNREADABLE};
 use super::{Archive, ReadError};
 
@@ -111,14 +112,13 @@ impl Archive {
         let directories = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
         let tree = self.store.tree();
         let exists = |directory: &PathBuf| {
-            directory
-                .ancestors()
-                .map(|above| tree.join(above))
-                .find(|above| above.symlink_metadata().is_ok_and(|found| found.is_dir()))
+            let is_there =
+                |above: &&Path| found_at(&tree, above).is_ok_and(|found| found.is_some_and(|found| found.is_dir()));
+            directory.ancestors().find(is_there).map(Path::to_path_buf)
         };
         let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
         let result = standing.iter().try_for_each(|directory| {
-            match self.io().sync_dir(directory, CrashPoint::RemovedNamesSynced) {
+            match self.sync_dir(directory, CrashPoint::RemovedNamesSynced) {
                 // Gone since: its parent is asked at the next time.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
                 result => result,

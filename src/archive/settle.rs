@@ -8,7 +8,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel, names};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, in_parallel, names};
 
 use super::catalog::{Catalog, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
@@ -37,7 +37,7 @@ pub(super) fn scan(store: &Store) -> io::Result<Vec<(PathBuf, io::Result<State>)
         }
         directories = below;
     }
-    let states = in_parallel(&files, |path| state_of(store, &root.join(path)));
+    let states = in_parallel(&files, |path| state_of(store, path));
     Ok(files.into_iter().zip(states).collect())
 }
 
@@ -61,7 +61,8 @@ pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects,
 /// Directories and regular files in a directory of the tree.
 fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
     let (mut directories, mut files) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(root.join(directory))? {
+    let opened = beneath::open_dir(root, directory)?;
+    for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
         let entry = entry?;
         let path = directory.join(entry.file_name());
         let kind = entry.file_type()?;
@@ -75,10 +76,11 @@ fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>
 }
 
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
-    if fs::symlink_metadata(path)?.len() < MIN_RELEASE_BYTES {
+    let tree = store.tree();
+    if beneath::metadata(&tree, path)?.len() < MIN_RELEASE_BYTES {
         return Ok(State::Resident("small"));
     }
-    let file = store.io().open_with(path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+    let file = store.io().open_beneath(&tree, path, 0)?;
     match Stub::read_on(&file, store.id()) {
         Ok(Some(stub)) => Ok(State::Released(stub.object)),
         Ok(None) => Ok(State::Closed),

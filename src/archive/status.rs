@@ -145,6 +145,17 @@ impl Archive {
         }
     }
 
+    /// Whether the file at `path` may be a stub. Only the archive makes stubs of files, and it knows which: what a program
+    /// wrote is not one, whatever its bytes look like.
+    pub fn may_be_stub(&self, path: &Path) -> bool {
+        let unknown = [super::settle::DAMAGED_STUB, super::settle::UNREADABLE];
+        self.catalog().get(path).is_none_or(|entry| match entry.state {
+            State::Released(_) => true,
+            State::Resident(why) => unknown.contains(&why),
+            State::Staged | State::Closed | State::Sealed(_) | State::Archived(..) => false,
+        })
+    }
+
     /// Bytes that a stub's object occupies, for st_blocks.
     pub fn stored_bytes(&self, stub: &Stub) -> u64 {
         self.objects.get(stub.object).map_or(0, |(_, stored)| stored)
@@ -243,19 +254,23 @@ impl Archive {
     }
 
     /// Brings a released file back for writing: decodes it into a new file in `tmp/` with the attributes of the file
-    /// at `path` (absolute), durable; the caller renames it over. Blocks for as long as that takes.
+    /// `from` (which may be held only), durable; the caller renames it over. Blocks for as long as that takes.
     ///
     /// # Errors
     /// [`ReadError`] names the object that is missing or damaged, or the device's lack of room.
-    pub fn recall(&self, stub: &Stub, path: &Path) -> Result<std::path::PathBuf, ReadError> {
+    pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         let target = self.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {
             let file = self.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;
             self.recall.copy(stub.object, &|bytes, at| file.write_all_at(bytes, at, CrashPoint::RecallWritten))?;
-            let metadata = fs::symlink_metadata(path).map_err(fail)?;
-            crate::store::copy_attributes(path, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
+            let metadata = from.metadata().map_err(fail)?;
+            crate::store::copy_attributes(from, &metadata, &file, CrashPoint::RecallWritten).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
+            match Stub::disown(&file, self.store.id(), CrashPoint::RecallWritten) {
+                Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => return Err(fail(error)),
+                _ => {}
+            }
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
         decode().inspect_err(|_| {

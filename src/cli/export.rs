@@ -12,7 +12,7 @@ use crate::store::{Objects, Store, export_file};
 
 use super::files::{objects, read};
 use super::survey::files;
-use super::words::progress;
+use super::words::{name, progress};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
@@ -39,14 +39,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let total =
         files.iter().filter_map(|path| fs::symlink_metadata(store.tree().join(path)).ok()).map(|m| m.len()).sum();
     let dest = match (args.dest.is_dir(), from.file_name()) {
-        (true, Some(name)) => args.dest.join(name),
+        (true, Some(last)) => args.dest.join(last),
         _ => args.dest.clone(),
     };
     let bar = progress(total, true);
     for path in &files {
         let rest = path.strip_prefix(&from).unwrap_or(path);
         let target = if rest.as_os_str().is_empty() { dest.clone() } else { dest.join(rest) };
-        bar.set_message(path.display().to_string());
+        bar.set_message(name(&path.display().to_string()));
         if !args.force && fs::symlink_metadata(&target).is_ok() {
             bail!("{} exists already; name another place, or replace it with --force", target.display());
         }

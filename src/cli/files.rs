@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::recall::{self, Chain, Layout, order, stream};
 use crate::store::durable::scratch;
-use crate::store::{Objects, Store};
+use crate::store::{Objects, Store, beneath};
 
 use super::survey::stub;
 
@@ -33,7 +33,7 @@ pub(super) fn read(
         recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at)).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
-    let file = File::open(store.tree().join(path)).with_context(name)?;
+    let file = beneath::open_file(&store.tree(), path).with_context(name)?;
     copy(&file, sink).with_context(name)
 }
 

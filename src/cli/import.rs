@@ -11,7 +11,7 @@ use crate::archive::{Archive, AtRest};
 use crate::store::{Store, import_file};
 
 use super::wait::wait_for;
-use super::words::progress;
+use super::words::{name, progress};
 
 /// Copy files into a store that is not mounted, and archive what can be archived.
 ///
@@ -38,14 +38,14 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let store = Store::open(&args.store)?;
     let mut files = Vec::new();
     for file in &args.files {
-        let name = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
-        let name = name.file_name().with_context(|| format!("{} has no name", file.display()))?.to_os_string();
-        list(file, &to.join(name), &mut files)?;
+        let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
+        let last = real.file_name().with_context(|| format!("{} has no name", file.display()))?;
+        list(file, &to.join(last), &mut files)?;
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
     let bar = progress(total, true);
     for (from, to) in &files {
-        bar.set_message(to.display().to_string());
+        bar.set_message(name(&to.display().to_string()));
         import_file(&store, from, to, |count| bar.inc(count))
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }

@@ -1,7 +1,7 @@
 //! `stepfs reshard`
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 
 use crate::container::elasticdl::{Reshard, Shard, Source};
-use crate::store::Store;
 use crate::store::durable::{self, Attribute, CrashPoint, Io, scratch};
+use crate::store::{Store, beneath};
 
 use super::files::{objects, read};
 use super::survey::stub;
@@ -228,7 +228,13 @@ impl Version {
         let path = self.path.join(shard.name());
         let on_disk = self.on_disk().join(shard.name());
         let context = || format!("{}/{}", self.name, shard.name());
-        let permissions = fs::metadata(&on_disk).with_context(context)?.permissions();
+        let opened = match &self.store {
+            Some(store) => beneath::open_file(&store.tree(), &path),
+            None => File::open(&on_disk),
+        };
+        let opened = opened.with_context(context)?;
+        // Those for reading and writing only: it is another file, and another user's perhaps.
+        let permissions = Permissions::from_mode(opened.metadata()?.mode() & 0o777);
         if let Some(store) = &self.store
             && stub(store, &path)?.is_some()
         {
@@ -239,7 +245,7 @@ impl Version {
             })?;
             return Ok((file, permissions));
         }
-        Ok((File::open(&on_disk).with_context(context)?, permissions))
+        Ok((opened, permissions))
     }
 }
 

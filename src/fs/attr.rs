@@ -1,7 +1,7 @@
 //! Attributes: what stat shows, and what chmod, chown, utimens and truncate change.
 
 use std::ffi::OsStr;
-use std::fs::{Metadata, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -17,7 +17,7 @@ use super::inodes::{Table, kind};
 use super::node::Place;
 use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
-use crate::store::RECALLED;
+use crate::store::{PLAIN, RECALLED};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
 /// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
@@ -110,8 +110,11 @@ impl Core {
             return (Duration::ZERO, attributes(ino, metadata, 0));
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
-        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes.
-        let ttl = if node.written() { Duration::ZERO } else { TTL };
+        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
+        // write will take away it does not see either.
+        let privileged =
+            node.kind == FileType::RegularFile && unprivileged(metadata.mode(), SOMEBODY) != metadata.mode();
+        let ttl = if node.written() || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored))
     }
 
@@ -227,7 +230,8 @@ pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
         Err(error) => return Err(error),
     };
-    let kept = |name: &&[u8]| !name.is_empty() && *name != RECALLED.as_bytes();
+    let own = [RECALLED.as_bytes(), PLAIN.as_bytes()];
+    let kept = |name: &&[u8]| !name.is_empty() && !own.contains(name);
     for name in names.split(|&byte| byte == 0).filter(kept) {
         let name = OsStr::from_bytes(name);
         let value = sys::getxattr(&from.path, from.follow(), name)?;
@@ -261,6 +265,18 @@ pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
         std::fs::set_permissions(&place.path, Permissions::from_mode(kept))?;
     }
     Ok(kept != mode)
+}
+
+/// Anybody but root.
+const SOMEBODY: u32 = 1;
+
+/// The same for a file that is open, and got the bits since: the kernel says so with the write.
+pub(super) fn drop_bits(file: &File) -> io::Result<()> {
+    let mode = file.metadata()?.mode() & 0o7777;
+    match unprivileged(mode, SOMEBODY) {
+        kept if kept != mode => file.set_permissions(Permissions::from_mode(kept)),
+        _ => Ok(()),
+    }
 }
 
 /// What is left of a mode when `uid` may write to the file. Without execution by the group the bit is no privilege.

@@ -2,7 +2,9 @@
 //! and recalls. The mount does not list them.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use xattr::FileExt as _;
@@ -15,6 +17,8 @@ use super::object::Id;
 pub const PIN: &str = "user.stepfs.pin";
 /// The profile that a user wants for this file, or for all files below this directory, whatever the rules say.
 pub const PROFILE: &str = "user.stepfs.profile";
+/// A file whose bytes look like a stub, and are what a program wrote.
+pub const PLAIN: &str = "user.stepfs.plain";
 /// The object that a recalled file was decoded from: as long as nobody writes to the file it can have it back.
 pub const RECALLED: &str = "user.stepfs.recalled";
 
@@ -83,4 +87,23 @@ pub fn mark_recalled(file: &DeviceFile, object: Id) {
 pub fn recalled_from(file: &DeviceFile) -> Option<Id> {
     let value = file.as_file().get_xattr(RECALLED).ok().flatten()?;
     std::str::from_utf8(&value).ok()?.parse().ok()
+}
+
+/// Whether a file that looks like a stub is what a program wrote.
+pub(super) fn is_plain(file: &File) -> bool {
+    file.get_xattr(PLAIN).is_ok_and(|value| value.is_some())
+}
+
+/// Notes on a file that it is no stub, whatever it looks like.
+pub(super) fn mark_plain(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+    let mark = || file.set(&Attribute::Extended(OsStr::new(PLAIN), b"1"), at);
+    match mark() {
+        // Read-only, for its owner too.
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            let mode = file.metadata()?.permissions();
+            file.set(&Attribute::Mode(mode.mode() | libc::S_IWUSR), at)?;
+            mark().and(file.set(&Attribute::Mode(mode.mode()), at))
+        }
+        result => result,
+    }
 }

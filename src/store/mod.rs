@@ -3,6 +3,8 @@
 //! Each commit is one rename. Published files are never modified in place: new content, new name. A crash at any
 //! instant leaves a store that [`Store::open`] puts right: what was half done lies in `tmp/` and is finished or undone.
 
+mod access;
+pub mod beneath;
 mod bytes;
 pub mod durable;
 mod error;
@@ -21,9 +23,10 @@ mod settings;
 mod stub;
 mod transfer;
 
+pub use access::exposed;
 pub use error::{Damage, Error};
 pub use layout::Store;
-pub use marks::{PIN, PROFILE, RECALLED, has_pin, is_pinned, mark_recalled, profile_mark, recalled_from};
+pub use marks::{PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, mark_recalled, profile_mark, recalled_from};
 pub use object::Id;
 pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;

@@ -7,7 +7,7 @@
 //! 4. The directory gets its times back, durably, and the note goes.
 
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -18,10 +18,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::Fields;
 use super::durable::{self, Attribute, CrashPoint, DeviceFile, Io, Times};
-use super::marks::RECALLED;
+use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
-use super::{Damage, Store};
+use super::{Damage, Store, beneath};
 
 const NOTE_MAGIC: [u8; 8] = *b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
@@ -76,6 +76,8 @@ impl StubNote {
 #[derive(Debug)]
 pub struct Prepared {
     stub: PathBuf,
+    /// Device and inode number of the stub.
+    placed: (u64, u64),
     note: PathBuf,
     directory_times: Times,
     file: Fingerprint,
@@ -115,19 +117,25 @@ impl Prepared {
     /// What the device reports; nothing is left then.
     pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Prepared> {
         let name = Id::random()?;
-        let absolute = store.tree().join(path);
-        let prepared = Prepared {
+        let original = beneath::hold(&store.tree(), path)?;
+        if Fingerprint::of(&original.metadata()?) != Fingerprint::of(source) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
+        let mut prepared = Prepared {
             stub: store.tmp().join(format!("stub-{name}")),
+            placed: (0, 0),
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
-            directory_times: Times::of(&fs::metadata(durable::parent(&absolute))?),
+            directory_times: Times::of(&directory),
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
             io: store.io().clone(),
         };
         let file = prepared.io.create(&prepared.stub, CrashPoint::StubWritten)?;
         stub.write(&file)?;
-        copy_attributes(&absolute, source, &file, CrashPoint::StubWritten)?;
+        copy_attributes(&original, source, &file, CrashPoint::StubWritten)?;
         file.sync(CrashPoint::StubWritten)?;
+        prepared.placed = place(&file.metadata()?);
         let note = StubNote { path: path.to_path_buf(), object: stub.object, times: prepared.directory_times };
         let file = prepared.io.create(&prepared.note, CrashPoint::NoteWritten)?;
         file.write_all_at(&note.encode(), 0, CrashPoint::NoteWritten)?;
@@ -148,7 +156,13 @@ impl Prepared {
         {
             return Ok(false);
         }
-        self.io.device().rename(&self.stub, absolute, CrashPoint::StubInPlace)?;
+        if let Err(error) = self.io.device().rename(&self.stub, absolute, CrashPoint::StubInPlace) {
+            // Perhaps it did it nevertheless: what is there must not be taken for what a program wrote.
+            if !fs::symlink_metadata(absolute).is_ok_and(|found| place(&found) == self.placed) {
+                return Err(error);
+            }
+            log::error!("{}: released, although the device says: {error}", absolute.display());
+        }
         // From here on the file is released, whatever happens: an error would say that it is not.
         if let Err(error) = self.io.set_times(directory, self.directory_times, CrashPoint::DirectoryTimes) {
             log::error!("{}: its times cannot be put back now ({error}), but at the next mount", directory.display());
@@ -168,35 +182,48 @@ impl Drop for Prepared {
     }
 }
 
-/// Gives the file `to` owner and all other attributes of the file at `from`, whose metadata are given.
+fn place(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Gives the file `to` owner and all other attributes of the file `from` (which may be held only), whose metadata are given.
 ///
 /// # Errors
 /// What the device reports. An attribute that this process may not set is an error: it must not be lost.
-pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     let own = to.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
         to.set(&Attribute::Owner(metadata.uid(), metadata.gid()), at)?;
     }
-    copy_but_owner(from, metadata, to, at)
+    copy_rest(from, to, at)?;
+    to.set(&Attribute::Mode(metadata.mode()), at)?;
+    to.set(&Attribute::Times(Times::of(metadata)), at)
 }
 
-/// Gives the file `to` mode, extended attributes and times of the file at `from`, whose metadata are given.
+/// Gives the file `to` mode, extended attributes and times of the file `from`, whose metadata are given. Its owner is
+/// another, to whom its set-user-id and set-group-id bits do not belong.
 ///
 /// # Errors
 /// As of [`copy_attributes`].
-pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
-    let names = match xattr::list(from) {
+pub fn copy_but_owner(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+    copy_rest(from, to, at)?;
+    to.set(&Attribute::Mode(metadata.mode() & 0o1777), at)?;
+    to.set(&Attribute::Times(Times::of(metadata)), at)
+}
+
+fn copy_rest(from: &File, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+    let from = beneath::by_descriptor(from);
+    let names = match xattr::list_deref(&from) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         names => Some(names?),
     };
-    // What it was recalled from is said of one file only.
-    for name in names.into_iter().flatten().filter(|name| name != RECALLED) {
-        if let Some(value) = xattr::get(from, &name)? {
+    // What it was recalled from, and that it is no stub, is said of one file only.
+    for name in names.into_iter().flatten().filter(|name| name != RECALLED && name != PLAIN) {
+        if let Some(value) = xattr::get_deref(&from, &name)? {
             to.set(&Attribute::Extended(&name, &value), at)?;
         }
     }
-    to.set(&Attribute::Mode(metadata.mode()), at)?;
-    to.set(&Attribute::Times(Times::of(metadata)), at)
+    Ok(())
 }
 
 /// Carries out the notes that a crash left in `tmp/`.
@@ -213,17 +240,20 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
         let Ok(note) = StubNote::decode(&store.io().read(&entry.path(), MAX_NOTE_BYTES)?) else {
             continue;
         };
-        let path = store.tree().join(&note.path);
-        let file = match store.io().open_with(&path, libc::O_NOFOLLOW | libc::O_NONBLOCK) {
+        let (tree, above) = (store.tree(), note.path.parent().unwrap_or(Path::new("")));
+        let file = match store.io().open_beneath(&tree, &note.path, 0) {
             Ok(file) => file,
             // Without the answer the note must not go.
             Err(error) if error.raw_os_error() == Some(libc::EIO) => return Err(error),
             Err(_) => continue,
         };
-        let stub = if file.metadata()?.is_file() { Stub::read_on(&file, store.id()).ok().flatten() } else { None };
+        let stub = Stub::read_on(&file, store.id()).ok().flatten();
         if stub.is_some_and(|stub| stub.object == note.object) {
-            store.io().set_times(durable::parent(&path), note.times, CrashPoint::NoteCarriedOut)?;
-            store.io().sync_dir(durable::parent(&path), CrashPoint::NoteCarriedOut)?;
+            // Not where a link leads to.
+            beneath::open_dir(&tree, above)?;
+            let directory = beneath::joined(&tree, above);
+            store.io().set_times(&directory, note.times, CrashPoint::NoteCarriedOut)?;
+            store.io().sync_dir(&directory, CrashPoint::NoteCarriedOut)?;
         }
     }
     Ok(())

@@ -9,6 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Damage;
 use super::bytes::Fields;
 use super::durable::{CrashPoint, DeviceFile};
+use super::marks;
 use super::object::Id;
 use crate::container::ReadAt;
 
@@ -90,7 +91,7 @@ impl Stub {
     /// # Errors
     /// What the device reports; `InvalidData` with a [`Damage`]: serving the block as a checkpoint would be worse.
     pub fn read(file: &File, store: Id) -> io::Result<Option<Stub>> {
-        Stub::read_of(file, file.metadata()?.len(), store)
+        Stub::read_of(file, file, store)
     }
 
     /// [`Stub::read`] of a file that was opened through its device.
@@ -98,18 +99,36 @@ impl Stub {
     /// # Errors
     /// As there.
     pub fn read_on(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
-        Stub::read_of(file, file.metadata()?.len(), store)
+        Stub::read_of(file, file.as_file(), store)
     }
 
-    fn read_of(file: &dyn ReadAt, len: u64, store: Id) -> io::Result<Option<Stub>> {
+    fn read_of(file: &dyn ReadAt, known: &File, store: Id) -> io::Result<Option<Stub>> {
+        let len = known.metadata()?.len();
         if len < MIN_RELEASE_BYTES {
             return Ok(None);
         }
         let mut block = [0; STUB_BYTES];
         file.read_exact_at(&mut block, 0)?;
-        match Stub::decode(&block)?.filter(|stub| stub.store == store) {
+        let decoded = Stub::decode(&block);
+        if decoded != Ok(None) && marks::is_plain(known) {
+            return Ok(None);
+        }
+        match decoded?.filter(|stub| stub.store == store) {
             Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
             stub => Ok(stub),
+        }
+    }
+
+    /// Sees to it that bytes which a program wrote are never taken for a stub, however much they look like one: nothing but
+    /// the bytes would tell at the next mount. To be called before the file is made durable.
+    ///
+    /// # Errors
+    /// What the device reports; `EOPNOTSUPP` where the file system has no extended attributes.
+    pub fn disown(file: &DeviceFile, store: Id, at: CrashPoint) -> io::Result<()> {
+        match Stub::read_on(file, store) {
+            Ok(None) => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
+            _ => marks::mark_plain(file, at),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::durable::{CrashPoint, DeviceFile, parent};
-use super::{Store, copy_attributes, copy_but_owner};
+use super::{Store, Stub, beneath, copy_attributes, copy_but_owner};
 
 /// Copies a file to a path inside the tree, where there is none; durable when it returns. Tells `progress` how many bytes
 /// were copied, each time some were.
@@ -19,7 +19,8 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
     if fs::symlink_metadata(&target).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is one by this name in the store"));
     }
-    io.make_dirs(parent(&target), 0o777, WRITTEN)?;
+    // No link on the way is followed.
+    beneath::create_dirs(&store.tree(), to.parent().unwrap_or(Path::new("")))?;
     let source = File::open(from)?;
     let part = store.tmp().join("import");
     io.remove(&part, WRITTEN)?;
@@ -38,8 +39,12 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
         }
         // Without root, somebody else's file becomes one's own, as with cp.
         let metadata = source.metadata()?;
-        copy_attributes(from, &metadata, &file, WRITTEN)
-            .or_else(|_| copy_but_owner(from, &metadata, &file, WRITTEN))?;
+        copy_attributes(&source, &metadata, &file, WRITTEN)
+            .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
+        Stub::disown(&file, store.id(), WRITTEN).or_else(|error| match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => Ok(()),
+            _ => Err(error),
+        })?;
         file.sync(WRITTEN)?;
         io.publish(&part, &target, CrashPoint::ImportInPlace)
     };
@@ -69,8 +74,8 @@ pub fn export_file<E: From<io::Error>>(
     let copy = || -> Result<(), E> {
         let file = io.create(&part, WRITTEN)?;
         write(&file)?;
-        let source = store.tree().join(path);
-        let metadata = fs::symlink_metadata(&source)?;
+        let source = beneath::hold(&store.tree(), path)?;
+        let metadata = source.metadata()?;
         copy_attributes(&source, &metadata, &file, WRITTEN)
             .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
         file.sync(WRITTEN)?;

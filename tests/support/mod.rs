@@ -28,10 +28,12 @@ impl Mounted {
         Self::on(tempfile::tempdir().unwrap(), passthrough)
     }
 
-    /// Mounts a new store that other users may enter.
-    pub fn for_all(passthrough: bool) -> Self {
-        let options = MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() };
-        Self::with(tempfile::tempdir().unwrap(), options)
+    /// Mounts a new store into which other users are let in (root only).
+    pub fn shared(passthrough: bool) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self::with(dir, MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() })
     }
 
     /// Mounts a new store in `dir`, which decides the file system it lies on.

@@ -19,6 +19,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::Path;
 use std::sync::Arc;
 
+use super::beneath;
+
 pub use file::DeviceFile;
 pub use point::CrashPoint;
 
@@ -214,12 +216,22 @@ impl Io {
         again(|| self.0.open(path, flags)).map(|file| DeviceFile::new(file, self.clone()))
     }
 
-    /// The bytes of a file, as far as `most`.
+    /// Opens a regular file below `root` to read it, with more flags of open(2). No link is followed ([`beneath`]), and nothing
+    /// is waited for that another kind of file may wait for.
+    ///
+    /// # Errors
+    /// As of [`beneath::open`]; `InvalidInput` for what is no regular file.
+    pub fn open_beneath(&self, root: &Path, path: &Path, flags: i32) -> io::Result<DeviceFile> {
+        let held = beneath::plain(beneath::hold(root, path)?)?;
+        self.open_with(&beneath::by_descriptor(&held), flags | libc::O_NONBLOCK)
+    }
+
+    /// The bytes of a file, as far as `most`; not those of what a link leads to, or that is no file.
     ///
     /// # Errors
     /// What the device reports.
     pub fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
-        let file = self.open(path)?;
+        let file = self.open_beneath(parent(path), Path::new(path.file_name().unwrap_or_default()), 0)?;
         let mut bytes = vec![0; file.metadata()?.len().min(most) as usize];
         let len = file.read_full(&mut bytes, 0)?;
         bytes.truncate(len);

@@ -305,3 +305,14 @@ fn an_unfinished_object_leaves_nothing_and_is_none() {
     drop(writer);
     assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
 }
+
+/// A crafted index of 46 MB, which compresses to nothing, would claim so many tensors that their entries take a gigabyte.
+#[test]
+fn a_number_of_tensors_that_no_file_has_is_not_believed() {
+    let count = index::MAX_TENSORS + 1;
+    let mut bytes = vec![0; 5];
+    crate::entropy::varint::put(count as u64, &mut bytes);
+    bytes.resize(bytes.len() + 12 * count, 0);
+    let refused = Index::decode(&bytes, OBJECT_VERSION, 1 << 40, 1 << 40);
+    assert_eq!(refused, Err(crate::store::Damage("it has more tensors than any file")));
+}

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
+use crate::store::beneath;
 use crate::store::durable::{CrashPoint, DeviceFile, Io, forget_pages, parent};
 
 /// Level of zstd for the index: it is small, and read as a whole at every open.
@@ -160,9 +161,11 @@ impl ObjectWriter {
         // Also where the shard exists: whoever made it may have been killed before its name was durable. Not where the
         // object does, which was published in it.
         if !target.exists() {
-            self.io.make_dirs(shard, 0o777, CrashPoint::ShardMade)?;
+            self.io.make_dirs(shard, 0o700, CrashPoint::ShardMade)?;
             self.io.sync_dir(objects, CrashPoint::ShardMade)?;
         }
+        // Not where a link leads to.
+        beneath::open_dir(objects, Path::new(shard.file_name().unwrap_or_default()))?;
         self.io.publish(&self.path, &target, self.steps.in_place)?;
         self.finished = true;
         Ok(())

@@ -109,7 +109,7 @@ fn say(directory: &Path) -> Vec<String> {
 }
 
 fn compare(passthrough: bool) {
-    let m = Mounted::for_all(passthrough);
+    let m = Mounted::shared(passthrough);
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(m.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let (mounted, plain) = (say(&m.mnt().join("cases")), say(&m.plain().join("cases")));
