@@ -11,6 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use stepfs::archive::{AtRest, Condition, FileId, Namespace, Outcome, policy};
+use stepfs::store::durable::{CrashPoint, Io};
 use stepfs::store::object::{Coding, Object, ObjectWriter};
 use stepfs::store::{Objects, Restores, Store, copy_but_owner};
 
@@ -197,13 +198,13 @@ fn nothing_is_removed_or_replaced_through_a_link() {
     symlink(&directory, rest.path("link")).unwrap();
     let tree = AtRest { tree: rest.root().join("tree") };
     let id = |path: &Path| FileId::of(&fs::metadata(path).unwrap());
-    let removed = tree.remove(Path::new("link/precious"), id(&file), &mut || Ok(true)).unwrap();
+    let removed = tree.remove(&Io::disk(), Path::new("link/precious"), id(&file), &mut || Ok(true)).unwrap();
     intact(&file);
     assert_eq!(removed, Outcome::Changed);
-    assert_eq!(tree.remove_directory(Path::new("link/inner"), id(&inner)).unwrap(), Outcome::Changed);
+    assert_eq!(tree.remove_directory(&Io::disk(), Path::new("link/inner"), id(&inner)).unwrap(), Outcome::Changed);
     assert!(inner.is_dir());
     for path in ["../../victim/precious", file.to_str().unwrap()] {
-        let removed = tree.remove(Path::new(path), id(&file), &mut || Ok(true));
+        let removed = tree.remove(&Io::disk(), Path::new(path), id(&file), &mut || Ok(true));
         intact(&file);
         assert!(!matches!(removed, Ok(Outcome::Done)), "{path}");
     }
@@ -235,9 +236,9 @@ fn a_copy_of_somebody_elses_file_has_no_privileges() {
     let from = dir.path().join("from");
     fs::write(&from, "x").unwrap();
     fs::set_permissions(&from, fs::Permissions::from_mode(0o6755)).unwrap();
-    let to = File::create(dir.path().join("to")).unwrap();
+    let to = Io::disk().create(&dir.path().join("to"), CrashPoint::StubWritten).unwrap();
     let source = File::open(&from).unwrap();
-    copy_but_owner(&source, &source.metadata().unwrap(), &to).unwrap();
+    copy_but_owner(&source, &source.metadata().unwrap(), &to, CrashPoint::StubWritten).unwrap();
     assert_eq!(to.metadata().unwrap().mode() & 0o7777, 0o755);
 }
 
@@ -355,7 +356,6 @@ fn a_shape_that_lies_reserves_nothing() {
 fn names_in_errors_and_logs_steer_no_terminal() {
     let rest = Rest::new();
     let name = "a\u{1b}[2J\r\nb.bin";
-    fs::write(rest.path(name), vec![1; 100_000]).unwrap();
     let (root, other) = (rest.root(), rest.dir.path().join("other"));
     // A stub of no object, so that there is something to say of it.
     stepfs::store::Stub {
@@ -363,7 +363,7 @@ fn names_in_errors_and_logs_steer_no_terminal() {
         object: stepfs::store::Id([7; 16]),
         logical_len: 100_000,
     }
-    .write(&File::options().write(true).open(rest.path(name)).unwrap())
+    .write(&Io::disk().create(&rest.path(name), CrashPoint::StubWritten).unwrap())
     .unwrap();
     let commands: [&[&std::ffi::OsStr]; 3] = [
         &["export".as_ref(), root.as_os_str(), name.as_ref(), other.as_os_str()],
