@@ -59,7 +59,7 @@ run_fio() {
     local directory=$1 engine=$2 more=("${@:3}")
     fio --name=verify --directory="$directory" --ioengine="$engine" --rw=randwrite --bsrange=512-64k --blockalign=512 \
         --size=96m --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0 --end_fsync=1 --output-format=terse \
-        --randseed=1 "${more[@]}"
+        --randseed=1 --verify_state_save=0 "${more[@]}"
 }
 
 run_stressor() {
