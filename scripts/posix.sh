@@ -4,6 +4,7 @@
 # 1 if anything failed on the mount only.
 #   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     100000 operations, and 5 seconds per stressor, unless said otherwise
 #   STEPFS_BIN=PROGRAM     use this program instead of building one
+#   STEPFS_POSIX_JOBS=REGEX only the jobs whose name matches, such as fio, or 'stress-ng (dir|rename)'
 #   STEPFS_SCRATCH=DIR     where the stores and mounts are made (default: a new directory in /tmp)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -58,7 +59,7 @@ run_fio() {
     local directory=$1 engine=$2 more=("${@:3}")
     fio --name=verify --directory="$directory" --ioengine="$engine" --rw=randwrite --bsrange=512-64k --blockalign=512 \
         --size=96m --verify=crc32c --do_verify=1 --verify_fatal=1 --verify_dump=0 --end_fsync=1 --output-format=terse \
-        --randseed=1 "${more[@]}"
+        --randseed=1 --verify_state_save=0 "${more[@]}"
 }
 
 run_stressor() {
@@ -71,14 +72,20 @@ run_stressor() {
 STRESSORS=(access chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify dup fallocate fcntl filename flock fpunch
     fsize fstat getdent handle hdd inotify lease link locka lockf lockofd mknod open rename symlink sync-file touch utime xattr
     seek sendfile splice aio readahead mmap mmapfork unlink)
-known=$(stress-ng --class 'filesystem?' 2>&1; stress-ng --help 2>&1)
-jobs=("fsx $OPERATIONS operations, seed 1|run_fsx @ 1" "fsx $OPERATIONS operations, seed 2|run_fsx @ 2"
+known=$(stress-ng --stressors 2>&1)
+jobs=("fsx $OPERATIONS operations|run_fsx @ 1"
     "fio psync|run_fio @ psync" "fio psync, O_DIRECT|run_fio @ psync --direct=1 --blockalign=4k --bsrange=4k-64k"
     "fio mmap|run_fio @ mmap --blockalign=4k --bsrange=4k-64k" "fio io_uring|run_fio @ io_uring --iodepth=16"
     "fio io_uring, O_DIRECT|run_fio @ io_uring --iodepth=16 --direct=1 --blockalign=4k --bsrange=4k-64k")
 for stressor in "${STRESSORS[@]}"; do
-    grep -qw -- "$stressor" <<<"$known" && jobs+=("stress-ng $stressor|run_stressor @ $stressor")
+    grep -qxF -- "$stressor" <<<"${known// /$'\n'}" && jobs+=("stress-ng $stressor|run_stressor @ $stressor")
 done
+
+chosen=()
+for job in "${jobs[@]}"; do
+    grep -qE -- "${STEPFS_POSIX_JOBS:-.}" <<<"${job%%|*}" && chosen+=("$job")
+done
+jobs=("${chosen[@]}")
 
 # One job in one directory; answers ok, or the exit code. The mount must be empty again for the next.
 one() {
@@ -122,7 +129,7 @@ for mode in passthrough daemon; do
 done
 
 # --- fsx holds its file, so it is never released; this does what fsx does on one that is, every 150 operations
-if [ -z "${STEPFS_POSIX_ONLY_OTHERS:-}" ]; then
+if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
     section "fsx's operations on a file that is released and recalled between bursts"
     STEPFS_FSX_OPERATIONS=$OPERATIONS cargo test --locked --quiet --test model -- --nocapture exercised_between_releases || failed=1
 fi

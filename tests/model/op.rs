@@ -179,7 +179,8 @@ pub(crate) fn index(path: &str) -> At {
 }
 
 fn at() -> impl Strategy<Value = At> {
-    0..PATHS.len() as u8
+    let steps = index("s/step_1.safetensors");
+    prop_oneof![3 => 0..PATHS.len() as u8, 1 => steps..steps + STEPS]
 }
 
 fn slot() -> impl Strategy<Value = Slot> {
@@ -357,9 +358,21 @@ pub(crate) fn histories(remounts: bool) -> impl Strategy<Value = (usize, Vec<Op>
     let files = prop_oneof![4 => on_handles(), 3 => on_names()].boxed();
     let all = prop_oneof![5 => on_handles(), 4 => on_names(), 3 => on_checkpoints(remounts)].boxed();
     let cadence = prop_oneof![2 => Just(CADENCES[0]), 1 => Just(CADENCES[1]), 1 => Just(CADENCES[2])];
+    // Released files are there from the beginning, or there are few of them in sixty operations.
+    let saved = vec![
+        Op::Save(Series::States, false),
+        Op::Save(Series::Texts, true),
+        Op::Save(Series::States, true),
+        Op::Save(Series::Texts, false),
+        Op::Sync,
+    ];
+    let among_checkpoints = (proptest::sample::subsequence(saved, 0..=5), proptest::collection::vec(all, 1..60));
     let operations = prop_oneof![
         2 => proptest::collection::vec(files, 1..60),
-        1 => proptest::collection::vec(all, 1..60),
+        1 => among_checkpoints.prop_map(|(mut before, operations)| {
+            before.extend(operations);
+            before
+        }),
     ];
     (cadence, furniture(), operations).prop_map(|(cadence, mut before, operations)| {
         before.extend(operations);

@@ -117,3 +117,42 @@ fn a_pin_survives_being_emptied_and_exchanged() {
         Op::Remount,
     ]);
 }
+
+/// Fails if a released file that is emptied or cut loses its attributes, or what is left of its bytes.
+#[test]
+fn a_released_file_is_emptied_and_another_cut() {
+    run(&[
+        save(),
+        save(),
+        save(),
+        Op::Sync,
+        Op::Chmod(step(1), 0o2640),
+        Op::Chown(step(1), 2, 1),
+        Op::SetXattr(step(1), 1, 50, 0),
+        Op::Pin(step(1)),
+        Op::Truncate(step(1), 0),
+        Op::Lstat(step(1)),
+        Op::Truncate(step(2), 70_000 - 5000),
+        Op::Unpin(step(1)),
+        Op::Open(0, step(2), libc::O_RDWR | libc::O_TRUNC, 0),
+        Op::Fstat(0),
+    ]);
+}
+
+/// Fails if a file is released while somebody has it open to read.
+#[test]
+fn a_reader_keeps_a_file_from_being_released() {
+    run(&[
+        save(),
+        Op::Open(0, step(1), libc::O_RDONLY, 0),
+        save(),
+        save(),
+        Op::Sync,
+        Op::Pread(0, 70_000, 0),
+        Op::Release(step(1)),
+        Op::Sync,
+        Op::Pread(0, 70_000, 0),
+        Op::Close(0),
+        Op::Sync,
+    ]);
+}

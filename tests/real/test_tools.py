@@ -246,11 +246,12 @@ def test_mapped_and_open_files_do_not_change_under_the_reader(mount):
     """Mapped while newest: the mapping keeps the exact bytes while newer ones arrive; so does an open handle."""
     states = list(walk(4, seed=31))
     torch.save(states[0], mount / "a_1.pt")
+    # Before there is a newer one: on a busy machine it would be released by the time it is opened.
+    held = open(mount / "a_1.pt", "rb")
     torch.save(states[1], mount / "a_2.pt")
     before = {n: (mount / f"a_{n}.pt").read_bytes() for n in (1, 2)}
     with open(mount / "a_2.pt", "rb") as f:
         mapped = mapping.mmap(f.fileno(), 0, prot=mapping.PROT_READ)
-    held = open(mount / "a_1.pt", "rb")
     for n, state in enumerate(states[2:], 3):
         torch.save(state, mount / f"a_{n}.pt")
     mount.sync()
