@@ -86,6 +86,8 @@ prop_compose! {
         let role = Role::ALL[role];
         let len = len - len % dtype.size() as u64;
         let factors = matches!(coding, Coding::LogKey { .. }).then(|| tiles(1, !seed)[0]);
+        // Factors are believed for as many elements as there are only.
+        let shape = if factors.is_some() { vec![len / dtype.size() as u64] } else { shape };
         let tiles = tiles(len, seed);
         let bound = if coding.is_lossy() { bound } else { 0.0 };
         let max_abs_error = f64::from((bound / 3.0) as f32);

@@ -165,7 +165,8 @@ impl ObjectWriter {
             self.io.sync_dir(objects, CrashPoint::ShardMade)?;
         }
         // Not where a link leads to.
-        beneath::open_dir(objects, Path::new(shard.file_name().unwrap_or_default()))?;
+        let name = Path::new(shard.file_name().unwrap_or_default());
+        beneath::open(objects, name, libc::O_PATH | libc::O_DIRECTORY)?;
         self.io.publish(&self.path, &target, self.steps.in_place)?;
         self.finished = true;
         Ok(())
