@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
-use crate::store::{Store, has_pin};
+use crate::store::{Store, beneath, has_pin};
 
 use super::FileId;
 use super::catalog::modified_ns;
@@ -110,7 +110,7 @@ impl Walk<'_> {
                         rest.push((path, pinned));
                     }
                     Some(rule) if file_type.is_file() => {
-                        let Some(metadata) = found_at(&self.tree.join(&path))? else { continue };
+                        let Some(metadata) = found_at(self.tree, &path)? else { continue };
                         let shard = names::shard(name(&path));
                         let unit = shard.as_ref().map_or(path.clone(), |s| directory.join(OsStr::from_bytes(&s.of)));
                         shards.entry((rule, unit)).or_default().push((Member::new(path, &metadata), metadata, shard));
@@ -130,12 +130,13 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Entries of a directory; none when it is gone.
+    /// Entries of a directory; none when it is gone, or there is a link in its place.
     fn list(&self, directory: &Path) -> io::Result<Vec<(PathBuf, fs::FileType)>> {
-        let entries = match fs::read_dir(self.tree.join(directory)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
+        let directory_file = match beneath::open_dir(self.tree, directory) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => return Ok(Vec::new()),
+            opened => opened?,
         };
+        let entries = fs::read_dir(beneath::by_descriptor(&directory_file))?;
         let mut listed = Vec::new();
         for entry in entries {
             let entry = entry?;
@@ -151,9 +152,9 @@ impl Walk<'_> {
     fn gather(&self, root: &Path, gathered: &mut Gathered) -> io::Result<()> {
         let mut rest = vec![root.to_path_buf()];
         while let Some(directory) = rest.pop() {
-            let absolute = self.tree.join(&directory);
-            let Some(metadata) = found_at(&absolute)? else { continue };
-            gathered.pinned |= is_pinned(&absolute);
+            // Not a link that somebody has put there since it was listed.
+            let Some(metadata) = found_at(self.tree, &directory)?.filter(Metadata::is_dir) else { continue };
+            gathered.pinned |= is_pinned(&self.tree.join(&directory));
             gathered.directories.push(Member::new(directory.clone(), &metadata));
             let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
             let entries = self.list(&directory)?;
@@ -165,7 +166,7 @@ impl Walk<'_> {
                     rest.push(path);
                     continue;
                 }
-                let Some(metadata) = found_at(&self.tree.join(&path))? else { continue };
+                let Some(metadata) = found_at(self.tree, &path)? else { continue };
                 if let Some(shard) = names::shard(name(&path)) {
                     shards.entry(shard.of.clone()).or_default().push(shard);
                 }

@@ -31,9 +31,8 @@ mod trial;
 mod verify;
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -42,7 +41,7 @@ use std::time::{Duration, Instant};
 
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::object::Id;
-use crate::store::{Error, Objects, Store, durable, recalled_from};
+use crate::store::{Error, Objects, Store, beneath, durable, recalled_from};
 
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
@@ -281,7 +280,8 @@ impl Archive {
         }
         if let Err(error) = self.make_durable(&file, path) {
             // A directory that could not even be opened: that says nothing of the file, and passes.
-            if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
+            let passing = [libc::ENOENT, libc::ENOTDIR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+            if error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
                 return Err(error);
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
@@ -322,11 +322,12 @@ impl Archive {
     /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
     fn make_durable(&self, file: &File, path: &Path) -> io::Result<()> {
         durable::sync_file(file)?;
-        let tree = self.store.tree();
-        path.ancestors().skip(1).try_for_each(|directory| match directory.as_os_str().is_empty() {
-            true => durable::sync_dir(&tree),
-            false => durable::sync_dir(&tree.join(directory)),
-        })
+        path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory))
+    }
+
+    /// Makes the names in a directory of the tree durable.
+    fn sync_dir(&self, directory: &Path) -> io::Result<()> {
+        durable::sync_file(&beneath::open_dir(&self.store.tree(), directory)?)
     }
 
     /// A file with several names stays resident until it has one.
@@ -375,11 +376,16 @@ impl Archive {
 
     /// Opens a regular file of the tree to read it.
     fn open_file(&self, path: &Path) -> io::Result<File> {
-        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOATIME;
-        let path = self.store.tree().join(path);
-        let open = |flags| OpenOptions::new().read(true).custom_flags(flags).open(&path);
+        let tree = self.store.tree();
+        let flags = libc::O_RDONLY | libc::O_NONBLOCK;
         // Only the owner may leave the access time alone.
-        open(flags).or_else(|_| open(flags & !libc::O_NOATIME))
+        let opened = beneath::open(&tree, path, flags | libc::O_NOATIME).or_else(|_| beneath::open(&tree, path, flags));
+        // Something else, or a link on the way: removed meanwhile, and the note of it is on its way.
+        opened.and_then(beneath::plain).map_err(|error| match error.raw_os_error() {
+            Some(libc::ELOOP | libc::ENOTDIR) => io::ErrorKind::NotFound.into(),
+            _ if error.kind() == io::ErrorKind::InvalidInput => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })
     }
 }
 

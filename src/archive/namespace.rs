@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::store::beneath;
+
 /// Which file of the store's tree is meant: a path may be given to another file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileId {
@@ -63,12 +65,12 @@ pub trait Namespace: Send + Sync {
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
 }
 
-/// What is at an absolute path now; none when nothing is.
+/// What is at a path inside the tree now; none when nothing is. What a link on the way leads to is not inside.
 ///
 /// # Errors
 /// What the device reports.
-pub(crate) fn found_at(path: &Path) -> io::Result<Option<fs::Metadata>> {
-    match fs::symlink_metadata(path) {
+pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<fs::Metadata>> {
+    match beneath::metadata(tree, path) {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
         Err(error) => Err(error),
@@ -109,19 +111,17 @@ impl Namespace for AtRest {
     }
 
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
-        let path = self.tree.join(path);
-        match found_at(&path)? {
+        match found_at(&self.tree, path)? {
             Some(found) if FileId::of(&found) == expect && !found.is_dir() && still()? => {
-                fs::remove_file(path).map(|()| Outcome::Done)
+                fs::remove_file(self.tree.join(path)).map(|()| Outcome::Done)
             }
             _ => Ok(Outcome::Changed),
         }
     }
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        let path = self.tree.join(path);
-        match found_at(&path)? {
-            Some(found) if FileId::of(&found) == expect => unless_occupied(fs::remove_dir(path)),
+        match found_at(&self.tree, path)? {
+            Some(found) if FileId::of(&found) == expect => unless_occupied(fs::remove_dir(self.tree.join(path))),
             _ => Ok(Outcome::Changed),
         }
     }

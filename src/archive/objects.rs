@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -12,9 +12,10 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::container::{InOrder, describe};
 use crate::recall::{Chain, Layout, stream};
 use crate::store::object::{Header, Id};
-use crate::store::{Profile, Profiles, durable};
+use crate::store::{Profile, Profiles};
 
 use super::catalog::{Entry, Sealed, State};
+use super::namespace::found_at;
 use super::settle::{self, DAMAGED_STUB, UNREADABLE};
 use super::{Archive, ReadError};
 
@@ -111,12 +112,14 @@ impl Archive {
         let directories = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
         let tree = self.store.tree();
         let exists = |directory: &PathBuf| {
-            directory.ancestors().map(|above| tree.join(above)).find(|above| above.symlink_metadata().is_ok())
+            let is_there =
+                |above: &&Path| found_at(&tree, above).is_ok_and(|found| found.is_some_and(|found| found.is_dir()));
+            directory.ancestors().find(is_there).map(Path::to_path_buf)
         };
         let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
-        let result = standing.iter().try_for_each(|directory| match durable::sync_dir(directory) {
+        let result = standing.iter().try_for_each(|directory| match self.sync_dir(directory) {
             // Gone since: its parent is asked at the next time.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
             result => result,
         });
         if result.is_err() {

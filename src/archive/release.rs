@@ -1,6 +1,5 @@
 //! The last step: stubs take the place of files, those of one checkpoint one right after the other.
 
-use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -8,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::store::object::Id;
-use crate::store::{Prepared, Stub, durable, is_pinned};
+use crate::store::{Prepared, Stub, beneath, is_pinned};
 
 use super::catalog::{Held, Sealed, State, Task};
 use super::{Archive, FIRST_PAUSE, Outcome};
@@ -47,9 +46,8 @@ impl Archive {
         let Some(namespace) = self.namespace() else {
             return Ok(false);
         };
-        let absolute = self.store.tree().join(path);
         let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
-        let metadata = fs::symlink_metadata(&absolute)?;
+        let metadata = beneath::metadata(&self.store.tree(), path)?;
         // A store through a mapping, or a program that set the time: what was archived may not be what is there.
         if !sealed.describes(&metadata) {
             if self.catalog().advance(path, version, State::Closed) {
@@ -94,8 +92,9 @@ impl Archive {
         match outcome? {
             Outcome::Done => {
                 // The times of the directory before the note of them goes.
-                if let Err(error) = durable::sync_dir(durable::parent(&absolute)) {
-                    log::warn!("{}: {error}", durable::parent(&absolute).display());
+                let directory = path.parent().unwrap_or(Path::new(""));
+                if let Err(error) = self.sync_dir(directory) {
+                    log::warn!("{}: {error}", directory.display());
                 }
                 Ok(true)
             }

@@ -203,7 +203,7 @@ impl Archive {
     fn remove_checkpoint(&self, namespace: &dyn Namespace, checkpoint: &Checkpoint) -> io::Result<Option<String>> {
         let tree = self.store.tree();
         let same = |member: &Member| -> io::Result<bool> {
-            let found = found_at(&tree.join(&member.path))?;
+            let found = found_at(&tree, &member.path)?;
             Ok(found
                 .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
         };
@@ -233,7 +233,7 @@ impl Archive {
             };
             match namespace.remove(&member.path, member.file, &mut still)? {
                 Outcome::Done => {}
-                Outcome::Changed if found_at(&tree.join(&member.path))?.is_none() => {}
+                Outcome::Changed if found_at(&tree, &member.path)?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {
                     return Ok(Some(format!("{} was changed, opened or pinned meanwhile", member.path.display())));
                 }
@@ -246,7 +246,7 @@ impl Archive {
         for directory in checkpoint.directories.iter().rev() {
             match namespace.remove_directory(&directory.path, directory.file)? {
                 Outcome::Done => {}
-                Outcome::Changed if found_at(&tree.join(&directory.path))?.is_none() => {}
+                Outcome::Changed if found_at(&tree, &directory.path)?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {
                     return Ok(Some(format!("{} is not empty any more", directory.path.display())));
                 }

@@ -1,15 +1,14 @@
 //! What can be said of a file by looking at it: its state after a mount, its tensors and lineage after the last close.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, in_parallel, names};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, in_parallel, names};
 
 use super::catalog::{Catalog, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
@@ -38,7 +37,7 @@ pub(super) fn scan(store: &Store) -> io::Result<Vec<(PathBuf, io::Result<State>)
         }
         directories = below;
     }
-    let states = in_parallel(&files, |path| state_of(store, &root.join(path)));
+    let states = in_parallel(&files, |path| state_of(store, path));
     Ok(files.into_iter().zip(states).collect())
 }
 
@@ -62,7 +61,8 @@ pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects,
 /// Directories and regular files in a directory of the tree.
 fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
     let (mut directories, mut files) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(root.join(directory))? {
+    let opened = beneath::open_dir(root, directory)?;
+    for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
         let entry = entry?;
         let path = directory.join(entry.file_name());
         let kind = entry.file_type()?;
@@ -76,10 +76,11 @@ fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>
 }
 
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
-    if fs::symlink_metadata(path)?.len() < MIN_RELEASE_BYTES {
+    let tree = store.tree();
+    if beneath::metadata(&tree, path)?.len() < MIN_RELEASE_BYTES {
         return Ok(State::Resident("small"));
     }
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    let file = beneath::open_file(&tree, path)?;
     match Stub::read(&file, store.id()) {
         Ok(Some(stub)) => Ok(State::Released(stub.object)),
         Ok(None) => Ok(State::Closed),

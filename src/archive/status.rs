@@ -233,18 +233,18 @@ impl Archive {
     }
 
     /// Brings a released file back for writing: decodes it into a new file in `tmp/` with the attributes of the file
-    /// at `path` (absolute), durable; the caller renames it over. Blocks for as long as that takes.
+    /// `from` (which may be held only), durable; the caller renames it over. Blocks for as long as that takes.
     ///
     /// # Errors
     /// [`ReadError`] names the object that is missing or damaged, or the device's lack of room.
-    pub fn recall(&self, stub: &Stub, path: &Path) -> Result<std::path::PathBuf, ReadError> {
+    pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         let target = self.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {
             let file = crate::store::durable::create_new(&target).map_err(fail)?;
             self.recall.copy(stub.object, &file)?;
-            let metadata = fs::symlink_metadata(path).map_err(fail)?;
-            crate::store::copy_attributes(path, &metadata, &file).map_err(fail)?;
+            let metadata = from.metadata().map_err(fail)?;
+            crate::store::copy_attributes(from, &metadata, &file).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
             crate::store::durable::sync_file(&file).map_err(fail)
         };

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
-use crate::store::{Objects, Store, copy_attributes, copy_but_owner, durable};
+use crate::store::{Objects, Store, beneath, copy_attributes, copy_but_owner, durable};
 
 use super::files::{objects, read};
 use super::survey::files;
@@ -39,7 +39,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let total =
         files.iter().filter_map(|path| fs::symlink_metadata(store.tree().join(path)).ok()).map(|m| m.len()).sum();
     let dest = match (args.dest.is_dir(), from.file_name()) {
-        (true, Some(name)) => args.dest.join(name),
+        (true, Some(last)) => args.dest.join(last),
         _ => args.dest.clone(),
     };
     let bar = progress(total, true);
@@ -60,9 +60,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
     let directory = durable::parent(target);
     fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(".stepfs-export");
-    let part = directory.join(name);
+    let mut part = target.file_name().unwrap_or_default().to_os_string();
+    part.push(".stepfs-export");
+    let part = directory.join(part);
     durable::remove(&part)?;
     let write = || -> Result<()> {
         let file = durable::create_new(&part).with_context(|| format!("{}", part.display()))?;
@@ -70,8 +70,8 @@ fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &Pr
             bar.inc(bytes.len() as u64);
             file.write_all_at(bytes, offset)
         })?;
-        let source = store.tree().join(path);
-        let metadata = fs::symlink_metadata(&source)?;
+        let source = beneath::hold(&store.tree(), path)?;
+        let metadata = source.metadata()?;
         copy_attributes(&source, &metadata, &file)
             .or_else(|_| copy_but_owner(&source, &metadata, &file))
             .with_context(|| format!("{}: mode and times", part.display()))?;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::recall::{self, Chain, Layout, order, stream};
-use crate::store::{Objects, Store};
+use crate::store::{Objects, Store, beneath};
 
 use super::survey::stub;
 
@@ -32,7 +32,7 @@ pub(super) fn read(
         recall::copy(&chain, &file).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
-    let file = File::open(store.tree().join(path)).with_context(name)?;
+    let file = beneath::open_file(&store.tree(), path).with_context(name)?;
     copy(&file, sink).with_context(name)
 }
 

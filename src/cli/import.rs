@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{Archive, AtRest};
-use crate::store::{Store, copy_attributes, copy_but_owner, durable};
+use crate::store::{Store, beneath, copy_attributes, copy_but_owner, durable};
 
 use super::wait::wait_for;
 use super::words::progress;
@@ -40,9 +40,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let store = Store::open(&args.store)?;
     let mut files = Vec::new();
     for file in &args.files {
-        let name = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
-        let name = name.file_name().with_context(|| format!("{} has no name", file.display()))?.to_os_string();
-        list(file, &to.join(name), &mut files)?;
+        let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
+        let last = real.file_name().with_context(|| format!("{} has no name", file.display()))?;
+        list(file, &to.join(last), &mut files)?;
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
     let bar = progress(total, true);
@@ -73,10 +73,10 @@ fn list(from: &Path, to: &Path, files: &mut Vec<(PathBuf, PathBuf)>) -> Result<(
 
 fn copy(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Result<()> {
     let target = store.tree().join(to);
+    beneath::create_dirs(&store.tree(), to.parent().unwrap_or(Path::new("")))?;
     if fs::symlink_metadata(&target).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is one by this name in the store"));
     }
-    fs::create_dir_all(durable::parent(&target))?;
     let source = File::open(from)?;
     let part = store.tmp().join("import");
     durable::remove(&part)?;
@@ -94,7 +94,7 @@ fn copy(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Re
     }
     // Without root, somebody else's file becomes one's own, as with cp.
     let metadata = source.metadata()?;
-    copy_attributes(from, &metadata, &file).or_else(|_| copy_but_owner(from, &metadata, &file))?;
+    copy_attributes(&source, &metadata, &file).or_else(|_| copy_but_owner(&source, &metadata, &file))?;
     durable::sync_file(&file)?;
     durable::publish(&part, &target)
 }

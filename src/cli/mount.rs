@@ -68,13 +68,16 @@ fn start(args: &Args) -> Result<ExitCode> {
     // Opening and closing the store first gives its errors here, and makes the place for the log.
     drop(open(args)?);
     let log = args.log.clone().unwrap_or_else(|| args.store.join("daemon.log"));
-    let fresh = fs::metadata(&log).is_ok_and(|metadata| metadata.len() > LOG_BYTES);
+    // In a store that somebody else made it may lead anywhere; what the user names may be a link.
+    let flags = if args.log.is_none() { libc::O_NOFOLLOW | libc::O_NONBLOCK } else { 0 };
+    let fresh = fs::symlink_metadata(&log).is_ok_and(|metadata| metadata.len() > LOG_BYTES);
     let log_file = OpenOptions::new()
         .create(true)
         .write(true)
         .append(!fresh)
         .truncate(fresh)
         .mode(0o600)
+        .custom_flags(flags)
         .open(&log)
         .with_context(|| format!("{}", log.display()))?;
     let mut command = Command::new(std::env::current_exe()?);

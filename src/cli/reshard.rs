@@ -1,6 +1,7 @@
 //! `stepfs reshard`
 
 use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 
 use crate::container::elasticdl::{Reshard, Shard, Source};
-use crate::store::{Store, durable};
+use crate::store::{Store, beneath, durable};
 
 use super::files::{objects, read};
 use super::survey::stub;
@@ -209,7 +210,13 @@ impl Version {
         let path = self.path.join(shard.name());
         let on_disk = self.on_disk().join(shard.name());
         let context = || format!("{}/{}", self.name, shard.name());
-        let permissions = fs::metadata(&on_disk).with_context(context)?.permissions();
+        let opened = match &self.store {
+            Some(store) => beneath::open_file(&store.tree(), &path),
+            None => File::open(&on_disk),
+        };
+        let opened = opened.with_context(context)?;
+        // Those for reading and writing only: it is another file, and another user's perhaps.
+        let permissions = Permissions::from_mode(opened.metadata()?.mode() & 0o777);
         if let Some(store) = &self.store
             && stub(store, &path)?.is_some()
         {
@@ -220,7 +227,7 @@ impl Version {
             })?;
             return Ok((file, permissions));
         }
-        Ok((File::open(&on_disk).with_context(context)?, permissions))
+        Ok((opened, permissions))
     }
 }
 

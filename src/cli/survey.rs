@@ -1,15 +1,15 @@
 //! Looks at every file of a store, mounted or not, without changing anything.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, is_pinned};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned};
 
 use super::place::{Place, attribute};
 
@@ -82,12 +82,13 @@ pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut rest = vec![path.to_path_buf()];
     while let Some(path) = rest.pop() {
-        let absolute = root.join(&path);
-        let metadata = fs::symlink_metadata(&absolute).with_context(|| format!("{}", absolute.display()))?;
+        let name = || format!("{}", root.join(&path).display());
+        let metadata = beneath::metadata(&root, &path).with_context(name)?;
         if metadata.is_file() {
             files.push(path);
         } else if metadata.is_dir() {
-            for entry in fs::read_dir(&absolute).with_context(|| format!("{}", absolute.display()))? {
+            let directory = beneath::open_dir(&root, &path).with_context(name)?;
+            for entry in fs::read_dir(beneath::by_descriptor(&directory)).with_context(name)? {
                 rest.push(path.join(entry?.file_name()));
             }
         }
@@ -98,12 +99,8 @@ pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
 
 /// The stub of a file in the tree, if one stands for it.
 pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
-    let absolute = store.tree().join(path);
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(&absolute)
-        .with_context(|| format!("{}", absolute.display()))?;
+    let name = || format!("{}", store.tree().join(path).display());
+    let file = beneath::open_file(&store.tree(), path).with_context(name)?;
     Ok(Stub::read(&file, store.id())?)
 }
 

@@ -20,6 +20,7 @@ use super::Core;
 use super::node::file_id;
 use super::sys;
 use crate::archive::FileId;
+use crate::store::durable;
 
 /// First pause: the kernel drops its own descriptor right after it has told us of the close.
 const FIRST: Duration = Duration::from_millis(5);
@@ -35,7 +36,7 @@ pub(super) fn being_written(path: &Path) -> io::Result<bool> {
 /// Whether the file system of the directory `tmp` tells writers from readers.
 pub(super) fn leases_work(tmp: &Path) -> io::Result<bool> {
     let path = tmp.join(format!("lease-{}", std::process::id()));
-    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path)?;
+    let file = durable::create_new(&path)?;
     let with_writer = being_written(&path);
     drop(file);
     let without = being_written(&path);

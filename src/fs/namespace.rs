@@ -15,12 +15,8 @@ impl Core {
     /// Whether the file is at rest and still at that path.
     fn at_rest(&self, table: &mut Table, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let absolute = table.absolute(path);
-        let found = match absolute.symlink_metadata() {
-            Ok(metadata) => Some(file_id(&metadata)),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => None,
-            Err(error) => return Err(error),
-        };
-        if found != Some(expect) {
+        let found = found_at(&table.absolute(Path::new("")), path)?;
+        if found.as_ref().map(file_id) != Some(expect) {
             return Ok(Outcome::Changed);
         }
         let ino = table.number(expect);
@@ -111,7 +107,7 @@ impl Namespace for Core {
 
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let mut table = self.table();
-        let found = match found_at(&table.absolute(path))? {
+        let found = match found_at(&table.absolute(Path::new("")), path)? {
             Some(found) if file_id(&found) == expect && !found.is_dir() => found,
             _ => return Ok(Outcome::Changed),
         };
@@ -128,7 +124,7 @@ impl Namespace for Core {
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let mut table = self.table();
-        match found_at(&table.absolute(path))? {
+        match found_at(&table.absolute(Path::new("")), path)? {
             Some(found) if file_id(&found) == expect && found.is_dir() => {
                 self.take_away_unasked(&mut table, path, &found)
             }

@@ -223,6 +223,14 @@ impl Place {
         }
     }
 
+    /// Refers to the file, whatever becomes of its name.
+    pub(super) fn hold(&self) -> io::Result<Arc<File>> {
+        match &self.held {
+            Some(file) => Ok(Arc::clone(file)),
+            None => super::sys::open_path(&self.path).map(Arc::new),
+        }
+    }
+
     /// Opens a regular file.
     pub(super) fn open(&self, read: bool, write: bool) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;

@@ -16,7 +16,7 @@ use super::Core;
 use super::attr::{copy_attributes, restore_times};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Opened, Source, file_id};
+use super::node::{Opened, Place, Source, file_id};
 use super::sys;
 use crate::archive::FileId;
 use crate::recall::Reader;
@@ -139,24 +139,27 @@ impl Core {
     /// readers are served from the decoded file by the kernel: those keep what they have, and the kernel, told that
     /// its inode is stale, looks the name up again and finds the new one.
     fn bring_back(&self, ino: u64, stub: &Stub, wanted: Wanted) -> Result<()> {
-        let (place, before) = {
+        let (place, before, original) = {
             let table = self.table();
             let place = table.place(ino)?;
             let before = place.metadata()?;
-            (place, before)
+            // Without the lock its path may lead elsewhere.
+            let original = place.hold()?;
+            (place, before, original)
         };
         let new = Temporary(match wanted {
             Wanted::Empty => {
                 let path = self.temporary();
-                File::create_new(&path)?;
+                crate::store::durable::create_new(&path)?;
                 path
             }
-            Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &place.path)?,
+            Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &original)?,
         });
         if wanted == Wanted::Empty {
-            copy_attributes(&place, &new.0)?;
+            copy_attributes(&Place::held(Arc::clone(&original)), &new.0)?;
             File::open(&new.0)?.sync_all()?;
         }
+        drop(place);
 
         let mut table = self.table();
         let place = table.place(ino)?;

@@ -40,6 +40,9 @@ pub enum Error {
         /// Process number of the holder, or "another machine".
         holder: String,
     },
+    /// A directory or file of the store itself is something else.
+    #[error("{0} is a link or no {1}; a store has real ones only, whoever made it")]
+    NotReal(PathBuf, &'static str),
     /// The device reports an error.
     #[error("{path}: {source}")]
     Io {

@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 
 use super::object::Id;
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, durable, profile_mark, release};
+use super::{Error, Profile, Profiles, access, beneath, durable, profile_mark, release};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
 const LOCK: &str = "lock";
+/// More than rules for every checkpoint that anybody has; a file that goes on for ever is not read into memory.
+const MAX_SETTINGS_BYTES: u64 = 1 << 20;
 /// A daemon that was just told to end, or killed, lets go of its lock a moment later; and so does a child that it was
 /// starting, which has the lock until it is another program.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
@@ -59,6 +61,7 @@ impl Store {
         }
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
+        DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
         Ok(Store { root, settings, _lock: None })
     }
 
@@ -68,7 +71,7 @@ impl Store {
     /// [`Error::Missing`]; what the device reports.
     pub fn is_locked(root: &Path) -> Result<bool, Error> {
         let path = root.join(LOCK);
-        match File::open(&path) {
+        match beneath::open_plain(&path) {
             Ok(file) => held_by_another(&file).map_err(Error::io(path)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::Missing(root.to_path_buf())),
             Err(error) => Err(Error::io(path)(error)),
@@ -96,7 +99,7 @@ impl Store {
     /// What the device reports; [`Error::Settings`] when the file does not say it in a line of its own.
     pub fn set_default_profile(&mut self, profile: Profile) -> Result<(), Error> {
         let path = self.root.join(SETTINGS);
-        let text = fs::read_to_string(&path).map_err(Error::io(&path))?;
+        let text = settings_text(&path)?;
         let changed = Settings::with_default_profile(&text, profile)?;
         if changed != text {
             let new = self.root.join("stepfs.toml.new");
@@ -170,11 +173,25 @@ fn create(root: &Path) -> Result<File, Error> {
     Ok(lock)
 }
 
-/// The tree is the mount's root, and looks like any new directory there; the rest is the owner's alone.
+/// The tree is the mount's root, and looks like any new directory there; the rest is the owner's alone. Links are none of
+/// them: `tmp/` and `cache/` are emptied, and objects are removed.
 fn make_directories(root: &Path) -> Result<(), Error> {
-    DIRECTORIES
-        .iter()
-        .try_for_each(|name| make_directory(&root.join(name), if *name == "tree" { 0o755 } else { 0o700 }))
+    access::close(root, false).map_err(Error::io(root))?;
+    DIRECTORIES.iter().try_for_each(|name| {
+        let (path, is_tree) = (root.join(name), *name == "tree");
+        make_directory(&path, if is_tree { 0o755 } else { 0o700 })?;
+        real_directory(&path)?;
+        access::close(&path, is_tree).map_err(Error::io(path))
+    })
+}
+
+/// That there is no link, and no file, where a directory of the store should be. One that is missing is made at the next open.
+fn real_directory(path: &Path) -> Result<(), Error> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if !metadata.is_dir() => Err(Error::NotReal(path.to_path_buf(), "directory")),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(path)(error)),
+        _ => Ok(()),
+    }
 }
 
 fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
@@ -185,8 +202,16 @@ fn make_directory(path: &Path, mode: u32) -> Result<(), Error> {
 }
 
 fn read_settings(root: &Path) -> Result<Settings, Error> {
-    let path = root.join(SETTINGS);
-    Settings::parse(&fs::read_to_string(&path).map_err(Error::io(&path))?)
+    Settings::parse(&settings_text(&root.join(SETTINGS))?)
+}
+
+fn settings_text(path: &Path) -> Result<String, Error> {
+    let mut text = String::new();
+    let read = beneath::open_plain(path).and_then(|file| match file.metadata()?.len() {
+        0..=MAX_SETTINGS_BYTES => file.take(MAX_SETTINGS_BYTES).read_to_string(&mut text),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it is too large for settings")),
+    });
+    read.map(|_| text).map_err(Error::io(path))
 }
 
 /// An open-file-description lock: it goes with the process, works over NFS, and is not lost when another descriptor
@@ -199,7 +224,9 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         .create(true)
         .truncate(false)
         .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(&path)
+        .and_then(beneath::plain)
         .map_err(Error::io(&path))?;
     let lock = whole_file();
     let began = Instant::now();

@@ -3,6 +3,8 @@
 //! Each commit is one rename. Published files are never modified in place: new content, new name. A crash at any
 //! instant leaves a store that [`Store::open`] puts right: what was half done lies in `tmp/` and is finished or undone.
 
+mod access;
+pub mod beneath;
 mod bytes;
 pub mod durable;
 mod error;

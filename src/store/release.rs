@@ -7,10 +7,10 @@
 //! 4. The directory gets its times back, durably, and the note goes.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Metadata, OpenOptions, Permissions};
-use std::io;
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ use super::durable::{self, Times};
 use super::marks::RECALLED;
 use super::object::Id;
 use super::stub::Stub;
-use super::{Damage, Store};
+use super::{Damage, Store, beneath};
 
 const NOTE_MAGIC: [u8; 8] = *b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
@@ -76,6 +76,8 @@ impl StubNote {
 #[derive(Debug)]
 pub struct Prepared {
     stub: PathBuf,
+    /// Device and inode number of the stub.
+    placed: (u64, u64),
     note: PathBuf,
     directory_times: Times,
     file: Fingerprint,
@@ -114,18 +116,24 @@ impl Prepared {
     /// What the device reports; nothing is left then.
     pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Prepared> {
         let name = Id::random()?;
-        let absolute = store.tree().join(path);
-        let prepared = Prepared {
+        let original = beneath::hold(&store.tree(), path)?;
+        if Fingerprint::of(&original.metadata()?) != Fingerprint::of(source) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
+        let mut prepared = Prepared {
             stub: store.tmp().join(format!("stub-{name}")),
+            placed: (0, 0),
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
-            directory_times: Times::of(&fs::metadata(durable::parent(&absolute))?),
+            directory_times: Times::of(&directory),
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
         };
         let file = durable::create_new(&prepared.stub)?;
         stub.write(&file)?;
-        copy_attributes(&absolute, source, &file)?;
+        copy_attributes(&original, source, &file)?;
         durable::sync_file(&file)?;
+        prepared.placed = place(&file.metadata()?);
         let note = StubNote { path: path.to_path_buf(), object: stub.object, times: prepared.directory_times };
         let file = durable::create_new(&prepared.note)?;
         durable::write_all_at(&file, &note.encode(), 0)?;
@@ -146,7 +154,13 @@ impl Prepared {
         {
             return Ok(false);
         }
-        fs::rename(&self.stub, absolute)?;
+        if let Err(error) = fs::rename(&self.stub, absolute) {
+            // Perhaps it did it nevertheless.
+            if !fs::symlink_metadata(absolute).is_ok_and(|found| place(&found) == self.placed) {
+                return Err(error);
+            }
+            log::error!("{}: released, although the device says: {error}", absolute.display());
+        }
         // From here on the file is released, whatever happens: an error would say that it is not.
         if let Err(error) = durable::set_times(directory, self.directory_times) {
             log::error!("{}: its times cannot be put back now ({error}), but at the next mount", directory.display());
@@ -166,36 +180,49 @@ impl Drop for Prepared {
     }
 }
 
-/// Gives the file `to` owner and all other attributes of the file at `from`, whose metadata are given.
+fn place(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Gives the file `to` owner and all other attributes of the file `from` (which may be held only), whose metadata are given.
 ///
 /// # Errors
 /// What the device reports. An attribute that this process may not set is an error: it must not be lost.
-pub fn copy_attributes(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
+pub fn copy_attributes(from: &File, metadata: &Metadata, to: &File) -> io::Result<()> {
     let own = to.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
         std::os::unix::fs::fchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
     }
-    copy_but_owner(from, metadata, to)
+    copy_rest(from, to)?;
+    to.set_permissions(Permissions::from_mode(metadata.mode() & 0o7777))?;
+    durable::set_times_of(to, Times::of(metadata))
 }
 
-/// Gives the file `to` mode, extended attributes and times of the file at `from`, whose metadata are given.
+/// Gives the file `to` mode, extended attributes and times of the file `from`, whose metadata are given. Its owner is
+/// another, to whom its set-user-id and set-group-id bits do not belong.
 ///
 /// # Errors
 /// As of [`copy_attributes`].
-pub fn copy_but_owner(from: &Path, metadata: &Metadata, to: &File) -> io::Result<()> {
+pub fn copy_but_owner(from: &File, metadata: &Metadata, to: &File) -> io::Result<()> {
+    copy_rest(from, to)?;
+    to.set_permissions(Permissions::from_mode(metadata.mode() & 0o1777))?;
+    durable::set_times_of(to, Times::of(metadata))
+}
+
+fn copy_rest(from: &File, to: &File) -> io::Result<()> {
     use xattr::FileExt as _;
-    let names = match xattr::list(from) {
+    let from = beneath::by_descriptor(from);
+    let names = match xattr::list_deref(&from) {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         names => Some(names?),
     };
     // What it was recalled from is said of one file only.
     for name in names.into_iter().flatten().filter(|name| name != RECALLED) {
-        if let Some(value) = xattr::get(from, &name)? {
+        if let Some(value) = xattr::get_deref(&from, &name)? {
             to.set_xattr(&name, &value)?;
         }
     }
-    to.set_permissions(Permissions::from_mode(metadata.mode() & 0o7777))?;
-    durable::set_times_of(to, Times::of(metadata))
+    Ok(())
 }
 
 /// Carries out the notes that a crash left in `tmp/`.
@@ -209,18 +236,20 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
             continue;
         }
         // A damaged note was never durable, so the rename it prepares never happened.
-        let Ok(note) = StubNote::decode(&fs::read(entry.path())?) else {
+        let mut bytes = Vec::new();
+        beneath::open_plain(&entry.path())?.take(MAX_NOTE_BYTES).read_to_end(&mut bytes)?;
+        let Ok(note) = StubNote::decode(&bytes) else {
             continue;
         };
-        let path = store.tree().join(&note.path);
-        let Ok(file) = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path)
-        else {
+        let (tree, above) = (store.tree(), note.path.parent().unwrap_or(Path::new("")));
+        let Ok(file) = beneath::open_file(&tree, &note.path) else {
             continue;
         };
-        let stub = if file.metadata()?.is_file() { Stub::read(&file, store.id()).ok().flatten() } else { None };
+        let stub = Stub::read(&file, store.id()).ok().flatten();
         if stub.is_some_and(|stub| stub.object == note.object) {
-            durable::set_times(durable::parent(&path), note.times)?;
-            durable::sync_dir(durable::parent(&path))?;
+            let directory = beneath::open_dir(&tree, above)?;
+            durable::set_times_of(&directory, note.times)?;
+            durable::sync_file(&directory)?;
         }
     }
     Ok(())

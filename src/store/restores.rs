@@ -4,14 +4,14 @@
 //! how faithfully future states are kept, and nothing about those that are there.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::Fields;
-use super::{Damage, Store, durable};
+use super::{Damage, Store, beneath, durable};
 
 const MAGIC: [u8; 8] = *b"stepfsRS";
 const VERSION: u32 = 1;
@@ -77,7 +77,7 @@ impl Restores {
     /// # Errors
     /// What the device reports; `InvalidData` if the file is damaged.
     pub fn load(store: &Store) -> io::Result<Restores> {
-        let file = match File::open(path(store.root())) {
+        let file = match beneath::open_plain(&path(store.root())) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Restores::default()),
             file => file?,
         };

@@ -6,6 +6,7 @@ mod compare;
 mod damage;
 mod elasticdl;
 mod fresh;
+mod given;
 mod golden;
 mod groups;
 mod hostile;

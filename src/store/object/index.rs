@@ -94,6 +94,8 @@ pub const TAIL_BYTES: u64 = 4096;
 /// No payload is longer: what does not compress is stored as it is, with a few bytes for modes and lengths; exceptions
 /// of a lattice take at most 14 bytes for each element of two, and a keyframe in the same tile once more its bytes.
 pub(super) const MAX_TILE_STORED: u32 = 10 * TILE_BYTES as u32;
+/// More tensors than any checkpoint has: the entry of one takes twenty times the bytes that a crafted index needs to claim it.
+pub(super) const MAX_TENSORS: usize = 1 << 22;
 /// A tensor may have this many dimensions at most; torch stops at 64.
 pub(super) const MAX_DIMS: usize = 64;
 
@@ -114,6 +116,11 @@ pub fn first_element(shape: &[u64], dtype: Dtype, len: u64, tile: usize) -> u64 
     let has_edges = len.checked_add(HEAD_BYTES + TAIL_BYTES).is_some_and(|whole| bytes == Some(whole));
     let head = if has_edges { HEAD_BYTES / size } else { 0 };
     head + (tile * TILE_BYTES) as u64 / size
+}
+
+/// A number of tensors, if it is one that can be believed.
+fn believed(count: usize) -> Result<usize, Damage> {
+    if count <= MAX_TENSORS { Ok(count) } else { Err(Damage("it has more tensors than any file")) }
 }
 
 /// Number of tiles that hold `bytes`.
@@ -188,6 +195,12 @@ impl Index {
         }
         if tensor.factors.is_some() != matches!(coding, Coding::LogKey { .. }) {
             return Err(Damage("a tensor's factors are missing, or not needed"));
+        }
+        // As many are made room for as the shape says.
+        let (rows, width) = tensor.rows_and_width();
+        let bytes = (tensor.extent.end - tensor.extent.start).saturating_add(HEAD_BYTES + TAIL_BYTES);
+        if tensor.factors.is_some() && rows.saturating_mul(width) > bytes / tensor.dtype.size() as u64 {
+            return Err(Damage("a tensor has not as many elements as its factors are for"));
         }
         let Some(beside) = coding.beside() else { return Ok(()) };
         let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor beside another one is missing"))?;

@@ -1,13 +1,14 @@
 //! Writes an object in `tmp/`.
 
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
-use crate::store::durable;
+use crate::store::{beneath, durable};
 
 /// Level of zstd for the index: it is small, and read as a whole at every open.
 const INDEX_LEVEL: i32 = 3;
@@ -124,9 +125,12 @@ impl ObjectWriter {
         // Also where the shard exists: whoever made it may have been killed before its name was durable. Not where the
         // object does, which was published in it.
         if !target.exists() {
-            std::fs::create_dir_all(shard)?;
+            DirBuilder::new().recursive(true).mode(0o700).create(shard)?;
             durable::sync_dir(objects)?;
         }
+        // Not where a link leads to.
+        let shard = Path::new(shard.file_name().unwrap_or_default());
+        beneath::open(objects, shard, libc::O_PATH | libc::O_DIRECTORY)?;
         durable::publish(&self.path, &target)?;
         self.finished = true;
         Ok(())

@@ -1,5 +1,5 @@
 use super::*;
-use std::fs::FileTimes;
+use std::fs::{FileTimes, OpenOptions};
 use std::time::{Duration, SystemTime};
 
 use xattr::FileExt as _;
@@ -233,5 +233,25 @@ fn a_note_comes_back_and_no_changed_one_does() {
             changed[at] ^= mask;
             assert!(StubNote::decode(&changed).is_err(), "byte {at}");
         }
+    }
+}
+
+/// A stub of the store outside of its tree, in a directory whose times are to stay what they are.
+#[test]
+fn a_note_reaches_nothing_outside_of_the_tree() {
+    let mut fixture = Fixture::new();
+    let outside = fixture.dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let stub = Stub { store: fixture.store().id(), object: fixture.object, logical_len: 70_000 };
+    stub.write(&File::create_new(outside.join("f.pt")).unwrap()).unwrap();
+    std::os::unix::fs::symlink(&outside, fixture.store().tree().join("link")).unwrap();
+    let before = Times::of(&fs::metadata(&outside).unwrap());
+    let absolute = outside.join("f.pt");
+    for path in [Path::new("../../outside/f.pt"), &absolute, Path::new("link/f.pt"), Path::new("run/../link/f.pt")] {
+        let times = Times { accessed: (1, 0), modified: (1, 0) };
+        let note = StubNote { path: path.to_path_buf(), object: fixture.object, times };
+        fs::write(fixture.store().tmp().join("times-crafted"), note.encode()).unwrap();
+        fixture.reopen();
+        assert_eq!(Times::of(&fs::metadata(&outside).unwrap()), before, "{}", path.display());
     }
 }

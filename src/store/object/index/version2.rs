@@ -6,7 +6,7 @@ use crate::store::Damage;
 use crate::store::bytes::Fields;
 
 use super::super::Coding;
-use super::{Index, MAX_DIMS, TensorEntry, Tile, tiles_of};
+use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
 
 /// Bytes of one tile in the index.
 const TILE_ENTRY: usize = 28;
@@ -17,7 +17,7 @@ pub(super) fn decode(bytes: &[u8], version: u32, logical_len: u64) -> Result<Ind
     let profile = fields.text()?;
     let container = fields.text()?;
     let note = if version == 1 { String::new() } else { fields.text()? };
-    let count = fields.count(50)?;
+    let count = believed(fields.count(50)?)?;
     let mut tensors = Vec::with_capacity(count);
     let mut end = 0;
     for _ in 0..count {

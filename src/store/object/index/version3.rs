@@ -8,7 +8,7 @@ use crate::store::Damage;
 use crate::store::bytes::{Fields, put_short_text};
 
 use super::super::{Coding, HEADER_BYTES};
-use super::{Index, MAX_DIMS, TensorEntry, Tile, tiles_of};
+use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
 
 /// Least bytes of a tensor, whatever its fields: path, type, role, coding, dimensions, gap, length, error.
 const LEAST_TENSOR: usize = 11;
@@ -150,7 +150,7 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
     let (origin, profile, container, note) =
         (fields.short_text()?, fields.short_text()?, fields.short_text()?, fields.short_text()?);
     let generations = u32::try_from(fields.varint()?).map_err(|_| Damage("its generations are not a number"))?;
-    let count = fields.varcount(LEAST_TENSOR)?;
+    let count = believed(fields.varcount(LEAST_TENSOR)?)?;
     let paths = (0..count).map(|_| fields.short_text()).collect::<Result<Vec<_>, _>>()?;
     let dtypes = fields.take(count)?.iter().map(|&code| Dtype::from_code(code));
     let dtypes = dtypes.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's type is unknown"))?;

@@ -1,0 +1,177 @@
+//! Reaches what lies below a directory of the store, and nothing else.
+//!
+//! Whoever may write in a mount can put a link in the place of a directory between two steps of the archive, and a store
+//! may have been made by somebody else. So what is in it is not opened by its whole path: each name is opened in the
+//! directory before it, and no link is followed. A path that leads through one is as one that leads through a file
+//! (`ENOTDIR`); one with `..` in it, or an absolute one, is refused (`EXDEV`).
+
+use std::ffi::{CString, OsStr};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+
+/// To go on from it only: no permission to read is needed, and nothing waits.
+const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
+
+fn os(code: i32) -> io::Error {
+    io::Error::from_raw_os_error(code)
+}
+
+/// Opens a name in a directory; a link is not followed.
+fn open_in(directory: &File, name: &OsStr, flags: libc::c_int) -> io::Result<File> {
+    let name = CString::new(name.as_bytes()).map_err(|_| os(libc::EINVAL))?;
+    let flags = flags | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    // SAFETY: `name` ends with NUL and outlives the call; the directory is open while it is borrowed.
+    let fd = unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened and nobody else has it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// The names that a path consists of, and none that leads upwards.
+fn names(path: &Path) -> io::Result<Vec<&OsStr>> {
+    let name = |component| match component {
+        Component::Normal(name) => Ok(name),
+        _ => Err(os(libc::EXDEV)),
+    };
+    path.components().map(name).collect()
+}
+
+/// The directory that `names` lead to, from `root` on, which is no link itself.
+fn walk(root: &Path, names: &[&OsStr]) -> io::Result<File> {
+    let root = OpenOptions::new().read(true).custom_flags(STEP | libc::O_NOFOLLOW).open(root)?;
+    names.iter().try_fold(root, |directory, name| open_in(&directory, name, STEP))
+}
+
+/// Opens what is at `path` below `root` with these flags of open(2), which neither create nor truncate. The last name
+/// is not followed either.
+///
+/// # Errors
+/// What the device reports; `ENOTDIR`, `ELOOP` or `EXDEV` for what leads elsewhere.
+pub fn open(root: &Path, path: &Path, flags: libc::c_int) -> io::Result<File> {
+    let names = names(path)?;
+    match names.split_last() {
+        Some((last, above)) => open_in(&walk(root, above)?, last, flags),
+        None => open_in(&walk(root, &[])?, OsStr::new("."), flags),
+    }
+}
+
+/// Refers to what is at `path` below `root`, whatever it is. No permission is needed; only its metadata can be had, and
+/// what [`by_descriptor`] leads to.
+///
+/// # Errors
+/// As of [`open`].
+pub fn hold(root: &Path, path: &Path) -> io::Result<File> {
+    open(root, path, libc::O_PATH)
+}
+
+/// Opens a regular file to read it. Does not wait for anything that another kind of file may wait for.
+///
+/// # Errors
+/// As of [`open`]; `InvalidInput` when it is something else.
+pub fn open_file(root: &Path, path: &Path) -> io::Result<File> {
+    plain(open(root, path, libc::O_RDONLY | libc::O_NONBLOCK)?)
+}
+
+/// Opens a directory to list it or to make it durable.
+///
+/// # Errors
+/// As of [`open`].
+pub fn open_dir(root: &Path, path: &Path) -> io::Result<File> {
+    open(root, path, libc::O_RDONLY | libc::O_DIRECTORY)
+}
+
+/// What is at `path` below `root`.
+///
+/// # Errors
+/// As of [`open`].
+pub fn metadata(root: &Path, path: &Path) -> io::Result<Metadata> {
+    hold(root, path)?.metadata()
+}
+
+/// Makes a directory and those above it, as far as they are not there, with the modes that the umask leaves.
+///
+/// # Errors
+/// As of [`open`].
+pub fn create_dirs(root: &Path, path: &Path) -> io::Result<()> {
+    let names = names(path)?;
+    let mut directory = walk(root, &[])?;
+    for name in names {
+        match std::fs::create_dir(by_descriptor(&directory).join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => directory = open_in(&directory, name, STEP)?,
+        }
+    }
+    Ok(())
+}
+
+/// A path that leads to an open file or directory, whatever has become of its name.
+pub fn by_descriptor(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// Opens a regular file by a path whose directory is to be trusted, to read it.
+///
+/// # Errors
+/// What the device reports; `ELOOP` for a link; `InvalidInput` for what is no regular file.
+pub fn open_plain(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    plain(OpenOptions::new().read(true).custom_flags(flags).open(path)?)
+}
+
+/// The file, if it is a regular one.
+///
+/// # Errors
+/// `InvalidInput` if not; what the device reports.
+pub fn plain(file: File) -> io::Result<File> {
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn nothing_outside_is_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(root.join("a/b/f"), "inside").unwrap();
+        fs::write(dir.path().join("f"), "outside").unwrap();
+        symlink(dir.path(), root.join("up")).unwrap();
+        symlink("b", root.join("a/link")).unwrap();
+        symlink("f", root.join("a/b/g")).unwrap();
+        let code = |path: &str| open_file(&root, Path::new(path)).map(drop).map_err(|error| error.raw_os_error());
+        assert_eq!(code("a/b/f"), Ok(()));
+        assert_eq!(code("a/./b//f"), Ok(()));
+        assert_eq!(code("up/f"), Err(Some(libc::ENOTDIR)));
+        // Not even where it leads to something inside.
+        assert_eq!(code("a/link/f"), Err(Some(libc::ENOTDIR)));
+        assert_eq!(code("a/b/g"), Err(Some(libc::ELOOP)));
+        assert_eq!(code("../f"), Err(Some(libc::EXDEV)));
+        assert_eq!(code("a/../../f"), Err(Some(libc::EXDEV)));
+        assert_eq!(code(dir.path().join("f").to_str().unwrap()), Err(Some(libc::EXDEV)));
+        assert_eq!(code("a/b"), Err(None));
+        assert_eq!(code("none"), Err(Some(libc::ENOENT)));
+        assert!(metadata(&root, Path::new("")).unwrap().is_dir());
+        assert!(metadata(&root, Path::new("up")).unwrap().file_type().is_symlink());
+        // The root itself is no link.
+        assert!(open_file(&root.join("up/root"), Path::new("a/b/f")).is_ok());
+        assert!(open_file(&root.join("up"), Path::new("f")).is_err());
+        create_dirs(&root, Path::new("a/c/d")).unwrap();
+        assert!(root.join("a/c/d").is_dir());
+        assert!(create_dirs(&root, Path::new("up/new")).is_err() && !dir.path().join("new").exists());
+        assert!(create_dirs(&root, Path::new("../new")).is_err() && !dir.path().join("new").exists());
+    }
+}
