@@ -12,7 +12,7 @@ use crate::store::{Objects, Store, beneath, copy_attributes, copy_but_owner, dur
 
 use super::files::{objects, read};
 use super::survey::files;
-use super::words::progress;
+use super::words::{name, progress};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
@@ -46,7 +46,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     for path in &files {
         let rest = path.strip_prefix(&from).unwrap_or(path);
         let target = if rest.as_os_str().is_empty() { dest.clone() } else { dest.join(rest) };
-        bar.set_message(path.display().to_string());
+        bar.set_message(name(&path.display().to_string()));
         if !args.force && fs::symlink_metadata(&target).is_ok() {
             bail!("{} exists already; name another place, or replace it with --force", target.display());
         }

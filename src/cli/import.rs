@@ -13,7 +13,7 @@ use crate::archive::{Archive, AtRest};
 use crate::store::{Store, beneath, copy_attributes, copy_but_owner, durable};
 
 use super::wait::wait_for;
-use super::words::progress;
+use super::words::{name, progress};
 
 /// Copy files into a store that is not mounted, and archive what can be archived.
 ///
@@ -47,7 +47,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();
     let bar = progress(total, true);
     for (from, to) in &files {
-        bar.set_message(to.display().to_string());
+        bar.set_message(name(&to.display().to_string()));
         copy(&store, from, to, |count| bar.inc(count))
             .with_context(|| format!("{} to {}", from.display(), to.display()))?;
     }

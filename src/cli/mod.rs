@@ -25,6 +25,7 @@ mod verify;
 mod wait;
 mod words;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -106,7 +107,7 @@ pub fn main() -> ExitCode {
         if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(closed)) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("stepfs: {error:#}");
+        eprintln!("stepfs: {}", words::lines(&format!("{error:#}")));
         ExitCode::from(FAILED)
     })
 }
@@ -123,5 +124,9 @@ fn interrupted() -> std::io::Result<Arc<AtomicBool>> {
 /// Shows the library's warnings of a command that works on a store by itself.
 fn log_to_stderr(default: &str) {
     let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
-    let _ = env_logger::Builder::from_env(env).format_target(false).try_init();
+    // Whoever may write in a mount chooses the names in the log: none may begin a line of it, or steer a terminal.
+    let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
+        writeln!(out, "[{} {:<5}] {}", out.timestamp(), record.level(), words::name(&record.args().to_string()))
+    };
+    let _ = env_logger::Builder::from_env(env).format(line).try_init();
 }

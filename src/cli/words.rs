@@ -50,9 +50,18 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
 
 /// A name as it can be shown on a terminal: control characters, which may be in any file or tensor name, escaped.
 pub(super) fn name(name: &str) -> String {
-    let mut out = String::with_capacity(name.len());
-    for c in name.chars() {
-        match c.is_control() {
+    escaped(name, char::is_control)
+}
+
+/// Words that may be several lines, with names in them.
+pub(super) fn lines(text: &str) -> String {
+    escaped(text, |c| c.is_control() && c != '\n')
+}
+
+fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match which(c) {
             true => out.extend(c.escape_default()),
             false => out.push(c),
         }

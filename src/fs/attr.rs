@@ -1,7 +1,7 @@
 //! Attributes: what stat shows, and what chmod, chown, utimens and truncate change.
 
 use std::ffi::OsStr;
-use std::fs::{Metadata, Permissions};
+use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -103,8 +103,10 @@ impl Core {
             return (Duration::ZERO, attributes(ino, metadata, 0));
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
-        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes.
-        let ttl = if node.written() { Duration::ZERO } else { TTL };
+        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
+        // write will take away it does not see either.
+        let privileged = node.kind == FileType::RegularFile && without_bits(metadata.mode()).is_some();
+        let ttl = if node.written() || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored))
     }
 
@@ -246,15 +248,24 @@ pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<()> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
         other => other?,
     }
-    let mode = place.metadata()?.mode() & 0o7777;
-    let mut kept = mode & !libc::S_ISUID;
-    if mode & libc::S_IXGRP != 0 {
-        kept &= !libc::S_ISGID;
+    match without_bits(place.metadata()?.mode()) {
+        Some(kept) if uid != 0 => std::fs::set_permissions(&place.path, kept),
+        _ => Ok(()),
     }
-    if uid != 0 && kept != mode {
-        std::fs::set_permissions(&place.path, Permissions::from_mode(kept))?;
-    }
-    Ok(())
+}
+
+/// The same for a file that is open, and got the bits since: the kernel says so with the write.
+pub(super) fn drop_bits(file: &File) -> io::Result<()> {
+    without_bits(file.metadata()?.mode()).map_or(Ok(()), |kept| file.set_permissions(kept))
+}
+
+/// What is left of a mode for what somebody without privileges has written; none if that is all of it.
+fn without_bits(mode: u32) -> Option<Permissions> {
+    let mode = mode & 0o7777;
+    // Without execution by the group the bit meant mandatory locks.
+    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
+    let kept = mode & !(libc::S_ISUID | group);
+    (kept != mode).then(|| Permissions::from_mode(kept))
 }
 
 /// Puts times back to what `metadata` says.

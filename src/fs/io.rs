@@ -6,9 +6,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
+use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 
 use super::Core;
+use super::attr::drop_bits;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
 use super::sys;
@@ -102,9 +103,19 @@ impl Core {
         }
     }
 
-    pub(super) fn write(self: &Arc<Self>, fh: FileHandle, offset: u64, data: &[u8], flags: i32, reply: ReplyWrite) {
+    pub(super) fn write(
+        self: &Arc<Self>,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        (how, flags): (WriteFlags, i32),
+        reply: ReplyWrite,
+    ) {
         let written = self.handle(fh).and_then(|handle| {
             let file = handle.file().ok_or(Fault::Code(libc::EBADF))?;
+            if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
+                drop_bits(&file)?;
+            }
             let len = write_full(&file, data, offset)?;
             Ok((len as u32, file, handle.direct))
         });

@@ -75,8 +75,8 @@ struct Core {
     passthrough: AtomicBool,
     /// The next handle number, and whatever else needs a number of its own.
     next: AtomicU64,
-    /// The daemon is root: it gives files to whoever creates them.
-    root: bool,
+    /// Whom the daemon acts as. As root it gives files to whoever creates them.
+    user: u32,
 }
 
 impl Core {
@@ -97,7 +97,7 @@ impl Core {
             leases,
             passthrough: AtomicBool::new(passthrough && leases),
             next: AtomicU64::new(1),
-            root: sys::effective_uid() == 0,
+            user: sys::effective_uid(),
         })
     }
 
@@ -249,11 +249,11 @@ impl Filesystem for Face {
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
         match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
-            Ok(((_, shown), open::Answer { fh, flags, backing: Some(id) })) => {
-                reply.created_passthrough(&TTL, &shown, GENERATION, fh, flags, &id);
+            Ok(((ttl, shown), open::Answer { fh, flags, backing: Some(id) })) => {
+                reply.created_passthrough(&ttl, &shown, GENERATION, fh, flags, &id);
             }
-            Ok(((_, shown), open::Answer { fh, flags, backing: None })) => {
-                reply.created(&TTL, &shown, GENERATION, fh, flags);
+            Ok(((ttl, shown), open::Answer { fh, flags, backing: None })) => {
+                reply.created(&ttl, &shown, GENERATION, fh, flags);
             }
             Err(fault) => reply.error(fault.into()),
         }
@@ -280,12 +280,12 @@ impl Filesystem for Face {
         fh: FileHandle,
         offset: u64,
         data: &[u8],
-        _: WriteFlags,
+        how: WriteFlags,
         flags: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.core.write(fh, offset, data, flags.0, reply);
+        self.core.write(fh, offset, data, (how, flags.0), reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
@@ -347,16 +347,16 @@ impl Filesystem for Face {
         }
     }
 
-    fn setxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
-        self.core.answer_setxattr(ino.0, name, value, flags, reply);
+    fn setxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
+        self.core.answer_setxattr(ino.0, req.uid(), name, value, flags, reply);
     }
 
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        self.core.answer_getxattr(ino.0, name, size, reply);
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.core.answer_getxattr(ino.0, req.uid(), name, size, reply);
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.core.answer_listxattr(ino.0, size, reply);
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.core.answer_listxattr(ino.0, req.uid(), size, reply);
     }
 
     fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {

@@ -14,6 +14,7 @@ use super::mounts::{self, Detach, absolute, clear_dead_mount};
 use super::namespace::Served;
 use super::{Core, Face, sys};
 use crate::archive::Archive;
+use crate::store::exposed;
 
 /// Threads that answer the kernel. With passthrough they only see opens and metadata; more were slower on two cores.
 const THREADS: usize = 2;
@@ -69,6 +70,12 @@ pub enum MountError {
     /// Programs use the mount.
     #[error("{0} is in use by: {1}; end them or make them leave it, and try again")]
     Busy(PathBuf, String),
+    /// Others could put another store in the place of this one, and would be let in.
+    #[error(
+        "somebody else may change {0}, and with it what the store is; give it to the user who mounts (chown, chmod go-w) \
+             before letting others in with --allow-other"
+    )]
+    Exposed(PathBuf),
     /// The store's tree cannot be read.
     #[error("cannot read the store's tree: {0}")]
     Tree(#[source] io::Error),
@@ -121,6 +128,14 @@ pub fn serve(
     }
     if mounts::find(&point).map_err(MountError::Mount)?.is_some() {
         return Err(MountError::Mounted(point));
+    }
+    if let Some(directory) = exposed(&store).map_err(MountError::Tree)? {
+        let own = sys::effective_uid();
+        if options.allow_other {
+            return Err(MountError::Exposed(directory));
+        } else if own == 0 {
+            log::warn!("{}: others may change it, and this daemon is root; see docs/THREATS.md", directory.display());
+        }
     }
     // One per open file, and each directory listing.
     if let Err(error) = sys::raise_open_files() {

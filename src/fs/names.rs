@@ -41,6 +41,13 @@ impl Creator {
     fn permissions(self) -> u32 {
         self.mode & 0o7777
     }
+
+    /// The same for something that a daemon of this user makes. One that is not root cannot give it away: then others must
+    /// not be able to make programs that run as its user.
+    fn granted(self, daemon: u32) -> u32 {
+        let own = daemon == 0 || self.uid == daemon;
+        if own { self.permissions() } else { self.permissions() & !(libc::S_ISUID | libc::S_ISGID) }
+    }
 }
 
 /// Whether the error says that the store's file system has no such call or flag.
@@ -71,7 +78,7 @@ impl Core {
 
     /// Gives something new to its creator. Only a daemon that is root can, and only it has to.
     fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<()> {
-        if self.root {
+        if self.user == 0 {
             // In a setgid directory the group is the directory's.
             let gid = if parent.mode() & libc::S_ISGID != 0 { None } else { Some(creator.gid) };
             std::os::unix::fs::lchown(path, Some(creator.uid), gid)?;
@@ -99,8 +106,8 @@ impl Core {
         let mode = match creator.mode & libc::S_IFMT {
             libc::S_IFLNK => None,
             // A directory in a setgid directory is setgid itself.
-            libc::S_IFDIR => Some(creator.permissions() | (directory.mode() & libc::S_ISGID)),
-            _ => Some(creator.permissions()),
+            libc::S_IFDIR => Some(creator.granted(self.user) | (directory.mode() & libc::S_ISGID)),
+            _ => Some(creator.granted(self.user)),
         };
         let done = self.hand_over(&path, &directory, creator, mode).and_then(|()| path.symlink_metadata());
         match done {
@@ -302,5 +309,20 @@ impl Core {
         };
         std::fs::rename(old, new).map_err(back)?;
         std::fs::rename(&aside, old)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_makes_programs_that_run_as_the_daemons_user() {
+        let granted = |uid, daemon| Creator { uid, gid: 7, mode: libc::S_IFREG | 0o6755 }.granted(daemon);
+        assert_eq!(granted(1001, 1000), 0o755);
+        assert_eq!(granted(0, 1000), 0o755);
+        assert_eq!(granted(1000, 1000), 0o6755);
+        // It becomes the creator's own.
+        assert_eq!(granted(1001, 0), 0o6755);
     }
 }

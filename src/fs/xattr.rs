@@ -21,6 +21,12 @@ const OWN: &str = "user.stepfs.";
 /// are none is safer than storing what nobody enforces.
 const ACL: &str = "system.posix_acl_";
 
+/// Of root alone, as their values are.
+const TRUSTED: &str = "trusted.";
+
+/// What is said of, or asked for, all of the store: not for those who may see some of its files only.
+const OF_ALL: [&str; 5] = ["store", "status", "queue", "gc", "sync"];
+
 enum Name<'a> {
     Own(&'a str),
     Acl,
@@ -64,14 +70,15 @@ impl Core {
         }
     }
 
-    fn listxattr(&self, ino: u64) -> Result<Vec<u8>> {
+    fn listxattr(&self, ino: u64, uid: u32) -> Result<Vec<u8>> {
         let table = self.table();
         let place = table.place(ino)?;
         let names = sys::listxattr(&place.path, place.follow())?;
         let mut shown = Vec::with_capacity(names.len());
         for name in names.split_inclusive(|&byte| byte == 0) {
             let bare = name.strip_suffix(&[0]).unwrap_or(name);
-            if matches!(classify(OsStr::from_bytes(bare)), Name::File) {
+            let hidden = uid != 0 && bare.starts_with(TRUSTED.as_bytes());
+            if !hidden && matches!(classify(OsStr::from_bytes(bare)), Name::File) {
                 shown.extend_from_slice(name);
             }
         }
@@ -136,7 +143,16 @@ impl Core {
         }
     }
 
-    pub(super) fn answer_getxattr(self: &Arc<Self>, ino: u64, name: &OsStr, size: u32, reply: ReplyXattr) {
+    /// Whether this user may not know of, or ask for, that: whoever is neither root nor the one whose daemon it is.
+    fn is_kept_from(&self, uid: u32, name: &OsStr) -> bool {
+        let of_all = matches!(classify(name), Name::Own(own) if OF_ALL.contains(&own));
+        of_all && ![0, self.user].contains(&uid)
+    }
+
+    pub(super) fn answer_getxattr(self: &Arc<Self>, ino: u64, uid: u32, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if self.is_kept_from(uid, name) {
+            return reply.error(Errno::EPERM);
+        }
         if let Name::Own("status" | "generations") = classify(name) {
             // The one looks at every file, the other into an object.
             let (core, name) = (Arc::clone(self), name.to_owned());
@@ -148,11 +164,15 @@ impl Core {
     pub(super) fn answer_setxattr(
         self: &Arc<Self>,
         ino: u64,
+        uid: u32,
         name: &OsStr,
         value: &[u8],
         flags: i32,
         reply: ReplyEmpty,
     ) {
+        if self.is_kept_from(uid, name) {
+            return reply.error(Errno::EPERM);
+        }
         let done = |reply: ReplyEmpty, result: Result<()>| match result {
             Ok(()) => reply.ok(),
             Err(fault) => reply.error(fault.into()),
@@ -163,8 +183,8 @@ impl Core {
         }
     }
 
-    pub(super) fn answer_listxattr(&self, ino: u64, size: u32, reply: ReplyXattr) {
-        answer(self.listxattr(ino), size, reply);
+    pub(super) fn answer_listxattr(&self, ino: u64, uid: u32, size: u32, reply: ReplyXattr) {
+        answer(self.listxattr(ino, uid), size, reply);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::beneath;
 
@@ -26,8 +26,27 @@ pub(super) fn close(directory: &Path, is_tree: bool) -> io::Result<()> {
         return Ok(());
     }
     match fs::set_permissions(&path, Permissions::from_mode(mode & 0o700)) {
-        // Somebody else's.
+        // Somebody else's: `exposed` says what follows from that.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(()),
         result => result,
     }
+}
+
+/// The directory on the way to `root` (absolute, without links), or that itself, in which somebody but this process's user and
+/// root may put another store in its place; none if there is no such.
+///
+/// # Errors
+/// What the device reports.
+pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
+    // SAFETY: no arguments, cannot fail.
+    let own = unsafe { libc::geteuid() };
+    for directory in root.ancestors() {
+        let metadata = fs::symlink_metadata(directory)?;
+        let mode = metadata.mode();
+        let strangers = mode & 0o022 != 0 && mode & libc::S_ISVTX == 0;
+        if ![0, own].contains(&metadata.uid()) || strangers {
+            return Ok(Some(directory.to_path_buf()));
+        }
+    }
+    Ok(None)
 }

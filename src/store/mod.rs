@@ -21,6 +21,7 @@ pub mod retention;
 mod settings;
 mod stub;
 
+pub use access::exposed;
 pub use error::{Damage, Error};
 pub use layout::Store;
 pub use marks::{PIN, PROFILE, RECALLED, has_pin, is_pinned, mark_recalled, profile_mark, recalled_from};

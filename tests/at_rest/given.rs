@@ -349,3 +349,35 @@ fn a_shape_that_lies_reserves_nothing() {
         assert!(error.to_string().contains("factors"), "{error}");
     }
 }
+
+/// Whoever chooses a name in a mount does not choose what somebody else's terminal does, or what a log says.
+#[test]
+fn names_in_errors_and_logs_steer_no_terminal() {
+    let rest = Rest::new();
+    let name = "a\u{1b}[2J\r\nb.bin";
+    fs::write(rest.path(name), vec![1; 100_000]).unwrap();
+    let (root, other) = (rest.root(), rest.dir.path().join("other"));
+    // A stub of no object, so that there is something to say of it.
+    stepfs::store::Stub {
+        store: Store::look(&root).unwrap().id(),
+        object: stepfs::store::Id([7; 16]),
+        logical_len: 100_000,
+    }
+    .write(&File::options().write(true).open(rest.path(name)).unwrap())
+    .unwrap();
+    let commands: [&[&std::ffi::OsStr]; 3] = [
+        &["export".as_ref(), root.as_os_str(), name.as_ref(), other.as_os_str()],
+        &["verify".as_ref(), root.as_os_str()],
+        &["cat".as_ref(), root.as_os_str(), "none\u{1b}[2J".as_ref()],
+    ];
+    for command in commands {
+        let done = stepfs(command);
+        assert!(!done.status.success());
+        let said = [done.stdout, done.stderr].concat();
+        assert!(
+            !said.is_empty() && !said.contains(&0x1b) && !said.contains(&b'\r'),
+            "{}",
+            String::from_utf8_lossy(&said)
+        );
+    }
+}

@@ -28,13 +28,25 @@ impl Mounted {
         Self::on(tempfile::tempdir().unwrap(), passthrough)
     }
 
+    /// Mounts a new store into which other users are let in (root only).
+    pub fn shared(passthrough: bool) -> Self {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        Self::with(dir, MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() })
+    }
+
     /// Mounts a new store in `dir`, which decides the file system it lies on.
     pub fn on(dir: tempfile::TempDir, passthrough: bool) -> Self {
+        Self::with(dir, MountOptions { no_passthrough: !passthrough, ..MountOptions::default() })
+    }
+
+    fn with(dir: tempfile::TempDir, options: MountOptions) -> Self {
         for name in ["mnt", "plain"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
         let archive = Archive::open(Store::open(&dir.path().join("store")).unwrap()).unwrap();
-        let options = MountOptions { no_passthrough: !passthrough, signals: false, ..MountOptions::default() };
+        let options = MountOptions { signals: false, ..options };
         let (ready, is_ready) = mpsc::channel();
         let (served, point) = (Arc::clone(&archive), dir.path().join("mnt"));
         let served = std::thread::spawn(move || serve(served, &point, &options, || ready.send(()).unwrap()));
