@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use stepfs::archive::Archive;
 use stepfs::fs::{MountError, MountOptions, serve};
 use stepfs::store::Store;
-use support::{Mounted, attribute, errno, wait_until};
+use support::{Mounted, attribute, errno, state, wait_until};
 
 fn is_root() -> bool {
     // SAFETY: no arguments, cannot fail.
@@ -280,6 +280,129 @@ fn a_log_that_is_a_link_is_not_written() {
     }
     assert_eq!(fs::read(&victim).unwrap(), b"precious");
     assert!(!mounted.status.success());
+}
+
+/// Files that look like stubs, damaged ones among them, and one that is the stub of a file in the store.
+fn stubs(m: &Mounted) -> Vec<(&'static str, Vec<u8>)> {
+    let dir = m.mnt().join("run");
+    fs::create_dir(&dir).unwrap();
+    for step in 1..4 {
+        fs::write(dir.join(format!("step-{step}.txt")), text(step)).unwrap();
+    }
+    wait_until("it is released", || state(&dir.join("step-1.txt")) == "released");
+    let stub = fs::read(m.tree().join("run/step-1.txt")).unwrap();
+    assert_eq!((stub.len(), &stub[..8]), (300_001, &b"stepfsST"[..]));
+    let mut magic = text(7);
+    magic[..8].copy_from_slice(b"stepfsST");
+    let mut words = text(8);
+    words[56..4096].copy_from_slice(&stub[56..4096]);
+    let mut damaged = stub.clone();
+    damaged[40] ^= 1;
+    let mut elsewhere = stub.clone();
+    elsewhere[20] ^= 1;
+    vec![("stub", stub), ("magic", magic), ("words", words), ("damaged", damaged), ("elsewhere", elsewhere)]
+}
+
+/// The kernel forgets what it knows of files, so that they are looked up anew.
+fn forget(m: &Mounted) {
+    // For a moment nobody's lookups are cached. Not permitted: then only the next mount tells.
+    let _ = fs::write("/proc/sys/vm/drop_caches", "2");
+    let _ = fs::metadata(m.mnt());
+}
+
+fn bytes_that_look_like_a_stub_are_bytes(passthrough: bool) {
+    let m = Mounted::new(passthrough);
+    let written = stubs(&m);
+    let check = |m: &Mounted, when: &str| {
+        for (name, bytes) in &written {
+            let path = m.mnt().join(name);
+            assert!(fs::read(&path).is_ok_and(|read| read == *bytes), "{name}, {when}");
+            assert_ne!(state(&path), "released", "{name}, {when}");
+        }
+        assert!(fs::read(m.mnt().join("run/step-1.txt")).unwrap() == text(1), "{when}");
+    };
+    for (name, bytes) in &written {
+        fs::write(m.mnt().join(name), bytes).unwrap();
+    }
+    forget(&m);
+    check(&m, "at once");
+    wait_until("all is sealed", || written.iter().all(|(name, _)| state(&m.mnt().join(name)) == "sealed"));
+    forget(&m);
+    check(&m, "once sealed");
+    // Nothing of it is shown, nor can be set.
+    let names =
+        Command::new("getfattr").args(["-d", "-m", "-", "stub", "magic"]).current_dir(m.mnt()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&names.stdout), "");
+    // Under other names, and overwritten with one another.
+    fs::rename(m.mnt().join("stub"), m.mnt().join("run/moved")).unwrap();
+    fs::rename(m.mnt().join("run/moved"), m.mnt().join("stub")).unwrap();
+    let m = Mounted::on(m.unmount_keeping(), passthrough);
+    check(&m, "after another mount");
+    assert_eq!(m.archive.status().frozen, None, "nothing is taken for damage");
+    // As states of a run they are released, and come back.
+    let run = m.mnt().join("other");
+    fs::create_dir(&run).unwrap();
+    let state_of = |at: usize| {
+        let mut bytes = text(20 + at);
+        bytes[..8].copy_from_slice(b"stepfsST");
+        bytes
+    };
+    for step in 1..4 {
+        fs::write(run.join(format!("step-{step}.txt")), state_of(step)).unwrap();
+    }
+    wait_until("it is released", || state(&run.join("step-1.txt")) == "released");
+    assert!(fs::read(run.join("step-1.txt")).unwrap() == state_of(1));
+    // Brought back to be written: what it then is looks like a stub again.
+    let file = File::options().read(true).write(true).open(run.join("step-1.txt")).unwrap();
+    file.write_all_at(b"!", 100_000).unwrap();
+    drop(file);
+    let mut changed = state_of(1);
+    changed[100_000] = b'!';
+    assert!(fs::read(run.join("step-1.txt")).unwrap() == changed);
+    wait_until("it is sealed", || state(&run.join("step-1.txt")) == "sealed");
+    let m = Mounted::on(m.unmount_keeping(), passthrough);
+    check(&m, "after a third mount");
+    assert!(fs::read(m.mnt().join("other/step-1.txt")).unwrap() == changed);
+    assert!(fs::read(m.mnt().join("other/step-2.txt")).unwrap() == state_of(2));
+    m.unmount();
+}
+
+/// A stub that was damaged is one under every name, and its block is never handed out as content.
+#[test]
+fn a_damaged_stub_stays_one_under_other_names() {
+    let m = Mounted::new(true);
+    stubs(&m);
+    let dir = m.unmount_keeping();
+    let stub = File::options().write(true).open(dir.path().join("store/tree/run/step-1.txt")).unwrap();
+    stub.write_all_at(b"?", 40).unwrap();
+    drop(stub);
+    let m = Mounted::on(dir, true);
+    let (first, second) = (m.mnt().join("run/step-1.txt"), m.mnt().join("elsewhere"));
+    assert_eq!(errno(fs::read(&first)), libc::EIO);
+    fs::rename(&first, &second).unwrap();
+    fs::hard_link(&second, &first).unwrap();
+    wait_until("the archive is done", || m.archive.status().queued == 0);
+    forget(&m);
+    for path in [&first, &second] {
+        assert_eq!(errno(fs::read(path)), libc::EIO);
+    }
+    assert!(m.archive.status().frozen.is_some(), "what it needs cannot be known");
+    let m = Mounted::on(m.unmount_keeping(), true);
+    assert_eq!(errno(fs::read(&second)), libc::EIO);
+    fs::remove_file(&first).unwrap();
+    fs::remove_file(&second).unwrap();
+    wait_until("all is known again", || m.archive.status().frozen.is_none());
+    m.unmount();
+}
+
+#[test]
+fn bytes_that_look_like_a_stub_are_bytes_with_passthrough() {
+    bytes_that_look_like_a_stub_are_bytes(true);
+}
+
+#[test]
+fn bytes_that_look_like_a_stub_are_bytes_by_the_daemon() {
+    bytes_that_look_like_a_stub_are_bytes(false);
 }
 
 /// A link put in the place of a directory, again and again while the archive works below it: nothing is read, changed or removed

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::store::{Id, Objects};
 
 use super::FileId;
+use super::settle::{DAMAGED_STUB, UNREADABLE};
 use entries::Entries;
 use index::{Next, rank};
 
@@ -42,7 +43,8 @@ impl State {
     fn follows_from_name(&self) -> bool {
         match self {
             State::Sealed(_) | State::Archived(..) => true,
-            State::Resident(why) => *why != NOT_DURABLE,
+            // What cannot be read does not become readable by a name, and may be a stub.
+            State::Resident(why) => ![NOT_DURABLE, DAMAGED_STUB, UNREADABLE].contains(why),
             State::Staged | State::Closed | State::Released(_) => false,
         }
     }

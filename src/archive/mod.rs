@@ -41,7 +41,7 @@ use std::time::{Duration, Instant};
 
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::object::Id;
-use crate::store::{Error, Objects, Store, beneath, durable, recalled_from};
+use crate::store::{Error, Objects, Store, Stub, beneath, durable, recalled_from};
 
 use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
 
@@ -270,13 +270,15 @@ impl Archive {
     fn seal(&self, path: &Path, version: u64) -> io::Result<()> {
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
-        if let Some(stub) = self.stub(&file)? {
-            // A release whose end was not seen. It must never be taken for a file of its own.
-            self.objects.name(stub.object);
-            if !self.catalog().advance(path, version, State::Released(stub.object)) {
-                self.objects.unname(stub.object);
+        // A program wrote it, whatever it looks like.
+        match Stub::disown(&file, self.store.id()) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                log::warn!(
+                    "{}: looks like a stub of stepfs, and is taken for one after the next mount",
+                    path.display()
+                );
             }
-            return Ok(());
+            result => result?,
         }
         if let Err(error) = self.make_durable(&file, path) {
             // A directory that could not even be opened: that says nothing of the file, and passes.

@@ -135,6 +135,17 @@ impl Archive {
         }
     }
 
+    /// Whether the file at `path` may be a stub. Only the archive makes stubs of files, and it knows which: what a program
+    /// wrote is not one, whatever its bytes look like.
+    pub fn may_be_stub(&self, path: &Path) -> bool {
+        let unknown = [super::settle::DAMAGED_STUB, super::settle::UNREADABLE];
+        self.catalog().get(path).is_none_or(|entry| match entry.state {
+            State::Released(_) => true,
+            State::Resident(why) => unknown.contains(&why),
+            State::Staged | State::Closed | State::Sealed(_) | State::Archived(..) => false,
+        })
+    }
+
     /// Bytes that a stub's object occupies, for st_blocks.
     pub fn stored_bytes(&self, stub: &Stub) -> u64 {
         self.objects.get(stub.object).map_or(0, |(_, stored)| stored)
@@ -246,6 +257,10 @@ impl Archive {
             let metadata = from.metadata().map_err(fail)?;
             crate::store::copy_attributes(from, &metadata, &file).map_err(fail)?;
             crate::store::mark_recalled(&file, stub.object);
+            match Stub::disown(&file, self.store.id()) {
+                Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => return Err(fail(error)),
+                _ => {}
+            }
             crate::store::durable::sync_file(&file).map_err(fail)
         };
         decode().inspect_err(|_| {

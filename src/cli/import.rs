@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 
 use crate::archive::{Archive, AtRest};
-use crate::store::{Store, beneath, copy_attributes, copy_but_owner, durable};
+use crate::store::{Store, Stub, beneath, copy_attributes, copy_but_owner, durable};
 
 use super::wait::wait_for;
 use super::words::{name, progress};
@@ -95,6 +95,10 @@ fn copy(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Re
     // Without root, somebody else's file becomes one's own, as with cp.
     let metadata = source.metadata()?;
     copy_attributes(&source, &metadata, &file).or_else(|_| copy_but_owner(&source, &metadata, &file))?;
+    Stub::disown(&file, store.id()).or_else(|error| match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => Ok(()),
+        _ => Err(error),
+    })?;
     durable::sync_file(&file)?;
     durable::publish(&part, &target)
 }

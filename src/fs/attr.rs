@@ -17,7 +17,7 @@ use super::inodes::{Table, kind};
 use super::node::Place;
 use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
-use crate::store::RECALLED;
+use crate::store::{PLAIN, RECALLED};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
 /// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
@@ -221,7 +221,8 @@ pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
         Err(error) => return Err(error),
     };
-    let kept = |name: &&[u8]| !name.is_empty() && *name != RECALLED.as_bytes();
+    let own = [RECALLED.as_bytes(), PLAIN.as_bytes()];
+    let kept = |name: &&[u8]| !name.is_empty() && !own.contains(name);
     for name in names.split(|&byte| byte == 0).filter(kept) {
         let name = OsStr::from_bytes(name);
         let value = sys::getxattr(&from.path, from.follow(), name)?;

@@ -149,8 +149,9 @@ impl Table {
         if !self.nodes.contains_key(&ino) {
             let kind = kind(metadata.file_type());
             let mut unread = false;
-            let stub = if kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED {
-                let path = self.child(parent, name)?;
+            let path = self.child(parent, name)?;
+            let large = kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED;
+            let stub = if large && archive.may_be_stub(&path) {
                 match Place::named(self.absolute(&path)).open(true, false) {
                     Ok(opened) => archive.stub(&opened)?,
                     // Without the right to read there is no telling; opening it will fail the same way, or tell.

@@ -1,8 +1,9 @@
 //! What stepfs notes on files of its tree, as extended attributes: they go with renames, copies of the store, releases
 //! and recalls. The mount does not list them.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use xattr::FileExt as _;
@@ -14,6 +15,8 @@ use super::object::Id;
 pub const PIN: &str = "user.stepfs.pin";
 /// The profile that a user wants for this file, or for all files below this directory, whatever the rules say.
 pub const PROFILE: &str = "user.stepfs.profile";
+/// A file whose bytes look like a stub, and are what a program wrote.
+pub const PLAIN: &str = "user.stepfs.plain";
 /// The object that a recalled file was decoded from: as long as nobody writes to the file it can have it back.
 pub const RECALLED: &str = "user.stepfs.recalled";
 
@@ -80,4 +83,23 @@ pub fn mark_recalled(file: &File, object: Id) {
 pub fn recalled_from(file: &File) -> Option<Id> {
     let value = file.get_xattr(RECALLED).ok().flatten()?;
     std::str::from_utf8(&value).ok()?.parse().ok()
+}
+
+/// Whether a file that looks like a stub is what a program wrote.
+pub(super) fn is_plain(file: &File) -> bool {
+    file.get_xattr(PLAIN).is_ok_and(|value| value.is_some())
+}
+
+/// Notes on a file that it is no stub, whatever it looks like.
+pub(super) fn mark_plain(file: &File) -> io::Result<()> {
+    let mark = || file.set_xattr(PLAIN, b"1");
+    match mark() {
+        // Read-only, for its owner too.
+        Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
+            let mode = file.metadata()?.permissions();
+            file.set_permissions(Permissions::from_mode(mode.mode() | libc::S_IWUSR))?;
+            mark().and(file.set_permissions(mode))
+        }
+        result => result,
+    }
 }

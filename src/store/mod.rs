@@ -24,7 +24,7 @@ mod stub;
 pub use access::exposed;
 pub use error::{Damage, Error};
 pub use layout::Store;
-pub use marks::{PIN, PROFILE, RECALLED, has_pin, is_pinned, mark_recalled, profile_mark, recalled_from};
+pub use marks::{PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, mark_recalled, profile_mark, recalled_from};
 pub use object::Id;
 pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;

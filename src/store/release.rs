@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::bytes::Fields;
 use super::durable::{self, Times};
-use super::marks::RECALLED;
+use super::marks::{PLAIN, RECALLED};
 use super::object::Id;
 use super::stub::Stub;
 use super::{Damage, Store, beneath};
@@ -155,7 +155,7 @@ impl Prepared {
             return Ok(false);
         }
         if let Err(error) = fs::rename(&self.stub, absolute) {
-            // Perhaps it did it nevertheless.
+            // Perhaps it did it nevertheless: what is there must not be taken for what a program wrote.
             if !fs::symlink_metadata(absolute).is_ok_and(|found| place(&found) == self.placed) {
                 return Err(error);
             }
@@ -216,8 +216,8 @@ fn copy_rest(from: &File, to: &File) -> io::Result<()> {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         names => Some(names?),
     };
-    // What it was recalled from is said of one file only.
-    for name in names.into_iter().flatten().filter(|name| name != RECALLED) {
+    // What it was recalled from, and that it is no stub, is said of one file only.
+    for name in names.into_iter().flatten().filter(|name| name != RECALLED && name != PLAIN) {
         if let Some(value) = xattr::get_deref(&from, &name)? {
             to.set_xattr(&name, &value)?;
         }

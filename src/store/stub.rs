@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Damage;
 use super::bytes::Fields;
 use super::durable;
+use super::marks;
 use super::object::Id;
 
 /// Length of the block, bytes: one page, so that the rest of the file can be a hole.
@@ -96,9 +97,26 @@ impl Stub {
         }
         let mut block = [0; STUB_BYTES];
         file.read_exact_at(&mut block, 0)?;
-        match Stub::decode(&block)?.filter(|stub| stub.store == store) {
+        let decoded = Stub::decode(&block);
+        if decoded != Ok(None) && marks::is_plain(file) {
+            return Ok(None);
+        }
+        match decoded?.filter(|stub| stub.store == store) {
             Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
             stub => Ok(stub),
+        }
+    }
+
+    /// Sees to it that bytes which a program wrote are never taken for a stub, however much they look like one: nothing but
+    /// the bytes would tell at the next mount. To be called before the file is made durable.
+    ///
+    /// # Errors
+    /// What the device reports; `EOPNOTSUPP` where the file system has no extended attributes.
+    pub fn disown(file: &File, store: Id) -> io::Result<()> {
+        match Stub::read(file, store) {
+            Ok(None) => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
+            _ => marks::mark_plain(file),
         }
     }
 }
