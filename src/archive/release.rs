@@ -97,6 +97,7 @@ impl Archive {
                 // The times of the directory before the note of them goes.
                 if let Err(error) = self.io().sync_dir(parent(&absolute), CrashPoint::ReleaseSynced) {
                     log::warn!("{}: {error}", parent(&absolute).display());
+                    prepared.keep_note();
                 }
                 Ok(true)
             }

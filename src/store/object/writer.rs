@@ -163,7 +163,12 @@ impl ObjectWriter {
             self.io.make_dirs(shard, 0o777, CrashPoint::ShardMade)?;
             self.io.sync_dir(objects, CrashPoint::ShardMade)?;
         }
-        self.io.publish(&self.path, &target, self.steps.in_place)?;
+        self.io.publish(&self.path, &target, self.steps.in_place).inspect_err(|_| {
+            // Perhaps it has its name already, and nobody will use it. Another encoding is as good as the one before.
+            if self.steps.in_place == NEW.in_place {
+                self.io.discard(&target, self.steps.in_place);
+            }
+        })?;
         self.finished = true;
         Ok(())
     }
@@ -172,7 +177,7 @@ impl ObjectWriter {
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = self.io.remove(&self.path, self.steps.written);
+            self.io.discard(&self.path, self.steps.written);
         }
     }
 }
