@@ -144,7 +144,7 @@ impl Image {
         first.iter().filter_map(|(node, path)| Some((place(path), self.nodes[*node].changed?))).collect()
     }
 
-    fn put<'a>(&'a self, node: Node, path: &Path, first: &mut HashMap<Node, std::path::PathBuf>) {
+    fn put(&self, node: Node, path: &Path, first: &mut HashMap<Node, std::path::PathBuf>) {
         let left = &self.nodes[node];
         if left.is_dir {
             if node != 0 {

@@ -301,10 +301,8 @@ impl Record {
     /// Everything at and below `path`.
     fn take_in(&mut self, path: &Path) -> Node {
         let metadata = fs::symlink_metadata(path).unwrap();
-        if let Some(node) = self.known.get(&(metadata.dev(), metadata.ino())).filter(|_| metadata.nlink() > 1) {
-            if !metadata.is_dir() {
-                return *node;
-            }
+        if let Some(node) = self.known.get(&(metadata.dev(), metadata.ino())).filter(|_| !metadata.is_dir()) {
+            return *node;
         }
         let node = self.admit(&metadata, metadata.is_dir());
         for name in xattr::list(path).into_iter().flatten() {
