@@ -87,6 +87,8 @@ pub struct Archive {
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
     /// Taken by the worker alone, and to read, by nobody for long.
     keep: Mutex<Arc<HashSet<Id>>>,
+    /// Objects that nothing needs, which are still there. Taken by the worker alone.
+    condemned: Mutex<Vec<Id>>,
     /// What is being merged. Taken by the worker alone.
     merging: Mutex<Option<merge::Merging>>,
     /// Why states cannot be merged at the moment.
@@ -146,6 +148,7 @@ impl Archive {
             stepping: AtomicBool::new(false),
             merges: AtomicUsize::new(0),
             keep: Mutex::default(),
+            condemned: Mutex::default(),
             merging: Mutex::default(),
             merge_stalled: Mutex::default(),
             several_names: Mutex::new(Vec::new()),
@@ -178,6 +181,7 @@ impl Archive {
             log::error!("the archive's worker had panicked");
         }
         self.note_restores();
+        self.sweep();
     }
 
     /// The store.
@@ -200,13 +204,34 @@ impl Archive {
         self.wake.notify_all();
     }
 
+    /// What a former process did and had not synced when it was killed looks like all else, and would be lost if the machine
+    /// failed: a name in `objects/`, that a name went. It becomes durable before anything is done that counts on it.
+    fn begin(&self) {
+        while let Err(error) = self.io().device().sync_all(self.store.root(), CrashPoint::Begun) {
+            log::warn!("the store cannot be made durable: {error}; next try in {LONGEST_PAUSE:.0?}");
+            let until = Instant::now() + LONGEST_PAUSE;
+            while Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                if self.stopping.load(Ordering::Relaxed) {
+                    return;
+                }
+                drop(self.wake.wait_timeout(self.catalog(), left).unwrap_or_else(PoisonError::into_inner));
+            }
+        }
+    }
+
     fn run(&self) {
+        self.begin();
         let mut pause = FIRST_PAUSE;
         let mut merge_at = Instant::now();
+        let mut sweep_at = None;
         while !self.stopping.load(Ordering::Relaxed) {
             self.note_restores();
             self.collect();
             self.retain();
+            if sweep_at.is_none_or(|at| at <= Instant::now()) {
+                sweep_at = if self.sweep() { None } else { Some(Instant::now() + LONGEST_PAUSE) };
+            }
             let task = {
                 let mut catalog = self.catalog();
                 let (task, retry) = catalog.next_task(Instant::now(), catalog::wall_ns());
@@ -222,8 +247,12 @@ impl Archive {
                     let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
                     let merge_in = merges.then(|| merge_at.saturating_duration_since(now));
                     let retain_in = Some(self.until_retention(idle));
-                    let wait =
-                        [retry, merge_in, retain_in].into_iter().flatten().min().map_or(idle, |wait| wait.min(idle));
+                    let sweep_in = sweep_at.map(|at| at.saturating_duration_since(now));
+                    let wait = [retry, merge_in, retain_in, sweep_in]
+                        .into_iter()
+                        .flatten()
+                        .min()
+                        .map_or(idle, |wait| wait.min(idle));
                     drop(wait_timeout(&self.wake, &self.catalog, catalog, wait));
                 } else {
                     // While a step is being taken, its file may look as if nothing were to be done for it.

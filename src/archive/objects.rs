@@ -87,13 +87,29 @@ impl Archive {
         // Perhaps there is more.
         self.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
         garbage.iter().for_each(|id| self.recall.forget(*id));
-        if !garbage.is_empty()
-            && let Err(error) = self.sync_removed_names().and_then(|()| self.objects.remove(&garbage))
-        {
-            log::error!("objects that nothing needs cannot be removed, the next mount tries again: {error}");
+        if !garbage.is_empty() {
+            self.condemned.lock().unwrap_or_else(PoisonError::into_inner).extend(garbage);
+            self.sweep();
         }
         self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
         *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(keep);
+    }
+
+    /// Removes what nothing needs, as soon as it is durable that its names are gone, and what could not be removed before.
+    /// Answers whether nothing of that is left.
+    pub(super) fn sweep(&self) -> bool {
+        let condemned = std::mem::take(&mut *self.condemned.lock().unwrap_or_else(PoisonError::into_inner));
+        if !condemned.is_empty() {
+            match self.sync_removed_names() {
+                Ok(()) => self.objects.remove(&condemned),
+                Err(error) => {
+                    log::warn!("objects that nothing needs cannot be removed now: {error}");
+                    self.condemned.lock().unwrap_or_else(PoisonError::into_inner).extend(condemned);
+                    return false;
+                }
+            }
+        }
+        self.io().sweep()
     }
 
     /// Once the last stub that could not be read is gone, everything is known again.

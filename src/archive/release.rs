@@ -96,6 +96,7 @@ impl Archive {
                 let directory = path.parent().unwrap_or(Path::new(""));
                 if let Err(error) = self.sync_dir(directory, CrashPoint::ReleaseSynced) {
                     log::warn!("{}: {error}", directory.display());
+                    prepared.keep_note();
                 }
                 Ok(true)
             }

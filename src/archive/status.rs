@@ -274,7 +274,7 @@ impl Archive {
             file.sync(CrashPoint::RecallWritten).map_err(fail)
         };
         decode().inspect_err(|_| {
-            let _ = self.io().remove(&target, CrashPoint::RecallWritten);
+            self.io().discard(&target, CrashPoint::RecallWritten);
         })?;
         Ok(target)
     }

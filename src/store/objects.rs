@@ -293,16 +293,9 @@ impl Objects {
         }
     }
 
-    /// Removes objects that were taken out. Those that are open stay readable for whoever has them open.
-    ///
-    /// # Errors
-    /// What the device reports; what is left is removed after the next mount.
-    pub fn remove(&self, garbage: &[Id]) -> io::Result<()> {
-        let mut result = Ok(());
-        for id in garbage {
-            // One that cannot be removed must not keep the others.
-            result = result.and(self.io.remove(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
-        }
-        result
+    /// Removes objects that were taken out, those that the device does not let go later ([`Io::sweep`]). Those that are
+    /// open stay readable for whoever has them open.
+    pub fn remove(&self, garbage: &[Id]) {
+        garbage.iter().for_each(|id| self.io.discard(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
     }
 }

@@ -4,7 +4,8 @@
 //! 2. A note in `tmp/`, durable, says what the directory's times are. *A crash here: the note names an object that the
 //!    file is not a stub of, so it is void.*
 //! 3. The stub is renamed over the file: the commit point. *A crash here: the note is carried out.*
-//! 4. The directory gets its times back, durably, and the note goes.
+//! 4. The directory gets its times back, durably, and the note goes. *A crash after that may bring the note back, and by
+//!    then programs may have changed the directory: a note older than such a change is void.*
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
@@ -25,6 +26,9 @@ use super::{Damage, Store, beneath};
 
 const NOTE_MAGIC: [u8; 8] = *b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
+/// A rename stamps the file and its directory with the clock of the kernel's ticks, each for itself: at most one tick of the
+/// slowest kernels (100 a second) apart.
+const ONE_RENAME_NS: i128 = 10_000_000;
 /// Longer than any path the kernel takes.
 const MAX_NOTE_BYTES: u64 = 64 * 1024;
 
@@ -172,12 +176,19 @@ impl Prepared {
     }
 }
 
+impl Prepared {
+    /// Leaves the note for the next mount: that the directory has its times again could not be made durable.
+    pub fn keep_note(&self) {
+        self.keep_note.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Prepared {
     /// Whether or not it was committed, the note has served, if the directory has its times.
     fn drop(&mut self) {
-        let _ = self.io.remove(&self.stub, CrashPoint::StubWritten);
+        self.io.discard(&self.stub, CrashPoint::StubWritten);
         if !self.keep_note.load(Ordering::Relaxed) {
-            let _ = self.io.remove(&self.note, CrashPoint::NoteRemoved);
+            self.io.discard(&self.note, CrashPoint::NoteRemoved);
         }
     }
 }
@@ -248,15 +259,23 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
             Err(_) => continue,
         };
         let stub = Stub::read_on(&file, store.id()).ok().flatten();
-        if stub.is_some_and(|stub| stub.object == note.object) {
+        let directory = beneath::joined(&tree, above);
+        if stub.is_some_and(|stub| stub.object == note.object) && was_last_changed_by(&file, &directory)? {
             // Not where a link leads to.
             beneath::open_dir(&tree, above)?;
-            let directory = beneath::joined(&tree, above);
             store.io().set_times(&directory, note.times, CrashPoint::NoteCarriedOut)?;
             store.io().sync_dir(&directory, CrashPoint::NoteCarriedOut)?;
         }
     }
     Ok(())
+}
+
+/// Whether a directory's time is that of the rename by which the stub took its place. If it is later, somebody has changed
+/// the directory since, and its time is theirs: the note was done with, and only that it went was not durable yet.
+fn was_last_changed_by(stub: &DeviceFile, directory: &Path) -> io::Result<bool> {
+    let ns = |(seconds, nanoseconds): (i64, i64)| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+    // A rename stamps the file that it moves. In a copy of the store that time is later; nobody has changed it there either.
+    Ok(ns(Times::of(&fs::metadata(directory)?).modified) <= ns(stub.changed()?) + ONE_RENAME_NS)
 }
 
 #[cfg(test)]

@@ -29,8 +29,7 @@ pub fn replace_stub(
             let link = temporary();
             io.device().link(new, &link, CrashPoint::RecallInPlace)?;
             io.device().rename(&link, name, CrashPoint::RecallInPlace).inspect_err(|_| {
-                // Best effort: it goes at the next mount.
-                let _ = io.remove(&link, CrashPoint::RecallInPlace);
+                io.discard(&link, CrashPoint::RecallInPlace);
             })?;
         }
         // The stub is gone by now: an error would say that it is still there.

@@ -46,10 +46,13 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
             _ => Err(error),
         })?;
         file.sync(WRITTEN)?;
-        io.publish(&part, &target, CrashPoint::ImportInPlace)
+        io.publish(&part, &target, CrashPoint::ImportInPlace)?;
+        // Its directories may be as new as the file.
+        let above = to.ancestors().skip(2).map(|above| store.tree().join(above));
+        above.into_iter().try_for_each(|above| io.sync_dir(&above, CrashPoint::ImportInPlace))
     };
     copy().inspect_err(|_| {
-        let _ = io.remove(&part, WRITTEN);
+        io.discard(&part, WRITTEN);
     })
 }
 

@@ -31,6 +31,14 @@ impl DeviceFile {
         self.file.metadata()
     }
 
+    /// When its name, attributes or bytes last changed.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn changed(&self) -> io::Result<(i64, i64)> {
+        self.io.device().changed(&self.file)
+    }
+
     /// Writes all of `bytes` at `offset`. Not durable before [`DeviceFile::sync`].
     ///
     /// # Errors

@@ -16,8 +16,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::beneath;
 
@@ -49,6 +49,15 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// What the device reports.
     fn read_at(&self, file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         file.read_at(buf, offset)
+    }
+
+    /// When the name, the attributes or the bytes of a file last changed: its ctime.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn changed(&self, file: &File) -> io::Result<(i64, i64)> {
+        let metadata = file.metadata()?;
+        Ok((metadata.ctime(), metadata.ctime_nsec()))
     }
 
     /// Writes some of these bytes.
@@ -98,6 +107,19 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn sync_dir(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
         // By now it may be a fifo, which would wait for a writer when it is opened.
         self.open(dir, libc::O_DIRECTORY)?.sync_all()
+    }
+
+    /// Makes everything durable that was done so far on the file system that a directory lies on, by whomever.
+    ///
+    /// # Errors
+    /// What the device reports.
+    fn sync_all(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
+        let dir = File::open(dir)?;
+        // SAFETY: no memory is passed; the descriptor is open until after the call.
+        match unsafe { libc::syncfs(dir.as_raw_fd()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Renames a file or directory over whatever has that name.
@@ -174,22 +196,26 @@ impl Attribute<'_> {
 
 /// A device, and what is made of its calls. Cheap to clone: all parts of a store have one.
 #[derive(Clone, Debug)]
-pub struct Io(Arc<dyn Device>);
+pub struct Io {
+    device: Arc<dyn Device>,
+    /// Files that nobody needs and that could not be removed yet. Taken for moments, with no other lock taken under it.
+    leftovers: Arc<Mutex<Vec<(PathBuf, CrashPoint)>>>,
+}
 
 impl Io {
     /// Through this device.
     pub fn new(device: Arc<dyn Device>) -> Io {
-        Io(device)
+        Io { device, leftovers: Arc::default() }
     }
 
     /// Through the system's own file systems.
     pub fn disk() -> Io {
-        Io(Arc::new(Disk))
+        Io::new(Arc::new(Disk))
     }
 
     /// The device.
     pub fn device(&self) -> &dyn Device {
-        self.0.as_ref()
+        self.device.as_ref()
     }
 
     /// Creates a new file that only its owner may read. It is not durable before [`DeviceFile::sync`].
@@ -197,7 +223,7 @@ impl Io {
     /// # Errors
     /// `AlreadyExists`, or what the device reports.
     pub fn create(&self, path: &Path, at: CrashPoint) -> io::Result<DeviceFile> {
-        Ok(DeviceFile::new(self.0.create(path, at)?, self.clone()))
+        Ok(DeviceFile::new(self.device.create(path, at)?, self.clone()))
     }
 
     /// Opens a file to read it.
@@ -213,7 +239,7 @@ impl Io {
     /// # Errors
     /// What the device reports.
     pub fn open_with(&self, path: &Path, flags: i32) -> io::Result<DeviceFile> {
-        again(|| self.0.open(path, flags)).map(|file| DeviceFile::new(file, self.clone()))
+        again(|| self.device.open(path, flags)).map(|file| DeviceFile::new(file, self.clone()))
     }
 
     /// Opens a regular file below `root` to read it, with more flags of open(2). No link is followed ([`beneath`]), and nothing
@@ -243,7 +269,7 @@ impl Io {
     /// # Errors
     /// What the device reports. The caller must then treat the file as lost: a second fsync proves nothing.
     pub fn sync_file(&self, file: &File, at: CrashPoint) -> io::Result<()> {
-        again(|| self.0.sync_file(file, at))
+        again(|| self.device.sync_file(file, at))
     }
 
     /// Makes the names in a directory, and its attributes, durable.
@@ -251,7 +277,7 @@ impl Io {
     /// # Errors
     /// What the device reports.
     pub fn sync_dir(&self, dir: &Path, at: CrashPoint) -> io::Result<()> {
-        again(|| self.0.sync_dir(dir, at))
+        again(|| self.device.sync_dir(dir, at))
     }
 
     /// Gives a durable file its final name and makes the name durable.
@@ -259,7 +285,7 @@ impl Io {
     /// # Errors
     /// What the device reports; the file then has either name.
     pub fn publish(&self, from: &Path, to: &Path, at: CrashPoint) -> io::Result<()> {
-        self.0.rename(from, to, at)?;
+        self.device.rename(from, to, at)?;
         self.sync_dir(parent(to), at)
     }
 
@@ -282,8 +308,7 @@ impl Io {
             file.sync(written)
         };
         prepare().and_then(|()| self.publish(tmp, path, in_place)).inspect_err(|_| {
-            // Best effort: it is written over at the next attempt.
-            let _ = self.remove(tmp, written);
+            self.discard(tmp, written);
         })
     }
 
@@ -292,10 +317,31 @@ impl Io {
     /// # Errors
     /// What the device reports, except that there is no such file.
     pub fn remove(&self, path: &Path, at: CrashPoint) -> io::Result<()> {
-        match self.0.remove_file(path, at) {
+        match self.device.remove_file(path, at) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Removes a file that nobody needs, now or when the device lets us: see [`Io::sweep`].
+    pub fn discard(&self, path: &Path, at: CrashPoint) {
+        if let Err(error) = self.remove(path, at) {
+            log::warn!("{}: cannot be removed now: {error}", path.display());
+            self.leftovers().push((path.to_path_buf(), at));
+        }
+    }
+
+    /// Tries once more to remove what could not be. Answers whether nothing is left.
+    pub fn sweep(&self) -> bool {
+        let leftovers = std::mem::take(&mut *self.leftovers());
+        let left: Vec<_> = leftovers.into_iter().filter(|(path, at)| self.remove(path, *at).is_err()).collect();
+        let mut leftovers = self.leftovers();
+        leftovers.extend(left);
+        leftovers.is_empty()
+    }
+
+    fn leftovers(&self) -> MutexGuard<'_, Vec<(PathBuf, CrashPoint)>> {
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes everything in a directory.
@@ -308,7 +354,7 @@ impl Io {
             match entry.file_type()?.is_dir() {
                 true => {
                     self.empty(&entry.path(), at)?;
-                    self.0.remove_dir(&entry.path(), at)?;
+                    self.device.remove_dir(&entry.path(), at)?;
                 }
                 false => self.remove(&entry.path(), at)?,
             }
@@ -321,7 +367,7 @@ impl Io {
     /// # Errors
     /// What the device reports.
     pub fn make_dir(&self, path: &Path, mode: u32, at: CrashPoint) -> io::Result<()> {
-        match self.0.make_dir(path, mode, at) {
+        match self.device.make_dir(path, mode, at) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         }
@@ -346,8 +392,8 @@ impl Io {
     /// # Errors
     /// What the device reports.
     pub fn set_times(&self, path: &Path, times: Times, at: CrashPoint) -> io::Result<()> {
-        let file = self.0.open(path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
-        self.0.set_attribute(&file, &Attribute::Times(times), at)
+        let file = self.device.open(path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+        self.device.set_attribute(&file, &Attribute::Times(times), at)
     }
 }
 

@@ -28,6 +28,8 @@ points! {
     SettingsWritten,
     /// If we die here, then the settings are the old ones or the new ones, each whole.
     SettingsInPlace,
+    /// If we die here, then what a killed daemon had not synced is as little durable as before, and nothing was built on it.
+    Begun,
     /// If we die here, then the next mount finds a file that it takes for one that was just closed.
     FileSealed,
     /// If we die here, then the file may have lost a name that nobody had made durable; nothing counts on it yet.

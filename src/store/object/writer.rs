@@ -167,7 +167,12 @@ impl ObjectWriter {
         // Not where a link leads to.
         let name = Path::new(shard.file_name().unwrap_or_default());
         beneath::open(objects, name, libc::O_PATH | libc::O_DIRECTORY)?;
-        self.io.publish(&self.path, &target, self.steps.in_place)?;
+        self.io.publish(&self.path, &target, self.steps.in_place).inspect_err(|_| {
+            // Perhaps it has its name already, and nobody will use it. Another encoding is as good as the one before.
+            if self.steps.in_place == NEW.in_place {
+                self.io.discard(&target, self.steps.in_place);
+            }
+        })?;
         self.finished = true;
         Ok(())
     }
@@ -176,7 +181,7 @@ impl ObjectWriter {
 impl Drop for ObjectWriter {
     fn drop(&mut self) {
         if !self.finished {
-            let _ = self.io.remove(&self.path, self.steps.written);
+            self.io.discard(&self.path, self.steps.written);
         }
     }
 }

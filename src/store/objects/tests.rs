@@ -23,7 +23,7 @@ fn header(id: Id, parent: Option<Id>, at: u32) -> Header {
 
 fn collect(objects: &Objects, keep: &HashSet<Id>) -> Vec<Id> {
     let garbage = objects.take_garbage(keep);
-    objects.remove(&garbage).unwrap();
+    objects.remove(&garbage);
     garbage
 }
 

@@ -1,0 +1,372 @@
+//! A store at work on a recorder, a program that writes into its tree, and what was promised to that program when.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use stepfs::archive::{Archive, AtRest};
+use stepfs::store::durable::{Attribute, CrashPoint, Device, DeviceFile, Disk, Io, Times};
+use stepfs::store::{Id, Objects, Store, Stub, export_file, import_file, replace_stub, sync_replaced};
+
+use super::recorder::{Node, Op, Record, Recorder};
+use super::series::{Dtype, Random, Tensor, decode, safetensors, train};
+
+/// What a program did to a path of the tree, and when.
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    /// Changes recorded before it was done: for what is one change, before that one.
+    pub(crate) at: usize,
+    /// Changes recorded when the last byte was written.
+    pub(crate) end: usize,
+    pub(crate) path: String,
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    /// Written in place as this node, from these bytes.
+    Written(Node, Arc<Vec<u8>>),
+    /// This node, whole, was renamed over it: the old file or the new one is there.
+    Replaced(Node, Arc<Vec<u8>>),
+    /// Removed, by a program or by the policy.
+    Removed,
+}
+
+/// The run of a history: all that a check needs.
+pub(crate) struct Run {
+    pub(crate) name: &'static str,
+    pub(crate) record: Record,
+    pub(crate) events: Vec<Event>,
+    /// What each object decodes to.
+    pub(crate) finals: HashMap<Id, Arc<Vec<u8>>>,
+}
+
+pub(crate) struct Live {
+    dir: tempfile::TempDir,
+    root: PathBuf,
+    recorder: Arc<Recorder>,
+    archive: Option<Arc<Archive>>,
+    settings: Box<dyn Fn(String) -> String>,
+    events: Vec<Event>,
+    finals: HashMap<Id, Arc<Vec<u8>>>,
+    clock: i64,
+    random: Random,
+    model: Vec<Tensor>,
+}
+
+/// A directory in memory where there is one: thousands of images are written.
+pub(crate) fn directory() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+impl Live {
+    /// A store that is made, with these settings, while it is recorded.
+    pub(crate) fn new(settings: impl Fn(String) -> String + 'static) -> Live {
+        let dir = directory();
+        let root = fs::canonicalize(dir.path()).unwrap();
+        let recorder = Arc::new(Recorder::new(&root, HashMap::new()));
+        let mut random = Random(7);
+        let model = vec![
+            Tensor::new("a.weight", Dtype::F32, &[128, 128], &mut random),
+            Tensor::new("ids", Dtype::I64, &[64], &mut random),
+        ];
+        let mut live = Live {
+            dir,
+            root,
+            recorder,
+            archive: None,
+            settings: Box::new(settings),
+            events: Vec::new(),
+            finals: HashMap::new(),
+            clock: 1_700_000_000,
+            random,
+            model,
+        };
+        live.open();
+        live
+    }
+
+    pub(crate) fn io(&self) -> Io {
+        Io::new(Arc::clone(&self.recorder) as _)
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.root.join("store")
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.store().join("tree").join(name)
+    }
+
+    pub(crate) fn outside(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    pub(crate) fn archive(&self) -> &Arc<Archive> {
+        self.archive.as_ref().unwrap()
+    }
+
+    pub(crate) fn open(&mut self) {
+        let fresh = !self.store().exists();
+        let mut store = Store::open_on(self.io(), &self.store()).unwrap();
+        if fresh {
+            // As a user does with an editor.
+            drop(store);
+            let path = self.store().join("stepfs.toml");
+            let text = (self.settings)(fs::read_to_string(&path).unwrap());
+            let new = self.store().join("stepfs.toml.new");
+            let steps = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
+            self.io().replace(&new, &path, text.as_bytes(), steps).unwrap();
+            store = Store::open_on(self.io(), &self.store()).unwrap();
+        }
+        let archive = Archive::open(store).unwrap();
+        archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+        self.archive = Some(archive);
+    }
+
+    /// Ends the daemon.
+    pub(crate) fn close(&mut self) {
+        let archive = self.archive.take().unwrap();
+        archive.stop();
+    }
+
+    /// The next checkpoint of a training.
+    pub(crate) fn next(&mut self) -> Vec<u8> {
+        train(&mut self.model, 1e-3, &mut self.random);
+        safetensors(&self.model)
+    }
+
+    fn event(&mut self, path: &str, what: What) {
+        self.events.push(Event { at: self.recorder.now(), end: usize::MAX, path: path.to_string(), what });
+    }
+
+    fn written(&mut self, at: usize, path: &str, node: Node, bytes: &[u8]) {
+        let what = What::Written(node, Arc::new(bytes.to_vec()));
+        self.events.push(Event { at, end: self.recorder.now(), path: path.to_string(), what });
+    }
+
+    fn node(&self, path: &Path) -> Node {
+        self.recorder.find(path).unwrap()
+    }
+
+    /// Writes a file as most programs do: truncate, then in order, close.
+    pub(crate) fn write(&mut self, name: &str, bytes: &[u8]) {
+        let path = self.path(name);
+        self.archive().opened_for_writing(Path::new(name));
+        let at = self.recorder.now();
+        let node = self.put(&path, bytes);
+        self.written(at, name, node, bytes);
+        self.archive().sealed(Path::new(name));
+    }
+
+    fn put(&mut self, path: &Path, bytes: &[u8]) -> Node {
+        let program = self.recorder.program();
+        program.make_dirs(path.parent().unwrap());
+        let file = match path.exists() {
+            true => {
+                let file = File::options().read(true).write(true).open(path).unwrap();
+                program.set_len(&file, 0);
+                file
+            }
+            false => program.create(path),
+        };
+        for (number, piece) in bytes.chunks(24_000).enumerate() {
+            program.write(&file, piece, 24_000 * number as u64);
+        }
+        self.clock += 60;
+        program.set(&file, Attribute::Mode(0o640));
+        program.set(&file, Attribute::Extended("user.note".as_ref(), b"kept"));
+        program.set(&file, Attribute::Times(Times { accessed: (self.clock, 0), modified: (self.clock, 0) }));
+        self.node(path)
+    }
+
+    /// As [`Live::write`], and fsyncs it and the directories above it before it closes it.
+    pub(crate) fn write_durably(&mut self, name: &str, bytes: &[u8]) {
+        let path = self.path(name);
+        self.archive().opened_for_writing(Path::new(name));
+        let at = self.recorder.now();
+        let node = self.put(&path, bytes);
+        self.written(at, name, node, bytes);
+        self.fsync(&path);
+        self.archive().sealed(Path::new(name));
+    }
+
+    fn fsync(&self, path: &Path) {
+        let program = self.recorder.program();
+        program.sync(path);
+        path.ancestors().skip(1).take_while(|above| above.starts_with(self.store())).for_each(|dir| program.sync(dir));
+    }
+
+    /// Writes beside it, fsyncs, renames over.
+    pub(crate) fn replace(&mut self, name: &str, bytes: &[u8]) {
+        let (path, beside) = (self.path(name), self.path(&format!("{name}.tmp")));
+        self.archive().opened_for_writing(Path::new(&format!("{name}.tmp")));
+        let node = self.put(&beside, bytes);
+        self.recorder.program().sync(&beside);
+        self.archive().sealed(Path::new(&format!("{name}.tmp")));
+        self.event(name, What::Replaced(node, Arc::new(bytes.to_vec())));
+        self.recorder.program().rename(&beside, &path);
+        self.archive().renamed(Path::new(&format!("{name}.tmp")), Path::new(name));
+    }
+
+    pub(crate) fn remove(&mut self, name: &str) {
+        self.event(name, What::Removed);
+        self.recorder.program().remove(&self.path(name));
+        self.archive().removed(Path::new(name));
+    }
+
+    /// What [`Live::remove`] does, while nobody serves the store.
+    pub(crate) fn remove_at_rest(&mut self, name: &str) {
+        self.event(name, What::Removed);
+        self.recorder.program().remove(&self.path(name));
+    }
+
+    /// Opens a released file for writing: it is brought back as `fs` does.
+    pub(crate) fn recall(&mut self, name: &str) -> Vec<u8> {
+        let (archive, path) = (Arc::clone(self.archive()), self.path(name));
+        let stub = Stub::read(&File::open(&path).unwrap(), archive.store().id()).unwrap().unwrap();
+        let bytes = Arc::clone(&self.finals[&stub.object]);
+        let new = archive.recall(&stub, &File::open(&path).unwrap()).unwrap();
+        let node = self.node(&new);
+        self.event(name, What::Replaced(node, Arc::clone(&bytes)));
+        let directories = replace_stub(&self.io(), &new, &[path], &mut || unreachable!()).unwrap();
+        sync_replaced(&self.io(), &directories).unwrap();
+        bytes.to_vec()
+    }
+
+    /// What a file reads as.
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
+        let (file, id) = (File::open(self.path(name)).unwrap(), self.archive().store().id());
+        match Stub::read(&file, id).unwrap() {
+            Some(stub) => self.finals[&stub.object].to_vec(),
+            None => fs::read(self.path(name)).unwrap(),
+        }
+    }
+
+    /// Copies a file into the store, which nobody serves meanwhile.
+    pub(crate) fn import(&mut self, name: &str, bytes: &[u8]) {
+        self.close();
+        let source = self.outside("source");
+        fs::write(&source, bytes).unwrap();
+        self.clock += 60;
+        let file = File::open(&source).unwrap();
+        let times = Times { accessed: (self.clock, 0), modified: (self.clock, 0) };
+        for attribute in
+            [Attribute::Mode(0o640), Attribute::Extended("user.note".as_ref(), b"kept"), Attribute::Times(times)]
+        {
+            Disk.set_attribute(&file, &attribute, CrashPoint::Fsync).unwrap();
+        }
+        let store = Store::open_on(self.io(), &self.store()).unwrap();
+        import_file(&store, &source, Path::new(name), |_| {}).unwrap();
+        drop(store);
+        let is_it = |entry: &super::recorder::Entry| {
+            entry.point == Some(CrashPoint::ImportInPlace) && matches!(entry.op, Op::Rename { .. })
+        };
+        let at = self.recorder.record().log.iter().rposition(is_it).unwrap();
+        let node = self.node(&self.path(name));
+        let what = What::Replaced(node, Arc::new(bytes.to_vec()));
+        self.events.push(Event { at, end: at, path: name.into(), what });
+        self.open();
+    }
+
+    /// Copies a file out of the store, and looks at the copy.
+    pub(crate) fn export(&self, name: &str, to: &str) {
+        let bytes = self.bytes(name);
+        let target = self.outside(to);
+        let write = |file: &DeviceFile| file.write_all_at(&bytes, 0, CrashPoint::ExportWritten);
+        export_file(self.archive().store(), Path::new(name), &target, write).unwrap();
+        assert_eq!(fs::read(target).unwrap(), bytes);
+    }
+
+    pub(crate) fn set_default_profile(&self, name: &str) {
+        let mut store = Store::open_on(self.io(), &self.store()).unwrap();
+        store.set_default_profile(name.parse().unwrap()).unwrap();
+    }
+
+    /// Recalls a file and changes some of it.
+    pub(crate) fn rewrite(&mut self, name: &str) {
+        let mut bytes = self.recall(name);
+        self.archive().opened_for_writing(Path::new(name));
+        let path = self.path(name);
+        let at = bytes.len() - 5000;
+        bytes[at..at + 4].copy_from_slice(&0.0123f32.to_le_bytes());
+        let file = File::options().write(true).open(&path).unwrap();
+        let (node, began) = (self.node(&path), self.recorder.now());
+        self.recorder.program().write(&file, &bytes[at..at + 4], at as u64);
+        self.written(began, name, node, &bytes);
+        self.archive().sealed(Path::new(name));
+    }
+
+    /// Somebody resumed training from a file.
+    pub(crate) fn restored(&self, name: &str) {
+        let stub = Stub::read(&File::open(self.path(name)).unwrap(), self.archive().store().id()).unwrap().unwrap();
+        self.archive().restored(stub.object);
+    }
+
+    /// Waits until everything is done, and looks at what the released files read as.
+    pub(crate) fn settle(&mut self) {
+        wait(self.archive());
+        self.look();
+        // What the program does next has another time than what was done for it.
+        std::thread::sleep(Duration::from_millis(25));
+    }
+
+    pub(crate) fn look(&mut self) {
+        let store = Store::look(&self.store()).unwrap();
+        let objects = Objects::load(&store.objects(), |id, error| panic!("{id}: {error}")).unwrap();
+        for header in objects.all() {
+            let bytes = || Arc::new(decode(&objects, header.id).unwrap());
+            let known = self.finals.entry(header.id).or_insert_with(bytes);
+            assert!(**known == decode(&objects, header.id).unwrap(), "an object decodes to something else");
+        }
+    }
+
+    pub(crate) fn end(mut self, name: &'static str) -> Run {
+        self.settle();
+        self.close();
+        let record = self.recorder.record().clone();
+        let mut events = std::mem::take(&mut self.events);
+        // When what a program does at once was done.
+        for event in events.iter_mut().filter(|event| event.end == usize::MAX) {
+            let is_it = |entry: &super::recorder::Entry| {
+                let step = matches!(entry.point, None | Some(CrashPoint::RecallInPlace));
+                step && matches!(entry.op, Op::Rename { .. } | Op::Remove { .. })
+            };
+            event.at += record.log[event.at..].iter().position(is_it).unwrap();
+            event.end = event.at;
+        }
+        // What the policy removed.
+        for (at, entry) in record.log.iter().enumerate() {
+            if let (Op::Remove { name, .. }, Some(CrashPoint::NameRemoved)) = (&entry.op, entry.point) {
+                let directory = record.path(name.0).unwrap_or_default();
+                let Ok(inside) = directory.strip_prefix("store/tree") else { continue };
+                let path = inside.join(&name.1).to_string_lossy().into_owned();
+                events.push(Event { at, end: at, path, what: What::Removed });
+            }
+        }
+        events.sort_by_key(|event| event.at);
+        drop(self.dir);
+        Run { name, record, events, finals: self.finals }
+    }
+}
+
+/// Waits until the archive has nothing to do.
+pub(crate) fn wait(archive: &Arc<Archive>) {
+    let started = Instant::now();
+    while archive.queue().queued > 0 {
+        assert!(started.elapsed() < Duration::from_secs(60), "takes too long: {:?}", archive.status());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+impl Run {
+    /// A run whose objects are known to decode to these, too.
+    pub(crate) fn with(&self, finals: HashMap<Id, Arc<Vec<u8>>>) -> Run {
+        let mut all = self.finals.clone();
+        all.extend(finals);
+        Run { name: self.name, record: self.record.clone(), events: self.events.clone(), finals: all }
+    }
+}

@@ -1,0 +1,189 @@
+//! Crashes and faults of the device (docs/DESIGN.md, "Crashes"): histories of a store on a device that remembers what was
+//! done, and every state that a power failure may leave after any of it.
+
+mod check;
+mod faults;
+mod faulty;
+mod histories;
+mod image;
+mod live;
+mod recorder;
+mod reshard;
+#[path = "../at_rest/series.rs"]
+#[allow(dead_code)]
+mod series;
+
+use std::collections::{BTreeMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use check::Failure;
+use image::{Image, Luck};
+use live::Run;
+use recorder::Op;
+use stepfs::store::durable::CrashPoint;
+
+/// Images that are looked at side by side: while one waits for its archive another is written.
+const AT_ONCE: usize = 4;
+
+/// A failure to be looked at: its history, the changes before it, what is durable by luck, and whether there is another one
+/// while the store recovers.
+type Case = (usize, usize, Luck, Option<u64>);
+
+/// Seeds per sync point and per change: many in the long run (scripts/crash.sh).
+fn thoroughness() -> (usize, usize) {
+    let number = |name: &str, usual: usize| std::env::var(name).map_or(usual, |text| text.parse().unwrap());
+    (number("STEPFS_CRASH_SEEDS", 1), number("STEPFS_CRASH_EVERY", 0))
+}
+
+fn cases(runs: &[Run]) -> Vec<Case> {
+    let (seeds, every) = thoroughness();
+    let mut cases = Vec::new();
+    for (number, run) in runs.iter().enumerate() {
+        for (at, entry) in run.record.log.iter().enumerate() {
+            let is_sync = matches!(entry.op, Op::Sync { .. });
+            let is_name = matches!(entry.op, Op::Rename { .. } | Op::Remove { .. } | Op::Link { .. });
+            let lucks = [Luck::Names, Luck::Bytes, Luck::All, Luck::None];
+            if is_sync {
+                // Before it: nothing but the last sync holds. After it: nothing else does.
+                cases.extend((0..seeds).map(|seed| (number, at, Luck::Some(seed as u64), None)));
+                cases.push((number, at + 1, Luck::None, None));
+            }
+            if is_name {
+                // The process alone is killed, and the machine after the next one has done all that there is to do.
+                cases.push((number, at + 1, Luck::All, Some(at as u64)));
+            }
+            if is_sync || is_name || every > 0 {
+                // And one of these in turn, with another failure during recovery.
+                let count = if every > 0 { lucks.len() } else { 1 };
+                for turn in 0..count {
+                    let seed = (at * 31 + number * 7 + turn) as u64;
+                    cases.push((number, at + 1, lucks[(at + turn) % lucks.len()], Some(seed)));
+                }
+            }
+            cases.extend((0..every).map(|seed| (number, at, Luck::Some((1000 + seed) as u64), None)));
+        }
+    }
+    cases
+}
+
+#[test]
+fn whatever_a_crash_leaves_keeps_what_was_promised() {
+    let began = Instant::now();
+    let runs = histories::all();
+    let mut met: BTreeMap<CrashPoint, usize> = BTreeMap::new();
+    for entry in runs.iter().flat_map(|run| &run.record.log) {
+        *met.entry(entry.point.unwrap_or(CrashPoint::Fsync)).or_default() += 1;
+    }
+    let cases = cases(&runs);
+    let (next, looked_at, again) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+    let seen: Mutex<HashSet<(usize, u64)>> = Mutex::default();
+    let failures: Mutex<Vec<String>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some((number, done, luck, second)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let failure = Failure { run: &runs[*number], done: *done, luck: *luck, again: false };
+                    let image = Image::after(&failure.run.record, *done, *luck);
+                    // The same was looked at before, and no less was promised.
+                    let key = (*number, image.key() ^ failure.run.promised(*done));
+                    if second.is_none() && !seen.lock().unwrap().insert(key) {
+                        again.fetch_add(1, Ordering::Relaxed);
+                        continue;
+                    }
+                    looked_at.fetch_add(if second.is_some() { 3 } else { 1 }, Ordering::Relaxed);
+                    let checked = catch_unwind(AssertUnwindSafe(|| failure.check(&image, *second)));
+                    if let Err(panic) = checked {
+                        let why = panic.downcast_ref::<String>().cloned();
+                        let why = why.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
+                        failures.lock().unwrap().push(format!("{}: {}", failure.words(), why.unwrap_or_default()));
+                    }
+                }
+            });
+        }
+    });
+    // Steps of recoveries, which were recorded to let them fail. `reshard` looks at its own.
+    for point in check::RECOVERIES.lock().unwrap().iter() {
+        met.entry(*point).or_default();
+    }
+    let elsewhere = [CrashPoint::ReshardWritten, CrashPoint::ReshardInPlace];
+    for point in CrashPoint::ALL.iter().filter(|point| !elsewhere.contains(point)) {
+        assert!(met.contains_key(point), "no history comes by {point:?}: {}", point.sentence());
+    }
+    let failures = failures.into_inner().unwrap();
+    let syncs = |run: &Run| run.record.log.iter().filter(|entry| matches!(entry.op, Op::Sync { .. })).count();
+    for run in &runs {
+        println!("{}: {} changes, {} sync points", run.name, run.record.log.len(), syncs(run));
+    }
+    println!(
+        "{} images of {} failures ({} were as others) in {:.0?}: {} broke a promise",
+        looked_at.into_inner(),
+        cases.len(),
+        again.into_inner(),
+        began.elapsed(),
+        failures.len()
+    );
+    // One of each kind: what differs in numbers only is one.
+    let mut kinds: BTreeMap<String, (usize, &String)> = BTreeMap::new();
+    for failure in &failures {
+        let what = failure.split(": ").skip(2).collect::<Vec<_>>().join(": ");
+        kinds.entry(what.replace(|c: char| c.is_ascii_digit(), "")).or_insert((0, failure)).0 += 1;
+    }
+    kinds.values().for_each(|(count, first)| println!("{count} as this: {first}"));
+    assert!(failures.is_empty(), "{} broke a promise", failures.len());
+}
+
+/// Whether a promise is broken when the syncs of a step are left out.
+fn is_noticed(runs: &[Run], point: CrashPoint) -> bool {
+    runs.iter().any(|run| {
+        let record = run.record.without_syncs(point);
+        let mut points = (0..run.record.log.len()).filter(|at| matches!(run.record.log[*at].op, Op::Sync { .. }));
+        points.any(|at| {
+            [Luck::None].into_iter().any(|luck| {
+                let failure = Failure { run, done: at + 1, luck, again: false };
+                let image = Image::after(&record, at + 1, luck);
+                let before = run.record.log[..=at].iter().any(|entry| entry.point == Some(point));
+                before && catch_unwind(AssertUnwindSafe(|| failure.check(&image, None))).is_err()
+            })
+        })
+    })
+}
+
+/// Every one of these syncs keeps a promise: without it one is broken, and the test above says so.
+#[test]
+fn a_sync_that_is_left_out_is_noticed() {
+    let runs = histories::all();
+    let needed = [
+        CrashPoint::FileSealed,
+        CrashPoint::NamesSealed,
+        CrashPoint::ObjectCompleted,
+        CrashPoint::ShardMade,
+        CrashPoint::StubWritten,
+        CrashPoint::RecallWritten,
+        CrashPoint::ImportWritten,
+    ];
+    // What is expected here is not worth a page each.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let unnoticed: Vec<_> = std::thread::scope(|scope| {
+        let runs = &runs;
+        let all: Vec<_> = needed
+            .map(|point| {
+                (
+                    point,
+                    scope.spawn(move || {
+                        let noticed = is_noticed(runs, point);
+                        println!("{point:?}: noticed: {noticed}");
+                        noticed
+                    }),
+                )
+            })
+            .into_iter()
+            .collect();
+        all.into_iter().filter_map(|(point, noticed)| (!noticed.join().unwrap()).then_some(point)).collect()
+    });
+    std::panic::set_hook(hook);
+    assert_eq!(unnoticed, []);
+}

@@ -1,0 +1,159 @@
+"""Stores in surroundings that are not as they should be: read-only, copied badly, wanted by two, under a clock that jumps,
+with hardly any memory. Whoever asks is told the truth, nothing is lost, and what can be served is."""
+
+import errno
+import os
+import shutil
+import subprocess
+
+import harness
+import pytest
+import torch
+from harness import BIN, DAMAGE, Mount, require_clean, run, shell, verify
+from series import bits_equal, difference, save_walk, tensors_of
+
+pytestmark = [pytest.mark.stepfs]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of its own")
+
+
+def series(mount, count=4, seed=91):
+    """A released series, and what each file of it reads as."""
+    names = save_walk(mount.dir, count, seed=seed)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    return {name: (mount / name).read_bytes() for name in names}
+
+
+def check(mount, content):
+    for name, data in content.items():
+        assert (mount / name).read_bytes() == data, name
+
+
+@needs_root
+def test_a_store_on_a_read_only_file_system(plain):
+    disk = plain / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
+    mount = Mount(plain / "base", store=disk / "store")
+    try:
+        mount.mount()
+        content = series(mount)
+        mount.umount()
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        refused = run(*mount.arguments(), check=False)
+        assert refused.returncode == 1 and "Read-only file system" in refused.stderr, refused
+        assert not harness.is_mounted(mount.dir)
+        # What only reads works.
+        for name, data in content.items():
+            assert run("cat", mount.store, name, text=False).stdout == data
+        require_clean(mount.store)
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        mount.mount()
+        check(mount, content)
+    finally:
+        mount.close()
+        subprocess.run(["umount", disk], check=True)
+
+
+@needs_root
+def test_two_daemons_and_one_store(mount, plain):
+    content = series(mount)
+    other = plain / "other"
+    other.mkdir()
+    # Here; in another mount namespace; and there under another path, where the store looks like another one.
+    here = subprocess.run([BIN, "mount", mount.store, other], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    there = shell(f"unshare -m '{BIN}' mount '{mount.store}' '{other}'", check=False)
+    elsewhere = plain / "elsewhere"
+    elsewhere.mkdir()
+    bound = shell(f"unshare -m bash -c \"mount --bind '{mount.store}' '{elsewhere}' && '{BIN}' mount '{elsewhere}' '{other}'\"",
+                  check=False)
+    for refused in (here, there, bound):
+        assert refused.returncode == 1 and f"in use by process {mount.pid}" in refused.stderr, refused.stderr
+    refused = run("import", mount.store, mount.log, check=False)
+    assert refused.returncode == 1 and "in use" in refused.stderr, refused.stderr
+    check(mount, content)
+    mount.umount()
+    require_clean(mount.store)
+
+
+def test_a_store_that_was_copied_without_its_holes(mount, plain):
+    content = series(mount)
+    mount.umount()
+    copied = plain / "copied"
+    shell(f"cp -a --sparse=never '{mount.store}' '{copied}'")
+    other = Mount(plain / "base", store=copied).mount()
+    try:
+        check(other, content)
+        other.sync()
+        check(other, content)
+    finally:
+        other.close()
+    require_clean(copied)
+
+
+def test_a_store_that_was_copied_without_its_objects(mount, plain):
+    content = series(mount)
+    mount.umount()
+    copied = plain / "copied"
+    shell(f"cp -a '{mount.store}' '{copied}'")
+    shutil.rmtree(copied / "objects")
+    other = Mount(plain / "base", store=copied).mount()
+    try:
+        *old, newest = content
+        assert (other / newest).read_bytes() == content[newest]
+        for name in old:
+            with pytest.raises(OSError) as error:
+                (other / name).read_bytes()
+            assert error.value.errno == errno.EIO
+        # It goes on from there.
+        for at in (100, 101):
+            shutil.copyfile(other / newest, other / f"again_{at}.pt")
+        other.sync()
+        assert (other / "again_100.pt").read_bytes() == content[newest]
+        # The objects come back: so do the files.
+        other.umount()
+        assert verify(copied)[0] == DAMAGE
+        shell(f"cp -a '{mount.store}/objects/.' '{copied}/objects/'")
+        other.mount()
+        check(other, content)
+    finally:
+        other.close()
+    require_clean(copied)
+
+
+def test_a_clock_that_jumps(mount, plain):
+    """Files get times of the future and of long ago, in any order: each reads as it was written, within its bound."""
+    (plain / "exact").mkdir()
+    names = save_walk(plain / "exact", 8, seed=93)
+    now = 1_700_000_000
+    for at, (name, jump) in enumerate(zip(names, (0, 10**9, 60, -(10**9), 120, 0, -1, 2 * 10**9))):
+        shutil.copyfile(plain / "exact" / name, mount / name)
+        os.utime(mount / name, (now + at + jump, now + at + jump))
+        if at % 3 == 2:
+            mount.sync()
+    mount.sync()
+    before = {name: (mount / name).read_bytes() for name in names}
+    mount.remount()
+    mount.sync()
+    check(mount, before)
+    newest = max(names, key=lambda name: os.stat(mount / name).st_mtime)
+    assert before[newest] == (plain / "exact" / newest).read_bytes()
+    for name in names:
+        limit = mount.entry(name)["max_abs_error"] or 0.0
+        exact, read = (tensors_of(torch.load(path)) for path in (plain / "exact" / name, mount / name))
+        assert all(bits_equal(exact[k], read[k]) or difference(exact[k], read[k]) <= limit for k in exact), name
+    mount.umount()
+    require_clean(mount.store)
+
+
+def test_hardly_any_memory(mount):
+    """`--memory 0`: every state that is needed comes from the device, and nothing else changes."""
+    mount.umount()
+    usual = mount.arguments()
+    mount.arguments = lambda: [*usual, "--memory", "0"]
+    mount.mount()
+    content = series(mount, count=12)
+    mount.remount()
+    check(mount, content)
+    mount.umount()
+    require_clean(mount.store)
