@@ -22,6 +22,7 @@ struct Inside {
 pub struct Cache {
     directory: PathBuf,
     limit: u64,
+    most_files: usize,
     /// Taken to look a file up and to add one; nothing is read or decoded under it.
     inside: Mutex<Inside>,
 }
@@ -37,7 +38,7 @@ impl Cache {
             scratch::remove(&entry?.path())?;
         }
         let inside = Mutex::new(Inside { files: LruCache::unbounded(), bytes: 0 });
-        Ok(Cache { directory: directory.to_path_buf(), limit, inside })
+        Ok(Cache { directory: directory.to_path_buf(), limit, most_files: most_files(), inside })
     }
 
     /// The decoded file of an object.
@@ -59,13 +60,13 @@ impl Cache {
         Some(file)
     }
 
-    /// Keeps a filled file, and lets go of others to stay below the limit. Whoever has those open keeps them.
+    /// Keeps a filled file, and lets go of others to stay below the limits. Whoever has those open keeps them.
     pub fn keep(&self, id: Id, file: Arc<File>, len: u64) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         if inside.files.put(id, (file, len)).is_none() {
             inside.bytes += len;
         }
-        while inside.bytes > self.limit {
+        while inside.bytes > self.limit || inside.files.len() > self.most_files {
             let Some((_, (_, gone))) = inside.files.pop_lru() else {
                 break;
             };
@@ -84,5 +85,35 @@ impl Cache {
     /// Bytes of all decoded files.
     pub fn bytes(&self) -> u64 {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner).bytes
+    }
+}
+
+/// Files that are kept at most, however small: each is a descriptor, and a daemon that has none left can open nothing for anybody.
+/// A quarter of what the process may have, once the mount has raised its limit to the hard one; handles of programs need the rest.
+fn most_files() -> usize {
+    // Where it cannot be asked: a quarter of what processes usually may have.
+    const UNKNOWN: usize = 256;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a writable rlimit.
+    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
+        0 => usize::try_from(limit.rlim_max / 4).unwrap_or(usize::MAX).max(1),
+        _ => UNKNOWN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_files_do_not_take_all_descriptors() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache { most_files: 3, ..Cache::new(directory.path(), 1 << 20).unwrap() };
+        for id in 1..=5u8 {
+            let file = cache.begin(Id([id; 16]), 10).unwrap();
+            cache.keep(Id([id; 16]), Arc::new(file), 10);
+        }
+        assert_eq!((cache.bytes(), cache.inside.lock().unwrap().files.len()), (30, 3));
+        assert!(cache.get(Id([2; 16])).is_none() && cache.get(Id([3; 16])).is_some(), "the least recently used went");
     }
 }

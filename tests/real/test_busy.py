@@ -1,6 +1,7 @@
 """Commands that look at a whole store, while files in it come and go: they speak of no damage that is not there."""
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -76,3 +77,24 @@ def test_ls_while_directories_go(mount):
         return None if done.returncode == OK else done.stderr
 
     assert not while_it_changes(change, look, 40)
+
+
+def test_decoded_files_leave_descriptors_for_others(mount):
+    """The cache keeps decoded files open. With a low limit on open files, reading many small ones left none for anybody."""
+    mount.umount()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # More than what chains that are kept open may take, which is 192.
+    done = subprocess.run([BIN, *map(str, mount.arguments())], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300)))
+    assert done.returncode == OK and resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+    mount.pid = mount.find_daemon()
+    for folder in "abcdefgh":
+        os.mkdir(mount / folder)
+        save_walk(mount / folder, 36, seed=500 + ord(folder), shapes={"weight": (128, 64)})
+    mount.sync()
+    released = mount.released()
+    assert len(released) > 270
+    for name in released:
+        with open(mount / name, "rb") as f:
+            assert f.read(4) == b"PK\x03\x04"
+    save_walk(mount.dir, 1)
+
