@@ -73,6 +73,9 @@ impl StubNote {
         let times = Times { accessed: time()?, modified: time()? };
         let length = fields.count(1)?;
         let path = PathBuf::from(OsStr::from_bytes(fields.take(length)?));
+        if fields.remaining() != 0 {
+            return Err(Damage("a note is longer than it may be"));
+        }
         Ok(StubNote { path, object, times })
     }
 }
