@@ -7,8 +7,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::recall::{Chain, Layout, order, stream};
-use crate::store::{Objects, Store, durable};
+use crate::recall::{Chain, Layout, ReadError, order, stream};
+use crate::store::{Damage, Objects, Store, durable};
 
 use super::survey::stub;
 
@@ -22,6 +22,10 @@ pub(super) fn read(
     let name = || format!("{}", path.display());
     if let Some(stub) = stub(store, path)? {
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
+        if chain.leaf().header().logical_len != stub.logical_len {
+            let error = ReadError::object(stub.object, Damage("it is not as long as its stub says"));
+            return Err(io::Error::from(error)).with_context(name);
+        }
         let layout = Layout::of(chain.leaf());
         let order = order(&chain).map_err(io::Error::from).with_context(name)?;
         if order.is_kept() {

@@ -1,9 +1,9 @@
 //! Reads an object.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -43,7 +43,7 @@ impl Object {
     /// # Errors
     /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
     pub fn header_of(objects: &Path, id: Id) -> io::Result<(Header, u64)> {
-        let file = File::open(path_of(objects, id))?;
+        let file = open_file(&path_of(objects, id))?;
         let header = read_header(&file, id)?;
         Ok((header, file.metadata()?.blocks() * 512))
     }
@@ -53,7 +53,7 @@ impl Object {
     /// # Errors
     /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
     pub fn open(objects: &Path, id: Id) -> io::Result<Object> {
-        let file = File::open(path_of(objects, id))?;
+        let file = open_file(&path_of(objects, id))?;
         let header = read_header(&file, id)?;
         Object::with_header(file, header)
     }
@@ -143,6 +143,20 @@ impl Object {
             true => Ok(()),
             false => Err(Damage("a tile's checksum does not match").into()),
         }
+    }
+}
+
+/// Opens a regular file: whatever else has an object's name, a pipe that would be waited for or a link to elsewhere, is damage.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) if file.metadata()?.is_file() => Ok(file),
+        Ok(_) => Err(Damage("it is no file").into()),
+        // A link, a file in the place of a directory, a socket.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO)) => {
+            Err(Damage("it is no file").into())
+        }
+        Err(error) => Err(error),
     }
 }
 
