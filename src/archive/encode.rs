@@ -23,7 +23,7 @@ use super::published::Fits;
 /// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
 pub(super) const BATCH: usize = 16;
 /// zstd level of the skeleton: pickles and headers, or whole files that are not understood.
-const SKELETON_LEVEL: i32 = 3;
+pub(super) const SKELETON_LEVEL: i32 = 3;
 
 /// A file to encode.
 pub(super) struct Job<'a> {

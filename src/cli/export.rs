@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
+use crate::archive::repair;
 use crate::store::{Objects, Store, copy_attributes, copy_but_owner, durable};
 
 use super::files::{objects, read};
-use super::survey::files;
-use super::words::progress;
+use super::survey::{files, stub};
+use super::words::{name, progress};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
@@ -28,11 +29,18 @@ pub(super) struct Args {
     /// Replace files that are there already.
     #[arg(long)]
     force: bool,
+    /// Of one damaged file write the tensors that can still be read, as safetensors, and name those that are lost. Exit code 3 if
+    /// there are any.
+    #[arg(long)]
+    salvage: bool,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let store = Store::look(&args.store)?;
+    if args.salvage {
+        return salvage(&store, &args);
+    }
     let objects = objects(&store)?;
     let from = if args.path == Path::new(".") { PathBuf::new() } else { args.path.clone() };
     let files = files(&store, &from)?;
@@ -56,13 +64,44 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What can still be read of a damaged file.
+fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
+    let shown = || args.path.display().to_string();
+    let stub = stub(store, &args.path)?.with_context(|| format!("{} is not released: copy it as it is", shown()))?;
+    if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
+        bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
+    }
+    let part = part_of(&args.dest);
+    durable::remove(&part)?;
+    let write = || -> Result<repair::Salvaged> {
+        let file = durable::create_new(&part).with_context(|| format!("{}", part.display()))?;
+        let salvaged = repair::salvage(store, stub.object, &file).with_context(shown)?;
+        durable::sync_file(&file)?;
+        fs::rename(&part, &args.dest)?;
+        Ok(salvaged)
+    };
+    let salvaged = write().inspect_err(|_| {
+        let _ = durable::remove(&part);
+    })?;
+    for (tensor, why) in &salvaged.lost {
+        println!("lost: {}: {}", name(tensor), name(why));
+    }
+    println!("{} tensors written, {} lost", salvaged.written.len(), salvaged.lost.len());
+    Ok(if salvaged.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
+}
+
+/// Where a file is written before it gets its name.
+fn part_of(target: &Path) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_os_string();
+    name.push(".stepfs-export");
+    durable::parent(target).join(name)
+}
+
 /// Writes beside the target and renames, so that an interrupted export leaves no half file under its name.
 fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {
     let directory = durable::parent(target);
     fs::create_dir_all(directory).with_context(|| format!("{}", directory.display()))?;
-    let mut name = target.file_name().unwrap_or_default().to_os_string();
-    name.push(".stepfs-export");
-    let part = directory.join(name);
+    let part = part_of(target);
     durable::remove(&part)?;
     let write = || -> Result<()> {
         let file = durable::create_new(&part).with_context(|| format!("{}", part.display()))?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::object::Id;
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, durable, profile_mark, release};
+use super::{Error, Profile, Profiles, durable, profile_mark, release, rescue};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -47,6 +47,39 @@ impl Store {
         release::recover(&store).map_err(Error::io(store.tmp()))?;
         empty(&store.tmp()).map_err(Error::io(store.tmp()))?;
         Ok(store)
+    }
+
+    /// Opens a store for writing whose `stepfs.toml` may be damaged or gone: it is written anew then, as far as it can be known,
+    /// and what there is stays beside it as `stepfs.toml.damaged`. Answers what was done, in words.
+    ///
+    /// # Errors
+    /// [`Error`] in words for the user: also when nothing else says that this is a store, or whose.
+    pub fn open_damaged(root: &Path) -> Result<(Store, Option<String>), Error> {
+        let path = root.join(SETTINGS);
+        let text = match fs::read(&path) {
+            Ok(text) => String::from_utf8_lossy(&text).into_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(Error::io(path)(error)),
+        };
+        match Settings::parse(&text) {
+            Err(Error::Settings(_)) => {}
+            Ok(settings) if path.exists() && !rescue::is_wrong(root, settings.id).map_err(Error::io(root))? => {
+                return Ok((Store::open(root)?, None));
+            }
+            Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+        if !["tree", "objects", LOCK].iter().all(|name| root.join(name).exists()) {
+            return Err(Error::NotAStore(root.to_path_buf()));
+        }
+        let lock = take_lock(root)?;
+        let (text, words) = rescue::settings(&root.join("tree"), &text)?;
+        if path.exists() {
+            rescue::keep(&path).map_err(Error::io(&path))?;
+        }
+        durable::replace(&root.join("stepfs.toml.new"), &path, text.as_bytes()).map_err(Error::io(&path))?;
+        drop(lock);
+        Ok((Store::open(root)?, Some(words)))
     }
 
     /// Opens a store to look at it, mounted or not. Nothing is changed.

@@ -14,6 +14,7 @@ mod objects;
 mod parallel;
 mod profile;
 mod release;
+mod rescue;
 mod restores;
 pub mod retention;
 mod settings;
