@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "fuzz"
@@ -52,6 +53,7 @@ def run(target, seconds):
     before = set(crashes.iterdir())
     command = [str(PROGRAMS / target), str(own), *kept(target), f"-max_total_time={seconds}", f"-max_len={length(target)}"]
     command += [*LIMITS, "-print_final_stats=1", "-use_value_profile=1", f"-artifact_prefix={crashes}/"]
+    began = time.monotonic()
     with open(WORK / f"{target}.log", "w", encoding="utf-8", errors="replace") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=environment(), check=False)
     text = (WORK / f"{target}.log").read_text(errors="replace")
@@ -60,6 +62,8 @@ def run(target, seconds):
     covered = [int(number) for number in re.findall(r" cov: (\d+) ", text)]
     found = sorted(set(crashes.iterdir()) - before)
     now = datetime.date.today().isoformat()
+    # One that found something ended there.
+    seconds = round(time.monotonic() - began)
     line = [now, target, str(seconds), str(max(count, default=0)), str(max(covered, default=0)), str(len(found))]
     print(f"{target:22} {int(line[3]):>12,} executions, {line[4]:>6} edges, {len(found)} findings", flush=True)
     for path in found:
@@ -96,6 +100,7 @@ def keep(target):
     merged.mkdir(parents=True)
     sources = [str(own)] if own.is_dir() else []
     command = [str(PROGRAMS / target), "-merge=1", str(merged), *kept(target), *sources, f"-max_len={MOST_INPUT}", *LIMITS]
+    command.append(f"-artifact_prefix={CRASHES / target}/")
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), check=False)
     inputs = sorted(merged.iterdir(), key=lambda path: path.stat().st_size)
     if not inputs:

@@ -245,7 +245,7 @@ pub(crate) fn round_trip(data: &[u8]) {
     let prior: Option<Vec<i32>> = input.flag().then(|| (0..n).map(|_| i32::from(input.byte() as i8)).collect());
     let base = Base { rows, k, g: step, a: prior.as_deref() };
     let (mut a, mut r, mut kept) = (vec![0; n], vec![0; w.len()], Vec::new());
-    if rows::quantize(dtype, &w, base, 0.25 * f64::from(1 + input.byte()), &mut a, &mut r, &mut kept).is_ok() {
+    if rows::quantize(dtype, &w, base, 0.25 * (1.0 + f64::from(input.byte())), &mut a, &mut r, &mut kept).is_ok() {
         let mut out = Vec::new();
         if rows::encode_tile(&a, prior.as_deref(), rows, &kept, &mut out).is_ok() {
             let (mut sums, mut exceptions) = (prior.unwrap_or_else(|| vec![0; n]), Vec::new());

@@ -61,7 +61,7 @@ pub(crate) fn round_trip(data: &[u8]) {
         }
     } else {
         let spread = input.byte().max(1);
-        symbols.extend(raw.iter().map(|byte| if wide { *byte } else { 15 + byte % spread }));
+        symbols.extend(raw.iter().map(|byte| if wide { *byte } else { byte.wrapping_rem(spread).wrapping_add(15) }));
     }
     bytes_return(&symbols, shape);
     let magnitude = input.byte() % 32;
