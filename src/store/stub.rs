@@ -101,16 +101,29 @@ impl Stub {
         Stub::read_of(file, file.metadata()?.len(), store)
     }
 
+    /// The stub of another store in a regular file: an ordinary file, unless this store's settings say a wrong id.
+    ///
+    /// # Errors
+    /// As of [`Stub::read`].
+    pub fn foreign(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
+        let len = file.metadata()?.len();
+        Ok(Stub::of_any(file, len)?.filter(|stub| stub.store != store && stub.logical_len == len))
+    }
+
     fn read_of(file: &dyn ReadAt, len: u64, store: Id) -> io::Result<Option<Stub>> {
+        match Stub::of_any(file, len)?.filter(|stub| stub.store == store) {
+            Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
+            stub => Ok(stub),
+        }
+    }
+
+    fn of_any(file: &dyn ReadAt, len: u64) -> io::Result<Option<Stub>> {
         if len < MIN_RELEASE_BYTES {
             return Ok(None);
         }
         let mut block = [0; STUB_BYTES];
         file.read_exact_at(&mut block, 0)?;
-        match Stub::decode(&block)?.filter(|stub| stub.store == store) {
-            Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
-            stub => Ok(stub),
-        }
+        Ok(Stub::decode(&block)?)
     }
 }
 

@@ -48,8 +48,8 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
     })
 }
 
-/// Copies a file of the tree to a path anywhere, over what is there: `write` gets an empty file beside it, to write the bytes
-/// into. Durable when it returns; an export that is cut short leaves no half file under that name.
+/// Copies a file of the tree to a path anywhere, over what is there, with its attributes as far as permitted: `write` gets an
+/// empty file, to write the bytes into. Durable when it returns; an export that is cut short leaves no half file under that name.
 ///
 /// # Errors
 /// Those of `write`; what the device reports. What was there before is there still.
@@ -59,6 +59,25 @@ pub fn export_file<E: From<io::Error>>(
     target: &Path,
     write: impl FnOnce(&DeviceFile) -> Result<(), E>,
 ) -> Result<(), E> {
+    write_beside(store, target, |file| {
+        write(file)?;
+        let source = store.tree().join(path);
+        let metadata = fs::symlink_metadata(&source)?;
+        Ok(copy_attributes(&source, &metadata, file, CrashPoint::ExportWritten)
+            .or_else(|_| copy_but_owner(&source, &metadata, file, CrashPoint::ExportWritten))?)
+    })
+}
+
+/// Writes a file that comes from a store to a path anywhere, over what is there: `write` gets an empty file beside it. As durable
+/// and as whole as with [`export_file`].
+///
+/// # Errors
+/// As there.
+pub fn write_beside<T, E: From<io::Error>>(
+    store: &Store,
+    target: &Path,
+    write: impl FnOnce(&DeviceFile) -> Result<T, E>,
+) -> Result<T, E> {
     const WRITTEN: CrashPoint = CrashPoint::ExportWritten;
     let io = store.io();
     io.make_dirs(parent(target), 0o777, WRITTEN)?;
@@ -66,15 +85,12 @@ pub fn export_file<E: From<io::Error>>(
     name.push(".stepfs-export");
     let part = parent(target).join(name);
     io.remove(&part, WRITTEN)?;
-    let copy = || -> Result<(), E> {
+    let copy = || -> Result<T, E> {
         let file = io.create(&part, WRITTEN)?;
-        write(&file)?;
-        let source = store.tree().join(path);
-        let metadata = fs::symlink_metadata(&source)?;
-        copy_attributes(&source, &metadata, &file, WRITTEN)
-            .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
+        let written = write(&file)?;
         file.sync(WRITTEN)?;
-        Ok(io.publish(&part, target, CrashPoint::ExportInPlace)?)
+        io.publish(&part, target, CrashPoint::ExportInPlace)?;
+        Ok(written)
     };
     copy().inspect_err(|_| {
         let _ = io.remove(&part, WRITTEN);

@@ -51,7 +51,7 @@ impl Object {
     /// # Errors
     /// As there.
     pub fn header_on(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
-        let file = io.open(&path_of(objects, id))?;
+        let file = open_file(io, &path_of(objects, id))?;
         let header = read_header(&file, id)?;
         Ok((header, file.metadata()?.blocks() * 512))
     }
@@ -69,7 +69,7 @@ impl Object {
     /// # Errors
     /// As there.
     pub fn open_on(io: &Io, objects: &Path, id: Id) -> io::Result<Object> {
-        let file = io.open(&path_of(objects, id))?;
+        let file = open_file(io, &path_of(objects, id))?;
         let header = read_header(&file, id)?;
         Object::with_header(file, header)
     }
@@ -159,6 +159,19 @@ impl Object {
             true => Ok(()),
             false => Err(Damage("a tile's checksum does not match").into()),
         }
+    }
+}
+
+/// Opens a regular file: whatever else has an object's name, a pipe that would be waited for or a link to elsewhere, is damage.
+fn open_file(io: &Io, path: &Path) -> io::Result<DeviceFile> {
+    match io.open_with(path, libc::O_NOFOLLOW | libc::O_NONBLOCK) {
+        Ok(file) if file.metadata()?.is_file() => Ok(file),
+        Ok(_) => Err(Damage("it is no file").into()),
+        // A link, a file in the place of a directory, a socket.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR | libc::ENXIO)) => {
+            Err(Damage("it is no file").into())
+        }
+        Err(error) => Err(error),
     }
 }
 
