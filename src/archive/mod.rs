@@ -20,6 +20,7 @@ mod payload;
 mod plan;
 mod published;
 mod release;
+pub mod repair;
 mod reparent;
 mod restores;
 mod retention;
@@ -134,7 +135,18 @@ impl Archive {
             .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"));
         let pool = Pool::new(builder).map_err(Error::io(store.root()))?;
         let mut catalog = Catalog::new(store.settings().settle);
-        settle::enter(found.map_err(Error::io(store.tree()))?, &objects, &mut catalog);
+        let mut found = found.map_err(Error::io(store.tree()))?;
+        repair::find_lost_stubs(&store, &objects, &mut found);
+        // Released files would be served as what their stubs are on the device, and objects removed that they need.
+        let any = |is: fn(&State) -> bool| found.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
+        if any(|state| matches!(state, State::Resident(settle::OTHER_STORE)))
+            && !any(|state| matches!(state, State::Released(_)))
+        {
+            let why = "`store` is not the id that stubs in tree/ have whose objects are here; take stepfs.toml from a backup, \
+                       or let `stepfs verify --repair` put it right";
+            return Err(Error::Settings(why.into()));
+        }
+        settle::enter(found, &objects, &mut catalog);
         Ok(Arc::new(Archive {
             objects,
             recall,

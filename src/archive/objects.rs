@@ -16,7 +16,7 @@ use crate::store::{Profile, Profiles};
 
 use super::catalog::{Entry, Sealed, State};
 use super::namespace::found_at;
-use super::settle::{self, DAMAGED_STUB, UNREADABLE};
+use super::settle::{self, DAMAGED_STUB, OTHER_STORE, UNREADABLE};
 use super::{Archive, ReadError};
 
 impl Archive {
@@ -117,7 +117,8 @@ impl Archive {
         if self.objects.frozen().is_none() {
             return;
         }
-        let unreadable = |entry: &Entry| matches!(entry.state, State::Resident(DAMAGED_STUB | UNREADABLE));
+        let unreadable =
+            |entry: &Entry| matches!(entry.state, State::Resident(DAMAGED_STUB | UNREADABLE | OTHER_STORE));
         if !self.catalog().entries().any(|(_, entry)| unreadable(entry)) {
             self.objects.thaw();
         }

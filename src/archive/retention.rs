@@ -192,7 +192,9 @@ impl Archive {
     fn condition(&self, path: &Path) -> Condition {
         match self.catalog().get(path).map(|entry| &entry.state) {
             None | Some(State::Staged | State::Closed | State::Resident(NOT_DURABLE)) => Condition::BeingWritten,
-            Some(State::Resident(settle::DAMAGED_STUB | settle::UNREADABLE)) => Condition::Damaged,
+            Some(State::Resident(settle::DAMAGED_STUB | settle::UNREADABLE | settle::OTHER_STORE)) => {
+                Condition::Damaged
+            }
             Some(State::Released(id)) if self.objects.get(*id).is_none() => Condition::Damaged,
             Some(State::Sealed(_) | State::Archived(..) | State::Released(_) | State::Resident(_)) => Condition::Whole,
         }

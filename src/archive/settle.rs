@@ -2,13 +2,15 @@
 
 use std::fs::{self, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Store, Stub, beneath, in_parallel, names};
+use crate::store::object::path_of;
+use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, names};
 
 use super::catalog::{Catalog, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
@@ -18,6 +20,10 @@ use super::{FileId, samples};
 const COMPRESSIBLE: f64 = 0.9;
 /// Why a file whose stub is damaged stays as it is.
 pub(super) const DAMAGED_STUB: &str = "it is a damaged stub";
+/// Why a file is no file although the store's id says so: the id in `stepfs.toml` is wrong.
+pub(super) const OTHER_STORE: &str = "its object is here, and it says that its store is another";
+/// A file with no more on the device than a stub has: perhaps it was one.
+pub(super) const HOLE: &str = "it is a hole";
 /// Why a file that the daemon may not, or cannot, read stays as it is.
 pub(super) const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
@@ -51,7 +57,7 @@ pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects,
         match state {
             State::Released(id) => objects.name(id),
             // Which object it named is not known; that one must not go.
-            State::Resident(DAMAGED_STUB | UNREADABLE) => objects.freeze(),
+            State::Resident(DAMAGED_STUB | UNREADABLE | OTHER_STORE) => objects.freeze(),
             _ => {}
         }
         catalog.found(path, state);
@@ -83,7 +89,12 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     let file = store.io().open_beneath(&tree, path, 0)?;
     match Stub::read_on(&file, store.id()) {
         Ok(Some(stub)) => Ok(State::Released(stub.object)),
-        Ok(None) => Ok(State::Closed),
+        // Copied from another store, it is a file. One whose object is here was this store's.
+        Ok(None) => match Stub::foreign(&file, store.id())? {
+            Some(stub) if path_of(&store.objects(), stub.object).exists() => Ok(State::Resident(OTHER_STORE)),
+            _ if file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => Ok(State::Resident(HOLE)),
+            _ => Ok(State::Closed),
+        },
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             log::error!("{}: {error}; it cannot be read", path.display());
             Ok(State::Resident(DAMAGED_STUB))

@@ -13,7 +13,7 @@ use crate::store::object::{ObjectWriter, Tile};
 use super::encode::{BATCH, Job};
 
 /// zstd level: pickles and headers, or whole files that are not understood.
-const LEVEL: i32 = 3;
+pub(super) const LEVEL: i32 = 3;
 
 /// Writes the bytes between the tensors, patched, in chunks.
 ///

@@ -260,6 +260,11 @@ impl Archive {
     /// [`ReadError`] names the object that is missing or damaged, or the device's lack of room.
     pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
+        // As a reader is told, too: it would become another file.
+        let known = self.objects.get(stub.object);
+        if known.is_some_and(|(header, _)| header.logical_len != stub.logical_len) {
+            return Err(ReadError::object(stub.object, crate::store::Damage("it is not as long as its stub says")));
+        }
         let target = self.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {
             let file = self.io().create(&target, CrashPoint::RecallWritten).map_err(fail)?;

@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use indicatif::ProgressBar;
 
+use crate::archive::repair;
 use crate::store::durable::CrashPoint;
-use crate::store::{Objects, Store, export_file};
+use crate::store::{Objects, Store, export_file, write_beside};
 
 use super::files::{objects, read};
-use super::survey::files;
+use super::survey::{files, stub};
 use super::words::{name, progress};
 
 /// Copy a file or directory out of a store, without a mount.
@@ -28,11 +29,18 @@ pub(super) struct Args {
     /// Replace files that are there already.
     #[arg(long)]
     force: bool,
+    /// Of one damaged file write the tensors that can still be read, as safetensors, and name those that are lost. Exit code 3 if
+    /// there are any.
+    #[arg(long)]
+    salvage: bool,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let store = Store::look(&args.store)?;
+    if args.salvage {
+        return salvage(&store, &args);
+    }
     let objects = objects(&store)?;
     let from = if args.path == Path::new(".") { PathBuf::new() } else { args.path.clone() };
     let files = files(&store, &from)?;
@@ -54,6 +62,22 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     bar.finish_and_clear();
     Ok(ExitCode::SUCCESS)
+}
+
+/// What can still be read of a damaged file.
+fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
+    let shown = || args.path.display().to_string();
+    let stub = stub(store, &args.path)?.with_context(|| format!("{} is not released: copy it as it is", shown()))?;
+    if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
+        bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
+    }
+    let salvaged = write_beside(store, &args.dest, |file| repair::salvage(store, stub.object, file))
+        .with_context(|| format!("{} to {}", shown(), args.dest.display()))?;
+    for (tensor, why) in &salvaged.lost {
+        println!("lost: {}: {}", name(tensor), name(why));
+    }
+    println!("{} tensors written, {} lost", salvaged.written.len(), salvaged.lost.len());
+    Ok(if salvaged.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
 }
 
 fn export(store: &Store, objects: &Objects, path: &Path, target: &Path, bar: &ProgressBar) -> Result<()> {

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-use crate::recall::{self, Chain, Layout, order, stream};
+use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
-use crate::store::{Objects, Store, beneath};
+use crate::store::{Damage, Objects, Store, beneath};
 
 use super::survey::stub;
 
@@ -23,6 +23,10 @@ pub(super) fn read(
     let name = || format!("{}", path.display());
     if let Some(stub) = stub(store, path)? {
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
+        if chain.leaf().header().logical_len != stub.logical_len {
+            let error = ReadError::object(stub.object, Damage("it is not as long as its stub says"));
+            return Err(io::Error::from(error)).with_context(name);
+        }
         let layout = Layout::of(chain.leaf());
         let order = order(&chain).map_err(io::Error::from).with_context(name)?;
         if order.is_kept() {

@@ -37,7 +37,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Exit code of a command that failed.
 const FAILED: u8 = 1;
-/// Exit code of `verify` when something is damaged.
+/// Exit code of `verify` and `export --salvage` when something is damaged, or lost.
 const DAMAGED: u8 = 3;
 
 /// A filesystem for training checkpoints.

@@ -68,6 +68,21 @@ impl Chain {
         }
     }
 
+    /// Opens an object and as many of its ancestors as are there: what needs others cannot be decoded.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the object itself is missing or damaged.
+    pub fn open_part(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
+        let mut chain = vec![objects.open(id).map_err(|error| ReadError::object(id, error))?];
+        while let Some(next) = chain[chain.len() - 1].header().parent.filter(|_| chain.len() <= MAX_CHAIN as usize) {
+            match objects.open(next) {
+                Ok(object) => chain.push(object),
+                Err(_) => break,
+            }
+        }
+        Ok(Chain::of(chain, None))
+    }
+
     fn open_once(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
         let mut chain = Vec::new();
         let mut next = Some(id);

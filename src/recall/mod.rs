@@ -101,6 +101,16 @@ impl Recall {
         Ok(reader)
     }
 
+    /// Opens what can be read of the file that an object holds, though ancestors may be missing.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the object itself is missing or damaged.
+    pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
+        let chain = Chain::open_part(&self.objects, id)?;
+        let order = order(&chain)?;
+        Ok(Reader::new(Arc::clone(self), chain, order))
+    }
+
     /// Hands the whole decoded file of an object to `put`, piece by piece with the place of each.
     ///
     /// # Errors

@@ -94,22 +94,6 @@ pub fn metadata(root: &Path, path: &Path) -> io::Result<Metadata> {
     hold(root, path)?.metadata()
 }
 
-/// Makes a directory and those above it, as far as they are not there, with the modes that the umask leaves.
-///
-/// # Errors
-/// As of [`open`].
-pub fn create_dirs(root: &Path, path: &Path) -> io::Result<()> {
-    let names = names(path)?;
-    let mut directory = walk(root, &[])?;
-    for name in names {
-        match std::fs::create_dir(by_descriptor(&directory).join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => directory = open_in(&directory, name, STEP)?,
-        }
-    }
-    Ok(())
-}
-
 /// The path of what is at `path` below `root`: for steps that go by a name, after it was seen that no link is on the way.
 pub fn joined(root: &Path, path: &Path) -> PathBuf {
     // `join("")` would end in a slash.
@@ -175,9 +159,5 @@ mod tests {
         // The root itself is no link.
         assert!(open_file(&root.join("up/root"), Path::new("a/b/f")).is_ok());
         assert!(open_file(&root.join("up"), Path::new("f")).is_err());
-        create_dirs(&root, Path::new("a/c/d")).unwrap();
-        assert!(root.join("a/c/d").is_dir());
-        assert!(create_dirs(&root, Path::new("up/new")).is_err() && !dir.path().join("new").exists());
-        assert!(create_dirs(&root, Path::new("../new")).is_err() && !dir.path().join("new").exists());
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::durable::{self, CrashPoint, Io};
 use super::object::Id;
 use super::settings::{self, Settings};
-use super::{Error, Profile, Profiles, access, beneath, profile_mark, release};
+use super::{Error, Profile, Profiles, access, beneath, profile_mark, release, rescue};
 
 const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
@@ -60,6 +60,40 @@ impl Store {
         release::recover(&store).map_err(Error::io(store.tmp()))?;
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         Ok(store)
+    }
+
+    /// Opens a store for writing whose `stepfs.toml` may be damaged or gone: it is written anew then, as far as it can be known,
+    /// and what there is stays beside it as `stepfs.toml.damaged`. Answers what was done, in words.
+    ///
+    /// # Errors
+    /// [`Error`] in words for the user: also when nothing else says that this is a store, or whose.
+    pub fn open_damaged(root: &Path) -> Result<(Store, Option<String>), Error> {
+        let (io, path) = (Io::disk(), root.join(SETTINGS));
+        let text = match fs::read(&path) {
+            Ok(text) => String::from_utf8_lossy(&text).into_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(Error::io(path)(error)),
+        };
+        match Settings::parse(&text) {
+            Err(Error::Settings(_)) => {}
+            Ok(settings) if path.exists() && !rescue::is_wrong(&io, root, settings.id).map_err(Error::io(root))? => {
+                return Ok((Store::open_on(io, root)?, None));
+            }
+            Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+        if !["tree", "objects", LOCK].iter().all(|name| root.join(name).exists()) {
+            return Err(Error::NotAStore(root.to_path_buf()));
+        }
+        let lock = take_lock(root)?;
+        let (text, words) = rescue::settings(&io, &root.join("tree"), &text)?;
+        if path.exists() {
+            rescue::keep(&io, &path).map_err(Error::io(&path))?;
+        }
+        let new = root.join("stepfs.toml.new");
+        io.replace(&new, &path, text.as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
+        drop(lock);
+        Ok((Store::open_on(io, root)?, Some(words)))
     }
 
     /// Opens a store to look at it, mounted or not. Nothing is changed.

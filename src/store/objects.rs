@@ -88,7 +88,12 @@ impl Objects {
     /// What the device reports about the directories.
     pub fn load_on(io: Io, directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         let mut ids = Vec::new();
-        for shard in fs::read_dir(directory)? {
+        let shards = match fs::read_dir(directory) {
+            // A store that was copied without it: its files say what they miss.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            shards => Some(shards?),
+        };
+        for shard in shards.into_iter().flatten() {
             let shard = shard?;
             if !shard.file_type()?.is_dir() {
                 continue;

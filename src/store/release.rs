@@ -44,7 +44,8 @@ pub struct StubNote {
 }
 
 impl StubNote {
-    fn encode(&self) -> Vec<u8> {
+    /// The note's bytes.
+    pub fn encode(&self) -> Vec<u8> {
         let mut out = NOTE_MAGIC.to_vec();
         out.extend_from_slice(&self.object.0);
         for (seconds, nanoseconds) in [self.times.accessed, self.times.modified] {
@@ -58,7 +59,11 @@ impl StubNote {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<StubNote, Damage> {
+    /// Reads a note.
+    ///
+    /// # Errors
+    /// [`Damage`] when it was never whole, or a byte of it was changed.
+    pub fn decode(bytes: &[u8]) -> Result<StubNote, Damage> {
         let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("a note is cut short"))?;
         if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
             return Err(Damage("a note's checksum does not match"));
@@ -72,6 +77,9 @@ impl StubNote {
         let times = Times { accessed: time()?, modified: time()? };
         let length = fields.count(1)?;
         let path = PathBuf::from(OsStr::from_bytes(fields.take(length)?));
+        if fields.remaining() != 0 {
+            return Err(Damage("a note is longer than it may be"));
+        }
         Ok(StubNote { path, object, times })
     }
 }

@@ -133,7 +133,8 @@ impl Restores {
         self.lineages.len() < count
     }
 
-    fn encode(&self) -> Vec<u8> {
+    /// The bytes of the file.
+    pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend_from_slice(&VERSION.to_le_bytes());
         out.extend_from_slice(&(self.lineages.len() as u32).to_le_bytes());
@@ -154,7 +155,11 @@ impl Restores {
         out
     }
 
-    fn decode(bytes: &[u8]) -> Result<Restores, Damage> {
+    /// Reads the bytes of the file.
+    ///
+    /// # Errors
+    /// [`Damage`] when one of them was changed, or another version of stepfs wrote them.
+    pub fn decode(bytes: &[u8]) -> Result<Restores, Damage> {
         let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("it is cut short"))?;
         if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
             return Err(Damage("its checksum does not match"));

@@ -141,7 +141,7 @@ impl Settings {
     ///
     /// # Errors
     /// [`Error::Settings`] when it is not said in a line of its own.
-    pub(super) fn with_default_profile(text: &str, profile: Profile) -> Result<String, Error> {
+    pub fn with_default_profile(text: &str, profile: Profile) -> Result<String, Error> {
         let is_it = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "default_profile");
         let is_top = |line: &&str| !line.trim_start().starts_with('[');
         let mut at = 0;

@@ -102,8 +102,25 @@ impl Stub {
         Stub::read_of(file, file.as_file(), store)
     }
 
+    /// The stub of another store in a regular file: an ordinary file, unless this store's settings say a wrong id.
+    ///
+    /// # Errors
+    /// As of [`Stub::read`].
+    pub fn foreign(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
+        let len = file.metadata()?.len();
+        let stub = Stub::of_any(file, file.as_file(), len)?;
+        Ok(stub.filter(|stub| stub.store != store && stub.logical_len == len))
+    }
+
     fn read_of(file: &dyn ReadAt, known: &File, store: Id) -> io::Result<Option<Stub>> {
         let len = known.metadata()?.len();
+        match Stub::of_any(file, known, len)?.filter(|stub| stub.store == store) {
+            Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
+            stub => Ok(stub),
+        }
+    }
+
+    fn of_any(file: &dyn ReadAt, known: &File, len: u64) -> io::Result<Option<Stub>> {
         if len < MIN_RELEASE_BYTES {
             return Ok(None);
         }
@@ -113,10 +130,7 @@ impl Stub {
         if decoded != Ok(None) && marks::is_plain(known) {
             return Ok(None);
         }
-        match decoded?.filter(|stub| stub.store == store) {
-            Some(stub) if stub.logical_len != len => Err(Damage("it is a stub of another length").into()),
-            stub => Ok(stub),
-        }
+        Ok(decoded?)
     }
 
     /// Sees to it that bytes which a program wrote are never taken for a stub, however much they look like one: nothing but

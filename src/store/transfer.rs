@@ -19,8 +19,7 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
     if fs::symlink_metadata(&target).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is one by this name in the store"));
     }
-    // No link on the way is followed.
-    beneath::create_dirs(&store.tree(), to.parent().unwrap_or(Path::new("")))?;
+    make_dirs(store, to.parent().unwrap_or(Path::new("")))?;
     let source = File::open(from)?;
     let part = store.tmp().join("import");
     io.remove(&part, WRITTEN)?;
@@ -56,8 +55,21 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
     })
 }
 
-/// Copies a file of the tree to a path anywhere, over what is there: `write` gets an empty file beside it, to write the bytes
-/// into. Durable when it returns; an export that is cut short leaves no half file under that name.
+/// Makes a directory of the tree and those above it that are missing. No link on the way is followed.
+fn make_dirs(store: &Store, path: &Path) -> io::Result<()> {
+    let tree = store.tree();
+    let above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
+    for directory in above.into_iter().rev() {
+        if beneath::metadata(&tree, directory).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            store.io().make_dir(&tree.join(directory), 0o777, CrashPoint::ImportWritten)?;
+        }
+        beneath::open(&tree, directory, libc::O_PATH | libc::O_DIRECTORY)?;
+    }
+    Ok(())
+}
+
+/// Copies a file of the tree to a path anywhere, over what is there, with its attributes as far as permitted: `write` gets an
+/// empty file, to write the bytes into. Durable when it returns; an export that is cut short leaves no half file under that name.
 ///
 /// # Errors
 /// Those of `write`; what the device reports. What was there before is there still.
@@ -67,6 +79,25 @@ pub fn export_file<E: From<io::Error>>(
     target: &Path,
     write: impl FnOnce(&DeviceFile) -> Result<(), E>,
 ) -> Result<(), E> {
+    write_beside(store, target, |file| {
+        write(file)?;
+        let source = beneath::hold(&store.tree(), path)?;
+        let metadata = source.metadata()?;
+        Ok(copy_attributes(&source, &metadata, file, CrashPoint::ExportWritten)
+            .or_else(|_| copy_but_owner(&source, &metadata, file, CrashPoint::ExportWritten))?)
+    })
+}
+
+/// Writes a file that comes from a store to a path anywhere, over what is there: `write` gets an empty file beside it. As durable
+/// and as whole as with [`export_file`].
+///
+/// # Errors
+/// As there.
+pub fn write_beside<T, E: From<io::Error>>(
+    store: &Store,
+    target: &Path,
+    write: impl FnOnce(&DeviceFile) -> Result<T, E>,
+) -> Result<T, E> {
     const WRITTEN: CrashPoint = CrashPoint::ExportWritten;
     let io = store.io();
     io.make_dirs(parent(target), 0o777, WRITTEN)?;
@@ -74,15 +105,12 @@ pub fn export_file<E: From<io::Error>>(
     name.push(".stepfs-export");
     let part = parent(target).join(name);
     io.remove(&part, WRITTEN)?;
-    let copy = || -> Result<(), E> {
+    let copy = || -> Result<T, E> {
         let file = io.create(&part, WRITTEN)?;
-        write(&file)?;
-        let source = beneath::hold(&store.tree(), path)?;
-        let metadata = source.metadata()?;
-        copy_attributes(&source, &metadata, &file, WRITTEN)
-            .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
+        let written = write(&file)?;
         file.sync(WRITTEN)?;
-        Ok(io.publish(&part, target, CrashPoint::ExportInPlace)?)
+        io.publish(&part, target, CrashPoint::ExportInPlace)?;
+        Ok(written)
     };
     copy().inspect_err(|_| {
         let _ = io.remove(&part, WRITTEN);

@@ -104,11 +104,19 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
             });
         }
     });
-    // Steps of recoveries, which were recorded to let them fail. `reshard` looks at its own.
+    // Steps of recoveries, which were recorded to let them fail. `reshard` looks at its own; what a repair does is tried with
+    // every kind of damage, and killed, in tests/corruption/repair.rs.
     for point in check::RECOVERIES.lock().unwrap().iter() {
         met.entry(*point).or_default();
     }
-    let elsewhere = [CrashPoint::ReshardWritten, CrashPoint::ReshardInPlace];
+    let elsewhere = [
+        CrashPoint::ReshardWritten,
+        CrashPoint::ReshardInPlace,
+        CrashPoint::RepairWritten,
+        CrashPoint::DamagedSetAside,
+        CrashPoint::RepairInPlace,
+        CrashPoint::SettingsKept,
+    ];
     for point in CrashPoint::ALL.iter().filter(|point| !elsewhere.contains(point)) {
         assert!(met.contains_key(point), "no history comes by {point:?}: {}", point.sentence());
     }

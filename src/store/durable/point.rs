@@ -94,6 +94,14 @@ points! {
     ReshardWritten,
     /// If we die here, then the new version is there with all its files, or not at all.
     ReshardInPlace,
+    /// If we die here, then what takes the place of something damaged lies in `tmp/` and is removed; the damage is as it was.
+    RepairWritten,
+    /// If we die here, then what is damaged is where it was or in `damaged/`, or in both; the next repair goes on from there.
+    DamagedSetAside,
+    /// If we die here, then there is what was damaged or what takes its place; what was damaged is in `damaged/` for either.
+    RepairInPlace,
+    /// If we die here, then the damaged settings are in place, and perhaps beside it as `stepfs.toml.damaged`.
+    SettingsKept,
     /// If we die here, then a program's own fsync has not returned.
     Fsync,
 }

@@ -168,7 +168,7 @@ fn open_by_id(io: &Io, objects: &Path, id: Id) -> io::Result<DeviceFile> {
     let name = id.to_string();
     io.open_beneath(objects, &Path::new(&name[..2]).join(&name), 0).map_err(|error| match error.raw_os_error() {
         Some(libc::ELOOP | libc::ENOTDIR) => Damage("there is a link in its place").into(),
-        _ if error.kind() == io::ErrorKind::InvalidInput => Damage("it is not a regular file").into(),
+        _ if error.kind() == io::ErrorKind::InvalidInput => Damage("it is no file").into(),
         _ => error,
     })
 }

@@ -31,6 +31,12 @@ const AGAIN: Steps = Steps {
     in_place: CrashPoint::MergeInPlace,
 };
 
+const REPAIRED: Steps = Steps {
+    written: CrashPoint::RepairWritten,
+    completed: CrashPoint::RepairWritten,
+    in_place: CrashPoint::RepairInPlace,
+};
+
 /// An object under construction. Dropped before [`ObjectWriter::finish`], it leaves nothing.
 pub struct ObjectWriter {
     io: Io,
@@ -75,8 +81,17 @@ impl ObjectWriter {
         ObjectWriter::begin(io, tmp, id, AGAIN)
     }
 
+    /// [`ObjectWriter::rewrite_on`] for an object that is damaged. What an earlier attempt left in `tmp` goes.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn repair_on(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
+        io.remove(&in_tmp(tmp, id), REPAIRED.written)?;
+        ObjectWriter::begin(io, tmp, id, REPAIRED)
+    }
+
     fn begin(io: &Io, tmp: &Path, id: Id, steps: Steps) -> io::Result<ObjectWriter> {
-        let path = tmp.join(format!("object-{id}"));
+        let path = in_tmp(tmp, id);
         let file = io.create(&path, steps.written)?;
         Ok(ObjectWriter { io: io.clone(), path, file, id, steps, end: HEADER_BYTES as u64, finished: false })
     }
@@ -176,6 +191,11 @@ impl ObjectWriter {
         self.finished = true;
         Ok(())
     }
+}
+
+/// Where an object lies while it is written.
+fn in_tmp(tmp: &Path, id: Id) -> PathBuf {
+    tmp.join(format!("object-{id}"))
 }
 
 impl Drop for ObjectWriter {

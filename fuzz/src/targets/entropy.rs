@@ -1,0 +1,100 @@
+//! Symbols to bits and back.
+
+use stepfs::entropy::grid::Shape;
+use stepfs::entropy::{bytes, ints};
+
+use super::input::Input;
+
+/// More than one chunk of every loop, more than a Huffman body with one stream.
+const MOST: usize = 70_000;
+
+/// Any payload, decoded to any number of symbols. What decodes is written again, and decodes to the same.
+pub(crate) fn decode(data: &[u8]) {
+    let mut input = Input::new(data);
+    let (kind, long) = (input.byte() % 4, input.flag());
+    let count = input.upto(if long { MOST } else { 300 });
+    let payload = input.rest();
+    match kind {
+        0 | 1 => {
+            let mut out = vec![0xaa; count];
+            if bytes::decode(payload, &mut out).is_ok() {
+                bytes_return(&out, Shape { width: 1 + count / 7, first: 0 });
+            }
+        }
+        2 => {
+            let mut out = vec![0; count];
+            if ints::decode(payload, &mut out).is_ok() {
+                ints_return(&out);
+            }
+        }
+        _ => {
+            let start: Vec<i32> = (0..count as i32).map(|at| at.wrapping_mul(0x0101_0101)).collect();
+            let (mut sums, mut plain) = (start.clone(), vec![0; count]);
+            let added = ints::decode_add(payload, &mut sums);
+            if ints::decode(payload, &mut plain).is_ok() {
+                let expected: Option<Vec<i32>> = start.iter().zip(&plain).map(|(a, b)| a.checked_add(*b)).collect();
+                assert_eq!(added.ok().map(|()| sums), expected);
+            } else {
+                assert!(added.is_err());
+            }
+        }
+    }
+}
+
+/// Symbols of any kind.
+pub(crate) fn round_trip(data: &[u8]) {
+    let mut input = Input::new(data);
+    let (wide, runs, long) = (input.flag(), input.flag(), input.flag());
+    let shape = Shape { width: 1 + input.upto(2000), first: 0 };
+    let shape = Shape { first: input.upto(shape.width - 1), ..shape };
+    let count = input.upto(if long { MOST } else { 500 });
+    let raw = input.filled(count);
+    let mut symbols: Vec<u8> = Vec::with_capacity(count);
+    if runs {
+        // A symbol, and how often.
+        for pair in raw.chunks(2) {
+            if symbols.len() > MOST {
+                break;
+            }
+            let times = usize::from(*pair.last().unwrap_or(&0));
+            symbols.extend(std::iter::repeat_n(pair[0], times * times / 64 + 1));
+        }
+    } else {
+        let spread = input.byte().max(1);
+        symbols.extend(raw.iter().map(|byte| if wide { *byte } else { byte.wrapping_rem(spread).wrapping_add(15) }));
+    }
+    bytes_return(&symbols, shape);
+    let magnitude = input.byte() % 32;
+    let values: Vec<i32> = symbols
+        .chunks_exact(4)
+        .map(|word| i32::from_le_bytes([word[0], word[1], word[2], word[3]]) >> magnitude)
+        .chain(symbols.iter().map(|symbol| i32::from(*symbol) - 15))
+        .chain([i32::MIN, i32::MAX].into_iter().take(usize::from(wide) * 2))
+        .collect();
+    ints_return(&values);
+}
+
+fn bytes_return(symbols: &[u8], shape: Shape) {
+    let mut each: [Vec<u8>; 3] = Default::default();
+    bytes::encode(symbols, &mut each[0]);
+    bytes::encode_rows(symbols, shape, &mut each[1]);
+    bytes::encode_huffman(symbols, &mut each[2]);
+    for payload in &each {
+        // FORMAT.md: raw costs a byte, and nothing costs more.
+        assert!(payload.len() <= symbols.len() + 1);
+        let mut back = vec![0x55; symbols.len()];
+        bytes::decode(payload, &mut back).expect("what was written can be read");
+        assert!(back == symbols);
+        if let Some((_, short)) = payload.split_last() {
+            let _ = bytes::decode(short, &mut back);
+        }
+    }
+}
+
+fn ints_return(values: &[i32]) {
+    let mut payload = Vec::new();
+    ints::encode(values, &mut payload);
+    let mut back = vec![1; values.len()];
+    ints::decode(&payload, &mut back).expect("what was written can be read");
+    assert!(back == values);
+}

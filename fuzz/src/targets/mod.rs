@@ -1,0 +1,50 @@
+//! One function for each fuzz target: it takes any bytes, and panics when a promise is broken. What reads a store must return
+//! an error or the right answer, whatever it is given; what writes must give back what it was given.
+//!
+//! Shared by the fuzzer and, through `tests/fuzz/`, by the tests.
+
+mod codecs;
+mod containers;
+mod entropy;
+mod input;
+mod names;
+mod objects;
+mod published;
+mod records;
+mod settings;
+mod store;
+
+/// What a target does with one input.
+pub(crate) type Target = fn(&[u8]);
+
+/// All targets by name.
+pub(crate) const TARGETS: &[(&str, Target)] = &[
+    ("torch_zip", containers::torch_zip),
+    ("pickle", containers::pickle),
+    ("safetensors", containers::safetensors),
+    ("safetensors_header", containers::safetensors_header),
+    ("elasticdl", containers::elasticdl),
+    ("elasticdl_model", containers::elasticdl_model),
+    ("entropy_decode", entropy::decode),
+    ("entropy_round_trip", entropy::round_trip),
+    ("lattice_decode", codecs::lattice_decode),
+    ("rows_decode", codecs::rows_decode),
+    ("log_decode", codecs::log_decode),
+    ("moment_decode", codecs::moment_decode),
+    ("lossless_decode", codecs::lossless_decode),
+    ("codec_round_trip", codecs::round_trip),
+    ("published_decode", published::decode),
+    ("published_round_trip", published::round_trip),
+    ("object_header", objects::header),
+    ("object_index", objects::index),
+    ("object_file", objects::file),
+    ("object_chain", objects::chain),
+    ("stub", records::stub),
+    ("note", records::note),
+    ("restores", records::restores),
+    ("settings", settings::text),
+    ("profile_name", settings::profile_name),
+    ("retention", settings::retention),
+    ("names", names::names),
+    ("store", store::operations),
+];

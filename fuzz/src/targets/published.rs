@@ -1,0 +1,112 @@
+//! Tiles of published systems.
+
+use stepfs::codec::Dtype;
+use stepfs::codec::published::registry::{FAMILIES, decoder};
+use stepfs::codec::published::tile::{self, Before, Decoded};
+use stepfs::codec::published::{State, Tensor, Tile};
+
+use super::input::{Input, elements};
+
+const TYPES: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
+
+/// Any payload as a tile, with a state before and without.
+pub(crate) fn decode(data: &[u8]) {
+    let mut input = Input::new(data);
+    let dtype = input.pick(&TYPES);
+    let n = input.upto(600);
+    let bytes = elements(dtype, &(0..n).map(|at| (at as f64).sin()).collect::<Vec<f64>>());
+    let bins: Vec<u16> = (0..n).map(|at| (at % 11) as u16).collect();
+    let before = match input.upto(2) {
+        0 => None,
+        1 => Some(Before { bytes: &bytes, bins: None }),
+        _ => Some(Before { bytes: &bytes, bins: Some(&bins) }),
+    };
+    let payload = input.rest();
+    if let Ok(decoded) = tile::decode(dtype, payload, before, n * dtype.size()) {
+        as_it_is(dtype, &decoded, before);
+        // The inverse of the same says the same again.
+        assert!(tile::decode(dtype, payload, before, n * dtype.size()) == Ok(decoded));
+    }
+}
+
+/// A state that lost what it was a difference to is written as it is.
+fn as_it_is(dtype: Dtype, decoded: &Decoded, before: Option<Before>) {
+    let own = Before { bytes: &decoded.bytes, bins: decoded.bins.as_deref() };
+    let mut payload = Vec::new();
+    tile::encode_as_it_is(dtype, own, before.map(|before| before.bytes), &mut payload);
+    let back = tile::decode(dtype, &payload, before, decoded.bytes.len()).expect("what was written can be read");
+    assert!(back.bytes == decoded.bytes);
+    // Bins of no elements take no bytes.
+    assert!(decoded.bytes.is_empty() || back.bins == decoded.bins);
+}
+
+struct Small {
+    width: u64,
+    tile: Tile,
+}
+
+impl Tensor for Small {
+    fn name(&self) -> &str {
+        "layer.weight"
+    }
+
+    fn rows(&self) -> (u64, u64) {
+        (self.tile.values.len() as u64 / self.width, self.width)
+    }
+
+    fn tiles(&self) -> usize {
+        1
+    }
+
+    fn tile(&self, _: usize) -> std::io::Result<Tile> {
+        Ok(self.tile.clone())
+    }
+}
+
+/// A tile of any finite values through each system, and back.
+pub(crate) fn round_trip(data: &[u8]) {
+    let mut input = Input::new(data);
+    let dtype = input.pick(&TYPES);
+    let family = &FAMILIES[input.upto(FAMILIES.len() - 1)];
+    let number = input.pick(family.usual);
+    let word = if number == 0 { family.word.to_string() } else { format!("{}-{number}", family.word) };
+    let id: stepfs::codec::published::registry::SystemId = word.parse().expect("a usual one");
+    let system = id.system();
+    let width = 1 + input.upto(20) as u64;
+    let n = width as usize * input.upto(12);
+    let calm = input.flag();
+    let values = |input: &mut Input| -> Vec<f32> {
+        let each = |input: &mut Input| if calm { f64::from(input.byte()) / 64.0 - 2.0 } else { input.value() };
+        let raw: Vec<f64> = (0..n).map(|_| each(input)).collect();
+        tile::widen(dtype, &elements(dtype, &raw)).expect("whole elements")
+    };
+    let mut previous: Option<State> = None;
+    for position in 0..1 + input.upto(2) as u32 {
+        let tile = Tile { first: 0, values: values(&mut input), previous: previous.clone(), gradient: None };
+        let tensor = Small { width, tile: tile.clone() };
+        let finite = tile.values.iter().all(|value| value.is_finite());
+        if !finite {
+            // The archive asks no system about such a tensor.
+            let mut out = Vec::new();
+            assert!(tile::encode((family.id, &*system), &Vec::new(), dtype, &tile, &mut out).is_none());
+            return;
+        }
+        let Ok(fits) = system.fit(&[&tensor], position) else { return };
+        let mut payload = Vec::new();
+        let Some(decoded) = tile::encode((family.id, &*system), &fits[0], dtype, &tile, &mut payload) else { return };
+        assert!(decoder(payload[0]).is_ok());
+        let bytes = previous
+            .as_ref()
+            .map(|state| elements(dtype, &state.values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>()));
+        let before = bytes
+            .as_ref()
+            .map(|bytes| Before { bytes, bins: previous.as_ref().and_then(|state| state.bins.as_deref()) });
+        let back = tile::decode(dtype, &payload, before, n * dtype.size()).expect("what was written can be read");
+        assert!(back == decoded, "{word}: what decodes is what was promised");
+        previous = Before { bytes: &back.bytes, bins: back.bins.as_deref() }.state(dtype);
+        let sound = previous.as_ref().is_some_and(|state| state.values.iter().all(|value| value.is_finite()));
+        if !sound {
+            return;
+        }
+    }
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Fuzz everything that reads bytes nobody vouches for, on all cores, and count it in docs/FUZZING.md. May be ended and run again:
+# corpora and counts go on from where they were.
+#   scripts/fuzz.sh [SECONDS] [TARGET...]   so long each (60), of these (all)
+#   scripts/fuzz.sh --keep                  puts the smallest inputs that cover as much into fuzz/corpus
+#   STEPFS_FUZZ_JOBS=N                      targets at once (all cores)
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+command -v cargo >/dev/null || source "$HOME/.cargo/env"
+if ! command -v g++ >/dev/null; then
+    sudo=()
+    [ "$(id -u)" -eq 0 ] || sudo=(sudo)
+    note "installing g++ (libFuzzer is C++)"
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ >/dev/null
+fi
+if ! command -v cargo-fuzz >/dev/null; then
+    note "installing cargo-fuzz"
+    cargo install cargo-fuzz --locked --quiet
+fi
+section "building the fuzz targets"
+# Sanitizers are unstable flags; the stable compiler has them, too.
+RUSTC_BOOTSTRAP=1 cargo fuzz build -s address
+exec python3 scripts/fuzz.py "$@"

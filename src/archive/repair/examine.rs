@@ -1,0 +1,288 @@
+//! Reads and decodes everything in a store, and says exactly what is damaged.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::recall::{Chain, ReadError};
+use crate::store::durable::Io;
+use crate::store::object::{Object, path_of};
+use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub};
+
+use super::patient::{Found, find, open_plain};
+use super::rebuild::decodes;
+use super::stubs;
+
+/// Something that cannot be read.
+#[derive(Clone, Debug, Serialize)]
+pub struct Damaged {
+    /// Files that cannot be read for it; empty when only other objects need it.
+    pub paths: Vec<String>,
+    /// The object that is damaged or missing.
+    pub object: Option<String>,
+    /// The tensor in it, if it is one.
+    pub tensor: Option<String>,
+    /// What is wrong.
+    pub error: String,
+    /// What `stepfs verify --repair` does about it; none when it can do nothing.
+    pub remedy: Option<String>,
+    /// The object that its files name, if another one is damaged.
+    #[serde(skip)]
+    of: Option<Id>,
+}
+
+impl Damaged {
+    /// Of an object, or nothing in particular.
+    pub(super) fn new(paths: Vec<String>, object: Option<Id>, error: String) -> Damaged {
+        Damaged { paths, object: object.map(|id| id.to_string()), tensor: None, error, remedy: None, of: object }
+    }
+
+    /// The object that its files name.
+    pub(super) fn of(&self) -> Option<Id> {
+        self.of
+    }
+}
+
+/// How far it has come.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress {
+    /// So many bytes are to be decoded.
+    Total(u64),
+    /// Now this object.
+    Object(Id),
+    /// So many bytes were.
+    Decoded(u64),
+}
+
+/// What a look found damaged, to be looked at again.
+#[derive(Default)]
+pub(super) struct Suspects {
+    pub(super) objects: HashSet<Id>,
+    pub(super) paths: HashSet<PathBuf>,
+}
+
+/// What is in a store, and what of it is damaged.
+#[derive(Default)]
+pub(super) struct Examined {
+    pub(super) files: u64,
+    pub(super) objects: u64,
+    pub(super) decoded_bytes: u64,
+    pub(super) damaged: Vec<Damaged>,
+    /// Objects that are damaged or missing themselves, not only what they are differences to.
+    pub(super) culprits: BTreeSet<Id>,
+    /// Objects that cannot be decoded, for their own damage or that of others.
+    pub(super) broken: Vec<Id>,
+    /// Damaged stubs.
+    pub(super) stubs: Vec<PathBuf>,
+    /// Files that name an object.
+    pub(super) names: BTreeMap<Id, Vec<PathBuf>>,
+    /// Files that are not released.
+    pub(super) resident: Vec<PathBuf>,
+    /// The record of restores is damaged.
+    pub(super) restores: bool,
+    /// What is to be looked at again.
+    pub(super) suspects: Suspects,
+}
+
+impl Examined {
+    /// A file is damaged.
+    fn suspect(&mut self, path: &Path, damage: Damaged) {
+        self.damaged.push(damage);
+        self.suspects.paths.insert(path.to_path_buf());
+    }
+}
+
+/// Looks at all of a store; decodes and reads what is suspected, or everything. While the store is mounted, what it finds damaged
+/// may only have been overtaken, and is not at the next look.
+///
+/// # Errors
+/// What the device reports about directories.
+pub(super) fn examine(
+    store: &Store,
+    objects: &Objects,
+    only: Option<&Suspects>,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> io::Result<Examined> {
+    let mut found = Examined::default();
+    let of_path = |path: &PathBuf| only.is_none_or(|only| only.paths.contains(path));
+    // Also what a suspected file names by now.
+    let suspected = |id: &Id, names: &BTreeMap<Id, Vec<PathBuf>>| {
+        only.is_none_or(|only| only.objects.contains(id))
+            || names.get(id).is_some_and(|paths| paths.iter().any(of_path))
+    };
+    let by_time = stubs::ByTime::of(objects);
+    for path in files(&store.tree())? {
+        found.files += 1;
+        let gone = || fs::symlink_metadata(store.tree().join(&path)).is_err();
+        match stub(store, &path) {
+            Ok(Some(stub)) => {
+                let other = |length: u64| length != stub.logical_len;
+                if of_path(&path) && objects.get(stub.object).is_some_and(|(header, _)| other(header.logical_len)) {
+                    let damage = of_file(&path, "it is not as long as its stub says".into());
+                    found.suspect(&path, Damaged { object: Some(stub.object.to_string()), ..damage });
+                }
+                found.names.entry(stub.object).or_default().push(path);
+            }
+            Ok(None) if of_path(&path) && is_of_here(store, &path) => {
+                let error = "its object is here, and `store` in stepfs.toml is not what its stub says".to_string();
+                let remedy = Some("stepfs.toml gets the id that the stubs have".to_string());
+                found.suspect(&path, Damaged { remedy, ..of_file(&path, error) });
+                found.stubs.push(path);
+            }
+            Ok(None) => {
+                match Some(&path).filter(|path| of_path(path)).and_then(|path| by_time.lost_stub(store, path)) {
+                    Some(id) => {
+                        let error = format!(
+                            "its stub was overwritten: it reads as zeros, and object {id} has its length and time"
+                        );
+                        found.suspect(&path, of_file(&path, error));
+                        found.stubs.push(path);
+                    }
+                    None => found.resident.push(path),
+                }
+            }
+            // Removed since it was listed.
+            Err(_) if gone() || !of_path(&path) => {}
+            Err(error) => {
+                if error.kind() == io::ErrorKind::InvalidData {
+                    found.stubs.push(path.clone());
+                }
+                found.suspect(&path, of_file(&path, error.to_string()));
+            }
+        }
+    }
+    let mut headers = objects.all();
+    headers.sort_by_key(|header| (header.modified_ns, header.id));
+    let known: HashSet<Id> = headers.iter().map(|header| header.id).collect();
+    headers.retain(|header| suspected(&header.id, &found.names));
+    progress(Progress::Total(headers.iter().map(|header| header.logical_len).sum()));
+    for header in headers {
+        progress(Progress::Object(header.id));
+        found.objects += 1;
+        let decoded = Chain::open(objects, header.id).map_err(io::Error::from);
+        if let Err(error) = decoded.and_then(|chain| decodes(&chain, header.decoded_hash)) {
+            // An object may have been collected since it was listed; a file that names it may not.
+            let paths = found.names.get(&header.id).cloned().unwrap_or_default();
+            if error.kind() != io::ErrorKind::NotFound || !paths.is_empty() {
+                found.damaged.push(of_object(paths, header.id, &error));
+                found.broken.push(header.id);
+                found.suspects.objects.insert(header.id);
+                found
+                    .culprits
+                    .extend(error.get_ref().and_then(|inner| inner.downcast_ref()).map(|e: &ReadError| e.object));
+            }
+        }
+        progress(Progress::Decoded(header.logical_len));
+        found.decoded_bytes += header.logical_len;
+    }
+    // Those whose headers cannot be read, or that are not there: files that name them, and what is a difference to them.
+    let named: Vec<(Id, Vec<PathBuf>)> = found.names.iter().map(|(id, paths)| (*id, paths.clone())).collect();
+    for (id, paths) in named.into_iter().filter(|(id, _)| !known.contains(id) && suspected(id, &found.names)) {
+        let error = match Object::open_on(store.io(), &store.objects(), id) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "the object is missing".to_string(),
+            Err(error) => error.to_string(),
+            Ok(_) => continue,
+        };
+        let paths = paths.iter().map(|path| path.display().to_string()).collect();
+        found.damaged.push(Damaged::new(paths, Some(id), error));
+        found.culprits.insert(id);
+        found.suspects.objects.insert(id);
+    }
+    for id in found.broken.clone() {
+        // It may be damaged itself, behind what it is a difference to.
+        if let Ok(Found::Object(patient)) = find(store, id)
+            && !patient.damaged()?.is_empty()
+        {
+            found.culprits.insert(id);
+        }
+    }
+    for path in found.resident.clone().iter().filter(|path| of_path(path)) {
+        let gone = || fs::symlink_metadata(store.tree().join(path)).is_err();
+        if let Err(error) = read_through(store.io(), &store.tree().join(path))
+            && !gone()
+        {
+            found.suspect(path, of_file(path, error.to_string()));
+        }
+    }
+    if let Err(error) = Restores::load(store) {
+        found.restores = error.kind() == io::ErrorKind::InvalidData;
+        let error = format!("restores: {error}");
+        found.damaged.push(Damaged::new(Vec::new(), None, error));
+    }
+    Ok(found)
+}
+
+fn of_file(path: &Path, error: String) -> Damaged {
+    Damaged::new(vec![path.display().to_string()], None, error)
+}
+
+fn of_object(paths: Vec<PathBuf>, id: Id, error: &io::Error) -> Damaged {
+    let paths = paths.iter().map(|path| path.display().to_string()).collect();
+    let (object, tensor, error) = match error.get_ref().and_then(|inner| inner.downcast_ref::<ReadError>()) {
+        Some(error) => (error.object, error.tensor.clone(), error.source.to_string()),
+        None => (id, None, error.to_string()),
+    };
+    Damaged { object: Some(object.to_string()), tensor, ..Damaged::new(paths, Some(id), error) }
+}
+
+/// Objects that cannot be read: what is in the store by such a name and is no object, or not that one.
+pub(super) fn unreadable(store: &Store) -> io::Result<(Objects, BTreeMap<Id, String>)> {
+    let mut unreadable = BTreeMap::new();
+    let known = Objects::load_on(store.io().clone(), &store.objects(), |id, error| {
+        unreadable.insert(id, error.to_string());
+    })?;
+    Ok((known, unreadable))
+}
+
+/// Paths inside the tree of its regular files.
+fn files(tree: &Path) -> io::Result<Vec<PathBuf>> {
+    let (mut files, mut rest) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(directory) = rest.pop() {
+        let absolute = if directory.as_os_str().is_empty() { tree.to_path_buf() } else { tree.join(&directory) };
+        let entries = match fs::read_dir(&absolute) {
+            // Removed since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !directory.as_os_str().is_empty() => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            match entry.file_type()? {
+                kind if kind.is_dir() => rest.push(path),
+                kind if kind.is_file() => files.push(path),
+                _ => {}
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn stub(store: &Store, path: &Path) -> io::Result<Option<Stub>> {
+    let file = open_plain(store.io(), &store.tree().join(path))?;
+    if file.metadata()?.len() < MIN_RELEASE_BYTES {
+        return Ok(None);
+    }
+    Stub::read_on(&file, store.id())
+}
+
+/// Whether a file is a stub by another id than this store's, and its object is here.
+fn is_of_here(store: &Store, path: &Path) -> bool {
+    let stub = open_plain(store.io(), &store.tree().join(path)).and_then(|file| Stub::foreign(&file, store.id()));
+    stub.ok().flatten().is_some_and(|stub| path_of(&store.objects(), stub.object).exists())
+}
+
+fn read_through(io: &Io, path: &Path) -> io::Result<()> {
+    let file = open_plain(io, path)?;
+    let mut buf = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        match file.read_full(&mut buf, at)? {
+            0 => return Ok(()),
+            count => at += count as u64,
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Writes lost tiles anew, from bytes that are still there: as the states that they were, so that what is a difference to them
+//! stays one; or, where that cannot be, the whole tensor as it is.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::container::{InOrder, describe};
+use crate::recall::{Chain, Layout, ReadError, stream, tile};
+use crate::store::object::{
+    Coding, Header, Index, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of,
+};
+use crate::store::{Damage, Objects, Store};
+
+use super::super::payload::{self, Around, Place};
+use super::super::skeleton;
+use super::patient::{Part, open_plain, parts};
+use super::set_aside;
+
+/// Bytes of a lost part.
+pub(super) type Lost = HashMap<Part, Arc<Vec<u8>>>;
+
+/// An object of which some payloads are lost, with the bytes that they decoded to.
+pub(super) struct Rebuild<'a> {
+    pub(super) store: &'a Store,
+    pub(super) objects: &'a Objects,
+    /// The object, and what it is a difference to if all of that is there.
+    pub(super) object: &'a Object,
+    pub(super) chain: Option<Chain>,
+    pub(super) lost: &'a Lost,
+}
+
+impl Rebuild<'_> {
+    /// Writes the object again, reads it back, decodes it, and puts it in the place of what is there.
+    ///
+    /// # Errors
+    /// What the device reports; [`Damage`] when it would not decode to what was archived. Nothing has changed then.
+    pub(super) fn carry_out(&self) -> io::Result<()> {
+        let header = self.object.header();
+        let mut writer = ObjectWriter::repair_on(self.store.io(), &self.store.tmp(), header.id)?;
+        let mut index = self.object.index().clone();
+        for (number, entry) in index.tensors.iter_mut().enumerate() {
+            let start = writer.position();
+            let as_it_was = self.tensor(&mut writer, number, entry)?;
+            if !as_it_was {
+                writer.rewind(start);
+                self.as_it_is(&mut writer, number, entry)?;
+            }
+        }
+        let mut payload = Vec::new();
+        for (number, chunk) in index.skeleton.iter_mut().enumerate() {
+            match self.lost.get(&Part::Chunk(number)) {
+                Some(bytes) => payload = zstd::bulk::compress(bytes, skeleton::LEVEL)?,
+                None => self.object.payload(chunk, &mut payload)?,
+            }
+            *chunk = writer.put(&payload, chunk.decoded_hash)?;
+        }
+        writer.close(&index)?;
+        let needs_parent = index.tensors.iter().any(|entry| entry.coding.parent().is_some());
+        let header = Header {
+            version: header.version.max(OBJECT_VERSION),
+            parent: header.parent.filter(|_| needs_parent),
+            ..header.clone()
+        };
+        let parent = match (header.parent, &self.chain) {
+            (None, _) => None,
+            (Some(id), Some(chain)) => chain.from_ancestor(id),
+            (Some(_), None) => return Err(Damage("what it is a difference to is not there").into()),
+        };
+        let chain = Chain::of_rewritten(writer.reopen(header.clone())?, parent.as_ref());
+        decodes(&chain, header.decoded_hash)?;
+        set_aside(self.store, &path_of(&self.store.objects(), header.id))?;
+        self.objects.replace(writer, header, chain.leaf().stored())
+    }
+
+    /// Writes a tensor with the states that it had. `false`: that cannot be.
+    fn tensor(&self, writer: &mut ObjectWriter, number: usize, entry: &mut TensorEntry) -> io::Result<bool> {
+        let mut payload = Vec::new();
+        if let Some(factors) = &mut entry.factors {
+            if self.object.payload(factors, &mut payload).is_err() {
+                return Ok(false);
+            }
+            *factors = writer.put(&payload, factors.decoded_hash)?;
+        }
+        let before = entry.clone();
+        for (at, tile) in entry.tiles.iter_mut().enumerate() {
+            match self.lost.get(&Part::Tile(number, at)) {
+                Some(bytes) => match self.encode(number, &before, at, bytes)? {
+                    Some(own) => payload = own,
+                    None => return Ok(false),
+                },
+                None => self.object.payload(tile, &mut payload)?,
+            }
+            *tile = writer.put(&payload, tile.decoded_hash)?;
+        }
+        Ok(true)
+    }
+
+    /// The payload of a lost tile, from what it decodes to. `None`: its state cannot be had from that.
+    fn encode(
+        &self,
+        number: usize,
+        entry: &TensorEntry,
+        at: usize,
+        bytes: &Arc<Vec<u8>>,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let chain = self.chain.as_ref();
+        let parent = match (entry.coding.parent(), chain) {
+            (None, _) => None,
+            (Some(parent), Some(chain)) => {
+                let above = self.object.header().parent.and_then(|id| chain.from_ancestor(id));
+                let Some(above) = above else { return Ok(None) };
+                match tile::state(&above, parent as usize, at) {
+                    Ok(state) => Some(state),
+                    Err(error) if error.is_damage() => return Ok(None),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            (Some(_), None) => return Ok(None),
+        };
+        // A row's own step is not known; that of the tensor divides it.
+        let coding = match entry.coding {
+            Coding::Rows { parent, step } => Coding::Lattice { parent, step },
+            Coding::RowsKey { step } => Coding::LatticeKey { step },
+            // What lies beside it, or its keyframe, may be lost as well.
+            Coding::LatticeWithKeyframe { .. } | Coding::Published { .. } | Coding::PublishedKey => return Ok(None),
+            coding => coding,
+        };
+        let second = match entry.coding {
+            Coding::Cast { .. } => return Ok(Some(Vec::new())),
+            Coding::Moment { second, .. } => match self.beside(second as usize, at) {
+                Some(bytes) => Some(bytes),
+                None => return Ok(None),
+            },
+            _ => None,
+        };
+        let factors = match entry.coding {
+            Coding::LogKey { .. } => self.object.factors(number).ok(),
+            _ => None,
+        };
+        let beside = second.as_ref().map(|second| (entry.dtype, second.as_slice(), second));
+        let around = Around { parent: parent.as_ref(), factors: factors.as_ref(), beside, row_step: 0.0 };
+        let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, at) };
+        let Some((state, decoded, _)) = payload::quantize(place, bytes, around) else { return Ok(None) };
+        if decoded != *bytes {
+            return Ok(None);
+        }
+        let mut payload = Vec::new();
+        let place = Place { coding: entry.coding, ..place };
+        Ok(payload::payload(place, &state, parent.as_ref(), &mut payload)?.then_some(payload))
+    }
+
+    /// The tile of another tensor of the same object, as it decodes.
+    fn beside(&self, tensor: usize, at: usize) -> Option<Arc<Vec<u8>>> {
+        match self.lost.get(&Part::Tile(tensor, at)) {
+            Some(bytes) => Some(Arc::clone(bytes)),
+            None => tile::decode(self.chain.as_ref()?, tensor, at).ok(),
+        }
+    }
+
+    /// Writes a tensor by itself, lossless: what is a difference to it may lose its base by that.
+    fn as_it_is(&self, writer: &mut ObjectWriter, number: usize, entry: &mut TensorEntry) -> io::Result<()> {
+        let lossless = TensorEntry { coding: Coding::Lossless, factors: None, ..entry.clone() };
+        let mut tiles = Vec::with_capacity(entry.tiles.len());
+        for (at, tile) in entry.tiles.iter().enumerate() {
+            let lost = Damage("a tensor of which a part is lost cannot be read in its other parts either");
+            let bytes = self.beside(number, at).ok_or(lost)?;
+            let mut payload = Vec::new();
+            crate::codec::lossless::encode(entry.dtype, &bytes, None, &mut payload);
+            tiles.push(writer.put(&payload, tile.decoded_hash)?);
+        }
+        *entry = TensorEntry { tiles, ..lossless };
+        Ok(())
+    }
+}
+
+/// Whether a chain decodes to a file of this hash.
+pub(super) fn decodes(chain: &Chain, expected: u128) -> io::Result<()> {
+    let mut hash = Xxh3::new();
+    stream(chain, &Layout::of(chain.leaf()), |_, _, bytes| {
+        hash.update(bytes);
+        Ok::<(), ReadError>(())
+    })?;
+    match hash.digest128() == expected {
+        true => Ok(()),
+        false => {
+            Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to what was archived")).into())
+        }
+    }
+}
+
+/// Makes an object anew of which only the header is left, from a file of the tree with these very bytes: lossless, and a
+/// difference to nothing.
+///
+/// # Errors
+/// What the device reports; [`Damage`] when it would not decode to what was archived. Nothing has changed then.
+pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std::path::Path) -> io::Result<()> {
+    let file = open_plain(store.io(), &store.tree().join(file))?;
+    let description = describe(&file)?;
+    let source = InOrder::new(&file, &description);
+    let mut writer = ObjectWriter::repair_on(store.io(), &store.tmp(), header.id)?;
+    let mut index = Index {
+        origin: "restored from a file with the same bytes".into(),
+        profile: "exact".into(),
+        container: description.kind.name().into(),
+        ..Index::default()
+    };
+    let none = Tile { offset: 0, stored: 0, payload_hash: 0, decoded_hash: 0 };
+    for tensor in &description.tensors {
+        let count = tiles_of(tensor.extent.end - tensor.extent.start) as usize;
+        index.tensors.push(TensorEntry {
+            path: tensor.path.clone(),
+            dtype: tensor.dtype,
+            role: tensor.role,
+            shape: tensor.shape.clone(),
+            extent: tensor.extent.clone(),
+            coding: Coding::Lossless,
+            bound: 0.0,
+            max_abs_error: 0.0,
+            factors: None,
+            tiles: vec![none; count],
+        });
+    }
+    let rest: u64 = index.gaps(header.logical_len).iter().map(|gap| gap.end - gap.start).sum();
+    index.skeleton = vec![none; tiles_of(rest) as usize];
+    for part in parts(&index) {
+        let bytes = super::sources::in_source(&source, header, &index, part)?;
+        let mut payload = Vec::new();
+        match part {
+            Part::Tile(tensor, at) => {
+                let dtype = index.tensors[tensor].dtype;
+                crate::codec::lossless::encode(dtype, &bytes, None, &mut payload);
+                index.tensors[tensor].tiles[at] = writer.put(&payload, xxh3_64(&bytes))?;
+            }
+            Part::Chunk(chunk) => {
+                payload = zstd::bulk::compress(&bytes, skeleton::LEVEL)?;
+                index.skeleton[chunk] = writer.put(&payload, xxh3_64(&bytes))?;
+            }
+            Part::Factors(_) => {}
+        }
+    }
+    writer.close(&index)?;
+    let header =
+        Header { version: header.version.max(OBJECT_VERSION), parent: None, depth: 0, position: 0, ..header.clone() };
+    let chain = Chain::of_rewritten(writer.reopen(header.clone())?, None);
+    decodes(&chain, header.decoded_hash)?;
+    set_aside(store, &path_of(&store.objects(), header.id))?;
+    objects.replace(writer, header, chain.leaf().stored())
+}
+
+/// The hashes of what the parts of an index decode to.
+pub(super) fn hashes<'a>(index: &Index, of: impl IntoIterator<Item = &'a Part>) -> HashSet<u64> {
+    of.into_iter().filter_map(|part| part.of(index)).map(|tile| tile.decoded_hash).collect()
+}

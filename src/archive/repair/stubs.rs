@@ -1,0 +1,89 @@
+//! Damaged stubs, and those by another id than this store's whose objects are here: which object they named is known if one is left over that it can only have been.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::store::durable::{self, CrashPoint};
+use crate::store::object::{Header, Id};
+use crate::store::{MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub};
+
+use super::super::catalog::modified_ns;
+use super::patient::open_plain;
+
+/// Objects by length and modification time of their files.
+pub(super) struct ByTime {
+    objects: HashMap<(u64, i64), Vec<Id>>,
+    headers: Vec<Header>,
+}
+
+impl ByTime {
+    pub(super) fn of(objects: &Objects) -> ByTime {
+        let headers = objects.all();
+        let mut by_time: HashMap<(u64, i64), Vec<Id>> = HashMap::new();
+        for header in &headers {
+            by_time.entry((header.logical_len, header.modified_ns)).or_default().push(header.id);
+        }
+        ByTime { objects: by_time, headers }
+    }
+
+    /// The object of a file that has lost its stub: it holds nothing but zeros, and not even its first block is there or all of
+    /// it that is; and one object has its length, and its time to the nanosecond.
+    pub(super) fn lost_stub(&self, store: &Store, path: &Path) -> Option<Id> {
+        let file = open_plain(store.io(), &store.tree().join(path)).ok()?;
+        let metadata = file.metadata().ok()?;
+        if metadata.len() < MIN_RELEASE_BYTES || metadata.blocks() * 512 > STUB_BYTES as u64 {
+            return None;
+        }
+        let [id] = self.objects.get(&(metadata.len(), modified_ns(&metadata)))?.as_slice() else { return None };
+        let mut block = [0; STUB_BYTES];
+        file.read_exact_at(&mut block, 0).ok()?;
+        block.iter().all(|byte| *byte == 0).then_some(*id)
+    }
+
+    /// The stub that a damaged one was, if only one can be meant.
+    pub(super) fn stub(&self, store: &Store, path: &Path) -> io::Result<Option<Stub>> {
+        let file = open_plain(store.io(), &store.tree().join(path))?;
+        let metadata = file.metadata()?;
+        let len = metadata.len();
+        let mut block = [0; STUB_BYTES];
+        if len < STUB_BYTES as u64 {
+            return Ok(None);
+        }
+        file.read_exact_at(&mut block, 0)?;
+        if block.iter().all(|byte| *byte == 0) {
+            return Ok(self.lost_stub(store, path).map(|object| Stub { store: store.id(), object, logical_len: len }));
+        }
+        let candidates = self.headers.iter().filter(|header| header.logical_len == len);
+        let stub = |header: &Header| Stub { store: store.id(), object: header.id, logical_len: len };
+        // It has the id of an object of this length; or the checksum of a stub that names one.
+        let meant = |header: &&Header| {
+            let encoded = stub(header).encode();
+            block[32..48] == encoded[32..48] || block[STUB_BYTES - 8..] == encoded[STUB_BYTES - 8..]
+        };
+        let mut all = candidates.filter(meant);
+        Ok(match (all.next(), all.next()) {
+            (Some(header), None) => Some(stub(header)),
+            _ => None,
+        })
+    }
+}
+
+/// Puts a stub in the place of a file that was one; that is set aside.
+///
+/// # Errors
+/// What the device reports; the file is then what it was.
+pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()> {
+    let absolute = store.tree().join(path);
+    let metadata = fs::symlink_metadata(&absolute)?;
+    super::set_aside(store, &absolute)?;
+    // Its change time and number of names were changed by that.
+    let metadata = fs::symlink_metadata(&absolute).unwrap_or(metadata);
+    let prepared = Prepared::new(store, path, &metadata, stub)?;
+    if !prepared.commit(&absolute)? {
+        return Err(io::Error::other("it was changed meanwhile"));
+    }
+    store.io().sync_dir(durable::parent(&absolute), CrashPoint::RepairInPlace)
+}

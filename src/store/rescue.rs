@@ -1,0 +1,107 @@
+//! `stepfs.toml` of a store where it is damaged or gone: every stub has the store's id, and the rest is its users' to say again.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::durable::{CrashPoint, Io, parent};
+use super::object::{Id, path_of};
+use super::settings::{self, Settings};
+use super::{Error, Profile, STUB_BYTES, Stub};
+
+/// Stubs that are looked at: all say the same but for those that were copied from other stores.
+const MOST_STUBS: usize = 10_000;
+
+/// The text of a new `stepfs.toml` for the store of this tree, and what it has of the old one, in words.
+///
+/// # Errors
+/// [`Error::Settings`] when nobody knows the store's id; what the device reports.
+pub(super) fn settings(io: &Io, tree: &Path, damaged: &str) -> Result<(String, String), Error> {
+    let stubs = ids(io, tree).map_err(Error::io(tree))?;
+    let said = damaged.lines().find_map(|line| {
+        let value = line.split_once('=').filter(|(key, _)| key.trim() == "store")?.1;
+        value.trim().trim_matches('"').parse::<Id>().ok()
+    });
+    // The most of them; a tree may have stubs of another store, copied into it as files.
+    let most = stubs.iter().max_by_key(|(id, count)| (**count, Some(**id) == said)).map(|(id, _)| *id);
+    let id = most.or(said).ok_or_else(|| {
+        let why = "it cannot be read, and no file in tree/ says which store this is; take it from a backup";
+        Error::Settings(why.into())
+    })?;
+    // Only the store's id may be wrong, or not even that: then all else is kept.
+    for key in ["store", "format"] {
+        let right = if key == "store" { format!("store = \"{id}\"") } else { format!("format = {}", settings::FORMAT) };
+        let is_it = |line: &str| line.split_once('=').is_some_and(|(name, _)| name.trim() == key);
+        let text: String =
+            damaged.lines().map(|line| if is_it(line) { &right } else { line }.to_string() + "\n").collect();
+        if Settings::parse(&text).is_ok_and(|settings| settings.id == id) {
+            return Ok((text, format!("stepfs.toml: its line `{key}` is written again, all others are yours")));
+        }
+    }
+    // Which rules there were cannot be known. Nothing that is to come may lose more than its user said.
+    let text = Settings::with_default_profile(&settings::template(id), Profile::Exact)?;
+    let words = "stepfs.toml: written anew, with everything exact from now on and no retention; say again what you had \
+                 said, the old text is in stepfs.toml.damaged";
+    Ok((text, words.into()))
+}
+
+/// Whether a store has another id than this: stubs have it, and their objects are here, and none has this one.
+pub(super) fn is_wrong(io: &Io, root: &Path, id: Id) -> io::Result<bool> {
+    let tree = root.join("tree");
+    if !tree.is_dir() {
+        return Ok(false);
+    }
+    let objects = root.join("objects");
+    let here = each(io, &tree, |stub| path_of(&objects, stub.object).exists())?;
+    Ok(!here.is_empty() && !here.contains_key(&id))
+}
+
+/// How many stubs in a tree are of which store.
+fn ids(io: &Io, tree: &Path) -> io::Result<HashMap<Id, usize>> {
+    each(io, tree, |_| true)
+}
+
+fn each(io: &Io, tree: &Path, counts: impl Fn(&Stub) -> bool) -> io::Result<HashMap<Id, usize>> {
+    let (mut ids, mut rest, mut seen): (HashMap<Id, usize>, Vec<PathBuf>, usize) = Default::default();
+    rest.push(tree.to_path_buf());
+    while let Some(directory) = rest.pop() {
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                rest.push(entry.path());
+            }
+            if !kind.is_file() || seen >= MOST_STUBS {
+                continue;
+            }
+            let file = io.open_with(&entry.path(), libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+            let mut block = [0; STUB_BYTES];
+            if file.read_exact_at(&mut block, 0).is_err() {
+                continue;
+            }
+            if let Some(stub) = Stub::decode(&block).ok().flatten().filter(&counts) {
+                seen += 1;
+                *ids.entry(stub.store).or_default() += 1;
+            }
+        }
+    }
+    Ok(ids)
+}
+
+/// Keeps what is at `path` under another name beside it, which no later one takes away.
+pub(super) fn keep(io: &Io, path: &Path) -> io::Result<()> {
+    for number in 0.. {
+        let suffix = if number == 0 { ".damaged".to_string() } else { format!(".damaged.{number}") };
+        let mut name = path.as_os_str().to_os_string();
+        name.push(suffix);
+        match io.device().link(path, &PathBuf::from(name), CrashPoint::SettingsKept) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => {
+                result?;
+                break;
+            }
+        }
+    }
+    io.sync_dir(parent(path), CrashPoint::SettingsKept)
+}

@@ -1,0 +1,12 @@
+//! Bytes that changed at rest: always an error that says which object and tensor, never other bytes, and everything else is
+//! served; and what `stepfs verify --repair` saves of it.
+
+mod limit;
+mod objects;
+mod repair;
+// Helpers of the tests at rest; not all of them are needed here.
+#[allow(dead_code)]
+#[path = "../at_rest/series.rs"]
+mod series;
+mod small_files;
+mod store;

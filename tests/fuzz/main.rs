@@ -1,0 +1,66 @@
+//! Every input of the fuzzer that is kept: what covers the most with the least, and all that ever broke a promise. Long runs
+//! are `scripts/fuzz.sh`; `docs/FUZZING.md` counts them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+mod seeds;
+#[path = "../../fuzz/src/targets/mod.rs"]
+mod targets;
+
+fn inputs(kind: &str, target: &str) -> Vec<(PathBuf, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(kind).join(target);
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let paths: BTreeSet<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+fn replay(kind: &str, least: usize) {
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let at = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                    let Some((target, run)) = targets::TARGETS.get(at) else { break };
+                    let inputs = inputs(kind, target);
+                    assert!(inputs.len() >= least, "{target} has no {kind}");
+                    for (path, input) in inputs {
+                        // A panic says what is wrong; this, with what.
+                        let shown = path.display().to_string();
+                        let result = std::panic::catch_unwind(|| run(&input));
+                        assert!(result.is_ok(), "{target}: {shown}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn corpora_keep_all_promises() {
+    replay("corpus", 1);
+}
+
+#[test]
+fn what_was_found_once_is_found_no_more() {
+    replay("findings", 0);
+}
+
+/// A folder by a name that no target has would never be looked at.
+#[test]
+fn every_folder_is_a_target() {
+    for kind in ["corpus", "findings"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz").join(kind);
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            assert!(name.starts_with('.') || targets::TARGETS.iter().any(|(target, _)| *target == name), "{name}");
+        }
+    }
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/fuzz_targets");
+    for (target, _) in targets::TARGETS {
+        assert!(programs.join(format!("{target}.rs")).exists(), "{target} has no program");
+    }
+}
