@@ -17,7 +17,9 @@ const MOST: usize = 16;
 struct State {
     queue: VecDeque<Job>,
     threads: usize,
-    idle: usize,
+    /// Of each thread that waits what wakes it. The last one goes first: what a thread keeps for itself (buffers, the allocator's
+    /// heap) is then kept by as many threads as work at once, not by all that ever did.
+    idle: Vec<Arc<Condvar>>,
     stopping: bool,
 }
 
@@ -25,7 +27,6 @@ struct State {
 struct Shared {
     /// Taken for moments only; no job runs under it.
     state: Mutex<State>,
-    work: Condvar,
     ended: Condvar,
 }
 
@@ -50,7 +51,9 @@ impl Workers {
             return;
         }
         state.queue.push_back(job);
-        if state.idle < state.queue.len() && state.threads < MOST {
+        if let Some(idle) = state.idle.pop() {
+            idle.notify_one();
+        } else if state.threads < MOST {
             let shared = Arc::clone(&self.shared);
             let spawned = thread::Builder::new().name("stepfs-worker".into()).spawn(move || work(&shared));
             match spawned {
@@ -65,15 +68,13 @@ impl Workers {
                 Err(_) => {}
             }
         }
-        drop(state);
-        self.shared.work.notify_one();
     }
 
     /// Finishes what is queued and ends the threads.
     pub(super) fn stop(&self) {
         let mut state = self.shared.state();
         state.stopping = true;
-        self.shared.work.notify_all();
+        state.idle.drain(..).for_each(|idle| idle.notify_one());
         while state.threads > 0 {
             state = self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -81,6 +82,7 @@ impl Workers {
 }
 
 fn work(shared: &Shared) {
+    let wake = Arc::new(Condvar::new());
     let mut state = shared.state();
     loop {
         if let Some(job) = state.queue.pop_front() {
@@ -95,16 +97,19 @@ fn work(shared: &Shared) {
             shared.ended.notify_all();
             return;
         } else {
-            state.idle += 1;
-            state = shared.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.idle -= 1;
+            state.idle.push(Arc::clone(&wake));
+            state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+            // It may have woken by itself.
+            state.idle.retain(|idle| !Arc::ptr_eq(idle, &wake));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Barrier, mpsc};
 
     use super::*;
 
@@ -121,5 +126,30 @@ mod tests {
         }
         workers.stop();
         assert_eq!(done.load(Ordering::Relaxed), 1000);
+    }
+    #[test]
+    fn jobs_one_after_the_other_are_done_by_one_thread() {
+        let workers = Workers::default();
+        let (tell, told) = mpsc::channel();
+        // As many threads as there may be.
+        let all = Arc::new(Barrier::new(MOST));
+        for _ in 0..MOST {
+            let (all, tell) = (Arc::clone(&all), tell.clone());
+            workers.submit(Box::new(move || {
+                all.wait();
+                tell.send(std::thread::current().id()).unwrap();
+            }));
+        }
+        assert_eq!(told.iter().take(MOST).collect::<HashSet<_>>().len(), MOST);
+        let wait_for_idle = || while workers.shared.state().idle.len() < MOST {};
+        let mut threads = HashSet::new();
+        for _ in 0..50 {
+            wait_for_idle();
+            let tell = tell.clone();
+            workers.submit(Box::new(move || tell.send(std::thread::current().id()).unwrap()));
+            threads.insert(told.recv().unwrap());
+        }
+        workers.stop();
+        assert_eq!(threads.len(), 1);
     }
 }
