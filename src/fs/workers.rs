@@ -63,7 +63,7 @@ impl Workers {
                     let job = state.queue.pop_back();
                     drop(state);
                     log::error!("cannot start a worker thread: {error}");
-                    return drop(job);
+                    drop(job);
                 }
                 Err(_) => {}
             }
