@@ -83,7 +83,7 @@ impl Store {
             Err(error) => return Err(error),
         }
         if !["tree", "objects", LOCK].iter().all(|name| root.join(name).exists()) {
-            return Err(Error::NotAStore(root.to_path_buf()));
+            return Err(Error::Missing(root.to_path_buf()));
         }
         let lock = take_lock(root)?;
         let (text, words) = rescue::settings(&io, &root.join("tree"), &text)?;

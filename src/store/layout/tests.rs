@@ -134,3 +134,13 @@ fn of_many_who_make_a_store_one_gets_it() {
         assert_eq!(opened, [id], "{all:?}");
     }
 }
+
+#[test]
+fn what_was_never_a_store_is_not_made_one_by_a_repair() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["", "missing"] {
+        let path = dir.path().join(name);
+        assert!(matches!(Store::open_damaged(&path), Err(Error::Missing(_))));
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
