@@ -315,7 +315,7 @@ impl Archive {
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
         // A program wrote it, whatever it looks like.
-        match Stub::disown(&file, self.store.id(), CrashPoint::FileSealed) {
+        match Stub::disown(&file, CrashPoint::FileSealed) {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 log::warn!(
                     "{}: looks like a stub of stepfs, and is taken for one after the next mount",

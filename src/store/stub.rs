@@ -133,13 +133,13 @@ impl Stub {
         Ok(decoded?)
     }
 
-    /// Sees to it that bytes which a program wrote are never taken for a stub, however much they look like one: nothing but
-    /// the bytes would tell at the next mount. To be called before the file is made durable.
+    /// Sees to it that bytes which a program wrote are never taken for a stub, of this store or another, however much they look
+    /// like one: nothing but the bytes would tell at the next mount. To be called before the file is made durable.
     ///
     /// # Errors
     /// What the device reports; `EOPNOTSUPP` where the file system has no extended attributes.
-    pub fn disown(file: &DeviceFile, store: Id, at: CrashPoint) -> io::Result<()> {
-        match Stub::read_on(file, store) {
+    pub fn disown(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+        match Stub::of_any(file, file.as_file(), file.metadata()?.len()) {
             Ok(None) => Ok(()),
             Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(error),
             _ => marks::mark_plain(file, at),

@@ -53,3 +53,24 @@ fn a_file_of_another_length_is_no_stub() {
     let small = Stub { logical_len: 5000, ..stub() };
     assert_eq!(Stub::read(&file(&small.encode(), 5000), Id([1; 16])).unwrap(), None);
 }
+
+#[test]
+fn what_a_program_wrote_is_no_stub_however_much_it_looks_like_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let own = Id([1; 16]);
+    let mut damaged = stub().encode();
+    damaged[100] ^= 1;
+    for (at, block) in [stub().encode(), Stub { store: Id([9; 16]), ..stub() }.encode(), damaged].iter().enumerate() {
+        let file = Io::disk().create(&dir.path().join(at.to_string()), CrashPoint::FileSealed).unwrap();
+        file.write_all_at(block, 0, CrashPoint::FileSealed).unwrap();
+        file.set_len(1 << 20, CrashPoint::FileSealed).unwrap();
+        assert!(!matches!((Stub::read_on(&file, own), Stub::foreign(&file, own)), (Ok(None), Ok(None))), "{at}");
+        match Stub::disown(&file, CrashPoint::FileSealed) {
+            // The directory is on a file system without extended attributes.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => continue,
+            result => result.unwrap(),
+        }
+        assert_eq!(Stub::read_on(&file, own).unwrap(), None);
+        assert_eq!(Stub::foreign(&file, own).unwrap(), None);
+    }
+}
