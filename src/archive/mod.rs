@@ -224,10 +224,12 @@ impl Archive {
             let until = Instant::now() + LONGEST_PAUSE;
             while Instant::now() < until {
                 let left = until.saturating_duration_since(Instant::now());
+                // Under the lock with which the worker is woken, or the wish to stop would be missed.
+                let catalog = self.catalog();
                 if self.stopping.load(Ordering::Relaxed) {
                     return;
                 }
-                drop(self.wake.wait_timeout(self.catalog(), left).unwrap_or_else(PoisonError::into_inner));
+                drop(wait_timeout(&self.wake, &self.catalog, catalog, left));
             }
         }
     }

@@ -150,9 +150,10 @@ impl Archive {
     pub fn may_be_stub(&self, path: &Path) -> bool {
         let unknown = [super::settle::DAMAGED_STUB, super::settle::UNREADABLE];
         self.catalog().get(path).is_none_or(|entry| match entry.state {
-            State::Released(_) => true,
+            // Where the device failed twice while it was released, nobody knows yet that it is one; the bytes and their mark do.
+            State::Released(_) | State::Archived(..) => true,
             State::Resident(why) => unknown.contains(&why),
-            State::Staged | State::Closed | State::Sealed(_) | State::Archived(..) => false,
+            State::Staged | State::Closed | State::Sealed(_) => false,
         })
     }
 
