@@ -4,6 +4,7 @@
 
 use std::hint::black_box;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use stepfs::codec::published::registry::SystemId;
@@ -19,8 +20,8 @@ const ROUNDS: usize = 5;
 
 /// Weights that moved, as bytes.
 struct Weights {
-    new: Vec<u8>,
-    old: Vec<u8>,
+    new: Vec<Arc<Vec<u8>>>,
+    old: Vec<Arc<Vec<u8>>>,
 }
 
 impl Weights {
@@ -34,12 +35,13 @@ impl Weights {
         let mut gauss = || (-2.0 * unit().ln()).sqrt() * (std::f64::consts::TAU * unit()).cos();
         let old: Vec<f32> = (0..TILES * N).map(|_| (0.02 * gauss()) as f32).collect();
         let new: Vec<f32> = old.iter().map(|old| old + (1e-4 * gauss()) as f32).collect();
-        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let tile = |values: &[f32]| Arc::new(values.iter().flat_map(|value| value.to_le_bytes()).collect());
+        let bytes = |values: &[f32]| values.chunks(N).map(tile).collect();
         Weights { new: bytes(&new), old: bytes(&old) }
     }
 
     fn before(&self, number: usize) -> Before<'_> {
-        Before { bytes: &self.old[number * TILE_BYTES..][..TILE_BYTES], bins: None }
+        Before { bytes: &self.old[number], bins: None }
     }
 }
 
@@ -57,7 +59,7 @@ impl Tensor for Weights {
     }
 
     fn tile(&self, number: usize) -> io::Result<Tile> {
-        let values = tile::widen(Dtype::F32, &self.new[number * TILE_BYTES..][..TILE_BYTES]).expect("fp32");
+        let values = tile::widen(Dtype::F32, &self.new[number]).expect("fp32");
         let previous = self.before(number).state(Dtype::F32);
         Ok(Tile { first: (number * N) as u64, values, previous, gradient: None })
     }

@@ -13,6 +13,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use stepfs::codec::published::check_n_run::{Method, Predictor, Search, Step, l2_distance, quantized};
@@ -68,7 +69,7 @@ fn weights(path: &str) -> Fallible<Vec<Weight>> {
     let read = |tensor: &stepfs::container::Tensor| -> Fallible<Vec<f32>> {
         let mut bytes = vec![0; (tensor.extent.end - tensor.extent.start) as usize];
         file.read_exact_at(&mut bytes, tensor.extent.start)?;
-        Ok(tile::widen(tensor.dtype, &bytes).ok_or("a type that f32 does not hold")?)
+        Ok(tile::widen(tensor.dtype, &Arc::new(bytes)).ok_or("a type that f32 does not hold")?.to_vec())
     };
     let mut found = Vec::new();
     for (index, tensor) in description.tensors.iter().enumerate() {
@@ -113,9 +114,9 @@ impl Tensor for Seen<'_> {
         let range = number * TILE..self.weight.values.len().min((number + 1) * TILE);
         Ok(Tile {
             first: range.start as u64,
-            values: self.weight.values[range.clone()].to_vec(),
+            values: self.weight.values[range.clone()].to_vec().into(),
             previous: self.previous.map(|states| states[number].clone()),
-            gradient: self.weight.gradient.as_ref().map(|gradient| gradient[range].to_vec()),
+            gradient: self.weight.gradient.as_ref().map(|gradient| gradient[range].to_vec().into()),
         })
     }
 }
@@ -158,7 +159,7 @@ fn encode(
 /// A first checkpoint in full precision.
 fn whole(weights: &[Weight]) -> States {
     let tiles = |weight: &Weight| {
-        let states = weight.values.chunks(TILE).map(|values| State { values: values.to_vec(), bins: None });
+        let states = weight.values.chunks(TILE).map(|values| State { values: values.to_vec().into(), bins: None });
         states.collect()
     };
     weights.iter().map(tiles).collect()
@@ -378,7 +379,7 @@ fn bins(folder: &Path, file: &str) -> Fallible<Value> {
 /// What a checkpoint alone decodes to.
 fn decoded(system: &dyn System, weights: &[Weight]) -> Fallible<Vec<Vec<f32>>> {
     let (_, states) = encode(system, weights, None, 0)?;
-    Ok(states.into_iter().map(|tiles| tiles.into_iter().flat_map(|tile| tile.values).collect()).collect())
+    Ok(states.into_iter().map(|tiles| tiles.into_iter().flat_map(|tile| tile.values.to_vec()).collect()).collect())
 }
 
 /// So many even bins from the smallest to the largest value, as QD-Compressor has them.

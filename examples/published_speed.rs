@@ -106,7 +106,7 @@ impl Tensor for Weights<'_> {
         let range = number * TILE..self.values.len().min((number + 1) * TILE);
         Ok(Tile {
             first: range.start as u64,
-            values: self.values[range].to_vec(),
+            values: self.values[range].to_vec().into(),
             previous: self.previous.as_ref().map(|states| states[number].clone()),
             gradient: None,
         })

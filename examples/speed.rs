@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{profile}, {} MB, {} tensors; GB/s of one core", bytes / 1_000_000, 3 * training.parameters.len());
     println!("memcpy {:.1}", memcpy(bytes as usize));
     let archive = Archive::open_with(Store::open(&root)?, MEMORY)?;
-    archive.start(Arc::new(AtRest { tree }));
+    archive.start(Arc::new(AtRest::of(archive.store())));
     while archive.queue().queued > 0 {
         std::thread::sleep(Duration::from_millis(20));
     }

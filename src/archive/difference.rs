@@ -12,6 +12,7 @@ use crate::store::object::{Header, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter
 
 use super::base::Base;
 use super::catalog::Sealed;
+use super::job::Job;
 use super::{STAGES, encode, plan, verify};
 
 /// An object that takes more than this share of its file is not worth it.
@@ -70,7 +71,7 @@ impl Difference<'_> {
             log::info!("{}: {note}", self.path.display());
         }
         let mut writer = ObjectWriter::create_on(self.tmp.0, self.tmp.1)?;
-        let job = encode::Job {
+        let job = Job {
             source,
             len: sealed.len,
             origin: self.path,

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -11,36 +10,16 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::log::{Factors, FactorsBuilder};
 use crate::codec::{Dtype, TILE_BYTES, lattice};
-use crate::container::{ChangedTensor, Description, Kind, Patch, ReadAt, Tensor};
-use crate::recall::{Chain, State, tile};
+use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
+use crate::recall::{State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 
 use super::STAGES;
+use super::job::{BATCH, Job};
 use super::payload::{self, Around, Beside, Place, Quantized};
 use super::plan::{self, Plan, has_factors, read_tile, tiles};
 use super::published::Fits;
 use super::skeleton;
-
-/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
-pub(super) const BATCH: usize = 16;
-
-/// A file to encode.
-pub(super) struct Job<'a> {
-    /// The file, with its tables in order.
-    pub(super) source: &'a (dyn ReadAt + Sync),
-    pub(super) len: u64,
-    pub(super) origin: &'a Path,
-    pub(super) profile: &'a str,
-    pub(super) description: &'a Description,
-    pub(super) base: Option<&'a Chain>,
-    pub(super) plans: &'a [Plan],
-    /// States since its chain began.
-    pub(super) position: u32,
-    /// For people, see [`Index::note`].
-    pub(super) note: &'a str,
-    /// Asked between batches: the file was opened for writing, or the store is being closed.
-    pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
-}
 
 /// What was written, and which bytes of the skeleton differ from the file's.
 pub(super) struct Encoded {

@@ -11,7 +11,7 @@ use crate::container::{self, Role};
 use crate::recall::{State, tile as recalled};
 use crate::store::object::rows_and_width;
 
-use super::encode::Job;
+use super::job::Job;
 use super::plan::{self, read_tile, tiles};
 
 /// What the systems found out about the tensors of a file.
@@ -99,7 +99,7 @@ impl<'a> Source<'a> {
             return Err(io::ErrorKind::Interrupted.into());
         }
         let dtype = plan.tensor.dtype;
-        let data = read_tile(job.source, &plan.tensor, number)?;
+        let data = Arc::new(read_tile(job.source, &plan.tensor, number)?);
         let values = tile::widen(dtype, &data).ok_or(io::ErrorKind::InvalidData)?;
         let first = plan::rows(&plan.tensor, number).first;
         let previous = match (plan.coding.parent(), job.base) {
@@ -114,11 +114,11 @@ impl<'a> Source<'a> {
                 let size = tensor.dtype.size();
                 let mut bytes = vec![0; values.len() * size];
                 job.source.read_exact_at(&mut bytes, tensor.extent.start + first * size as u64)?;
-                tile::widen(tensor.dtype, &bytes)
+                tile::widen(tensor.dtype, &Arc::new(bytes))
             }
             None => None,
         };
-        Ok((Arc::new(data), Tile { first, values, previous, gradient }))
+        Ok((data, Tile { first, values, previous, gradient }))
     }
 }
 

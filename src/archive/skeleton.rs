@@ -10,7 +10,7 @@ use crate::codec::TILE_BYTES;
 use crate::container::Patch;
 use crate::store::object::{ObjectWriter, Tile};
 
-use super::encode::{BATCH, Job};
+use super::job::{BATCH, Job};
 
 /// zstd level: pickles and headers, or whole files that are not understood.
 pub(super) const LEVEL: i32 = 3;

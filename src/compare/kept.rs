@@ -124,10 +124,10 @@ fn put(state: &State, name: &Path, at: u32) -> Result<(), Error> {
 
 /// Lets the archive do all it can, and answers the processor time of all its threads.
 fn archive(store: Store, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<Duration, Error> {
-    let tree = store.tree();
+    let at_rest = AtRest::of(&store);
     let archive = Archive::open(store).map_err(|error| failed(error.to_string()))?;
     let start = clock::of_process();
-    archive.start(Arc::new(AtRest { tree }));
+    archive.start(Arc::new(at_rest));
     let done = wait(&archive, series, steps, failed);
     archive.stop();
     let spent = clock::of_process().saturating_sub(start);

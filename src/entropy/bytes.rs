@@ -105,7 +105,7 @@ pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
         Plan::Constant => out.extend_from_slice(&[CONSTANT, first]),
         Plan::Huffman => {
             out.push(HUFFMAN);
-            huffman::encode(symbols, &huffman::histogram(symbols), out);
+            huffman::encode(symbols, &huffman::histogram_between(symbols, range), out);
         }
         Plan::Blocks(shape) => {
             out.push(BLOCKS);

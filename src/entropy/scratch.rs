@@ -1,44 +1,65 @@
-//! Byte buffers that a thread uses again: a tile's buffers are just large enough that allocating them anew makes the
-//! allocator return and fetch pages each time, which costs more than the decoding.
+//! Buffers used again from tile to tile: they are just large enough that allocating them anew makes the allocator return and fetch
+//! pages each time, which costs more than the decoding.
+//!
+//! One shelf serves all threads. Of shelves of their own, each of two dozen threads keeps what it once needed, for ever, and a
+//! daemon's memory grows for hours until the last of them has had its largest tile; what lies on a common one is at most what was
+//! in use at one time, and so much per core.
 
-use std::cell::RefCell;
 use std::ops::{Deref, DerefMut};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Buffers a thread keeps: more than a tile has in use at once (eight planes and what codes one of them).
-const KEPT: usize = 16;
-
-/// Largest buffer that is kept; those of a tile are at most its size.
-const LARGEST: usize = 1 << 20;
-
-thread_local! {
-    static POOL: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+/// Buffers that are not in use. The last that came goes first: it is the one most likely to be in a cache.
+pub(crate) struct Shelf<T> {
+    /// Taken for a push or a pop and nothing else, below any other lock. It is the standard library's also where a test takes the
+    /// scheduler's place (`sync`): nothing waits under it.
+    buffers: Mutex<Vec<Vec<T>>>,
+    kept: usize,
+    largest: usize,
 }
 
-/// A buffer that goes back to its thread's pool.
+impl<T: Copy + Default> Shelf<T> {
+    /// A shelf for so many buffers per core, of at most so many elements each; what is more or larger goes back to the allocator.
+    pub(crate) fn new(per_core: usize, largest: usize) -> Shelf<T> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Shelf { buffers: Mutex::default(), kept: per_core * cores, largest }
+    }
+
+    /// A buffer of this length. What is in it is left over from other use: every element is to be written before it is read.
+    pub(crate) fn take(&self, length: usize) -> Vec<T> {
+        let mut buffer = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        buffer.resize(length, T::default());
+        buffer
+    }
+
+    /// Takes a buffer that is not needed any more; one that is simply dropped costs time, nothing else.
+    pub(crate) fn give(&self, buffer: Vec<T>) {
+        if !(1..=self.largest).contains(&buffer.capacity()) {
+            return;
+        }
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() < self.kept {
+            buffers.push(buffer);
+        }
+    }
+}
+
+/// Byte buffers. A tile has at most ten in use (eight planes and what codes one of them), each at most of its size.
+static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
+
+/// A byte buffer that goes back to its shelf.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<u8>);
 
 impl Scratch {
-    /// A buffer of this length. What is in it is left over from other use: every byte is to be written before it is read.
+    /// A buffer of this length, with [`Shelf::take`]'s caution.
     pub(crate) fn new(length: usize) -> Scratch {
-        let mut buffer = POOL.try_with(|pool| pool.borrow_mut().pop()).ok().flatten().unwrap_or_default();
-        buffer.resize(length, 0);
-        Scratch(buffer)
+        Scratch(BYTES.take(length))
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let buffer = std::mem::take(&mut self.0);
-        if (1..=LARGEST).contains(&buffer.capacity()) {
-            // The pool is gone while its thread ends; then so is the buffer.
-            let _ = POOL.try_with(|pool| {
-                let mut pool = pool.borrow_mut();
-                if pool.len() < KEPT {
-                    pool.push(buffer);
-                }
-            });
-        }
+        BYTES.give(std::mem::take(&mut self.0));
     }
 }
 
@@ -53,5 +74,29 @@ impl Deref for Scratch {
 impl DerefMut for Scratch {
     fn deref_mut(&mut self) -> &mut [u8] {
         &mut self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many threads there were, no more stays than the shelf holds, and nothing that is too large.
+    #[test]
+    fn a_shelf_keeps_no_more_than_its_limit() {
+        let shelf = Shelf::<u8>::new(2, 100);
+        let kept = shelf.kept;
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let taken: Vec<_> = (0..=kept).map(|_| shelf.take(100)).collect();
+                    taken.into_iter().for_each(|buffer| shelf.give(buffer));
+                });
+            }
+        });
+        shelf.give(vec![0; 101]);
+        let buffers = shelf.buffers.lock().unwrap();
+        assert_eq!(buffers.len(), kept);
+        assert!(buffers.iter().all(|buffer| (1..=100).contains(&buffer.capacity())));
     }
 }

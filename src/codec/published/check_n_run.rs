@@ -166,7 +166,7 @@ impl System for CheckNRun {
             pack::put_floats(&scales, out);
         }
         pack::put(&codes[..stored], self.bits, out);
-        Some(State { values, bins: None })
+        Some(State { values: values.into(), bins: None })
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
@@ -217,7 +217,7 @@ impl System for CheckNRun {
             }
             start += length;
         }
-        Ok(State { values, bins: None })
+        Ok(State { values: values.into(), bins: None })
     }
 }
 

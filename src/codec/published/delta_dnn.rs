@@ -58,7 +58,7 @@ impl System for DeltaDnn {
             out.extend_from_slice(&[ID, DIFFERENCE]);
             out.extend_from_slice(&step.to_le_bytes());
             ints::encode(&m, out);
-            return before.map(|before| State { values: add(before, step, &m), bins: None });
+            return before.map(|before| State { values: add(before, step, &m).into(), bins: None });
         }
         out.extend_from_slice(&[ID, LOSSLESS]);
         let mut bytes = Vec::with_capacity(4 * tile.values.len());
@@ -74,7 +74,7 @@ impl System for DeltaDnn {
         if pack::take_byte(&mut payload)? == LOSSLESS {
             let mut bytes = vec![0; len * 4];
             lossless::decode(Dtype::F32, payload, None, &mut bytes)?;
-            return Ok(State { values: pack::take_floats(&mut bytes.as_slice(), len)?, bins: None });
+            return Ok(State { values: pack::take_floats(&mut bytes.as_slice(), len)?.into(), bins: None });
         }
         let before = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no state before"))?;
         let (step, rest) = payload.split_first_chunk().ok_or(Corrupt("truncated step"))?;
@@ -85,7 +85,7 @@ impl System for DeltaDnn {
         }
         let mut m = vec![0; len];
         ints::decode(rest, &mut m)?;
-        Ok(State { values: add(&before.values, step, &m), bins: None })
+        Ok(State { values: add(&before.values, step, &m).into(), bins: None })
     }
 }
 

@@ -193,7 +193,7 @@ impl System for Gobo {
         let kept: Vec<u8> =
             tile.values.iter().zip(&indexes).filter(|&(x, _)| !outlier(x)).map(|(_, &index)| index).collect();
         pack::put(&kept, bits.into(), out);
-        Some(State { values, bins: None })
+        Some(State { values: values.into(), bins: None })
     }
 
     fn decode(&self, mut payload: &[u8], _previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
@@ -233,7 +233,7 @@ impl System for Gobo {
                 None => indexes.next().map_or(0.0, |index| centroids[usize::from(index)]),
             };
         }
-        Ok(State { values, bins: None })
+        Ok(State { values: values.into(), bins: None })
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
         let mut layer = Made { tile: 50_000, ..Made::layer("fc.weight", 200, 500, &mut noise) };
         layer.values[77] = 0.5;
         let (states, bytes) = checkpoint(&Gobo::new(3).unwrap(), std::slice::from_ref(&layer), 0).remove(0);
-        let values: Vec<f32> = states.iter().flat_map(|state| state.values.clone()).collect();
+        let values: Vec<f32> = states.iter().flat_map(|state| state.values.to_vec()).collect();
         let exact = layer.values.iter().zip(&values).filter(|(w, r)| w == r).count();
         assert!(values[77] == 0.5 && (2..40).contains(&exact), "{exact}");
         let squares: f32 = layer.values.iter().zip(&values).map(|(w, r)| (w - r).powi(2)).sum();

@@ -20,7 +20,7 @@ use std::io;
 
 use rayon::prelude::*;
 
-use super::{Fit, State, System, Tensor, Tile, give_back, pool};
+use super::{Fit, Floats, State, System, Tensor, Tile, give_back};
 use crate::codec::Corrupt;
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
@@ -162,7 +162,7 @@ impl System for Lc {
         }
         let elements = tile.values.len();
         let mut symbols = Scratch::new(elements);
-        let mut values = pool::take(elements);
+        let mut values = Floats::new(elements);
         if !quantize(Level::detect(), &table, &tile.values, &previous.values, &mut values, &mut symbols) {
             return None;
         }
@@ -192,7 +192,7 @@ impl System for Lc {
             return Err(Corrupt("a bucket's value"));
         }
         let mut low = Scratch::new(len);
-        let mut state = State { values: pool::take(len), bins: None };
+        let mut state = State { values: Floats::new(len), bins: None };
         state.values.copy_from_slice(&previous.values);
         if count <= usize::from(u8::MAX) {
             bytes::decode(payload, &mut low)?;

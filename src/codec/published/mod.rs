@@ -13,6 +13,7 @@ pub mod check_n_run;
 #[cfg(test)]
 pub(crate) mod conformance;
 pub mod delta_dnn;
+mod floats;
 pub mod gobo;
 pub mod inshrinkerator;
 pub mod lc;
@@ -29,6 +30,7 @@ mod values;
 
 use super::Corrupt;
 
+pub use floats::Floats;
 pub use pool::give_back;
 
 /// One tensor of a checkpoint, a tile at a time: never all of it in memory.
@@ -52,11 +54,11 @@ pub struct Tile {
     /// Number of its first element in the tensor.
     pub first: u64,
     /// As written.
-    pub values: Vec<f32>,
+    pub values: Floats,
     /// The state before, as it decodes; none for the first of a chain.
     pub previous: Option<State>,
     /// The gradient's running mean (Adam's first moment in the same checkpoint), if there is one.
-    pub gradient: Option<Vec<f32>>,
+    pub gradient: Option<Floats>,
 }
 
 impl Tile {
@@ -70,7 +72,7 @@ impl Tile {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     /// The values.
-    pub values: Vec<f32>,
+    pub values: Floats,
     /// The number of each value's bin, for the systems whose next difference is one of bins; else none.
     pub bins: Option<Vec<u16>>,
 }

@@ -111,7 +111,7 @@ impl System for QdCompressor {
         out.extend_from_slice(fit);
         varint::put(cycle.into(), out);
         encode_levels(&levels, before, cycle as usize, Coding::Huffman, out);
-        Some(State { values, bins: Some(levels) })
+        Some(State { values: values.into(), bins: Some(levels) })
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
@@ -133,7 +133,7 @@ impl System for QdCompressor {
         let codes: Vec<u8> = levels.iter().map(|&level| level as u8).collect();
         let mut values = vec![0.0; len];
         uniform::dequantize(grid, &codes, &mut values);
-        Ok(State { values, bins: Some(levels) })
+        Ok(State { values: values.into(), bins: Some(levels) })
     }
 }
 

@@ -4,7 +4,10 @@
 //! state that it was a difference to: with its length before it a lossless tile, then the bins of the elements, if it has any: the
 //! lossless tile of as many U16. So what comes after it still decodes to the same bits, whatever became of what was before.
 
-use super::{Fit, Policy, State, System, Tile, pool, registry};
+use std::sync::Arc;
+
+use super::pool::{VALUES, give_state};
+use super::{Fit, Floats, Policy, State, System, Tile, registry};
 use crate::codec::float::{Bf16, F16, Float};
 use crate::codec::{Corrupt, Dtype, lossless};
 use crate::entropy::varint;
@@ -25,7 +28,7 @@ pub struct Decoded {
 #[derive(Clone, Copy, Debug)]
 pub struct Before<'a> {
     /// Its elements.
-    pub bytes: &'a [u8],
+    pub bytes: &'a Arc<Vec<u8>>,
     /// Their bins.
     pub bins: Option<&'a [u16]>,
 }
@@ -43,24 +46,28 @@ pub fn is_for(dtype: Dtype) -> bool {
 }
 
 /// The values of a tile, exactly; none for other types, or bytes that are not whole elements.
-pub fn widen(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f32>> {
+pub fn widen(dtype: Dtype, bytes: &Arc<Vec<u8>>) -> Option<Floats> {
     (is_for(dtype) && bytes.len().is_multiple_of(dtype.size())).then_some(())?;
-    let mut values = pool::take(bytes.len() / dtype.size());
+    if dtype == Dtype::F32 {
+        return Some(Floats::of(bytes));
+    }
+    let mut values = VALUES.take(bytes.len() / dtype.size());
     match dtype {
         Dtype::F16 => values.iter_mut().zip(F16::elements(bytes)).for_each(|(v, &e)| *v = F16::widen(e) as f32),
-        Dtype::Bf16 => values.iter_mut().zip(Bf16::elements(bytes)).for_each(|(v, &e)| *v = Bf16::widen(e) as f32),
-        _ => values.iter_mut().zip(bytes.as_chunks().0).for_each(|(v, &e)| *v = f32::from_le_bytes(e)),
+        _ => values.iter_mut().zip(Bf16::elements(bytes)).for_each(|(v, &e)| *v = Bf16::widen(e) as f32),
     }
-    Some(values)
+    Some(values.into())
 }
 
 /// Values as a tile of this type, each rounded to nearest, ties to even.
-fn round(dtype: Dtype, values: &[f32]) -> Vec<u8> {
-    match dtype {
+fn round(dtype: Dtype, values: Floats) -> Vec<u8> {
+    let bytes = match dtype {
         Dtype::F16 => values.iter().map(|&value| F16::round(value.into())).collect::<Vec<_>>().into_flattened(),
         Dtype::Bf16 => values.iter().map(|&value| Bf16::round(value.into())).collect::<Vec<_>>().into_flattened(),
-        _ => values.iter().map(|value| value.to_le_bytes()).collect::<Vec<_>>().into_flattened(),
-    }
+        _ => return values.into_bytes(),
+    };
+    values.give_back();
+    bytes
 }
 
 /// Whether all are; without a branch for each, which would take as long as to encode them.
@@ -79,10 +86,8 @@ pub fn encode(system: (u8, &dyn System), fit: &Fit, dtype: Dtype, tile: &Tile, o
     Some(rounded(dtype, state))
 }
 
-fn rounded(dtype: Dtype, mut state: State) -> Decoded {
-    let decoded = Decoded { bytes: round(dtype, &state.values), bins: state.bins.take() };
-    pool::give_state(state);
-    decoded
+fn rounded(dtype: Dtype, state: State) -> Decoded {
+    Decoded { bytes: round(dtype, state.values), bins: state.bins }
 }
 
 /// Appends the payload of a state as it is, with or without another one to be a difference to.
@@ -108,7 +113,7 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
     if id == AS_IT_IS {
         let mut decoded = Decoded { bytes: vec![0; len], bins: None };
         let body = varint::take_bytes(&mut payload)?;
-        lossless::decode(dtype, body, before.map(|before| before.bytes), &mut decoded.bytes)?;
+        lossless::decode(dtype, body, before.map(|before| before.bytes.as_slice()), &mut decoded.bytes)?;
         if !payload.is_empty() {
             let mut bins = vec![0; 2 * elements];
             lossless::decode(Dtype::U16, payload, None, &mut bins)?;
@@ -124,7 +129,7 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
     if state.values.len() != elements || state.bins.as_ref().is_some_and(|bins| bins.len() != elements) {
         return Err(Corrupt("length of a tile"));
     }
-    previous.into_iter().for_each(pool::give_state);
+    previous.into_iter().for_each(give_state);
     Ok(rounded(dtype, state))
 }
 

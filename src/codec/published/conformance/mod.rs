@@ -79,9 +79,9 @@ impl Tensor for Made {
         let range = number * self.tile..self.values.len().min((number + 1) * self.tile);
         Ok(Tile {
             first: range.start as u64,
-            values: self.values[range.clone()].to_vec(),
+            values: self.values[range.clone()].to_vec().into(),
             previous: self.previous.as_ref().map(|states| states[number].clone()),
-            gradient: self.gradient.as_ref().map(|gradient| gradient[range].to_vec()),
+            gradient: self.gradient.as_ref().map(|gradient| gradient[range].to_vec().into()),
         })
     }
 }
@@ -156,7 +156,7 @@ pub(crate) fn conforms(system: &dyn System) {
 /// A state before of another length, as after a change of shape, is not referred to.
 fn reshaped(system: &dyn System) {
     let mut tensor = Made::layer("mlp.weight", 9, 40, &mut Noise(1));
-    tensor.previous = Some(vec![State { values: vec![0.5; 7], bins: Some(vec![1; 7]) }; tensor.tiles()]);
+    tensor.previous = Some(vec![State { values: vec![0.5; 7].into(), bins: Some(vec![1; 7]) }; tensor.tiles()]);
     let with = checkpoint(system, std::slice::from_ref(&tensor), 1).remove(0);
     tensor.previous = None;
     let without = checkpoint(system, std::slice::from_ref(&tensor), 1).remove(0);
@@ -248,7 +248,7 @@ fn damage(system: &dyn System, payload: &[u8], tile: &Tile, noise: &mut Noise) {
     // Sound bytes for another tile.
     try_one(payload, None, tile.values.len());
     try_one(payload, Some(&State::default()), tile.values.len());
-    let wild = State { values: vec![1.0; tile.values.len()], bins: Some(vec![u16::MAX; tile.values.len()]) };
+    let wild = State { values: vec![1.0; tile.values.len()].into(), bins: Some(vec![u16::MAX; tile.values.len()]) };
     try_one(payload, Some(&wild), tile.values.len());
     try_one(payload, previous, usize::MAX >> 8 & 0xffff);
 }

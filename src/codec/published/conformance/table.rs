@@ -1,6 +1,7 @@
 //! The suite over every entry of the table, tiles as objects hold them, and what each system promises of its error.
 
 use std::io;
+use std::sync::Arc;
 
 use super::super::registry::{FAMILIES, SystemId};
 use super::super::tile::{self, Before, Decoded};
@@ -33,6 +34,9 @@ struct Held {
     before: Option<Decoded>,
 }
 
+/// Bytes and bins of a tile before.
+type Was = (Arc<Vec<u8>>, Option<Vec<u16>>);
+
 impl Held {
     fn new(name: &str, dtype: Dtype, shape: (u64, u64), values: &[f32]) -> Held {
         let mut bytes = Vec::new();
@@ -46,9 +50,9 @@ impl Held {
         Held { name: name.into(), shape, dtype, bytes, before: None }
     }
 
-    fn before(&self, number: usize) -> Option<(Vec<u8>, Option<Vec<u16>>)> {
+    fn before(&self, number: usize) -> Option<Was> {
         let before = self.before.as_ref()?;
-        let bytes = before.bytes.chunks(TILE * self.dtype.size()).nth(number)?.to_vec();
+        let bytes = Arc::new(before.bytes.chunks(TILE * self.dtype.size()).nth(number)?.to_vec());
         Some((bytes, before.bins.as_ref().and_then(|bins| Some(bins.chunks(TILE).nth(number)?.to_vec()))))
     }
 }
@@ -67,12 +71,12 @@ impl Tensor for Held {
     }
 
     fn tile(&self, number: usize) -> io::Result<Tile> {
-        let bytes = self.bytes.chunks(TILE * self.dtype.size()).nth(number).unwrap_or_default();
+        let bytes = Arc::new(self.bytes.chunks(TILE * self.dtype.size()).nth(number).unwrap_or_default().to_vec());
         let before = self.before(number);
         let before = before.as_ref().map(|(bytes, bins)| Before { bytes, bins: bins.as_deref() });
         Ok(Tile {
             first: (number * TILE) as u64,
-            values: tile::widen(self.dtype, bytes).unwrap(),
+            values: tile::widen(self.dtype, &bytes).unwrap(),
             previous: before.map(|before| before.state(self.dtype).unwrap()),
             gradient: None,
         })
@@ -164,7 +168,7 @@ fn series(id: SystemId, dtype: Dtype, count: u32, mut each: impl FnMut(u32, &[He
 }
 
 fn values(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
-    tile::widen(dtype, bytes).unwrap()
+    tile::widen(dtype, &Arc::new(bytes.to_vec())).unwrap().to_vec()
 }
 
 #[test]
@@ -348,7 +352,7 @@ fn what_is_not_finite_and_what_f32_does_not_hold_stays_lossless() {
         if let Some((_, decoded)) = &checkpoint(id, &[tensor], 1)[0] {
             assert!(values(Dtype::F32, &decoded.bytes).iter().all(|value| value.is_finite()), "{id}");
         }
-        let tile = Tile { values: vec![1.0], ..Tile::default() };
+        let tile = Tile { values: vec![1.0].into(), ..Tile::default() };
         let system = id.system();
         for dtype in [Dtype::F64, Dtype::I64, Dtype::U8, Dtype::F8E4m3] {
             assert!(!tile::is_for(dtype));
@@ -370,7 +374,7 @@ fn without_its_state_before_a_difference_is_corrupt() {
                     let len = tensor.tile(number).unwrap().values.len() * 4;
                     tile::decode(Dtype::F32, payload, None, len).unwrap_err();
                     // Another shape than it had.
-                    let other = vec![0; len + 4];
+                    let other = Arc::new(vec![0; len + 4]);
                     let before = Before { bytes: &other, bins: None };
                     tile::decode(Dtype::F32, payload, Some(before), len).unwrap_err();
                     assert!(tile::decode(Dtype::F32, payload, Some(before), len + 2).is_err());
@@ -423,11 +427,12 @@ fn a_state_as_it_is_is_the_same_with_and_without_a_parent() {
     for dtype in TYPES {
         let tensor = Held::new("w", dtype, (1, 900), &(0..900).map(|_| random.normal()).collect::<Vec<_>>());
         let parent = Held::new("w", dtype, (1, 900), &(0..900).map(|_| random.normal()).collect::<Vec<_>>());
+        let (own, parent) = (Arc::new(tensor.bytes.clone()), Arc::new(parent.bytes));
         for bins in [None, Some((0..900).map(|_| random.next() as u16).collect::<Vec<u16>>())] {
-            for with in [None, Some(parent.bytes.as_slice())] {
-                let state = Before { bytes: &tensor.bytes, bins: bins.as_deref() };
+            for with in [None, Some(&parent)] {
+                let state = Before { bytes: &own, bins: bins.as_deref() };
                 let mut payload = Vec::new();
-                tile::encode_as_it_is(dtype, state, with, &mut payload);
+                tile::encode_as_it_is(dtype, state, with.map(|bytes| bytes.as_slice()), &mut payload);
                 let before = with.map(|bytes| Before { bytes, bins: None });
                 let decoded = tile::decode(dtype, &payload, before, tensor.bytes.len()).unwrap();
                 assert_eq!(decoded, Decoded { bytes: tensor.bytes.clone(), bins: bins.clone() });

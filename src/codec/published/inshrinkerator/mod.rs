@@ -179,7 +179,7 @@ impl System for Inshrinkerator {
         encode_levels(&levels, before, cycle, self.coding, out);
         let skip = if short { 2 } else { 0 };
         out.extend(protected.iter().flat_map(|w| w.to_le_bytes().into_iter().skip(skip)));
-        Some(State { values: values(&levels, &fitted.centroids, &protected), bins: Some(levels) })
+        Some(State { values: values(&levels, &fitted.centroids, &protected).into(), bins: Some(levels) })
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
@@ -211,7 +211,7 @@ impl System for Inshrinkerator {
         if payload.len() != count * if flags & SHORT != 0 { 2 } else { 4 } {
             return Err(Corrupt("bytes behind the protected values"));
         }
-        Ok(State { values: values(&levels, &centroids, &protected), bins: Some(levels) })
+        Ok(State { values: values(&levels, &centroids, &protected).into(), bins: Some(levels) })
     }
 }
 

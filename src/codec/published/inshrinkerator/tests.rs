@@ -184,7 +184,7 @@ fn shares_are_pruned_and_protected() {
         let config = Config { prune: 0.3, protect: 0.01, metric, ..Config::new(8) };
         let states = checkpoint(&Inshrinkerator::new(config).unwrap(), std::slice::from_ref(&layer), 0).remove(0).0;
         let levels: Vec<u16> = states.iter().flat_map(|state| state.bins.clone().unwrap()).collect();
-        let values: Vec<f32> = states.iter().flat_map(|state| state.values.clone()).collect();
+        let values: Vec<f32> = states.iter().flat_map(|state| state.values.to_vec()).collect();
         let share = |level: u16| levels.iter().filter(|&&l| l == level).count() as f64 / levels.len() as f64;
         assert!((share(PRUNED) - 0.3).abs() < 0.01, "{}", share(PRUNED));
         // Largest by magnitude and largest by sensitivity, few of them both.
