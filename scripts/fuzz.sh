@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzz everything that reads bytes nobody vouches for, on all cores, and count it in docs/FUZZING.md. May be ended and run again:
 # corpora and counts go on from where they were.
-#   scripts/fuzz.sh [SECONDS] [TARGET...]   so long each (60), of these (all)
+#   scripts/fuzz.sh [SECONDS] [TARGET...]   so long each on the wall (60), of these (all)
 #   scripts/fuzz.sh --keep                  puts the smallest inputs that cover as much into fuzz/corpus
 #   STEPFS_FUZZ_JOBS=N                      targets at once (all cores)
 set -euo pipefail

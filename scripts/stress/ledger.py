@@ -275,7 +275,8 @@ class Ledger:
             series = self.series[record.stamp.run]
             if series.policy and not self.is_newest(series, path):
                 self.drop_original(path)
-                record.there = False  # removed by the policy
+                # Removed by the policy: whoever opened it before may still read it.
+                record.there, record.since = False, time.monotonic()
                 return None
             return self.problem(f"{path}: is lost")
 
@@ -382,7 +383,7 @@ class Ledger:
             for series in self.series.values():
                 for path in series.entries.pop(entry, ()) if series.policy else ():
                     self.drop_original(path)
-                    self.paths[path].there = False
+                    self.paths[path].there, self.paths[path].since = False, time.monotonic()
 
     def empty(self):
         """Everything was removed."""

@@ -1,5 +1,7 @@
 //! Tiles of published systems.
 
+use std::sync::Arc;
+
 use stepfs::codec::Dtype;
 use stepfs::codec::published::registry::{FAMILIES, decoder};
 use stepfs::codec::published::tile::{self, Before, Decoded};
@@ -14,7 +16,7 @@ pub(crate) fn decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.pick(&TYPES);
     let n = input.upto(600);
-    let bytes = elements(dtype, &(0..n).map(|at| (at as f64).sin()).collect::<Vec<f64>>());
+    let bytes = Arc::new(elements(dtype, &(0..n).map(|at| (at as f64).sin()).collect::<Vec<f64>>()));
     let bins: Vec<u16> = (0..n).map(|at| (at % 11) as u16).collect();
     let before = match input.upto(2) {
         0 => None,
@@ -31,9 +33,10 @@ pub(crate) fn decode(data: &[u8]) {
 
 /// A state that lost what it was a difference to is written as it is.
 fn as_it_is(dtype: Dtype, decoded: &Decoded, before: Option<Before>) {
-    let own = Before { bytes: &decoded.bytes, bins: decoded.bins.as_deref() };
+    let bytes = Arc::new(decoded.bytes.clone());
+    let own = Before { bytes: &bytes, bins: decoded.bins.as_deref() };
     let mut payload = Vec::new();
-    tile::encode_as_it_is(dtype, own, before.map(|before| before.bytes), &mut payload);
+    tile::encode_as_it_is(dtype, own, before.map(|before| before.bytes.as_slice()), &mut payload);
     let back = tile::decode(dtype, &payload, before, decoded.bytes.len()).expect("what was written can be read");
     assert!(back.bytes == decoded.bytes);
     // Bins of no elements take no bytes.
@@ -75,10 +78,10 @@ pub(crate) fn round_trip(data: &[u8]) {
     let width = 1 + input.upto(20) as u64;
     let n = width as usize * input.upto(12);
     let calm = input.flag();
-    let values = |input: &mut Input| -> Vec<f32> {
+    let values = |input: &mut Input| {
         let each = |input: &mut Input| if calm { f64::from(input.byte()) / 64.0 - 2.0 } else { input.value() };
         let raw: Vec<f64> = (0..n).map(|_| each(input)).collect();
-        tile::widen(dtype, &elements(dtype, &raw)).expect("whole elements")
+        tile::widen(dtype, &Arc::new(elements(dtype, &raw))).expect("whole elements")
     };
     let mut previous: Option<State> = None;
     for position in 0..1 + input.upto(2) as u32 {
@@ -95,15 +98,14 @@ pub(crate) fn round_trip(data: &[u8]) {
         let mut payload = Vec::new();
         let Some(decoded) = tile::encode((family.id, &*system), &fits[0], dtype, &tile, &mut payload) else { return };
         assert!(decoder(payload[0]).is_ok());
-        let bytes = previous
-            .as_ref()
-            .map(|state| elements(dtype, &state.values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>()));
+        let wide = |state: &State| state.values.iter().map(|value| f64::from(*value)).collect::<Vec<f64>>();
+        let bytes = previous.as_ref().map(|state| Arc::new(elements(dtype, &wide(state))));
         let before = bytes
             .as_ref()
             .map(|bytes| Before { bytes, bins: previous.as_ref().and_then(|state| state.bins.as_deref()) });
         let back = tile::decode(dtype, &payload, before, n * dtype.size()).expect("what was written can be read");
         assert!(back == decoded, "{word}: what decodes is what was promised");
-        previous = Before { bytes: &back.bytes, bins: back.bins.as_deref() }.state(dtype);
+        previous = Before { bytes: &Arc::new(back.bytes), bins: back.bins.as_deref() }.state(dtype);
         let sound = previous.as_ref().is_some_and(|state| state.values.iter().all(|value| value.is_finite()));
         if !sound {
             return;

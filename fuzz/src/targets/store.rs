@@ -146,7 +146,7 @@ impl Model {
     fn work(&mut self) {
         let store = Store::open(&self.root()).expect("a store");
         let archive = Archive::open_with(store, 1 << 20).expect("a store");
-        archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+        archive.start(Arc::new(AtRest::of(archive.store())));
         let began = Instant::now();
         while archive.queue().queued > 0 {
             assert!(began.elapsed() < Duration::from_secs(60), "it takes too long");
