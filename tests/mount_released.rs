@@ -227,3 +227,32 @@ both! {
         wait_until("it is sealed", || state(&m.mnt().join("step-9.txt")) == "sealed");
     }
 }
+
+/// A device that returns a page of zeros for a stub makes the file an error to read, and nothing worse: that it was a stub its
+/// bytes do not say, but its object does.
+#[test]
+fn a_stub_that_became_zeros_is_an_error_to_read() {
+    for passthrough in [true, false] {
+        let (m, path, bytes) = released(passthrough);
+        let stub = m.tree().join("dir/step-1.txt");
+        let time = fs::metadata(&path).unwrap().modified().unwrap();
+        let dir = m.unmount_keeping();
+        let file = File::options().write(true).open(&stub).unwrap();
+        file.write_all_at(&[0; 4096], 0).unwrap();
+        file.set_modified(time).unwrap();
+        drop(file);
+        let m = Mounted::on(dir, passthrough);
+        let path = m.mnt().join("dir/step-1.txt");
+        assert_eq!(fs::metadata(&path).unwrap().len(), bytes.len() as u64);
+        assert_eq!(errno(fs::read(&path)), libc::EIO);
+        assert_eq!(errno(File::options().append(true).open(&path)), libc::EIO);
+        // Not by another name either.
+        let moved = m.mnt().join("moved.txt");
+        fs::rename(&path, &moved).unwrap();
+        assert_eq!(errno(fs::read(&moved)), libc::EIO);
+        // What is written anew is read, and the others always were.
+        fs::write(&moved, &bytes[..5000]).unwrap();
+        assert!(fs::read(&moved).unwrap() == bytes[..5000]);
+        assert!(fs::read(m.mnt().join("dir/step-2.txt")).unwrap() == text(2));
+    }
+}

@@ -14,12 +14,9 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::store::{Id, Objects};
 
 use super::FileId;
-use super::settle::{DAMAGED_STUB, UNREADABLE};
+use super::stays::{DAMAGED_STUB, NOT_DURABLE, UNREADABLE};
 use entries::Entries;
 use index::{Next, rank};
-
-/// Why a file whose fsync failed stays as it is, under whatever name, until it is written again.
-pub(super) const NOT_DURABLE: &str = "could not be made durable";
 
 /// Where a file is in its life.
 #[derive(Clone, Debug)]

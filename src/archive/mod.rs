@@ -11,6 +11,7 @@ mod checkpoints;
 mod copies;
 mod difference;
 mod encode;
+mod job;
 mod lineage;
 mod merge;
 mod namespace;
@@ -28,6 +29,7 @@ mod samples;
 mod settle;
 mod skeleton;
 mod status;
+mod stays;
 mod trial;
 mod verify;
 
@@ -44,7 +46,7 @@ use crate::store::object::Id;
 use crate::store::{Error, Objects, Store, Stub, beneath, recalled_from};
 use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
-use catalog::{Catalog, Failed, NOT_DURABLE, Sealed, State, Task};
+use catalog::{Catalog, Failed, Sealed, State, Task};
 
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
@@ -139,7 +141,7 @@ impl Archive {
         repair::find_lost_stubs(&store, &objects, &mut found);
         // Released files would be served as what their stubs are on the device, and objects removed that they need.
         let any = |is: fn(&State) -> bool| found.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
-        if any(|state| matches!(state, State::Resident(settle::OTHER_STORE)))
+        if any(|state| matches!(state, State::Resident(stays::OTHER_STORE)))
             && !any(|state| matches!(state, State::Released(_)))
         {
             let why = "`store` is not the id that stubs in tree/ have whose objects are here; take stepfs.toml from a backup, \
@@ -335,7 +337,7 @@ impl Archive {
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
             // not let an older state go.
             log::error!("{}: could not be made durable: {error}; save it again", path.display());
-            self.catalog().advance(path, version, State::Resident(NOT_DURABLE));
+            self.catalog().advance(path, version, State::Resident(stays::NOT_DURABLE));
             return Ok(());
         }
         let (state, words) = settle::examine(&file, &file.metadata()?, path)?;

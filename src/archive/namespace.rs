@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::store::beneath;
 use crate::store::durable::{CrashPoint, Io};
+use crate::store::{Store, beneath};
 
 /// Which file of the store's tree is meant: a path may be given to another file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,24 +52,18 @@ pub trait Namespace: Send + Sync {
         commit: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> io::Result<Outcome>;
 
-    /// Removes, through `io`, a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
+    /// Removes a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
     /// open or change the file. Whoever has it open keeps it. `Busy`: somebody is about to write to it.
     ///
     /// # Errors
     /// What the device reports, or `still`.
-    fn remove(
-        &self,
-        io: &Io,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome>;
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
 
-    /// Removes a directory through `io`. `Busy`: there is something in it.
+    /// Removes a directory. `Busy`: there is something in it.
     ///
     /// # Errors
     /// What the device reports.
-    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome>;
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
 }
 
 /// What is at a path inside the tree now; none when nothing is. What a link on the way leads to is not inside.
@@ -99,8 +93,15 @@ pub(crate) fn unless_occupied(result: io::Result<()>) -> io::Result<Outcome> {
 /// The namespace of a store that is not mounted: its lock keeps everybody else away.
 #[derive(Debug)]
 pub struct AtRest {
-    /// Absolute path of the tree.
-    pub tree: PathBuf,
+    tree: PathBuf,
+    io: Io,
+}
+
+impl AtRest {
+    /// Of a store that the caller has locked.
+    pub fn of(store: &Store) -> AtRest {
+        AtRest { tree: store.tree(), io: store.io().clone() }
+    }
 }
 
 impl Namespace for AtRest {
@@ -117,25 +118,19 @@ impl Namespace for AtRest {
         commit(&self.tree.join(path)).map(|()| Outcome::Done)
     }
 
-    fn remove(
-        &self,
-        io: &Io,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         match found_at(&self.tree, path)? {
             Some(found) if FileId::of(&found) == expect && !found.is_dir() && still()? => {
-                io.device().remove_file(&self.tree.join(path), CrashPoint::NameRemoved).map(|()| Outcome::Done)
+                self.io.device().remove_file(&self.tree.join(path), CrashPoint::NameRemoved).map(|()| Outcome::Done)
             }
             _ => Ok(Outcome::Changed),
         }
     }
 
-    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         match found_at(&self.tree, path)? {
             Some(found) if FileId::of(&found) == expect => {
-                unless_occupied(io.device().remove_dir(&self.tree.join(path), CrashPoint::NameRemoved))
+                unless_occupied(self.io.device().remove_dir(&self.tree.join(path), CrashPoint::NameRemoved))
             }
             _ => Ok(Outcome::Changed),
         }

@@ -16,7 +16,8 @@ use crate::store::{Profile, Profiles};
 
 use super::catalog::{Entry, Sealed, State};
 use super::namespace::found_at;
-use super::settle::{self, DAMAGED_STUB, OTHER_STORE, UNREADABLE};
+use super::settle;
+use super::stays::{DAMAGED_STUB, OTHER_STORE, UNREADABLE};
 use super::{Archive, ReadError};
 
 impl Archive {

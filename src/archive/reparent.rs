@@ -22,7 +22,7 @@ use crate::store::durable::Io;
 use crate::store::object::{Coding, Header, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 
-use super::encode::BATCH;
+use super::job::BATCH;
 use super::payload::{self, Place};
 
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones.

@@ -13,10 +13,11 @@ use crate::store::is_pinned;
 use crate::store::retention::{Unit, Verdict};
 use crate::sync::{Mutex, MutexGuard};
 
-use super::catalog::{NOT_DURABLE, State, modified_ns};
+use super::catalog::{State, modified_ns};
 use super::checkpoints::{Checkpoint, Condition, Member, policy};
 use super::namespace::{Namespace, Outcome, found_at};
-use super::{Archive, FileId, settle};
+use super::stays;
+use super::{Archive, FileId};
 
 /// Without news, rules are looked at this often: `keep_for` needs no more.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -191,10 +192,8 @@ impl Archive {
     /// What is known of a file's content.
     fn condition(&self, path: &Path) -> Condition {
         match self.catalog().get(path).map(|entry| &entry.state) {
-            None | Some(State::Staged | State::Closed | State::Resident(NOT_DURABLE)) => Condition::BeingWritten,
-            Some(State::Resident(settle::DAMAGED_STUB | settle::UNREADABLE | settle::OTHER_STORE)) => {
-                Condition::Damaged
-            }
+            None | Some(State::Staged | State::Closed | State::Resident(stays::NOT_DURABLE)) => Condition::BeingWritten,
+            Some(State::Resident(stays::DAMAGED_STUB | stays::UNREADABLE | stays::OTHER_STORE)) => Condition::Damaged,
             Some(State::Released(id)) if self.objects.get(*id).is_none() => Condition::Damaged,
             Some(State::Sealed(_) | State::Archived(..) | State::Released(_) | State::Resident(_)) => Condition::Whole,
         }
@@ -234,7 +233,7 @@ impl Archive {
                 let pinned = is_pinned(&tree, &member.path)?;
                 Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
             };
-            match namespace.remove(self.io(), &member.path, member.file, &mut still)? {
+            match namespace.remove(&member.path, member.file, &mut still)? {
                 Outcome::Done => {}
                 Outcome::Changed if found_at(&tree, &member.path)?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {
@@ -247,7 +246,7 @@ impl Archive {
             }
         }
         for directory in checkpoint.directories.iter().rev() {
-            match namespace.remove_directory(self.io(), &directory.path, directory.file)? {
+            match namespace.remove_directory(&directory.path, directory.file)? {
                 Outcome::Done => {}
                 Outcome::Changed if found_at(&tree, &directory.path)?.is_none() => {}
                 Outcome::Changed | Outcome::Busy => {

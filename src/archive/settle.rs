@@ -14,18 +14,11 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath,
 
 use super::catalog::{Catalog, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
+use super::stays::{DAMAGED_STUB, HOLE, OTHER_STORE, UNREADABLE};
 use super::{FileId, samples};
 
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
-/// Why a file whose stub is damaged stays as it is.
-pub(super) const DAMAGED_STUB: &str = "it is a damaged stub";
-/// Why a file is no file although the store's id says so: the id in `stepfs.toml` is wrong.
-pub(super) const OTHER_STORE: &str = "its object is here, and it says that its store is another";
-/// A file with no more on the device than a stub has: perhaps it was one.
-pub(super) const HOLE: &str = "it is a hole";
-/// Why a file that the daemon may not, or cannot, read stays as it is.
-pub(super) const UNREADABLE: &str = "it cannot be read";
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 

@@ -122,13 +122,22 @@ impl Archive {
         status.daemon = Some(std::process::id());
     }
 
-    /// The stub in `file`, if it is one. Reads one block. A damaged one is a stub of no object: it can be removed,
-    /// renamed and overwritten, but reading it is an error.
+    /// The stub in `file`, the one at `path`, if it is one. Reads one block. A damaged one is a stub of no object: it can be
+    /// removed, renamed and overwritten, but reading it is an error; also one that became zeros, which its bytes do not say.
     ///
     /// # Errors
     /// What the device reports.
-    pub fn stub(&self, file: &fs::File) -> io::Result<Option<Stub>> {
-        self.stub_or_damage(Stub::read(file, self.store.id()), &file.metadata()?)
+    pub fn stub(&self, path: &Path, file: &fs::File) -> io::Result<Option<Stub>> {
+        let stub = match Stub::read(file, self.store.id()) {
+            Ok(None) if self.is_damaged_stub(path) => Err(io::ErrorKind::InvalidData.into()),
+            read => read,
+        };
+        self.stub_or_damage(stub, &file.metadata()?)
+    }
+
+    fn is_damaged_stub(&self, path: &Path) -> bool {
+        let entry = |entry: &super::catalog::Entry| matches!(entry.state, State::Resident(super::stays::DAMAGED_STUB));
+        self.catalog().get(path).is_some_and(entry)
     }
 
     pub(super) fn stub_or_damage(
@@ -148,7 +157,7 @@ impl Archive {
     /// Whether the file at `path` may be a stub. Only the archive makes stubs of files, and it knows which: what a program
     /// wrote is not one, whatever its bytes look like.
     pub fn may_be_stub(&self, path: &Path) -> bool {
-        let unknown = [super::settle::DAMAGED_STUB, super::settle::UNREADABLE];
+        let unknown = [super::stays::DAMAGED_STUB, super::stays::UNREADABLE];
         self.catalog().get(path).is_none_or(|entry| match entry.state {
             // Where the device failed twice while it was released, nobody knows yet that it is one; the bytes and their mark do.
             State::Released(_) | State::Archived(..) => true,

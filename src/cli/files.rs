@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
+use crate::archive::repair::lost_stub;
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
 use crate::store::{Damage, Objects, Store, beneath};
@@ -36,6 +37,9 @@ pub(super) fn read(
         let file = tempfile::tempfile().context("no temporary file")?;
         recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at)).with_context(name)?;
         return copy(&file, sink).with_context(name);
+    }
+    if let Some(id) = lost_stub(store, objects, path) {
+        bail!("{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`", path.display());
     }
     let file = beneath::open_file(&store.tree(), path).with_context(name)?;
     copy(&file, sink).with_context(name)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -15,15 +16,18 @@ use crate::store::{Error, Store};
 use super::place::{Place, attribute};
 use super::status::{of_mount, queue_of_mount};
 use super::survey::stub;
-use super::wait::wait_for;
+use super::wait::{wait_at_most, wait_for};
 use super::words::{name, size, table};
 
 /// What the bar says meanwhile.
 const APPLYING: &str = "applying the policy";
+/// How long a mount may take to merge what is left, once the policy was applied: while programs save, it has always something to do.
+const MERGING: Duration = Duration::from_secs(60);
 
 /// Remove the checkpoints that the policy in stepfs.toml does not keep, and all that nothing needs any more.
 ///
-/// A mount does this by itself while it is mounted; this does it now, and waits. The newest complete checkpoint of each
+/// A mount does this by itself while it is mounted; this does it now, and waits: where programs save all the time, at most a minute
+/// for the merging that it leaves to do. The newest complete checkpoint of each
 /// series and everything pinned stay, whatever the policy says. Without [[retention]] rules no file goes.
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -67,6 +71,8 @@ struct Report {
     /// Bytes that the store occupies before and after; the same for a dry run.
     stored_before: Option<u64>,
     stored_after: Option<u64>,
+    /// Steps that the archive still had to take when it was no longer waited for: what they free is not counted.
+    left: u64,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -124,6 +130,7 @@ fn planned(place: &Place) -> Result<Report> {
         failed: Vec::new(),
         stored_before: None,
         stored_after: None,
+        left: 0,
     })
 }
 
@@ -154,7 +161,7 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
         done = asked()?;
         Ok((done.done < ticket).then_some(APPLYING))
     };
-    wait_for(|| queue_of_mount(mount), before_that)?;
+    report.left = wait_at_most(MERGING, || queue_of_mount(mount), before_that)?.queued;
     let after = of_mount(mount)?;
     // What was planned and is gone; the daemon's log has each with its reason.
     let tree = Store::look(&place.store)?.tree();
@@ -182,7 +189,7 @@ fn at_rest(place: &Place) -> Result<Report> {
         Error::Busy { .. } => anyhow::Error::new(error).context("name the directory where the store is mounted"),
         error => error.into(),
     })?;
-    let namespace = Arc::new(AtRest { tree: store.tree() });
+    let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     let before = archive.status();
     let ticket = archive.ask_gc();
@@ -200,6 +207,7 @@ fn at_rest(place: &Place) -> Result<Report> {
         failed: gc.failed,
         stored_before: Some(before.stored_bytes),
         stored_after: Some(after.stored_bytes),
+        left: 0,
     })
 }
 
@@ -248,6 +256,9 @@ fn print(report: &Report, verbose: bool) {
             println!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
             println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v says why" });
         }
+    }
+    if report.left > 0 {
+        println!("the archive is still at work ({} steps): what comes free by that is not counted", report.left);
     }
     for why in &report.failed {
         println!("not removed  {}", name(why));

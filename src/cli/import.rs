@@ -70,7 +70,7 @@ fn list(from: &Path, to: &Path, files: &mut Vec<(PathBuf, PathBuf)>) -> Result<(
 }
 
 fn archive(store: Store) -> Result<()> {
-    let namespace = Arc::new(AtRest { tree: store.tree() });
+    let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     archive.start(namespace);
     let done = wait_for(|| Ok(archive.queue()), || Ok(None)).context("imported, but not all archived");

@@ -1,6 +1,7 @@
 //! The commands: one file each. Words for people, `--json` for programs; exit codes are an interface:
 //! 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
+mod allocator;
 mod cat;
 mod compare;
 mod export;
@@ -109,7 +110,7 @@ pub fn main() -> ExitCode {
         if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(closed)) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("stepfs: {}", words::lines(&format!("{error:#}")));
+        eprintln!("stepfs: {}", words::lines(&words::causes(&error)));
         ExitCode::from(FAILED)
     })
 }

@@ -16,11 +16,6 @@ use super::words::parse_size;
 
 /// A daemon's log above this size is begun anew at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
-/// Heaps that the allocator may make for the daemon's threads. By itself glibc makes eight for each core, and what is free in one is of
-/// no use to the others: with the load of `scripts/soak.sh` on two cores that came to 45 MB after five minutes, and grew. A
-/// thread takes large pieces from its heap, and seldom, so that two do not wait for each other.
-#[cfg(target_env = "gnu")]
-const HEAPS: libc::c_int = 2;
 /// What the daemon says to the command that started it, once it serves.
 const READY: &str = "ready";
 
@@ -117,12 +112,7 @@ fn start(args: &Args) -> Result<ExitCode> {
 /// Serves the mount until it is unmounted.
 fn daemon(args: &Args) -> Result<ExitCode> {
     super::log_to_stderr("info");
-    // Before there are threads.
-    #[cfg(target_env = "gnu")]
-    // SAFETY: sets a number in the allocator; it fails harmlessly.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
-    }
+    super::allocator::keep_small();
     if args.child {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount.
         // SAFETY: no memory is passed; it fails harmlessly where the process leads a group already.
@@ -130,7 +120,7 @@ fn daemon(args: &Args) -> Result<ExitCode> {
     }
     match serve_store(args) {
         Err(error) if args.child => {
-            println!("{error:#}");
+            println!("{}", super::words::causes(&error));
             Ok(ExitCode::from(super::FAILED))
         }
         result => result.map(|()| ExitCode::SUCCESS),

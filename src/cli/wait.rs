@@ -19,17 +19,31 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Errors
 /// When it cannot go on: the reason, for the user.
 pub(super) fn wait_for(
+    queue: impl FnMut() -> Result<Status>,
+    before: impl FnMut() -> Result<Option<&'static str>>,
+) -> Result<Status> {
+    wait_at_most(Duration::MAX, queue, before)
+}
+
+/// The same, but no longer than this once what must be over first is: where programs go on saving, there may always be something
+/// left to do.
+///
+/// # Errors
+/// As of [`wait_for`].
+pub(super) fn wait_at_most(
+    patience: Duration,
     mut queue: impl FnMut() -> Result<Status>,
     mut before: impl FnMut() -> Result<Option<&'static str>>,
 ) -> Result<Status> {
     let mut total = 0;
+    let mut alone: Option<Instant> = None;
     let mut bar = None;
     let mut stalled: Option<Instant> = None;
     loop {
         // First: what is over then may have left something to do.
         let first = before()?;
         let now = queue()?;
-        if first.is_none() && now.queued == 0 {
+        if first.is_none() && (now.queued == 0 || alone.get_or_insert_with(Instant::now).elapsed() > patience) {
             return Ok(now);
         }
         match &now.stalled {
@@ -45,5 +59,25 @@ pub(super) fn wait_for(
         bar.set_length(total);
         bar.set_position(total - now.queued);
         std::thread::sleep(INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_there_is_always_something_left_the_wait_ends_after_what_was_asked_for() {
+        let busy = || Ok(Status { queued: 5, ..Status::default() });
+        let mut looks = 0;
+        let asked_for = || {
+            looks += 1;
+            Ok((looks < 4).then_some("asked for"))
+        };
+        let patience = Duration::from_millis(60);
+        let began = Instant::now();
+        assert_eq!(wait_at_most(patience, busy, asked_for).unwrap().queued, 5);
+        assert!(looks > 4 && began.elapsed() > patience);
+        assert_eq!(wait_for(|| Ok(Status::default()), || Ok(None)).unwrap().queued, 0);
     }
 }

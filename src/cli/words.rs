@@ -53,6 +53,19 @@ pub(super) fn name(name: &str) -> String {
     escaped(name, char::is_control)
 }
 
+/// An error with its causes. One that says itself what caused it, as those of this program's library do, says it once.
+pub(super) fn causes(error: &anyhow::Error) -> String {
+    let mut out = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        match out.is_empty() {
+            true => out = cause,
+            false if out.ends_with(&cause) => {}
+            false => out = format!("{out}: {cause}"),
+        }
+    }
+    out
+}
+
 /// Words that may be several lines, with names in them.
 pub(super) fn lines(text: &str) -> String {
     escaped(text, |c| c.is_control() && c != '\n')
@@ -120,6 +133,15 @@ mod tests {
     #[test]
     fn names_cannot_steer_a_terminal() {
         assert_eq!(name("step\u{1b}[2J\n.pt é"), "step\\u{1b}[2J\\n.pt é");
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let device = || std::io::Error::from_raw_os_error(20);
+        let library = crate::store::Error::Io { path: "store/tree".into(), source: device() };
+        let error = anyhow::Error::new(library).context("step-1.pt");
+        assert_eq!(causes(&error), "step-1.pt: store/tree: Not a directory (os error 20)");
+        assert_eq!(causes(&anyhow::Error::new(device()).context("a")), "a: Not a directory (os error 20)");
     }
 
     #[test]

@@ -1,23 +1,18 @@
 //! Attributes: what stat shows, and what chmod, chown, utimens and truncate change.
 
-use std::ffi::OsStr;
-use std::fs::{File, Metadata, Permissions};
-use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::fs::{Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyAttr, TimeOrNow};
 
 use super::Core;
+use super::carry::{drop_privileges, has_privileges};
 use super::errno::Result;
 use super::inodes::{Table, kind};
-use super::node::Place;
 use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
-use crate::store::{PLAIN, RECALLED};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
 /// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
@@ -112,8 +107,7 @@ impl Core {
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
         // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
         // write will take away it does not see either.
-        let privileged =
-            node.kind == FileType::RegularFile && unprivileged(metadata.mode(), SOMEBODY) != metadata.mode();
+        let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
         let ttl = if node.written() || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored))
     }
@@ -220,77 +214,6 @@ impl Core {
         done?;
         Ok(Step::Done(()))
     }
-}
-
-/// Gives `to` mode, owner and extended attributes of `from`, for a file that takes its place.
-pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
-    let metadata = from.metadata()?;
-    let names = match sys::listxattr(&from.path, from.follow()) {
-        Ok(names) => names,
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
-        Err(error) => return Err(error),
-    };
-    let own = [RECALLED.as_bytes(), PLAIN.as_bytes()];
-    let kept = |name: &&[u8]| !name.is_empty() && !own.contains(name);
-    for name in names.split(|&byte| byte == 0).filter(kept) {
-        let name = OsStr::from_bytes(name);
-        let value = sys::getxattr(&from.path, from.follow(), name)?;
-        match sys::setxattr(to, false, name, &value, 0) {
-            Ok(()) => {}
-            // Labels that the system gives and an unprivileged daemon may not copy.
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let made = to.symlink_metadata()?;
-    if (made.uid(), made.gid()) != (metadata.uid(), metadata.gid()) {
-        std::os::unix::fs::lchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
-    }
-    std::fs::set_permissions(to, Permissions::from_mode(metadata.mode() & 0o7777))
-}
-
-/// Whoever opens a file for writing or truncates it takes its set-user-id and set-group-id bits away, unless it is root,
-/// and its capabilities. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for the
-/// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later. Answers
-/// whether the mode changed: the kernel may know the old one.
-pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
-    match sys::removexattr(&place.path, place.follow(), OsStr::new("security.capability")) {
-        // There are none, there can be none, or we could not have set any.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
-        other => other?,
-    }
-    let mode = place.metadata()?.mode() & 0o7777;
-    let kept = unprivileged(mode, uid);
-    if kept != mode {
-        std::fs::set_permissions(&place.path, Permissions::from_mode(kept))?;
-    }
-    Ok(kept != mode)
-}
-
-/// Anybody but root.
-const SOMEBODY: u32 = 1;
-
-/// The same for a file that is open, and got the bits since: the kernel says so with the write.
-pub(super) fn drop_bits(file: &File) -> io::Result<()> {
-    let mode = file.metadata()?.mode() & 0o7777;
-    match unprivileged(mode, SOMEBODY) {
-        kept if kept != mode => file.set_permissions(Permissions::from_mode(kept)),
-        _ => Ok(()),
-    }
-}
-
-/// What is left of a mode when `uid` may write to the file. Without execution by the group the bit is no privilege.
-pub(super) fn unprivileged(mode: u32, uid: u32) -> u32 {
-    let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
-    if uid == 0 { mode } else { mode & !(libc::S_ISUID | group) }
-}
-
-/// Puts times back to what `metadata` says.
-pub(super) fn restore_times(path: &Path, metadata: &Metadata) -> io::Result<()> {
-    let at = |seconds, nanoseconds: i64| Time::At(seconds, u32::try_from(nanoseconds).unwrap_or(0));
-    let atime = at(metadata.atime(), metadata.atime_nsec());
-    let mtime = at(metadata.mtime(), metadata.mtime_nsec());
-    sys::utimens(path, false, atime, mtime)
 }
 
 #[cfg(test)]

@@ -159,7 +159,7 @@ impl Table {
             let large = kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED;
             let stub = if large && archive.may_be_stub(&path) {
                 match Place::named(self.absolute(&path)).open(true, false) {
-                    Ok(opened) => archive.stub(&opened)?,
+                    Ok(opened) => archive.stub(&path, &opened)?,
                     // Without the right to read there is no telling; opening it will fail the same way, or tell.
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                         unread = true;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 
 use super::Core;
-use super::attr::drop_bits;
+use super::carry::drop_bits;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
 use super::sys;

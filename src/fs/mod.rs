@@ -16,8 +16,10 @@
 //! across either; a file's representation changes while it is open; an invalidation is sent under a lock.
 
 mod attr;
+mod carry;
 mod dir;
 mod errno;
+mod error;
 mod inodes;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleaved;
@@ -55,8 +57,9 @@ use crate::store::durable::Io;
 use crate::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard};
 use attr::{Attributes, Change, TTL};
 use errno::Result;
+pub use error::MountError;
 use inodes::Table;
-pub use mount::{MountError, MountOptions, serve};
+pub use mount::{MountOptions, serve};
 pub use mounts::{clear_dead_mount, unmount};
 use names::{Creator, GENERATION};
 use node::Handle;
@@ -154,7 +157,7 @@ impl Filesystem for Face {
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // See `attr::drop_privileges`.
+            // See `carry::drop_privileges`.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ];
         for flag in wanted {

@@ -10,6 +10,7 @@ use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle as SignalHandle, Signals};
 
+use super::error::MountError;
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
 use super::namespace::Served;
 use super::{Core, Face, sys};
@@ -45,46 +46,6 @@ impl Default for MountOptions {
     fn default() -> Self {
         Self { allow_other: false, no_passthrough: false, read_ahead_kib: READ_AHEAD_KIB, signals: true }
     }
-}
-
-/// Why a store could not be mounted or unmounted.
-#[derive(Debug, thiserror::Error)]
-pub enum MountError {
-    /// The mount point is not a directory that can be used.
-    #[error("cannot use {0} as mount point: {1}")]
-    Directory(PathBuf, #[source] io::Error),
-    /// The mount point lies in the store, or the store in the mount point.
-    #[error("{point} and the store {store} lie in one another; mount it somewhere else")]
-    Overlap {
-        /// The mount point.
-        point: PathBuf,
-        /// The store.
-        store: PathBuf,
-    },
-    /// Something of stepfs is mounted there already.
-    #[error("a stepfs is mounted at {0} already; unmount it first (stepfs umount {0})")]
-    Mounted(PathBuf),
-    /// There is no stepfs at that directory.
-    #[error("no stepfs is mounted at {0}")]
-    NotMounted(PathBuf),
-    /// Programs use the mount.
-    #[error("{0} is in use by: {1}; end them or make them leave it, and try again")]
-    Busy(PathBuf, String),
-    /// Others could put another store in the place of this one, and would be let in.
-    #[error(
-        "somebody else may change {0}, and with it what the store is; give it to the user who mounts (chown, chmod go-w) \
-             before letting others in with --allow-other"
-    )]
-    Exposed(PathBuf),
-    /// The store's tree cannot be read.
-    #[error("cannot read the store's tree: {0}")]
-    Tree(#[source] io::Error),
-    /// The system refused.
-    #[error("the system refused to mount or unmount: {0} (is fuse3 installed, and may you use /dev/fuse?)")]
-    Mount(#[source] io::Error),
-    /// Serving ended with an error of the FUSE device.
-    #[error("the connection to the kernel broke: {0}")]
-    Connection(#[source] io::Error),
 }
 
 fn config(options: &MountOptions) -> Config {

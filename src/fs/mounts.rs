@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::mount::MountError;
+use super::error::MountError;
 use super::sys;
 
 /// Type of the mount in `/proc/self/mountinfo`.

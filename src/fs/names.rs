@@ -14,13 +14,14 @@ use std::sync::atomic::Ordering;
 use fuser::{Generation, RenameFlags, Request};
 
 use super::Core;
-use super::attr::{Attributes, device_number, unprivileged};
+use super::attr::{Attributes, device_number};
+use super::carry::unprivileged;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::Source;
 use super::open::{Access, Answer, Register};
 use super::sys;
-use crate::store::durable::{CrashPoint, Io};
+use crate::store::durable::CrashPoint;
 
 /// Node ids are not used again while the kernel knows them, so one generation does.
 pub(super) const GENERATION: Generation = Generation(0);
@@ -208,7 +209,7 @@ impl Core {
         if metadata.is_dir() {
             return Err(libc::EISDIR.into());
         }
-        Ok(self.take_away(self.io(), &mut table, parent, &path, &metadata)?)
+        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
     }
 
     pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
@@ -218,23 +219,17 @@ impl Core {
         if !metadata.is_dir() {
             return Err(libc::ENOTDIR.into());
         }
-        Ok(self.take_away(self.io(), &mut table, parent, &path, &metadata)?)
+        Ok(self.take_away(&mut table, parent, &path, &metadata)?)
     }
 
     /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
-    pub(super) fn take_away(
-        &self,
-        io: &Io,
-        table: &mut Table,
-        parent: u64,
-        path: &Path,
-        metadata: &Metadata,
-    ) -> io::Result<()> {
+    pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
         let absolute = table.absolute(path);
         let removal = table.before_removal(path, metadata);
+        let device = self.io().device();
         match metadata.is_dir() {
-            true => io.device().remove_dir(&absolute, CrashPoint::NameRemoved)?,
-            false => io.device().remove_file(&absolute, CrashPoint::NameRemoved)?,
+            true => device.remove_dir(&absolute, CrashPoint::NameRemoved)?,
+            false => device.remove_file(&absolute, CrashPoint::NameRemoved)?,
         }
         table.removed(parent, path.file_name().unwrap_or_default(), removal);
         if metadata.is_file() {

@@ -9,7 +9,6 @@ use super::Core;
 use super::inodes::Table;
 use super::node::{Place, file_id};
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
-use crate::store::durable::Io;
 use crate::store::{Id, Stub};
 
 impl Core {
@@ -28,9 +27,9 @@ impl Core {
     }
 
     /// Removes a name for which the kernel did not ask: it has to be told.
-    fn take_away_unasked(&self, io: &Io, table: &mut Table, path: &Path, metadata: &Metadata) -> io::Result<Outcome> {
+    fn take_away_unasked(&self, table: &mut Table, path: &Path, metadata: &Metadata) -> io::Result<Outcome> {
         let parent = table.find(path.parent().unwrap_or(Path::new("")));
-        let outcome = unless_occupied(self.take_away(io, table, parent, path, metadata))?;
+        let outcome = unless_occupied(self.take_away(table, parent, path, metadata))?;
         if let (Outcome::Done, Some(name), 1..) = (outcome, path.file_name(), parent) {
             self.invalidations.entry(parent, name);
         }
@@ -56,18 +55,12 @@ impl Namespace for Served {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.exclusively(path, expect, commit))
     }
 
-    fn remove(
-        &self,
-        io: &Io,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
-        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove(io, path, expect, still))
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove(path, expect, still))
     }
 
-    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove_directory(io, path, expect))
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove_directory(path, expect))
     }
 }
 
@@ -98,7 +91,7 @@ impl Namespace for Core {
             table.replaced(expect, now);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
-                let stub = Place::named(absolute).open(true, false).and_then(|file| self.archive.stub(&file));
+                let stub = Place::named(absolute).open(true, false).and_then(|file| self.archive.stub(path, &file));
                 node.stub = stub.unwrap_or_else(|error| {
                     // Never the block itself as content: reading is an error until the kernel has forgotten the node.
                     log::error!("{}: cannot be read after its release: {error}", path.display());
@@ -112,13 +105,7 @@ impl Namespace for Core {
         committed.map(|()| Outcome::Done)
     }
 
-    fn remove(
-        &self,
-        io: &Io,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let mut table = self.table();
         let found = match found_at(&table.absolute(Path::new("")), path)? {
             Some(found) if file_id(&found) == expect && !found.is_dir() => found,
@@ -132,14 +119,14 @@ impl Namespace for Core {
         if !still()? {
             return Ok(Outcome::Changed);
         }
-        self.take_away_unasked(io, &mut table, path, &found)
+        self.take_away_unasked(&mut table, path, &found)
     }
 
-    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let mut table = self.table();
         match found_at(&table.absolute(Path::new("")), path)? {
             Some(found) if file_id(&found) == expect && found.is_dir() => {
-                self.take_away_unasked(io, &mut table, path, &found)
+                self.take_away_unasked(&mut table, path, &found)
             }
             _ => Ok(Outcome::Changed),
         }

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
 
 use super::Core;
-use super::attr::drop_privileges;
+use super::carry::drop_privileges;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Handle, Mode, Opened, Restore, Source};
@@ -134,7 +134,7 @@ impl Core {
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
                 if node.unread && node.opened.is_none() {
-                    let stub = self.archive.stub(&file)?;
+                    let stub = self.archive.stub(&table.path(ino).unwrap_or_default(), &file)?;
                     let node = table.node_mut(ino)?;
                     (node.unread, node.stub) = (false, stub);
                     if node.stub.is_some() {

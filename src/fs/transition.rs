@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use fuser::FileType;
 
 use super::Core;
-use super::attr::{copy_attributes, restore_times};
+use super::carry::{copy_attributes, restore_times};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Opened, Place, Source, file_id};

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stepfs::archive::{AtRest, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
-use stepfs::store::durable::Io;
 use stepfs::store::object::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, entry, model, safetensors, states, step, train, until, work};
@@ -285,17 +284,11 @@ impl Namespace for InUse {
         Ok(Outcome::Busy)
     }
 
-    fn remove(
-        &self,
-        _: &Io,
-        _: &Path,
-        _: FileId,
-        _: &mut dyn FnMut() -> std::io::Result<bool>,
-    ) -> std::io::Result<Outcome> {
+    fn remove(&self, _: &Path, _: FileId, _: &mut dyn FnMut() -> std::io::Result<bool>) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
 
-    fn remove_directory(&self, _: &Io, _: &Path, _: FileId) -> std::io::Result<Outcome> {
+    fn remove_directory(&self, _: &Path, _: FileId) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
 }
@@ -348,16 +341,15 @@ impl Namespace for InUseUntil {
 
     fn remove(
         &self,
-        io: &Io,
         path: &Path,
         expect: FileId,
         still: &mut dyn FnMut() -> std::io::Result<bool>,
     ) -> std::io::Result<Outcome> {
-        self.rest.remove(io, path, expect, still)
+        self.rest.remove(path, expect, still)
     }
 
-    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
-        self.rest.remove_directory(io, path, expect)
+    fn remove_directory(&self, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
+        self.rest.remove_directory(path, expect)
     }
 }
 
@@ -368,7 +360,7 @@ fn what_becomes_the_newest_again_before_it_is_released_stays_exact() {
         rest.write(&step(at + 1), &state);
     }
     let archive = rest.open();
-    let mount = Arc::new(InUseUntil { closed: AtomicBool::new(false), rest: AtRest { tree: archive.store().tree() } });
+    let mount = Arc::new(InUseUntil { closed: AtomicBool::new(false), rest: AtRest::of(archive.store()) });
     archive.start(mount.clone());
     until(|| archive.status().busy == 2);
     assert!(archive.attribute(Path::new(&step(2)), "object").is_some(), "its object is durable");

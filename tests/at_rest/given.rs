@@ -196,15 +196,15 @@ fn nothing_is_removed_or_replaced_through_a_link() {
     let inner = directory.join("inner");
     fs::create_dir(&inner).unwrap();
     symlink(&directory, rest.path("link")).unwrap();
-    let tree = AtRest { tree: rest.root().join("tree") };
+    let tree = AtRest::of(&Store::open(&rest.root()).unwrap());
     let id = |path: &Path| FileId::of(&fs::metadata(path).unwrap());
-    let removed = tree.remove(&Io::disk(), Path::new("link/precious"), id(&file), &mut || Ok(true)).unwrap();
+    let removed = tree.remove(Path::new("link/precious"), id(&file), &mut || Ok(true)).unwrap();
     intact(&file);
     assert_eq!(removed, Outcome::Changed);
-    assert_eq!(tree.remove_directory(&Io::disk(), Path::new("link/inner"), id(&inner)).unwrap(), Outcome::Changed);
+    assert_eq!(tree.remove_directory(Path::new("link/inner"), id(&inner)).unwrap(), Outcome::Changed);
     assert!(inner.is_dir());
     for path in ["../../victim/precious", file.to_str().unwrap()] {
-        let removed = tree.remove(&Io::disk(), Path::new(path), id(&file), &mut || Ok(true));
+        let removed = tree.remove(Path::new(path), id(&file), &mut || Ok(true));
         intact(&file);
         assert!(!matches!(removed, Ok(Outcome::Done)), "{path}");
     }

@@ -173,7 +173,7 @@ fn keep(rest: &Rest, names: &[String], variable: &str) {
     fs::copy(rest.root().join("stepfs.toml"), to.join("stepfs.toml")).unwrap();
     let archive = rest.open();
     let hash = |name: &String| {
-        let stub = archive.stub(&fs::File::open(rest.path(name)).unwrap()).unwrap().unwrap();
+        let stub = archive.stub(Path::new(name), &fs::File::open(rest.path(name)).unwrap()).unwrap().unwrap();
         format!("{:032x} {name}\n", xxh3_128(&whole(&archive, &stub)))
     };
     fs::write(to.join("hashes.txt"), names.iter().map(hash).collect::<String>()).unwrap();
@@ -243,7 +243,7 @@ fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static s
     for line in hashes.lines() {
         let (hash, name) = line.split_once(' ').unwrap();
         let file = fs::File::open(root.join("tree").join(name)).unwrap();
-        let stub = archive.stub(&file).unwrap().unwrap_or_else(|| panic!("{name} is no stub"));
+        let stub = archive.stub(Path::new(name), &file).unwrap().unwrap_or_else(|| panic!("{name} is no stub"));
         let bytes = whole(&archive, &stub);
         assert_eq!(format!("{:032x}", xxh3_128(&bytes)), hash, "{name}");
         // An object by itself knows nothing of the order of a file's rows.
@@ -266,7 +266,7 @@ fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static s
     let objects = stepfs::store::Objects::load(&root.join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
     for (hash, name) in hashes.lines().map(|line| line.split_once(' ').unwrap()) {
         let Ok(file) = fs::File::open(root.join("tree").join(name)) else { continue };
-        let stub = archive.stub(&file).unwrap().unwrap();
+        let stub = archive.stub(Path::new(name), &file).unwrap().unwrap();
         assert_eq!(format!("{:032x}", xxh3_128(&whole(&archive, &stub))), hash, "{name}, merged");
     }
     assert!(objects.all().len() < files, "{}", objects.all().len());

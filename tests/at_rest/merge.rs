@@ -281,7 +281,7 @@ fn a_merge_that_is_cut_short_is_carried_on() {
     let mut stops = 0;
     loop {
         let archive = rest.open();
-        archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+        archive.start(Arc::new(AtRest::of(archive.store())));
         std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60)));
         let idle = archive.queue().queued == 0;
         // Whatever it is doing then.

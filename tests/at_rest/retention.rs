@@ -11,7 +11,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use stepfs::archive::{Archive, AtRest, FileId, GcReport, Namespace, Outcome};
-use stepfs::store::durable::Io;
 
 use super::series::{Rest, states, step, until, work};
 
@@ -297,29 +296,22 @@ impl Namespace for Meddler {
         self.rest.exclusively(path, expect, commit)
     }
 
-    fn remove(
-        &self,
-        io: &Io,
-        path: &Path,
-        expect: FileId,
-        still: &mut dyn FnMut() -> io::Result<bool>,
-    ) -> io::Result<Outcome> {
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let archive = self.archive.get().and_then(std::sync::Weak::upgrade).unwrap();
         (self.what)(&archive, path, self.count.fetch_add(1, Ordering::SeqCst))?;
-        self.rest.remove(io, path, expect, still)
+        self.rest.remove(path, expect, still)
     }
 
-    fn remove_directory(&self, io: &Io, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        self.rest.remove_directory(io, path, expect)
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        self.rest.remove_directory(path, expect)
     }
 }
 
 /// Runs the policy while somebody meddles.
 fn meddle(rest: &Rest, what: fn(&Archive, &Path, usize) -> io::Result<()>) -> GcReport {
     let archive = rest.open();
-    let tree = archive.store().tree();
     let count = AtomicUsize::new(0);
-    let meddler = Arc::new(Meddler { rest: AtRest { tree }, archive: OnceLock::new(), count, what });
+    let meddler = Arc::new(Meddler { rest: AtRest::of(archive.store()), archive: OnceLock::new(), count, what });
     meddler.archive.set(Arc::downgrade(&archive)).unwrap();
     let ticket = archive.ask_gc();
     archive.start(meddler);

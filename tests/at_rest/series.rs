@@ -288,7 +288,7 @@ pub(crate) fn step(number: usize) -> String {
 
 /// Runs the archive until nothing is queued, for at most a minute.
 pub(crate) fn work(archive: &Arc<Archive>) {
-    archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+    archive.start(Arc::new(AtRest::of(archive.store())));
     until(|| archive.queue().queued == 0);
     assert_eq!(archive.status().failed, [""; 0]);
 }

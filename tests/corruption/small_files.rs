@@ -67,7 +67,7 @@ fn stubs_of_others() {
     for object in [other, Id([2; 16])] {
         write(&Stub { store, object, logical_len: len });
         let archive = stepfs::archive::Archive::open(Store::open(&victim.root).unwrap()).unwrap();
-        let stub = archive.stub(&fs::File::open(&absolute).unwrap()).unwrap().unwrap();
+        let stub = archive.stub(Path::new(&path), &fs::File::open(&absolute).unwrap()).unwrap().unwrap();
         let error = archive.reader(&stub).unwrap_err();
         assert!(error.is_damage(), "{error}");
         drop(archive);

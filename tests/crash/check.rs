@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::image::{Changed, Image, Luck};
 use super::live::{Run, What, directory, wait};
-use super::recorder::{Node, Op, Recorder};
+use super::recorder::{Entry, Node, Op, Recorder};
 use super::series::{Random, decode, is_faithful};
 
 /// Steps that recoveries came by.
@@ -113,6 +113,12 @@ impl Run {
                 What::Written(..) => {
                     let absent = path.absent || path.bytes.is_empty();
                     *path = Allowed { absent, anything: true, bytes: Vec::new() };
+                }
+                What::Rewritten(node, bytes) => {
+                    let synced = |entry: &Entry| matches!(entry.op, Op::Sync { node: of } if of == *node);
+                    let synced = self.record.log[..done].iter().skip(event.end).any(synced);
+                    let bytes = if synced { vec![(*node, Arc::clone(bytes))] } else { Vec::new() };
+                    *path = Allowed { absent: path.absent, anything: !synced, bytes };
                 }
                 What::Replaced(node, bytes) => {
                     if self.synced_after(&event.path, event.at, done) {
@@ -270,7 +276,7 @@ impl Failure<'_> {
         self.directories(root, "after recovery");
         let before = self.look(&store, &allowed, "after recovery");
         let archive = Archive::open(store).unwrap();
-        archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+        archive.start(Arc::new(AtRest::of(archive.store())));
         wait(&archive);
         archive.stop();
         let status = archive.status();

@@ -54,7 +54,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
         device.heal();
         open().unwrap()
     });
-    archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+    archive.start(Arc::new(AtRest::of(archive.store())));
     let tree = archive.store().tree();
     for (number, bytes) in checkpoints.iter().enumerate().map(|(at, bytes)| (at + 1, bytes)) {
         let (name, path) = (step(number), tree.join(step(number)));
@@ -106,7 +106,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
     drop(archive);
     // And the next daemon finds a store in which nothing is wrong.
     let archive = Archive::open(Store::open_on(Io::new(Arc::clone(&device) as _), &root).unwrap()).unwrap();
-    archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+    archive.start(Arc::new(AtRest::of(archive.store())));
     settle(&archive, Duration::from_secs(30));
     faulted.readable(&archive, true);
     assert_eq!(archive.status().failed, [""; 0]);

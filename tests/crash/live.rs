@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use stepfs::archive::{Archive, AtRest};
+use stepfs::archive::{Archive, AtRest, FileId, Namespace, Outcome};
 use stepfs::store::durable::{Attribute, CrashPoint, Device, DeviceFile, Disk, Io, Times};
 use stepfs::store::{Id, Objects, Store, Stub, export_file, import_file, replace_stub, sync_replaced};
 
@@ -28,6 +29,8 @@ pub(crate) struct Event {
 pub(crate) enum What {
     /// Written in place as this node, from these bytes.
     Written(Node, Arc<Vec<u8>>),
+    /// The same, of a file that has been there: its own fsync is enough.
+    Rewritten(Node, Arc<Vec<u8>>),
     /// This node, whole, was renamed over it: the old file or the new one is there.
     Replaced(Node, Arc<Vec<u8>>),
     /// Removed, by a program or by the policy.
@@ -43,11 +46,51 @@ pub(crate) struct Run {
     pub(crate) finals: HashMap<Id, Arc<Vec<u8>>>,
 }
 
+/// What a program does next has another time than what was done for it: within a tick of the kernel's clock the two cannot be told
+/// apart, and a note that comes back gives the directory the time that it had before either.
+const APART: Duration = Duration::from_millis(25);
+
+/// Nobody serves the tree, but a program works in it: no name changes while the archive counts on that.
+struct Beside {
+    rest: AtRest,
+    names: Arc<Mutex<()>>,
+}
+
+impl Namespace for Beside {
+    fn idle(&self, path: &Path, expect: FileId) -> Outcome {
+        self.rest.idle(path, expect)
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+    ) -> io::Result<Outcome> {
+        let _held = self.names.lock();
+        let done = self.rest.exclusively(path, expect, commit);
+        std::thread::sleep(APART);
+        done
+    }
+
+    fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
+        let _held = self.names.lock();
+        self.rest.remove(path, expect, still)
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
+        let _held = self.names.lock();
+        self.rest.remove_directory(path, expect)
+    }
+}
+
 pub(crate) struct Live {
     dir: tempfile::TempDir,
     root: PathBuf,
     recorder: Arc<Recorder>,
     archive: Option<Arc<Archive>>,
+    /// Held while a name is changed.
+    names: Arc<Mutex<()>>,
     settings: Box<dyn Fn(String) -> String>,
     events: Vec<Event>,
     finals: HashMap<Id, Arc<Vec<u8>>>,
@@ -78,6 +121,7 @@ impl Live {
             root,
             recorder,
             archive: None,
+            names: Arc::default(),
             settings: Box::new(settings),
             events: Vec::new(),
             finals: HashMap::new(),
@@ -123,7 +167,7 @@ impl Live {
             store = Store::open_on(self.io(), &self.store()).unwrap();
         }
         let archive = Archive::open(store).unwrap();
-        archive.start(Arc::new(AtRest { tree: archive.store().tree() }));
+        archive.start(Arc::new(Beside { rest: AtRest::of(archive.store()), names: Arc::clone(&self.names) }));
         self.archive = Some(archive);
     }
 
@@ -164,6 +208,7 @@ impl Live {
 
     fn put(&mut self, path: &Path, bytes: &[u8]) -> Node {
         let program = self.recorder.program();
+        let held = self.names.lock();
         program.make_dirs(path.parent().unwrap());
         let file = match path.exists() {
             true => {
@@ -173,6 +218,7 @@ impl Live {
             }
             false => program.create(path),
         };
+        drop(held);
         for (number, piece) in bytes.chunks(24_000).enumerate() {
             program.write(&file, piece, 24_000 * number as u64);
         }
@@ -208,13 +254,17 @@ impl Live {
         self.recorder.program().sync(&beside);
         self.archive().sealed(Path::new(&format!("{name}.tmp")));
         self.event(name, What::Replaced(node, Arc::new(bytes.to_vec())));
+        let held = self.names.lock();
         self.recorder.program().rename(&beside, &path);
+        drop(held);
         self.archive().renamed(Path::new(&format!("{name}.tmp")), Path::new(name));
     }
 
     pub(crate) fn remove(&mut self, name: &str) {
         self.event(name, What::Removed);
+        let held = self.names.lock();
         self.recorder.program().remove(&self.path(name));
+        drop(held);
         self.archive().removed(Path::new(name));
     }
 
@@ -232,7 +282,9 @@ impl Live {
         let new = archive.recall(&stub, &File::open(&path).unwrap()).unwrap();
         let node = self.node(&new);
         self.event(name, What::Replaced(node, Arc::clone(&bytes)));
+        let held = self.names.lock();
         let directories = replace_stub(&self.io(), &new, &[path], &mut || unreachable!()).unwrap();
+        drop(held);
         sync_replaced(&self.io(), &directories).unwrap();
         bytes.to_vec()
     }
@@ -286,7 +338,7 @@ impl Live {
         store.set_default_profile(name.parse().unwrap()).unwrap();
     }
 
-    /// Recalls a file and changes some of it.
+    /// Recalls a file, changes some of it and fsyncs that: only the file, since its name is an old one.
     pub(crate) fn rewrite(&mut self, name: &str) {
         let mut bytes = self.recall(name);
         self.archive().opened_for_writing(Path::new(name));
@@ -296,7 +348,9 @@ impl Live {
         let file = File::options().write(true).open(&path).unwrap();
         let (node, began) = (self.node(&path), self.recorder.now());
         self.recorder.program().write(&file, &bytes[at..at + 4], at as u64);
-        self.written(began, name, node, &bytes);
+        let what = What::Rewritten(node, Arc::new(bytes.clone()));
+        self.events.push(Event { at: began, end: self.recorder.now(), path: name.into(), what });
+        self.recorder.program().sync(&path);
         self.archive().sealed(Path::new(name));
     }
 
@@ -310,8 +364,7 @@ impl Live {
     pub(crate) fn settle(&mut self) {
         wait(self.archive());
         self.look();
-        // What the program does next has another time than what was done for it.
-        std::thread::sleep(Duration::from_millis(25));
+        std::thread::sleep(APART);
     }
 
     pub(crate) fn look(&mut self) {

@@ -5,6 +5,7 @@ import errno
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import harness
 import pytest
@@ -53,6 +54,59 @@ def test_a_store_on_a_read_only_file_system(plain):
     finally:
         mount.close()
         subprocess.run(["umount", disk], check=True)
+
+
+def disk_that_can_fail(plain):
+    """An ext4 of its own that becomes read-only at its first error, where it is mounted, and what gives it that error."""
+    image, disk = plain / "image", plain / "disk"
+    disk.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(256 << 20)
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("no mkfs.ext4")
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    if subprocess.run(["mount", "-o", "loop,errors=remount-ro", image, disk], check=False).returncode:
+        pytest.skip("no loop devices")
+    device = next(line.split()[0] for line in open("/proc/mounts") if line.split()[1] == str(disk))
+    trigger = Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error")
+    return image, disk, lambda: trigger.write_text("1")
+
+
+@needs_root
+def test_a_file_system_that_becomes_read_only_below_a_daemon(plain):
+    image, disk, fail = disk_that_can_fail(plain)
+    mount = Mount(plain / "base", store=disk / "store")
+    try:
+        mount.mount()
+        content = series(mount)
+        newest = list(content)[-1]
+        open_file = open(mount / newest, "r+b")
+        fail()
+        # Whoever writes is told, and whoever makes durable what he wrote before.
+        for attempt in (lambda: (mount / "new.pt").write_bytes(b"x" * 100_000), lambda: os.unlink(mount / newest),
+                        lambda: os.rename(mount / newest, mount / "renamed.pt"), lambda: os.mkdir(mount / "dir"),
+                        lambda: os.fsync(open_file.fileno()), lambda: open(mount / next(iter(content)), "r+b")):  # fmt: skip
+            with pytest.raises(OSError) as told:
+                attempt()
+            assert told.value.errno in (errno.EROFS, errno.EIO), told.value
+        open_file.close()
+        # Everything is read, what is resident and what must be decoded, and the daemon says how it is.
+        check(mount, content)
+        assert run("status", mount.dir).returncode == 0
+        assert sorted(os.listdir(mount.dir)) == sorted(content)
+        mount.umount()
+        subprocess.run(["umount", disk], check=True)
+        assert subprocess.run(["e2fsck", "-fy", image], check=False, capture_output=True).returncode in (0, 1)
+        subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+        mount.mount()
+        check(mount, content)
+        save_walk(mount.dir, 2, name="later_{:04d}.pt", seed=92)
+        mount.sync()
+        require_clean(mount.store)
+        check(mount, content)
+    finally:
+        mount.close()
+        subprocess.run(["umount", disk], check=False)
 
 
 @needs_root

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use stepfs::archive::Archive;
 use stepfs::fs::{MountError, MountOptions, serve, unmount};
 use stepfs::store::Store;
+use stepfs::store::durable::Io;
 
 /// Unmounts when dropped.
 pub struct Mounted {
@@ -33,19 +34,25 @@ impl Mounted {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-        Self::with(dir, MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() })
+        let options = MountOptions { allow_other: true, no_passthrough: !passthrough, ..MountOptions::default() };
+        Self::with(dir, &Io::disk(), options)
     }
 
     /// Mounts a new store in `dir`, which decides the file system it lies on.
     pub fn on(dir: tempfile::TempDir, passthrough: bool) -> Self {
-        Self::with(dir, MountOptions { no_passthrough: !passthrough, ..MountOptions::default() })
+        Self::with_io(dir, &Io::disk(), passthrough)
     }
 
-    fn with(dir: tempfile::TempDir, options: MountOptions) -> Self {
+    /// The same, on a device of the test's.
+    pub fn with_io(dir: tempfile::TempDir, io: &Io, passthrough: bool) -> Self {
+        Self::with(dir, io, MountOptions { no_passthrough: !passthrough, ..MountOptions::default() })
+    }
+
+    fn with(dir: tempfile::TempDir, io: &Io, options: MountOptions) -> Self {
         for name in ["mnt", "plain"] {
             std::fs::create_dir_all(dir.path().join(name)).unwrap();
         }
-        let archive = Archive::open(Store::open(&dir.path().join("store")).unwrap()).unwrap();
+        let archive = Archive::open(Store::open_on(io.clone(), &dir.path().join("store")).unwrap()).unwrap();
         let options = MountOptions { signals: false, ..options };
         let (ready, is_ready) = mpsc::channel();
         let (served, point) = (Arc::clone(&archive), dir.path().join("mnt"));

@@ -18,6 +18,7 @@ mod stubs;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ use serde::Serialize;
 use crate::recall::Chain;
 use crate::store::durable::{self, CrashPoint};
 use crate::store::object::{Header, Object, path_of};
-use crate::store::{Id, Objects, Store, Stub};
+use crate::store::{Id, Objects, STUB_BYTES, Store, Stub, beneath};
 
 pub use examine::{Damaged, Progress};
 pub use salvage::{Salvaged, salvage};
@@ -104,6 +105,13 @@ pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
     Ok(Report { repaired, ..Round::look(store, None, progress)?.report(&BTreeMap::new()) })
 }
 
+/// The object of the file at `path` inside the tree if that is a stub which became zeros.
+pub fn lost_stub(store: &Store, objects: &Objects, path: &Path) -> Option<Id> {
+    let metadata = beneath::metadata(&store.tree(), path).ok()?;
+    let is_hole = metadata.is_file() && metadata.blocks() * 512 <= STUB_BYTES as u64;
+    is_hole.then(|| stubs::ByTime::of(objects).lost_stub(store, path)).flatten()
+}
+
 /// Tells files that are holes from those that lost their stubs: what these name must not be removed.
 pub(super) fn find_lost_stubs(
     store: &Store,
@@ -111,7 +119,7 @@ pub(super) fn find_lost_stubs(
     found: &mut [(std::path::PathBuf, io::Result<super::catalog::State>)],
 ) {
     use super::catalog::State;
-    use super::settle::{DAMAGED_STUB, HOLE};
+    use super::stays::{DAMAGED_STUB, HOLE};
     let mut holes = found.iter_mut().filter(|(_, state)| matches!(state, Ok(State::Resident(HOLE)))).peekable();
     if holes.peek().is_none() {
         return;

@@ -1,0 +1,38 @@
+//! The daemon's allocator, which is the system's: kept from holding on to what a burst of work has left.
+
+#[cfg(target_env = "gnu")]
+use std::time::Duration;
+
+/// Heaps that it may make for the daemon's threads. By itself glibc makes eight for each core, and what is free in one is of
+/// no use to the others: with the load of `scripts/soak.sh` on two cores that came to 45 MB after five minutes, and grew. A
+/// thread takes large pieces from its heap, and seldom, so that two do not wait for each other.
+#[cfg(target_env = "gnu")]
+const HEAPS: libc::c_int = 2;
+/// How often what is free goes back to the system. By itself it stays where anything above it lives, so that a daemon is as large as it
+/// ever was.
+#[cfg(target_env = "gnu")]
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// To be called before there are threads.
+#[cfg(target_env = "gnu")]
+pub(super) fn keep_small() {
+    // SAFETY: sets a number in the allocator; it fails harmlessly.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+    }
+    let give_back = || {
+        loop {
+            std::thread::sleep(INTERVAL);
+            // SAFETY: no memory that is in use is touched; the allocator locks its heaps itself.
+            unsafe {
+                libc::malloc_trim(0);
+            }
+        }
+    };
+    // Without the thread the daemon is larger, nothing else.
+    let _ = std::thread::Builder::new().name("allocator".into()).spawn(give_back);
+}
+
+/// Other allocators have ways of their own.
+#[cfg(not(target_env = "gnu"))]
+pub(super) fn keep_small() {}

@@ -1,0 +1,110 @@
+//! A mount over a device that takes its time: whoever saves and reads does not wait for what the archive has to make durable.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
+use support::{Mounted, state, wait_until};
+
+/// What makes something durable waits until it is well again, or this long.
+const DELAY: Duration = Duration::from_secs(20);
+
+/// The disk, whose syncs take very long while it is ill.
+#[derive(Debug, Default)]
+struct Slow {
+    ill: AtomicBool,
+    /// Syncs that wait, of the archive and of programs.
+    waiting: AtomicUsize,
+    fsyncs: AtomicUsize,
+}
+
+impl Slow {
+    fn wait(&self, at: CrashPoint) {
+        let count = if at == CrashPoint::Fsync { &self.fsyncs } else { &self.waiting };
+        count.fetch_add(1, Ordering::SeqCst);
+        let began = Instant::now();
+        while self.ill.load(Ordering::SeqCst) && began.elapsed() < DELAY {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        count.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Device for Slow {
+    fn sync_file(&self, file: &File, at: CrashPoint) -> io::Result<()> {
+        self.wait(at);
+        Disk.sync_file(file, at)
+    }
+
+    fn sync_data(&self, file: &File, at: CrashPoint) -> io::Result<()> {
+        self.wait(at);
+        Disk.sync_data(file, at)
+    }
+
+    fn sync_dir(&self, dir: &Path, at: CrashPoint) -> io::Result<()> {
+        self.wait(at);
+        Disk.sync_dir(dir, at)
+    }
+
+    fn sync_all(&self, dir: &Path, at: CrashPoint) -> io::Result<()> {
+        self.wait(at);
+        Disk.sync_all(dir, at)
+    }
+}
+
+/// Text that compresses.
+fn text(seed: usize) -> Vec<u8> {
+    (0..).flat_map(|i: usize| format!("line {i} of {seed}\n").into_bytes()).take(300_001).collect()
+}
+
+#[test]
+fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
+    for passthrough in [true, false] {
+        let slow = Arc::new(Slow::default());
+        let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&slow) as _), passthrough);
+        let path = |step: usize| m.mnt().join(format!("step-{step}.txt"));
+        (1..4).for_each(|step| fs::write(path(step), text(step)).unwrap());
+        wait_until("it is released", || state(&path(2)) == "released");
+        slow.ill.store(true, Ordering::SeqCst);
+        fs::write(path(4), text(4)).unwrap();
+        wait_until("the archive waits for the device", || slow.waiting.load(Ordering::SeqCst) > 0);
+        let began = Instant::now();
+        for step in 5..8 {
+            fs::write(path(step), text(step)).unwrap();
+            fs::write(path(step).with_extension("tmp"), text(step)).unwrap();
+            fs::rename(path(step).with_extension("tmp"), path(step)).unwrap();
+        }
+        // A released file, one that waits, and the names of all.
+        for step in [1, 3, 4, 7] {
+            assert!(fs::read(path(step)).unwrap() == text(step));
+        }
+        assert_eq!(fs::read_dir(m.mnt()).unwrap().count(), 7);
+        fs::create_dir(m.mnt().join("dir")).unwrap();
+        fs::hard_link(path(4), m.mnt().join("dir/again.txt")).unwrap();
+        fs::remove_dir_all(m.mnt().join("dir")).unwrap();
+        fs::remove_file(path(1)).unwrap();
+        fs::remove_file(path(6)).unwrap();
+        // None of it was done because the device gave in.
+        assert!(began.elapsed() < DELAY && slow.waiting.load(Ordering::SeqCst) > 0);
+        // What must be durable when the call returns does wait, and others meanwhile do not.
+        let fsync = std::thread::spawn({
+            let file = File::options().write(true).open(path(7)).unwrap();
+            move || file.sync_all()
+        });
+        wait_until("the fsync has come to the device", || slow.fsyncs.load(Ordering::SeqCst) > 0);
+        assert!(fs::read(path(2)).unwrap() == text(2));
+        assert!(!fsync.is_finished());
+        slow.ill.store(false, Ordering::SeqCst);
+        fsync.join().unwrap().unwrap();
+        wait_until("what waited is released", || state(&path(5)) == "released");
+        for step in [2, 3, 4, 5, 7] {
+            assert!(fs::read(path(step)).unwrap() == text(step), "{step}");
+        }
+    }
+}
