@@ -134,9 +134,13 @@ class Ledger:
             record.there, record.unknown, record.stamp, record.family = True, False, stamp, family
             self.end(path)
 
-    def cut_off(self, *paths):
-        """The daemon ended under a call: whether it was done is not known."""
+    def cut_off(self, *paths, of=None):
+        """The daemon ended under a call: whether it was done is not known. `of`: the stamp of a state that was being written, of
+        which enough may be there to count as the newest of its series; what was closed before it need not be exact then."""
         with self.lock:
+            if of:
+                self.orders += 1
+                self.series[of.run].newest_order[of.part] = self.orders
             for path in paths:
                 record = self.paths[path]
                 record.unknown = True

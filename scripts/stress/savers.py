@@ -124,7 +124,7 @@ class Save(Actor):
         try:
             yield
         except BaseException:
-            self.ledger.cut_off(*{path, temporary})
+            self.ledger.cut_off(*{path, temporary}, of=stamp)
             raise
         self.ledger.written(path, stamp)
         if temporary != path:

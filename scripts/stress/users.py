@@ -122,6 +122,7 @@ class Rewrite(Reader):
         run, entry, files = found
         path = next(path for path in files if path.endswith(".safetensors"))
         self.ledger.begin(path, torn=True)
+        stamp = None
         try:
             with open(self.full(path), "r+b", buffering=0) as f:
                 data = bytearray(f.readall())
@@ -134,7 +135,7 @@ class Rewrite(Reader):
                 tensors = tensor_digest(safetensors.torch.load(bytes(data)))
                 self.ledger.closing(stamp, "", {"bytes": digest(bytes(data)), "tensors": tensors}, len(data), None)
         except BaseException:
-            self.ledger.cut_off(path)
+            self.ledger.cut_off(path, of=stamp)
             raise
         finally:
             self.ledger.unclaim(entry)

@@ -147,3 +147,12 @@ def test_what_a_kill_cut_off_may_be_anything_until_it_is_known():
     assert saw(ledger, None, "half", path=path_of(NEW)) is None
     ledger.settle(path_of(NEW), None, None)
     assert path_of(NEW) not in ledger.files()
+
+
+def test_what_a_kill_cut_off_may_have_become_the_newest():
+    """A rewrite of an old file whose bytes are there but which nobody has seen closed."""
+    ledger = saved(OLD, NEW)
+    assert "is the newest" in saw(ledger, NEW, "final 2")
+    ledger.begin(path_of(OLD), torn=True)
+    ledger.cut_off(path_of(OLD), of=Stamp(1, 0, 3))
+    assert saw(ledger, NEW, "final 2") is None
