@@ -12,13 +12,14 @@
 //! - [`codec`]: tensors to symbols and back (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
-//! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place.
+//! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place, and `clock` the time.
 //!
 //! `docs/DESIGN.md` says why, `docs/FORMAT.md` describes every durable byte, `docs/SEMANTICS.md` what a program
 //! that uses the mount may rely on.
 
 pub mod archive;
 pub mod cli;
+mod clock;
 pub mod codec;
 pub mod compare;
 pub mod container;

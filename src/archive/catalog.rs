@@ -9,8 +9,9 @@ mod tests;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
+use crate::clock::wall_ns;
 use crate::store::{Id, Objects};
 
 use super::FileId;
@@ -464,11 +465,6 @@ impl Catalog {
     pub(super) fn lineages(&self) -> impl Iterator<Item = u64> {
         self.entries.index().lineages()
     }
-}
-
-/// Nanoseconds since 1970.
-pub(super) fn wall_ns() -> i64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
 fn unname(entry: &Entry, objects: &Objects) {

@@ -6,8 +6,8 @@ use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::clock::wall_ns;
 use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::{Store, beneath, has_pin};
@@ -58,8 +58,7 @@ impl Member {
 /// What the device reports about the tree's directories.
 pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now_ns = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
+    let now_ns = wall_ns();
     let tree = store.tree();
     let mut walk = Walk { tree: &tree, rules, condition, found: Vec::new() };
     if !rules.is_empty() {

@@ -40,6 +40,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::clock::wall_ns;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::durable::{CrashPoint, DeviceFile, Io};
 use crate::store::object::Id;
@@ -250,7 +251,7 @@ impl Archive {
             }
             let task = {
                 let mut catalog = self.catalog();
-                let (task, retry) = catalog.next_task(Instant::now(), catalog::wall_ns());
+                let (task, retry) = catalog.next_task(Instant::now(), wall_ns());
                 let now = Instant::now();
                 let merges = self.merges.load(Ordering::Relaxed) > 0;
                 // What could not be looked at yet, because a closed file may need it, must wait for that file.
@@ -294,7 +295,7 @@ impl Archive {
     /// Seals what was closed while the archive is at something that takes longer.
     fn seal_waiting(&self) {
         loop {
-            let (task, _) = self.catalog().next_task(Instant::now(), catalog::wall_ns());
+            let (task, _) = self.catalog().next_task(Instant::now(), wall_ns());
             let Some(task @ Task::Seal { .. }) = task else { return };
             if let Err(error) = self.step(&task) {
                 self.failed(&task, &error, &mut FIRST_PAUSE.clone());

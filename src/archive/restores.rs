@@ -14,12 +14,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::clock::stamp_ns;
 use crate::store::object::{Header, Id, Object};
 use crate::store::{Profiles, Restores, Store};
 use crate::sync::{Mutex, MutexGuard};
 
 use super::Archive;
-use super::catalog::{State, wall_ns};
+use super::catalog::State;
 
 /// Reads of the same file within this time are one restore: the ranks of a job read it at once.
 const ONE_RESTORE: Duration = Duration::from_secs(60);
@@ -105,9 +106,6 @@ impl Noticed {
     }
 }
 
-/// The kernel stamps files with a clock that is up to a tick behind: what is written right after a restore must not seem older.
-const TICK_NS: i64 = 10_000_000;
-
 impl Archive {
     /// Half of a released file, or more, was read through one handle. For any thread: waits for nothing.
     pub fn restored(&self, object: Id) {
@@ -123,7 +121,8 @@ impl Archive {
                 return;
             }
             reads.last.insert(object, now);
-            reads.pending.push((object, wall_ns() - TICK_NS));
+            // What is written right after must not seem older.
+            reads.pending.push((object, stamp_ns()));
         }
         self.notify();
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::archive::{Archive, AtRest};
+use crate::clock;
 use crate::container::ReadAt;
 use crate::recall::{Chain, Layout, ReadError, stream};
 use crate::store::durable::scratch;
@@ -20,7 +21,7 @@ use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub};
 use super::report::{Measured, RoleKept, SKELETON};
 use super::series::State;
 use super::values::Size;
-use super::{Error, Series, Steps, clock};
+use super::{Error, Series, Steps};
 
 /// How often it is asked what is left to do.
 const INTERVAL: Duration = Duration::from_millis(20);

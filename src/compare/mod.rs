@@ -5,7 +5,6 @@
 //! by element, never taken from what an object says of itself. Nothing is left behind: all is done below one directory that
 //! the caller removes.
 
-mod clock;
 mod codec;
 mod error;
 mod kept;

@@ -6,11 +6,11 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::clock::timed;
 use crate::codec::{Dtype, TILE_BYTES, lossless};
 use crate::container::ReadAt;
 use crate::store::object::gaps;
 
-use super::clock::timed;
 use super::report::{Measured, RoleKept, SKELETON};
 use super::series::State;
 use super::values::Size;

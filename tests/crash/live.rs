@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use stepfs::archive::{Archive, AtRest, FileId, Namespace, Outcome};
 use stepfs::store::durable::{Attribute, CrashPoint, Device, DeviceFile, Disk, Io, Times};
@@ -46,9 +46,14 @@ pub(crate) struct Run {
     pub(crate) finals: HashMap<Id, Arc<Vec<u8>>>,
 }
 
-/// What a program does next has another time than what was done for it: within a tick of the kernel's clock the two cannot be told
-/// apart, and a note that comes back gives the directory the time that it had before either.
-const APART: Duration = Duration::from_millis(25);
+/// What a program does next gets another time than what was done for it: within a tick of the kernel's clock the two cannot be
+/// told apart, and a note that comes back gives the directory the time that it had before either.
+fn let_the_clock_tick() {
+    let now = SystemTime::now();
+    while tempfile::tempfile().and_then(|file| file.metadata()?.modified()).unwrap() <= now {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// Nobody serves the tree, but a program works in it: no name changes while the archive counts on that.
 struct Beside {
@@ -69,7 +74,7 @@ impl Namespace for Beside {
     ) -> io::Result<Outcome> {
         let _held = self.names.lock();
         let done = self.rest.exclusively(path, expect, commit);
-        std::thread::sleep(APART);
+        let_the_clock_tick();
         done
     }
 
@@ -364,7 +369,7 @@ impl Live {
     pub(crate) fn settle(&mut self) {
         wait(self.archive());
         self.look();
-        std::thread::sleep(APART);
+        let_the_clock_tick();
     }
 
     pub(crate) fn look(&mut self) {

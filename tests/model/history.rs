@@ -20,8 +20,6 @@ use super::sys;
 use super::tree;
 use super::world::{Answer, Said, World};
 
-/// The kernel's clock for times of files stands still between two ticks (4 ms at least, 10 at most).
-const TICK: i128 = 20_000_000;
 /// Longest that the archive may take with what one history wrote; it takes milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Among other threads, which give it more to do all the time.
@@ -133,7 +131,7 @@ pub(crate) struct History<'a> {
 
 impl<'a> History<'a> {
     fn new(ground: &'a Ground, on_mount: &Path, beside: &Path) -> History<'a> {
-        let begin = sys::now() - TICK;
+        let begin = sys::stamp();
         let worlds = [World::new(on_mount), World::new(beside)];
         // Each history trains a model of its own.
         let salt = ground.next.load(Ordering::Relaxed);
@@ -212,7 +210,7 @@ impl<'a> History<'a> {
             }
             _ => {}
         }
-        let begin = sys::now() - TICK;
+        let begin = sys::stamp();
         if let Op::MapHold(map, _) = op {
             // The one that was there goes, also if there will be no other.
             for world in &mut self.worlds {
