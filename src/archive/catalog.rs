@@ -2,7 +2,9 @@
 //! archive's own thread. No I/O happens here.
 
 mod entries;
+mod group;
 mod index;
+mod lineage;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +19,8 @@ use crate::store::{Id, Objects};
 use super::FileId;
 use super::stays::{DAMAGED_STUB, NOT_DURABLE, UNREADABLE};
 use entries::Entries;
-use index::{Next, rank};
+use index::Next;
+use lineage::rank;
 
 /// Where a file is in its life.
 #[derive(Clone, Debug)]
@@ -449,6 +452,12 @@ impl Catalog {
             entry.failed.as_ref().filter(|f| f.retry.is_some() && index.is_queued(entry)).map(|f| f.why.clone())
         };
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
+    }
+
+    /// The number that the last change was given, and the lowest one of a file in the queue: what was there when a change had some
+    /// number is done, or stays as it is, once nothing in the queue has that number or a lower one.
+    pub(super) fn progress(&self) -> (u64, Option<u64>) {
+        (self.next, self.entries.index().oldest())
     }
 
     /// Number of files that wait for the rest of their checkpoint.

@@ -56,7 +56,7 @@ pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::Restored;
 pub use retention::{GcReport, Removed};
-pub use status::Status;
+pub use status::{Queue, Status};
 pub use trial::{Kept, Series};
 
 /// Target of the notes, at level trace, of which stage of archiving a file ended, by the thread that worked on it.

@@ -61,6 +61,28 @@ pub struct Status {
     pub daemon: Option<u32>,
 }
 
+/// What there is to do, and why it is not done: what somebody who waits for it asks again and again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// Steps that can be taken now or will be tried again.
+    pub queued: u64,
+    /// Why a queued step could not be taken, when it is being tried again.
+    pub stalled: Option<String>,
+    /// Files that could not be archived, each with the reason; they stay as they were written.
+    pub failed: Vec<String>,
+    /// Grows with every file that is opened for writing, closed, or has another name.
+    pub newest: u64,
+    /// The lowest such number of a file in the queue, if one is.
+    pub oldest: Option<u64>,
+}
+
+impl Queue {
+    /// Whether all is done that could be when `newest` was this; programs have saved more since, of which something is left.
+    pub fn has_done(&self, newest: u64) -> bool {
+        self.newest > newest && self.oldest.is_none_or(|oldest| oldest > newest)
+    }
+}
+
 impl Archive {
     /// The state of the store as a whole. Looks at the size of every resident file: not for the file system's threads.
     pub fn status(&self) -> Status {
@@ -75,7 +97,8 @@ impl Archive {
         };
         let entries: Vec<_> = {
             let catalog = self.catalog();
-            self.count_queue(&catalog, &mut status);
+            (status.queued, status.stalled) = self.count_queue(&catalog);
+            status.settling = catalog.settling() as u64;
             catalog.entries().map(|(path, entry)| (path.clone(), entry.clone())).collect()
         };
         for (path, entry) in entries {
@@ -101,25 +124,24 @@ impl Archive {
         status
     }
 
-    /// Only what there is to do and why it is not done: what somebody who waits for it asks again and again.
-    pub fn queue(&self) -> Status {
-        let mut status = Status::default();
+    /// What there is to do. Looks at no file.
+    pub fn queue(&self) -> Queue {
         let catalog = self.catalog();
-        self.count_queue(&catalog, &mut status);
+        let (queued, stalled) = self.count_queue(&catalog);
+        let (newest, oldest) = catalog.progress();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
-        status.failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
-        status
+        let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
+        Queue { queued, stalled, failed, newest, oldest }
     }
 
-    fn count_queue(&self, catalog: &Catalog, status: &mut Status) {
+    /// Steps to take, and why one could not be taken.
+    fn count_queue(&self, catalog: &Catalog) -> (u64, Option<String>) {
         let (queued, stalled) = catalog.queued();
         let working = usize::from(queued == 0 && self.stepping.load(Ordering::Relaxed));
         // What lost its name was not looked at yet.
         let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        (status.queued, status.stalled) = ((queued + working + merges) as u64, stalled.or_else(merging));
-        status.settling = catalog.settling() as u64;
-        status.daemon = Some(std::process::id());
+        ((queued + working + merges) as u64, stalled.or_else(merging))
     }
 
     /// The stub in `file`, the one at `path`, if it is one. Reads one block. A damaged one is a stub of no object: it can be

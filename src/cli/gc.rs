@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::archive::{Archive, AtRest, Condition, GcReport, Removed, policy};
+use crate::archive::{Archive, AtRest, Condition, GcReport, Queue, Removed, policy};
 use crate::store::object::path_of;
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store};
@@ -16,7 +16,7 @@ use crate::store::{Error, Store};
 use super::place::{Place, attribute};
 use super::status::{of_mount, queue_of_mount};
 use super::survey::stub;
-use super::wait::{wait_at_most, wait_for};
+use super::wait::{wait_for, wait_until};
 use super::words::{name, size, table};
 
 /// What the bar says meanwhile.
@@ -161,7 +161,9 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
         done = asked()?;
         Ok((done.done < ticket).then_some(APPLYING))
     };
-    report.left = wait_at_most(MERGING, || queue_of_mount(mount), before_that)?.queued;
+    let mut alone = None;
+    let enough = |_: &Queue| alone.get_or_insert_with(Instant::now).elapsed() > MERGING;
+    report.left = wait_until(|| queue_of_mount(mount), before_that, enough)?.queued;
     let after = of_mount(mount)?;
     // What was planned and is gone; the daemon's log has each with its reason.
     let tree = Store::look(&place.store)?.tree();

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 
-use crate::archive::{Restored, Status};
+use crate::archive::{Queue, Restored, Status};
 use crate::store::{Restores, STUB_BYTES, Store};
 
 use super::place::{Place, attribute};
@@ -84,7 +84,7 @@ pub(super) fn of_mount(mount: &std::path::Path) -> Result<Status> {
 }
 
 /// Asks the daemon what there is to do, which is quickly answered.
-pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Status> {
+pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Queue> {
     let text = attribute(mount, "queue").with_context(|| format!("{} does not answer", mount.display()))?;
     Ok(serde_json::from_slice(&text)?)
 }

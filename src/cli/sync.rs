@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail};
 
 use super::place::Place;
 use super::status::queue_of_mount;
-use super::wait::wait_for;
+use super::wait::wait_until;
 
 /// Wait until everything is archived and released that can be.
 ///
-/// The newest checkpoint of each lineage stays as it was written, and so does a file that somebody has open.
+/// The newest checkpoint of each lineage stays as it was written, and so does a file that somebody has open. What programs save
+/// while this waits is not waited for.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The mount, or a path in it.
@@ -21,7 +22,8 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mount = Place::mounted(&args.dir)?;
     xattr::set(&mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
-    let done = wait_for(|| queue_of_mount(&mount), || Ok(None))?;
+    let asked = queue_of_mount(&mount)?.newest;
+    let done = wait_until(|| queue_of_mount(&mount), || Ok(None), |now| now.has_done(asked))?;
     match done.failed.is_empty() {
         true => Ok(ExitCode::SUCCESS),
         false => bail!("not archived, kept as written: {}", done.failed.join("; ")),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::archive::Status;
+use crate::archive::Queue;
 
 use super::words::progress;
 
@@ -19,31 +19,30 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Errors
 /// When it cannot go on: the reason, for the user.
 pub(super) fn wait_for(
-    queue: impl FnMut() -> Result<Status>,
+    queue: impl FnMut() -> Result<Queue>,
     before: impl FnMut() -> Result<Option<&'static str>>,
-) -> Result<Status> {
-    wait_at_most(Duration::MAX, queue, before)
+) -> Result<Queue> {
+    wait_until(queue, before, |_| false)
 }
 
-/// The same, but no longer than this once what must be over first is: where programs go on saving, there may always be something
-/// left to do.
+/// The same, but what is left need not be waited for once `enough` says so: where programs go on saving, there may always be
+/// something left to do. It is asked when what must be over first is.
 ///
 /// # Errors
 /// As of [`wait_for`].
-pub(super) fn wait_at_most(
-    patience: Duration,
-    mut queue: impl FnMut() -> Result<Status>,
+pub(super) fn wait_until(
+    mut queue: impl FnMut() -> Result<Queue>,
     mut before: impl FnMut() -> Result<Option<&'static str>>,
-) -> Result<Status> {
+    mut enough: impl FnMut(&Queue) -> bool,
+) -> Result<Queue> {
     let mut total = 0;
-    let mut alone: Option<Instant> = None;
     let mut bar = None;
     let mut stalled: Option<Instant> = None;
     loop {
         // First: what is over then may have left something to do.
         let first = before()?;
         let now = queue()?;
-        if first.is_none() && (now.queued == 0 || alone.get_or_insert_with(Instant::now).elapsed() > patience) {
+        if first.is_none() && (now.queued == 0 || enough(&now)) {
             return Ok(now);
         }
         match &now.stalled {
@@ -67,17 +66,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_there_is_always_something_left_the_wait_ends_after_what_was_asked_for() {
-        let busy = || Ok(Status { queued: 5, ..Status::default() });
-        let mut looks = 0;
+    fn where_there_is_always_something_left_the_wait_ends_when_it_is_enough() {
+        let busy = || Ok(Queue { queued: 5, ..Queue::default() });
+        let (mut looks, mut asked) = (0, 0);
         let asked_for = || {
             looks += 1;
             Ok((looks < 4).then_some("asked for"))
         };
-        let patience = Duration::from_millis(60);
-        let began = Instant::now();
-        assert_eq!(wait_at_most(patience, busy, asked_for).unwrap().queued, 5);
-        assert!(looks > 4 && began.elapsed() > patience);
-        assert_eq!(wait_for(|| Ok(Status::default()), || Ok(None)).unwrap().queued, 0);
+        let enough = |_: &Queue| {
+            asked += 1;
+            asked == 3
+        };
+        assert_eq!(wait_until(busy, asked_for, enough).unwrap().queued, 5);
+        assert_eq!((looks, asked), (6, 3));
+        assert_eq!(wait_for(|| Ok(Queue::default()), || Ok(None)).unwrap().queued, 0);
     }
 }

@@ -97,6 +97,37 @@ def test_remount_gives_the_same_bytes(both):
     assert {name: (both / name).read_bytes() for name in names} == content
 
 
+def test_sync_waits_for_nothing_that_is_saved_later(mount):
+    """Two programs save without a pause, so that there is always something left to do; what was there before is done all the same."""
+    names = save_walk(mount.dir, 6, seed=76)
+    newest = (mount / names[-1]).read_bytes()
+    other = torch.arange(200_000, dtype=torch.float32)
+    stop, saved = threading.Event(), [0, 0]
+
+    def save(run):
+        os.mkdir(mount / f"busy-{run}")
+        while not stop.is_set():
+            torch.save({"w": other + saved[run]}, mount / f"busy-{run}/step_{saved[run]}.pt")
+            saved[run] += 1
+
+    savers = [threading.Thread(target=save, args=(run,)) for run in range(2)]
+    for saver in savers:
+        saver.start()
+    try:
+        wait_until(lambda: min(saved) > 5 and mount.status()["queued"] > 0, 30, "the savers are ahead of the archive")
+        before = list(saved)
+        done = run("sync", mount.dir, check=False, timeout=120)
+        during = [now - then for now, then in zip(saved, before)]
+    finally:
+        stop.set()
+        for saver in savers:
+            saver.join()
+    assert done.returncode == OK, done.stderr
+    assert min(during) > 0, "nobody saved meanwhile"
+    mount.require_released(*names[:-1], *(f"busy-{run}/step_{n}.pt" for run in range(2) for n in range(before[run] - 1)))
+    assert (mount / names[-1]).read_bytes() == newest
+
+
 def test_umount_in_the_middle_of_work(mount):
     """Unmounted while the queue is full: nothing is lost, and the next mount goes on."""
     names = save_walk(mount.dir, 6, seed=77)

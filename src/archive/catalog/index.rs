@@ -2,30 +2,15 @@
 //! are complete. Kept up to date with every change of an entry, so that nothing is ever looked for among all files:
 //! a change costs O(log n), and O(k) where k byte-identical files are the newest of one lineage.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::group::{Group, Ready};
+use super::lineage::{Lineage, Print, Rank, rank};
 use super::{Entry, State};
-
-/// Which state of a lineage is the older one: by modification time, then by the steps in their names (an archive is
-/// unpacked with whole seconds), then by the order of closing.
-pub(super) type Rank = (i64, Vec<u64>, u64);
-
-/// Length and samples of a file: equal for byte-identical files.
-type Print = (u64, u64);
-
-/// Where an entry stands in [`Rank`]'s order.
-pub(super) fn rank(entry: &Entry) -> Rank {
-    match &entry.state {
-        State::Sealed(sealed) | State::Archived(sealed, _) => {
-            (sealed.modified_ns, sealed.steps.clone(), entry.sequence)
-        }
-        _ => (0, Vec::new(), entry.sequence),
-    }
-}
 
 /// What the archive does for a file next, if it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,71 +76,6 @@ impl Member {
 
     fn queued(&self) -> Option<Work> {
         self.work.filter(|work| *work != Work::Archive || self.history)
-    }
-}
-
-/// The sealed and the archived files of a lineage.
-#[derive(Debug, Default)]
-struct Lineage {
-    sealed: BTreeMap<Rank, Print>,
-    archived: BTreeMap<Rank, Print>,
-    /// The newest sealed one, and the newest that has other bytes than that.
-    newest: Option<(Rank, Print)>,
-    other: Option<Rank>,
-}
-
-impl Lineage {
-    fn states(&mut self, sealed: bool) -> &mut BTreeMap<Rank, Print> {
-        if sealed { &mut self.sealed } else { &mut self.archived }
-    }
-
-    /// Whether a sealed state with other bytes is newer.
-    fn is_history(&self, rank: &Rank, print: Print) -> bool {
-        self.other.as_ref().is_some_and(|other| rank < other)
-            || self.newest.as_ref().is_some_and(|(newest, of_newest)| rank < newest && print != *of_newest)
-    }
-
-    /// The first newer sealed state with other bytes. A twin is not a newer state: it has the same samples, and is
-    /// compared whole before it is believed.
-    fn after(&self, rank: &Rank, print: Print) -> Option<&Rank> {
-        let newer = (Bound::Excluded(rank), Bound::Unbounded);
-        self.sealed.range::<Rank, _>(newer).find(|(_, other)| **other != print).map(|(rank, _)| rank)
-    }
-}
-
-/// What can be archived and released, oldest first.
-#[derive(Debug, Default)]
-struct Ready {
-    archives: BTreeSet<Rank>,
-    releases: BTreeSet<Rank>,
-    /// These, and those that wait for another attempt.
-    queued: usize,
-}
-
-/// The files of a checkpoint that is a directory.
-#[derive(Debug)]
-struct Group {
-    ready: Ready,
-    members: usize,
-    /// Files that are not history yet.
-    pending: usize,
-    /// When its files, and what made them history, were last modified.
-    touched: BTreeSet<(i64, u64)>,
-    /// It need not be waited for any more unless something was modified after this.
-    settled: i64,
-    /// Its places in [`Index`].
-    head: Option<(u8, Rank)>,
-    timer: Option<i64>,
-    counted: usize,
-}
-
-impl Group {
-    fn newest(&self) -> i64 {
-        self.touched.last().map_or(i64::MIN, |(at, _)| *at)
-    }
-
-    fn is_open(&self) -> bool {
-        self.pending == 0 || self.newest() <= self.settled
     }
 }
 
@@ -302,16 +222,7 @@ impl Index {
         let ready = match &member.group {
             None => &mut self.single,
             Some(directory) => {
-                let group = self.groups.entry(Arc::clone(directory)).or_insert_with(|| Group {
-                    ready: Ready::default(),
-                    members: 0,
-                    pending: 0,
-                    touched: BTreeSet::new(),
-                    settled: i64::MIN,
-                    head: None,
-                    timer: None,
-                    counted: 0,
-                });
+                let group = self.groups.entry(Arc::clone(directory)).or_insert_with(Group::new);
                 step(&mut group.members);
                 if member.counts {
                     if !member.history {
@@ -458,6 +369,23 @@ impl Index {
             Some(_) => self.is_open(entry),
             None => false,
         })
+    }
+
+    /// The lowest sequence of an entry for which there is something to do, now or after a failure has passed. Costs a look at each
+    /// of those.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        let open = |member: &Member| {
+            let group = member.group.as_ref().and_then(|directory| self.groups.get(directory));
+            group.is_none_or(Group::is_open)
+        };
+        let waits = |sequence: &u64| {
+            let member = self.members.get(sequence)?;
+            (member.queued().is_some() && open(member)).then_some(*sequence)
+        };
+        let closed = self.closed.iter().map(|rank| rank.2);
+        let groups = self.groups.values().filter(|group| group.is_open());
+        let ready = self.single.sequences().chain(groups.flat_map(|group| group.ready.sequences()));
+        closed.chain(ready).chain(self.waiting.iter().filter_map(|(_, sequence)| waits(sequence))).min()
     }
 
     /// Number of things to do, and of those that wait for their group.

@@ -1,0 +1,62 @@
+//! The files of a checkpoint that is a directory, which are archived and released together.
+
+use std::collections::BTreeSet;
+
+use super::lineage::Rank;
+
+/// What can be archived and released, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Ready {
+    pub(super) archives: BTreeSet<Rank>,
+    pub(super) releases: BTreeSet<Rank>,
+    /// These, and those that wait for another attempt.
+    pub(super) queued: usize,
+}
+
+impl Ready {
+    /// The sequences of all that can be done now.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = u64> {
+        self.archives.iter().chain(&self.releases).map(|rank| rank.2)
+    }
+}
+
+/// The files of a checkpoint that is a directory.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) ready: Ready,
+    pub(super) members: usize,
+    /// Files that are not history yet.
+    pub(super) pending: usize,
+    /// When its files, and what made them history, were last modified.
+    pub(super) touched: BTreeSet<(i64, u64)>,
+    /// It need not be waited for any more unless something was modified after this.
+    pub(super) settled: i64,
+    /// Its places in the index.
+    pub(super) head: Option<(u8, Rank)>,
+    pub(super) timer: Option<i64>,
+    pub(super) counted: usize,
+}
+
+impl Group {
+    /// Without members.
+    pub(super) fn new() -> Group {
+        Group {
+            ready: Ready::default(),
+            members: 0,
+            pending: 0,
+            touched: BTreeSet::new(),
+            settled: i64::MIN,
+            head: None,
+            timer: None,
+            counted: 0,
+        }
+    }
+
+    pub(super) fn newest(&self) -> i64 {
+        self.touched.last().map_or(i64::MIN, |(at, _)| *at)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.pending == 0 || self.newest() <= self.settled
+    }
+}
