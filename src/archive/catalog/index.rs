@@ -344,7 +344,11 @@ impl Index {
 
     /// Whether nothing in the file's group keeps it from being archived and released.
     pub(super) fn is_open(&self, entry: &Entry) -> bool {
-        self.group(entry).and_then(|directory| self.groups.get(directory)).is_none_or(Group::is_open)
+        self.members.get(&entry.sequence).is_none_or(|member| self.is_free(member))
+    }
+
+    fn is_free(&self, member: &Member) -> bool {
+        member.group.as_ref().and_then(|directory| self.groups.get(directory)).is_none_or(Group::is_open)
     }
 
     /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says.
@@ -362,11 +366,11 @@ impl Index {
         self.lineages.keys().copied()
     }
 
-    /// Whether there is something to do for an entry, now or after a failure has passed.
-    pub(super) fn is_queued(&self, entry: &Entry) -> bool {
-        self.members.get(&entry.sequence).is_some_and(|member| match member.queued() {
+    /// Whether there is something to do for the entry of this sequence, now or after a failure has passed.
+    pub(super) fn is_queued(&self, sequence: u64) -> bool {
+        self.members.get(&sequence).is_some_and(|member| match member.queued() {
             Some(Work::Seal) => true,
-            Some(_) => self.is_open(entry),
+            Some(_) => self.is_free(member),
             None => false,
         })
     }
@@ -374,18 +378,11 @@ impl Index {
     /// The lowest sequence of an entry for which there is something to do, now or after a failure has passed. Costs a look at each
     /// of those.
     pub(super) fn oldest(&self) -> Option<u64> {
-        let open = |member: &Member| {
-            let group = member.group.as_ref().and_then(|directory| self.groups.get(directory));
-            group.is_none_or(Group::is_open)
-        };
-        let waits = |sequence: &u64| {
-            let member = self.members.get(sequence)?;
-            (member.queued().is_some() && open(member)).then_some(*sequence)
-        };
         let closed = self.closed.iter().map(|rank| rank.2);
         let groups = self.groups.values().filter(|group| group.is_open());
         let ready = self.single.sequences().chain(groups.flat_map(|group| group.ready.sequences()));
-        closed.chain(ready).chain(self.waiting.iter().filter_map(|(_, sequence)| waits(sequence))).min()
+        let waiting = self.waiting.iter().map(|(_, sequence)| *sequence).filter(|sequence| self.is_queued(*sequence));
+        closed.chain(ready).chain(waiting).min()
     }
 
     /// Number of things to do, and of those that wait for their group.
