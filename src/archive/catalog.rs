@@ -449,7 +449,11 @@ impl Catalog {
     pub(super) fn queued(&self) -> (usize, Option<String>) {
         let index = self.entries.index();
         let stalled = |entry: &Entry| {
-            entry.failed.as_ref().filter(|f| f.retry.is_some() && index.is_queued(entry.sequence)).map(|f| f.why.clone())
+            entry
+                .failed
+                .as_ref()
+                .filter(|f| f.retry.is_some() && index.is_queued(entry.sequence))
+                .map(|f| f.why.clone())
         };
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyAttr, TimeOrNow};
 
 use super::Core;
-use super::carry::{drop_privileges, has_privileges};
 use super::errno::Result;
 use super::inodes::{Table, kind};
+use super::privileges::{drop_privileges, has_privileges};
 use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
 

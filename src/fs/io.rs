@@ -9,9 +9,9 @@ use std::sync::Arc;
 use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 
 use super::Core;
-use super::carry::drop_bits;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
+use super::privileges::drop_bits;
 use super::sys;
 use crate::store::durable::CrashPoint;
 

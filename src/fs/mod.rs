@@ -16,7 +16,6 @@
 //! across either; a file's representation changes while it is open; an invalidation is sent under a lock.
 
 mod attr;
-mod carry;
 mod dir;
 mod errno;
 mod error;
@@ -33,6 +32,7 @@ mod node;
 mod notify;
 mod numbers;
 mod open;
+mod privileges;
 mod sys;
 mod transition;
 mod workers;
@@ -157,7 +157,7 @@ impl Filesystem for Face {
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_CACHE_SYMLINKS,
-            // See `carry::drop_privileges`.
+            // See `privileges::drop_privileges`.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         ];
         for flag in wanted {

@@ -15,11 +15,11 @@ use fuser::{Generation, RenameFlags, Request};
 
 use super::Core;
 use super::attr::{Attributes, device_number};
-use super::carry::unprivileged;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::Source;
 use super::open::{Access, Answer, Register};
+use super::privileges::unprivileged;
 use super::sys;
 use crate::store::durable::CrashPoint;
 

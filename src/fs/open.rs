@@ -19,10 +19,10 @@ use std::sync::atomic::Ordering;
 use fuser::{BackingId, FileHandle, FileType, FopenFlags, ReplyOpen};
 
 use super::Core;
-use super::carry::drop_privileges;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Handle, Mode, Opened, Restore, Source};
+use super::privileges::drop_privileges;
 use super::transition::{Made, Step, Wanted};
 
 /// What an open asks for.

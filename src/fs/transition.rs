@@ -13,15 +13,14 @@ use std::sync::atomic::Ordering;
 use fuser::FileType;
 
 use super::Core;
-use super::carry::{copy_attributes, restore_times};
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Opened, Place, Source, file_id};
+use super::node::{Opened, Source, file_id};
 use super::sys;
 use crate::archive::FileId;
 use crate::recall::Reader;
 use crate::store::durable::CrashPoint;
-use crate::store::{Stub, replace_stub, sync_replaced};
+use crate::store::{Stub, copy_attributes, copy_but_times, replace_stub, sync_replaced};
 
 /// What must be done with a released file first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,8 +156,9 @@ impl Core {
             Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &original)?,
         });
         if wanted == Wanted::Empty {
-            copy_attributes(&Place::held(Arc::clone(&original)), &new.0)?;
-            self.io().open(&new.0)?.sync(CrashPoint::RecallWritten)?;
+            let file = self.io().open(&new.0)?;
+            copy_but_times(&original, &original.metadata()?, &file, CrashPoint::RecallWritten)?;
+            file.sync(CrashPoint::RecallWritten)?;
         }
         drop(place);
 
@@ -168,8 +168,7 @@ impl Core {
         let changed = (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec());
         if wanted != Wanted::Empty && (changed || place.follow()) {
             // Somebody changed mode, owner, times or attributes meanwhile, or the archive cannot see them.
-            copy_attributes(&place, &new.0)?;
-            restore_times(&new.0, &now)?;
+            copy_attributes(&*place.hold()?, &now, &self.io().open(&new.0)?, CrashPoint::RecallWritten)?;
         }
         let file = file_id(&now);
         let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);

@@ -32,7 +32,7 @@ pub use object::Id;
 pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;
 pub use profile::{Profile, Profiles};
-pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner};
+pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_but_times};
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Settings};

@@ -210,13 +210,21 @@ fn place(metadata: &Metadata) -> (u64, u64) {
 /// # Errors
 /// What the device reports. An attribute that this process may not set is an error: it must not be lost.
 pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+    copy_but_times(from, metadata, to, at)?;
+    to.set(&Attribute::Times(Times::of(metadata)), at)
+}
+
+/// The same for a file whose bytes are new, and that has its own times.
+///
+/// # Errors
+/// As of [`copy_attributes`].
+pub fn copy_but_times(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     let own = to.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
         to.set(&Attribute::Owner(metadata.uid(), metadata.gid()), at)?;
     }
     copy_rest(from, to, at)?;
-    to.set(&Attribute::Mode(metadata.mode()), at)?;
-    to.set(&Attribute::Times(Times::of(metadata)), at)
+    to.set(&Attribute::Mode(metadata.mode()), at)
 }
 
 /// Gives the file `to` mode, extended attributes and times of the file `from`, whose metadata are given. Its owner is
@@ -237,12 +245,19 @@ fn copy_rest(from: &File, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
         names => Some(names?),
     };
     // What it was recalled from, and that it is no stub, is said of one file only.
+    let given = beneath::by_descriptor(to.as_file());
     for name in names.into_iter().flatten().filter(|name| name != RECALLED && name != PLAIN) {
-        if let Some(value) = xattr::get_deref(&from, &name)? {
+        let value = xattr::get_deref(&from, &name)?;
+        // A label that the system gives to every file here is there already, and only the system may set it.
+        if let Some(value) = value.filter(|value| !has(&given, &name, value)) {
             to.set(&Attribute::Extended(&name, &value), at)?;
         }
     }
     Ok(())
+}
+
+fn has(file: &Path, name: &OsStr, value: &[u8]) -> bool {
+    xattr::get_deref(file, name).is_ok_and(|found| found.as_deref() == Some(value))
 }
 
 /// Carries out the notes that a crash left in `tmp/`.

@@ -1,42 +1,12 @@
-//! What becomes of a file's attributes when the daemon replaces it, or somebody else writes to it.
+//! What a file loses when somebody else writes to it: set-user-id and set-group-id bits, and capabilities.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, Permissions};
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
 
 use super::node::Place;
-use super::sys::{self, Time};
-use crate::store::{PLAIN, RECALLED};
-
-/// Gives `to` mode, owner and extended attributes of `from`, for a file that takes its place.
-pub(super) fn copy_attributes(from: &Place, to: &Path) -> io::Result<()> {
-    let metadata = from.metadata()?;
-    let names = match sys::listxattr(&from.path, from.follow()) {
-        Ok(names) => names,
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Vec::new(),
-        Err(error) => return Err(error),
-    };
-    let own = [RECALLED.as_bytes(), PLAIN.as_bytes()];
-    let kept = |name: &&[u8]| !name.is_empty() && !own.contains(name);
-    for name in names.split(|&byte| byte == 0).filter(kept) {
-        let name = OsStr::from_bytes(name);
-        let value = sys::getxattr(&from.path, from.follow(), name)?;
-        match sys::setxattr(to, false, name, &value, 0) {
-            Ok(()) => {}
-            // Labels that the system gives and an unprivileged daemon may not copy.
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    let made = to.symlink_metadata()?;
-    if (made.uid(), made.gid()) != (metadata.uid(), metadata.gid()) {
-        std::os::unix::fs::lchown(to, Some(metadata.uid()), Some(metadata.gid()))?;
-    }
-    std::fs::set_permissions(to, Permissions::from_mode(metadata.mode() & 0o7777))
-}
+use super::sys;
 
 /// Whoever opens a file for writing or truncates it takes its set-user-id and set-group-id bits away, unless it is root,
 /// and its capabilities. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for the
@@ -77,12 +47,4 @@ pub(super) fn unprivileged(mode: u32, uid: u32) -> u32 {
 /// Whether a mode has bits that anybody but root takes away by writing to the file.
 pub(super) fn has_privileges(mode: u32) -> bool {
     unprivileged(mode, SOMEBODY) != mode
-}
-
-/// Puts times back to what `metadata` says.
-pub(super) fn restore_times(path: &Path, metadata: &Metadata) -> io::Result<()> {
-    let at = |seconds, nanoseconds: i64| Time::At(seconds, u32::try_from(nanoseconds).unwrap_or(0));
-    let atime = at(metadata.atime(), metadata.atime_nsec());
-    let mtime = at(metadata.mtime(), metadata.mtime_nsec());
-    sys::utimens(path, false, atime, mtime)
 }
