@@ -22,11 +22,16 @@ struct Slow {
     /// Syncs that wait, of the archive and of programs.
     waiting: AtomicUsize,
     fsyncs: AtomicUsize,
+    marks: AtomicUsize,
 }
 
 impl Slow {
     fn wait(&self, at: CrashPoint) {
-        let count = if at == CrashPoint::Fsync { &self.fsyncs } else { &self.waiting };
+        let count = match at {
+            CrashPoint::Fsync => &self.fsyncs,
+            CrashPoint::Marked => &self.marks,
+            _ => &self.waiting,
+        };
         count.fetch_add(1, Ordering::SeqCst);
         let began = Instant::now();
         while self.ill.load(Ordering::SeqCst) && began.elapsed() < DELAY {
@@ -100,7 +105,16 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         wait_until("the fsync has come to the device", || slow.fsyncs.load(Ordering::SeqCst) > 0);
         assert!(fs::read(path(2)).unwrap() == text(2));
         assert!(!fsync.is_finished());
+        // So does a pin, which a policy is to go by: on a file that is durable itself, and on a directory.
+        let marks = [path(2), path(3), m.mnt()]
+            .map(|path| std::thread::spawn(move || xattr::set(path, "user.stepfs.pin", b"1")));
+        wait_until("the pins have come to the device", || slow.marks.load(Ordering::SeqCst) == marks.len());
+        assert!(!marks.iter().any(|mark| mark.is_finished()));
+        assert!([path(2), path(3)].iter().all(|path| xattr::get(path, "user.stepfs.pin").unwrap().is_some()));
+        xattr::remove(path(7), "user.stepfs.pin").unwrap_err();
         slow.ill.store(false, Ordering::SeqCst);
+        marks.into_iter().for_each(|mark| mark.join().unwrap().unwrap());
+        [path(2), path(3), m.mnt()].iter().for_each(|path| xattr::remove(path, "user.stepfs.pin").unwrap());
         fsync.join().unwrap().unwrap();
         wait_until("what waited is released", || state(&path(5)) == "released");
         for step in [2, 3, 4, 5, 7] {

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use super::Archive;
-use super::catalog::Catalog;
+use super::catalog::{Catalog, State};
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
@@ -22,6 +22,11 @@ impl Archive {
     /// The pin of a file or directory is gone.
     pub fn unpinned(&self, path: &Path) {
         self.note(|catalog| catalog.unpinned(path));
+    }
+
+    /// Whether a file's bytes are known to be durable, as they are or as a stub.
+    pub fn is_durable(&self, path: &Path) -> bool {
+        self.catalog().get(path).is_some_and(|entry| !matches!(entry.state, State::Staged | State::Closed))
     }
 
     /// Another profile was set for a file, or for all below a directory, or none any more: what is under way is void.

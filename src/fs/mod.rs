@@ -372,7 +372,7 @@ impl Filesystem for Face {
     }
 
     fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.core.removexattr(ino.0, name));
+        self.core.answer_removexattr(ino.0, name, reply);
     }
 
     fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {

@@ -1,17 +1,19 @@
 //! Extended attributes. `user.stepfs.*` are the archive's, all others are the file's own.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
-use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::sys;
-use crate::store::{PIN, PROFILE, Profile};
+use super::{Core, done};
+use crate::store::durable::CrashPoint;
+use crate::store::{PIN, PROFILE, Profile, beneath};
 use crate::sync::MutexGuard;
 
 /// Attributes of this name are stepfs's own. They are answered, not stored but for pins and profiles, and not listed: `cp -a` and `rsync -X`
@@ -175,13 +177,50 @@ impl Core {
         if self.is_kept_from(uid, name) {
             return reply.error(Errno::EPERM);
         }
-        let done = |reply: ReplyEmpty, result: Result<()>| match result {
-            Ok(()) => reply.ok(),
-            Err(fault) => reply.error(fault.into()),
-        };
         match classify(name) {
             Name::Own("recall") => self.recall(ino, move |result| done(reply, result)),
-            _ => done(reply, self.setxattr(ino, name, value, flags)),
+            class => self.answer_marked(ino, class, self.setxattr(ino, name, value, flags), reply),
+        }
+    }
+
+    pub(super) fn answer_removexattr(self: &Arc<Self>, ino: u64, name: &OsStr, reply: ReplyEmpty) {
+        self.answer_marked(ino, classify(name), self.removexattr(ino, name), reply);
+    }
+
+    /// A pin and a profile are durable when the call returns: the policy goes by them, whatever happened meanwhile.
+    fn answer_marked(self: &Arc<Self>, ino: u64, name: Name<'_>, result: Result<()>, reply: ReplyEmpty) {
+        let core = Arc::clone(self);
+        match (name, result) {
+            (Name::Own("pin" | "profile"), Ok(())) => {
+                self.workers.submit(Box::new(move || done(reply, core.sync_mark(ino))));
+            }
+            (_, result) => done(reply, result),
+        }
+    }
+
+    /// Makes durable what was set on a file or a directory. A file that is not durable itself becomes so with what was set on it;
+    /// it must not be synced here, where an error of its bytes would be said to somebody else than the archive.
+    fn sync_mark(&self, ino: u64) -> Result<()> {
+        let (held, path, kind) = {
+            let table = self.table();
+            let held = table.place(ino)?.hold()?;
+            (held, table.path(ino), table.node(ino)?.kind)
+        };
+        let Some(path) = path.filter(|path| kind == FileType::Directory || self.archive.is_durable(path)) else {
+            return Ok(());
+        };
+        let own = beneath::by_descriptor(&held);
+        let synced = match kind {
+            FileType::Directory => self.io().sync_dir(&own, CrashPoint::Marked),
+            _ => self.io().open(&own).and_then(|file| file.sync(CrashPoint::Marked)),
+        };
+        match synced {
+            // The daemon's user may not read what it owns.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                log::debug!("{}: synced with all others: {error}", path.display());
+                Ok(self.io().device().sync_all(&self.archive.store().tree(), CrashPoint::Marked)?)
+            }
+            synced => Ok(synced?),
         }
     }
 

@@ -108,7 +108,7 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
         }
     });
     // Steps of recoveries, which were recorded to let them fail. `reshard` looks at its own; what a repair does is tried with
-    // every kind of damage, and killed, in tests/corruption/repair.rs.
+    // every kind of damage, and killed, in tests/corruption/repair.rs. Pins are set through a mount: tests/mount_slow.rs.
     for point in check::RECOVERIES.lock().unwrap().iter() {
         met.entry(*point).or_default();
     }
@@ -119,6 +119,7 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
         CrashPoint::DamagedSetAside,
         CrashPoint::RepairInPlace,
         CrashPoint::SettingsKept,
+        CrashPoint::Marked,
     ];
     for point in CrashPoint::ALL.iter().filter(|point| !elsewhere.contains(point)) {
         assert!(met.contains_key(point), "no history comes by {point:?}: {}", point.sentence());

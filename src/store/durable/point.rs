@@ -102,6 +102,8 @@ points! {
     RepairInPlace,
     /// If we die here, then the damaged settings are in place, and perhaps beside it as `stepfs.toml.damaged`.
     SettingsKept,
+    /// If we die here, then a pin or a profile is as it was or as it was to be; whoever set it has not been told that it is.
+    Marked,
     /// If we die here, then a program's own fsync has not returned.
     Fsync,
 }
