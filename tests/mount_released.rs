@@ -230,6 +230,22 @@ both! {
 
 /// A device that returns a page of zeros for a stub makes the file an error to read, and nothing worse: that it was a stub its
 /// bytes do not say, but its object does.
+/// The kernel forgets a file that nobody uses; what it looks up then is not what the daemon has released.
+#[test]
+fn a_stub_that_becomes_zeros_below_a_daemon_is_noticed_when_it_is_looked_at() {
+    let (m, _, bytes) = released(true);
+    let path = Path::new("dir/step-1.txt");
+    let stub = File::options().read(true).write(true).open(m.tree().join(path)).unwrap();
+    assert_ne!(m.archive.stub(path, &stub).unwrap().unwrap().object, stepfs::store::Id::NONE);
+    stub.write_all_at(&[0; 4096], 0).unwrap();
+    let seen = m.archive.stub(path, &stub).unwrap().expect("it is not the zeros that it seems");
+    assert_eq!((seen.object, seen.logical_len), (stepfs::store::Id::NONE, bytes.len() as u64));
+    // Of what a program writes nobody thinks so.
+    fs::write(m.mnt().join("zeros.txt"), vec![0; bytes.len()]).unwrap();
+    let zeros = File::open(m.tree().join("zeros.txt")).unwrap();
+    assert_eq!(m.archive.stub(Path::new("zeros.txt"), &zeros).unwrap(), None);
+}
+
 #[test]
 fn a_stub_that_became_zeros_is_an_error_to_read() {
     for passthrough in [true, false] {

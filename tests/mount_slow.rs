@@ -76,6 +76,7 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         let path = |step: usize| m.mnt().join(format!("step-{step}.txt"));
         (1..4).for_each(|step| fs::write(path(step), text(step)).unwrap());
         wait_until("it is released", || state(&path(2)) == "released");
+        fs::create_dir(m.mnt().join("pinned")).unwrap();
         slow.ill.store(true, Ordering::SeqCst);
         fs::write(path(4), text(4)).unwrap();
         wait_until("the archive waits for the device", || slow.waiting.load(Ordering::SeqCst) > 0);
@@ -89,7 +90,7 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         for step in [1, 3, 4, 7] {
             assert!(fs::read(path(step)).unwrap() == text(step));
         }
-        assert_eq!(fs::read_dir(m.mnt()).unwrap().count(), 7);
+        assert_eq!(fs::read_dir(m.mnt()).unwrap().count(), 8);
         fs::create_dir(m.mnt().join("dir")).unwrap();
         fs::hard_link(path(4), m.mnt().join("dir/again.txt")).unwrap();
         fs::remove_dir_all(m.mnt().join("dir")).unwrap();
@@ -105,20 +106,74 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         wait_until("the fsync has come to the device", || slow.fsyncs.load(Ordering::SeqCst) > 0);
         assert!(fs::read(path(2)).unwrap() == text(2));
         assert!(!fsync.is_finished());
+        // Of a released file, too: its attributes may not be durable.
+        let of_stub = std::thread::spawn({
+            let file = File::open(path(2)).unwrap();
+            move || file.sync_all()
+        });
+        wait_until("that fsync has come to the device", || slow.fsyncs.load(Ordering::SeqCst) == 2);
+        assert!(!of_stub.is_finished());
         // So does a pin, which a policy is to go by: on a file that is durable itself, and on a directory.
-        let marks = [path(2), path(3), m.mnt()]
-            .map(|path| std::thread::spawn(move || xattr::set(path, "user.stepfs.pin", b"1")));
+        let pinned = [path(3), m.mnt().join("pinned")];
+        let pin = |path| std::thread::spawn(move || xattr::set(path, "user.stepfs.pin", b"1"));
+        let marks = pinned.clone().map(pin);
         wait_until("the pins have come to the device", || slow.marks.load(Ordering::SeqCst) == marks.len());
         assert!(!marks.iter().any(|mark| mark.is_finished()));
-        assert!([path(2), path(3)].iter().all(|path| xattr::get(path, "user.stepfs.pin").unwrap().is_some()));
-        xattr::remove(path(7), "user.stepfs.pin").unwrap_err();
         slow.ill.store(false, Ordering::SeqCst);
         marks.into_iter().for_each(|mark| mark.join().unwrap().unwrap());
-        [path(2), path(3), m.mnt()].iter().for_each(|path| xattr::remove(path, "user.stepfs.pin").unwrap());
+        pinned.iter().for_each(|path| xattr::remove(path, "user.stepfs.pin").unwrap());
         fsync.join().unwrap().unwrap();
+        of_stub.join().unwrap().unwrap();
         wait_until("what waited is released", || state(&path(5)) == "released");
         for step in [2, 3, 4, 5, 7] {
             assert!(fs::read(path(step)).unwrap() == text(step), "{step}");
         }
+    }
+}
+
+/// A program opens a released file to write it, which takes a while; what another one says of the file meanwhile holds.
+#[test]
+fn what_is_said_of_a_file_while_it_is_brought_back_holds() {
+    for (passthrough, truncate) in [(true, false), (true, true), (false, false), (false, true)] {
+        let slow = Arc::new(Slow::default());
+        let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&slow) as _), passthrough);
+        let path = |step: usize| m.mnt().join(format!("step-{step}.txt"));
+        (1..4).for_each(|step| fs::write(path(step), text(step)).unwrap());
+        wait_until("they are released", || [1, 2].iter().all(|step| state(&path(*step)) == "released"));
+        xattr::set(path(1), "user.old", b"1").unwrap();
+        xattr::set(path(1), "user.kept", b"1").unwrap();
+        m.archive.set_attribute(Path::new(""), "sync", b"1").unwrap();
+        wait_until("nothing is left to do", || m.archive.queue().queued == 0);
+        slow.ill.store(true, Ordering::SeqCst);
+        let opened = std::thread::spawn({
+            let path = path(1);
+            move || File::options().write(true).truncate(truncate).open(path).map(drop)
+        });
+        wait_until("it is being brought back", || slow.waiting.load(Ordering::SeqCst) > 0);
+        let began = Instant::now();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(path(1), mode).unwrap();
+        xattr::remove(path(1), "user.old").unwrap();
+        xattr::set(path(1), "user.new", b"2").unwrap();
+        assert!(began.elapsed() < DELAY && !opened.is_finished(), "it was too late for that");
+        // Its answer comes when it is durable.
+        let pinned = std::thread::spawn({
+            let path = path(1);
+            move || xattr::set(path, "user.stepfs.pin", b"1")
+        });
+        wait_until("the pin has come to the device", || slow.marks.load(Ordering::SeqCst) > 0);
+        slow.ill.store(false, Ordering::SeqCst);
+        opened.join().unwrap().unwrap();
+        pinned.join().unwrap().unwrap();
+        let value = |name: &str| xattr::get(path(1), name).unwrap();
+        let said = ["user.old", "user.kept", "user.new", "user.stepfs.pin"].map(value);
+        assert_eq!(
+            said,
+            [None, Some(b"1".to_vec()), Some(b"2".to_vec()), Some(b"1".to_vec())],
+            "{passthrough} {truncate}"
+        );
+        let metadata = fs::metadata(path(1)).unwrap();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o7777, 0o600);
+        assert_eq!(fs::read(path(1)).unwrap(), if truncate { Vec::new() } else { text(1) });
     }
 }

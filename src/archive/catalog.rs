@@ -159,6 +159,14 @@ pub(super) enum Task {
     Release { path: PathBuf, version: u64, sealed: Arc<Sealed>, object: Id },
 }
 
+impl Task {
+    /// The file's path inside the tree.
+    pub(super) fn path(&self) -> &Path {
+        let (Task::Seal { path, .. } | Task::Archive { path, .. } | Task::Release { path, .. }) = self;
+        path
+    }
+}
+
 impl Catalog {
     /// An empty one that waits so long for the rest of a checkpoint that is a directory; zero: not at all.
     pub(super) fn new(settle: Duration) -> Catalog {
@@ -215,13 +223,13 @@ impl Catalog {
 
     /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed.
     pub(super) fn closed(&mut self, path: &Path, written: bool, objects: &Objects) {
-        let number = self.number();
         let mut changed = false;
         self.entries.edit(path, |entry| {
             entry.busy = false;
             changed = written && !matches!(entry.state, State::Released(_));
         });
         if changed {
+            let number = self.number();
             self.succeed(path, Entry::new(State::Closed, number), objects);
         }
     }

@@ -45,7 +45,7 @@ use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::durable::{CrashPoint, DeviceFile, Io};
 use crate::store::object::Id;
 use crate::store::{Error, Objects, Store, Stub, beneath, recalled_from};
-use crate::sync::{AtomicBool, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
 use catalog::{Catalog, Failed, Sealed, State, Task};
 
@@ -62,6 +62,8 @@ pub use trial::{Kept, Series};
 /// Target of the notes, at level trace, of which stage of archiving a file ended, by the thread that worked on it.
 /// `examples/speed.rs` takes the time at each.
 pub const STAGES: &str = "stepfs::stages";
+/// No file: their sequences begin with 1.
+const IDLE: u64 = 0;
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause: room that a user makes is used within this time.
@@ -84,8 +86,8 @@ pub struct Archive {
     garbage: AtomicBool,
     /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
     unsynced: Mutex<BTreeSet<PathBuf>>,
-    /// The worker is taking a step. Set with the catalog locked.
-    stepping: AtomicBool,
+    /// The sequence of the file for which the worker is taking a step, or [`IDLE`]. Set with the catalog locked.
+    stepping: AtomicU64,
     /// States that wait for being merged over objects that nobody names.
     merges: AtomicUsize,
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
@@ -160,7 +162,7 @@ impl Archive {
             stopping: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
             unsynced: Mutex::default(),
-            stepping: AtomicBool::new(false),
+            stepping: AtomicU64::new(IDLE),
             merges: AtomicUsize::new(0),
             keep: Mutex::default(),
             condemned: Mutex::default(),
@@ -273,7 +275,8 @@ impl Archive {
                     drop(wait_timeout(&self.wake, &self.catalog, catalog, wait));
                 } else {
                     // While a step is being taken, its file may look as if nothing were to be done for it.
-                    self.stepping.store(task.is_some(), Ordering::Relaxed);
+                    let sequence = task.as_ref().and_then(|task| catalog.get(task.path())).map(|entry| entry.sequence);
+                    self.stepping.store(sequence.unwrap_or(IDLE), Ordering::Relaxed);
                 }
                 task
             };
@@ -288,7 +291,7 @@ impl Archive {
                 Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => self.failed(&task, &error, &mut pause),
             }
-            self.stepping.store(false, Ordering::Relaxed);
+            self.stepping.store(IDLE, Ordering::Relaxed);
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::Archive;
 use super::catalog::{Catalog, State};
+use super::stays::{NOT_DURABLE, UNREADABLE};
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
@@ -26,7 +27,11 @@ impl Archive {
 
     /// Whether a file's bytes are known to be durable, as they are or as a stub.
     pub fn is_durable(&self, path: &Path) -> bool {
-        self.catalog().get(path).is_some_and(|entry| !matches!(entry.state, State::Staged | State::Closed))
+        self.catalog().get(path).is_some_and(|entry| match entry.state {
+            State::Staged | State::Closed => false,
+            State::Resident(why) => ![NOT_DURABLE, UNREADABLE].contains(&why),
+            State::Sealed(_) | State::Archived(..) | State::Released(_) => true,
+        })
     }
 
     /// Another profile was set for a file, or for all below a directory, or none any more: what is under way is void.

@@ -11,7 +11,7 @@ use crate::store::object::Id;
 use crate::store::{Prepared, Stub, beneath, is_pinned};
 
 use super::catalog::{Held, Sealed, State, Task};
-use super::{Archive, FIRST_PAUSE, Outcome};
+use super::{Archive, FIRST_PAUSE, IDLE, Outcome};
 
 impl Archive {
     /// Releases an archived file, and with it all other files of its checkpoint: the catalog offers none of them before
@@ -62,7 +62,12 @@ impl Archive {
         }
         let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
         // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
+        {
+            let mut catalog = self.catalog();
+            catalog.set_busy(path, version, true);
+            // Of a checkpoint's files each in its turn.
+            self.stepping.store(catalog.get(path).map_or(IDLE, |entry| entry.sequence), Ordering::Relaxed);
+        }
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
             self.catalog().set_busy(path, version, false);

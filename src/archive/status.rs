@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::recall::MemoryStatus;
 use crate::store::durable::CrashPoint;
-use crate::store::{STUB_BYTES, Stub, profile_mark};
+use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
 use super::catalog::{Catalog, Entry, Held, State};
-use super::{Archive, ReadError, Reader, Restored};
+use super::{Archive, IDLE, ReadError, Reader, Restored};
 
 /// What `stepfs status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,14 +70,16 @@ pub struct Queue {
     pub stalled: Option<String>,
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
-    /// Grows with every file that is opened for writing, closed, or has another name.
+    /// Grows with every file that is opened for writing, closed after that, or has another name.
+    #[serde(default)]
     pub newest: u64,
-    /// The lowest such number of a file in the queue, if one is.
+    /// The lowest such number of a file in the queue, or at work, if there is one.
+    #[serde(default)]
     pub oldest: Option<u64>,
 }
 
 impl Queue {
-    /// Whether all is done that could be when `newest` was this; programs have saved more since, of which something is left.
+    /// Whether all is done that could be when `newest` was this, and the files have changed since: of that something may be left.
     pub fn has_done(&self, newest: u64) -> bool {
         self.newest > newest && self.oldest.is_none_or(|oldest| oldest > newest)
     }
@@ -129,6 +131,8 @@ impl Archive {
         let catalog = self.catalog();
         let (queued, stalled) = self.count_queue(&catalog);
         let (newest, oldest) = catalog.progress();
+        let at_work = Some(self.stepping.load(Ordering::Relaxed)).filter(|sequence| *sequence != IDLE);
+        let oldest = oldest.into_iter().chain(at_work).min();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
         Queue { queued, stalled, failed, newest, oldest }
@@ -137,7 +141,7 @@ impl Archive {
     /// Steps to take, and why one could not be taken.
     fn count_queue(&self, catalog: &Catalog) -> (u64, Option<String>) {
         let (queued, stalled) = catalog.queued();
-        let working = usize::from(queued == 0 && self.stepping.load(Ordering::Relaxed));
+        let working = usize::from(queued == 0 && self.stepping.load(Ordering::Relaxed) != IDLE);
         // What lost its name was not looked at yet.
         let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -151,7 +155,9 @@ impl Archive {
     /// What the device reports.
     pub fn stub(&self, path: &Path, file: &fs::File) -> io::Result<Option<Stub>> {
         let stub = match Stub::read(file, self.store.id()) {
-            Ok(None) if self.is_damaged_stub(path) => Err(io::ErrorKind::InvalidData.into()),
+            Ok(None) if self.is_damaged_stub(path) || self.has_lost_its_stub(path, file)? => {
+                Err(io::ErrorKind::InvalidData.into())
+            }
             read => read,
         };
         self.stub_or_damage(stub, &file.metadata()?)
@@ -160,6 +166,23 @@ impl Archive {
     fn is_damaged_stub(&self, path: &Path) -> bool {
         let entry = |entry: &super::catalog::Entry| matches!(entry.state, State::Resident(super::stays::DAMAGED_STUB));
         self.catalog().get(path).is_some_and(entry)
+    }
+
+    /// Whether the file at `path`, which is no stub, was one when it was last looked at: nothing but its bytes has changed, they are
+    /// zeros, and no more than a stub's are there.
+    fn has_lost_its_stub(&self, path: &Path, file: &fs::File) -> io::Result<bool> {
+        let object = match self.catalog().get(path).map(|entry| &entry.state) {
+            Some(State::Released(object)) => *object,
+            _ => return Ok(false),
+        };
+        let metadata = file.metadata()?;
+        let same_length = self.objects.get(object).is_some_and(|(header, _)| header.logical_len == metadata.len());
+        if !same_length || metadata.blocks() * 512 > STUB_BYTES as u64 || is_recalled(file) {
+            return Ok(false);
+        }
+        let mut block = [0; STUB_BYTES];
+        file.read_exact_at(&mut block, 0)?;
+        Ok(block.iter().all(|byte| *byte == 0))
     }
 
     pub(super) fn stub_or_damage(

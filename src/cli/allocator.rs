@@ -23,6 +23,8 @@ pub(super) fn keep_small() {
     let give_back = || {
         loop {
             std::thread::sleep(INTERVAL);
+            crate::entropy::scratch::let_go();
+            crate::codec::published::let_go();
             // SAFETY: no memory that is in use is touched; the allocator locks its heaps itself.
             unsafe {
                 libc::malloc_trim(0);

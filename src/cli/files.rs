@@ -10,9 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::archive::repair::lost_stub;
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
-use crate::store::{Damage, Objects, Store, beneath};
-
-use super::survey::stub;
+use crate::store::{Damage, Objects, Store, Stub};
 
 /// Hands the bytes of a file in the store's tree to `sink`, in order, whether it is released or resident.
 pub(super) fn read(
@@ -22,7 +20,9 @@ pub(super) fn read(
     sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> Result<()> {
     let name = || format!("{}", path.display());
-    if let Some(stub) = stub(store, path)? {
+    // What is looked at is what is copied: a daemon may put a stub in the file's place any moment.
+    let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
+    if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
         if chain.leaf().header().logical_len != stub.logical_len {
             let error = ReadError::object(stub.object, Damage("it is not as long as its stub says"));
@@ -38,11 +38,10 @@ pub(super) fn read(
         recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at)).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
-    if let Some(id) = lost_stub(store, objects, path) {
+    if let Some(id) = lost_stub(objects, &file).with_context(name)? {
         bail!("{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`", path.display());
     }
-    let file = beneath::open_file(&store.tree(), path).with_context(name)?;
-    copy(&file, sink).with_context(name)
+    copy(file.as_file(), sink).with_context(name)
 }
 
 /// Hands on the bytes of a file.

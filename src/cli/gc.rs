@@ -26,9 +26,9 @@ const MERGING: Duration = Duration::from_secs(60);
 
 /// Remove the checkpoints that the policy in stepfs.toml does not keep, and all that nothing needs any more.
 ///
-/// A mount does this by itself while it is mounted; this does it now, and waits: where programs save all the time, at most a minute
-/// for the merging that it leaves to do. The newest complete checkpoint of each
-/// series and everything pinned stay, whatever the policy says. Without [[retention]] rules no file goes.
+/// A mount does this by itself while it is mounted; this does it now, and waits: where programs save meanwhile, at most a minute
+/// for the merging that it leaves to do. The newest complete checkpoint of each series and everything pinned stay, whatever
+/// the policy says. Without [[retention]] rules no file goes.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A store that is not mounted, a mount, or a path in a mount.
@@ -161,8 +161,11 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
         done = asked()?;
         Ok((done.done < ticket).then_some(APPLYING))
     };
-    let mut alone = None;
-    let enough = |_: &Queue| alone.get_or_insert_with(Instant::now).elapsed() > MERGING;
+    let mut then: Option<(Instant, u64)> = None;
+    let enough = |now: &Queue| {
+        let (since, newest) = *then.get_or_insert_with(|| (Instant::now(), now.newest));
+        now.newest > newest && since.elapsed() > MERGING
+    };
     report.left = wait_until(|| queue_of_mount(mount), before_that, enough)?.queued;
     let after = of_mount(mount)?;
     // What was planned and is gone; the daemon's log has each with its reason.

@@ -3,30 +3,48 @@
 //!
 //! One shelf serves all threads. Of shelves of their own, each of two dozen threads keeps what it once needed, for ever, and a
 //! daemon's memory grows for hours until the last of them has had its largest tile; what lies on a common one is at most what was
-//! in use at one time, and so much per core.
+//! in use at one time, and so much per core. And what was not in use for a while goes: the most that were ever in use at one time
+//! are reached late and hardly ever again.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Buffers that are not in use. The last that came goes first: it is the one most likely to be in a cache.
 pub(crate) struct Shelf<T> {
     /// Taken for a push or a pop and nothing else, below any other lock. It is the standard library's also where a test takes the
     /// scheduler's place (`sync`): nothing waits under it.
-    buffers: Mutex<Vec<Vec<T>>>,
+    idle: Mutex<Idle<T>>,
     kept: usize,
     largest: usize,
+}
+
+struct Idle<T> {
+    buffers: Vec<Vec<T>>,
+    /// The first so many of them nobody has taken since they were last let go.
+    untouched: usize,
+}
+
+impl<T> Default for Idle<T> {
+    fn default() -> Idle<T> {
+        Idle { buffers: Vec::new(), untouched: 0 }
+    }
 }
 
 impl<T: Copy + Default> Shelf<T> {
     /// A shelf for so many buffers per core, of at most so many elements each; what is more or larger goes back to the allocator.
     pub(crate) fn new(per_core: usize, largest: usize) -> Shelf<T> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Shelf { buffers: Mutex::default(), kept: per_core * cores, largest }
+        Shelf { idle: Mutex::default(), kept: per_core * cores, largest }
     }
 
     /// A buffer of this length. What is in it is left over from other use: every element is to be written before it is read.
     pub(crate) fn take(&self, length: usize) -> Vec<T> {
-        let mut buffer = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let mut buffer = {
+            let mut idle = self.idle();
+            let buffer = idle.buffers.pop();
+            idle.untouched = idle.untouched.min(idle.buffers.len());
+            buffer.unwrap_or_default()
+        };
         buffer.resize(length, T::default());
         buffer
     }
@@ -36,15 +54,34 @@ impl<T: Copy + Default> Shelf<T> {
         if !(1..=self.largest).contains(&buffer.capacity()) {
             return;
         }
-        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        if buffers.len() < self.kept {
-            buffers.push(buffer);
+        let mut idle = self.idle();
+        if idle.buffers.len() < self.kept {
+            idle.buffers.push(buffer);
         }
+    }
+
+    /// Gives the allocator what nobody has taken since the last call.
+    pub(crate) fn let_go(&self) {
+        let mut idle = self.idle();
+        let untouched = idle.untouched;
+        let gone: Vec<_> = idle.buffers.drain(..untouched).collect();
+        idle.untouched = idle.buffers.len();
+        drop(idle);
+        drop(gone);
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Idle<T>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Byte buffers. A tile has at most ten in use (eight planes and what codes one of them), each at most of its size.
 static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
+
+/// Gives the allocator the byte buffers that nobody has taken since the last call.
+pub(crate) fn let_go() {
+    BYTES.let_go();
+}
 
 /// A byte buffer that goes back to its shelf.
 #[derive(Default)]
@@ -95,8 +132,27 @@ mod tests {
             }
         });
         shelf.give(vec![0; 101]);
-        let buffers = shelf.buffers.lock().unwrap();
-        assert_eq!(buffers.len(), kept);
-        assert!(buffers.iter().all(|buffer| (1..=100).contains(&buffer.capacity())));
+        let idle = shelf.idle();
+        assert_eq!(idle.buffers.len(), kept);
+        assert!(idle.buffers.iter().all(|buffer| (1..=100).contains(&buffer.capacity())));
+    }
+
+    #[test]
+    fn what_was_not_taken_for_a_while_goes() {
+        let shelf = Shelf::<u8>::new(5, 100);
+        let use_at_once = |count: usize| {
+            let taken: Vec<_> = (0..count).map(|_| shelf.take(100)).collect();
+            taken.into_iter().for_each(|buffer| shelf.give(buffer));
+        };
+        use_at_once(5);
+        shelf.let_go();
+        assert_eq!(shelf.idle().buffers.len(), 5, "all were in use since the last time");
+        use_at_once(2);
+        shelf.let_go();
+        assert_eq!(shelf.idle().buffers.len(), 2);
+        shelf.let_go();
+        assert_eq!(shelf.idle().buffers.len(), 0);
+        use_at_once(3);
+        assert_eq!(shelf.idle().buffers.len(), 3);
     }
 }

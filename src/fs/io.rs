@@ -6,13 +6,14 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use fuser::{Errno, FileHandle, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
+use fuser::{Errno, FileHandle, FileType, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
 
 use super::Core;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
 use super::privileges::drop_bits;
 use super::sys;
+use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 
 /// Most bytes that one copy moves: the reply has 32 bits, and a worker should be back in a second or so.
@@ -153,12 +154,12 @@ impl Core {
     /// After this the bytes survive a crash, and so does the name of a file that was created through the mount.
     fn sync(&self, fh: FileHandle, datasync: bool) -> Result<()> {
         let handle = self.handle(fh)?;
-        let Some(file) = handle.file() else {
-            return Ok(());
-        };
-        match datasync {
-            true => self.io().device().sync_data(&file, CrashPoint::Fsync)?,
-            false => self.io().sync_file(&file, CrashPoint::Fsync)?,
+        match handle.file() {
+            Some(file) if datasync => self.io().device().sync_data(&file, CrashPoint::Fsync)?,
+            Some(file) => self.io().sync_file(&file, CrashPoint::Fsync)?,
+            // Its bytes are durable; what is said of it besides them is so once the stub's is.
+            None if datasync => {}
+            None => self.sync_node(handle.node, CrashPoint::Fsync)?,
         }
         let directory = {
             let mut table = self.table();
@@ -178,6 +179,26 @@ impl Core {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Makes durable what the store has in the place of a node.
+    pub(super) fn sync_node(&self, ino: u64, at: CrashPoint) -> Result<()> {
+        let (held, kind) = {
+            let table = self.table();
+            (table.place(ino)?.hold()?, table.node(ino)?.kind)
+        };
+        let own = beneath::by_descriptor(&held);
+        let synced = match kind {
+            FileType::Directory => self.io().sync_dir(&own, at),
+            _ => self.io().open(&own).and_then(|file| file.sync(at)),
+        };
+        match synced {
+            // The daemon's user may not read what it owns: with all others, then.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                Ok(self.io().device().sync_all(&self.archive.store().tree(), at)?)
+            }
+            synced => Ok(synced?),
+        }
     }
 
     pub(super) fn fallocate(self: &Arc<Self>, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use fuser::FileType;
 
@@ -16,11 +17,12 @@ use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Opened, Source, file_id};
-use super::sys;
 use crate::archive::FileId;
+use crate::clock;
 use crate::recall::Reader;
 use crate::store::durable::CrashPoint;
-use crate::store::{Stub, copy_attributes, copy_but_times, replace_stub, sync_replaced};
+use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
+use crate::sync::MutexGuard;
 
 /// What must be done with a released file first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +63,40 @@ impl Drop for Transition {
         for job in waiting.into_iter().flatten() {
             self.core.workers.submit(job);
         }
+    }
+}
+
+/// Times that a stub's attributes are copied because somebody changed them meanwhile.
+const MOST_ROUNDS: u32 = 8;
+/// The kernel's clock for files goes on in this time, as a rule.
+const A_TICK: Duration = Duration::from_millis(5);
+
+/// What was known of a file's attributes.
+struct Seen {
+    metadata: Metadata,
+    /// The clock for files had gone on since the last change: a later one has another time.
+    settled: bool,
+}
+
+impl Seen {
+    fn of(file: &File) -> io::Result<Seen> {
+        let stamp = clock::stamp_ns();
+        let metadata = file.metadata()?;
+        let changed = metadata.ctime().saturating_mul(1_000_000_000).saturating_add(metadata.ctime_nsec());
+        Ok(Seen { settled: changed < stamp, metadata })
+    }
+
+    fn is_still(&self, now: &Seen) -> bool {
+        let changed = |seen: &Seen| (seen.metadata.ctime(), seen.metadata.ctime_nsec());
+        self.settled && changed(self) == changed(now)
+    }
+}
+
+/// Opens what is going to be a program's file; of one that its owner may not write there is nobody who does.
+fn open_either(path: &Path) -> io::Result<File> {
+    match File::options().read(true).write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
+        opened => opened,
     }
 }
 
@@ -139,14 +175,8 @@ impl Core {
     /// readers are served from the decoded file by the kernel: those keep what they have, and the kernel, told that
     /// its inode is stale, looks the name up again and finds the new one.
     fn bring_back(&self, ino: u64, stub: &Stub, wanted: Wanted) -> Result<()> {
-        let (place, before, original) = {
-            let table = self.table();
-            let place = table.place(ino)?;
-            let before = place.metadata()?;
-            // Without the lock its path may lead elsewhere.
-            let original = place.hold()?;
-            (place, before, original)
-        };
+        let original = self.table().place(ino)?.hold()?;
+        let before = Seen::of(&original)?;
         let new = Temporary(match wanted {
             Wanted::Empty => {
                 let path = self.temporary();
@@ -155,32 +185,19 @@ impl Core {
             }
             Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &original)?,
         });
-        if wanted == Wanted::Empty {
-            let file = self.io().open(&new.0)?;
-            copy_but_times(&original, &original.metadata()?, &file, CrashPoint::RecallWritten)?;
-            file.sync(CrashPoint::RecallWritten)?;
-        }
-        drop(place);
-
-        let mut table = self.table();
-        let place = table.place(ino)?;
-        let now = place.metadata()?;
-        let changed = (now.ctime(), now.ctime_nsec()) != (before.ctime(), before.ctime_nsec());
-        if wanted != Wanted::Empty && (changed || place.follow()) {
-            // Somebody changed mode, owner, times or attributes meanwhile, or the archive cannot see them.
-            copy_attributes(&*place.hold()?, &now, &self.io().open(&new.0)?, CrashPoint::RecallWritten)?;
-        }
+        let (mut table, now) =
+            self.carry_attributes(ino, &original, (wanted != Wanted::Empty).then_some(before), &new.0)?;
         let file = file_id(&now);
         let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);
-        let nameless = place.follow();
+        let nameless = table.place(ino)?.follow();
         if nameless && stale {
             // There is no name to find a new inode by.
             return Err(libc::ETXTBSY.into());
         }
-        let opened = Arc::new(File::options().read(true).write(true).open(&new.0)?);
+        let opened = Arc::new(open_either(&new.0)?);
         let replacement = file_id(&opened.metadata()?);
         let paths = table.paths(ino);
-        let held = if stale { Some(Arc::new(sys::open_path(&place.path)?)) } else { None };
+        let held = stale.then_some(original);
         let directories = if nameless { Vec::new() } else { self.put(&table, ino, &now, &new.0)? };
         if stale {
             let names = table.node(ino)?.names.clone();
@@ -215,6 +232,43 @@ impl Core {
         self.invalidations.inode(ino);
         sync_replaced(self.io(), &directories)?;
         if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
+    }
+
+    /// Gives `new` the attributes of a stub, durably, and answers with the table: none of them has changed since. Nobody keeps programs
+    /// from changing them until then, and what their call has said to be done must not be undone. `seen`: what the stub was when
+    /// `new` got its attributes, if it has them.
+    fn carry_attributes(
+        &self,
+        ino: u64,
+        original: &File,
+        mut seen: Option<Seen>,
+        new: &Path,
+    ) -> Result<(MutexGuard<'_, Table>, Metadata)> {
+        let with_bytes = seen.is_some();
+        for round in 1.. {
+            let table = self.table();
+            table.node(ino)?;
+            let now = Seen::of(original)?;
+            if seen.as_ref().is_some_and(|seen| seen.is_still(&now)) {
+                return Ok((table, now.metadata));
+            }
+            // Somebody changes them without a pause: he waits for the last round.
+            let table = (round >= MOST_ROUNDS).then_some(table);
+            let file = self.io().open(new)?;
+            match with_bytes {
+                true => copy_attributes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
+                false => copy_to_new_bytes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
+            }
+            file.sync(CrashPoint::RecallWritten)?;
+            if let Some(table) = table {
+                return Ok((table, now.metadata));
+            }
+            if !now.settled {
+                std::thread::sleep(A_TICK);
+            }
+            seen = Some(now);
+        }
+        unreachable!("the last round returns")
     }
 
     /// Renames `new` over every name of a stub and puts the times of their directories back; answers the directories.

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
-use crate::sync::{Condvar, Mutex, MutexGuard, thread};
+use crate::sync::{Condvar, Mutex, MutexGuard, thread, wait_timeout};
 
 /// Something to do. It carries the reply with it.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -12,6 +13,8 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 /// Most threads at a time. They mostly wait for a disk or for the decoder's own pool; with 16, a dozen slow recalls
 /// still leave room for the reads of others.
 const MOST: usize = 16;
+/// A thread that was not called for so long ends, and with it what it keeps for itself.
+const REST: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct State {
@@ -23,11 +26,11 @@ struct State {
     stopping: bool,
 }
 
-#[derive(Default)]
 struct Shared {
     /// Taken for moments only; no job runs under it.
     state: Mutex<State>,
     ended: Condvar,
+    rest: Duration,
 }
 
 impl Shared {
@@ -37,12 +40,22 @@ impl Shared {
 }
 
 /// A pool that grows on demand up to [`MOST`] threads. The queue holds at most what the kernel has outstanding.
-#[derive(Default)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
 }
 
+impl Default for Workers {
+    fn default() -> Workers {
+        Workers::new(REST)
+    }
+}
+
 impl Workers {
+    /// Threads that end when they were not called for so long.
+    fn new(rest: Duration) -> Workers {
+        Workers { shared: Arc::new(Shared { state: Mutex::default(), ended: Condvar::default(), rest }) }
+    }
+
     /// Runs `job` on some thread, soon. After [`Workers::stop`] it is dropped: its reply then says EIO.
     pub(super) fn submit(&self, job: Job) {
         let mut state = self.shared.state();
@@ -98,9 +111,15 @@ fn work(shared: &Shared) {
             return;
         } else {
             state.idle.push(Arc::clone(&wake));
-            state = wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-            // It may have woken by itself.
+            state = wait_timeout(&wake, &shared.state, state, shared.rest);
+            let waiting = state.idle.len();
             state.idle.retain(|idle| !Arc::ptr_eq(idle, &wake));
+            // Nobody has called it, or he would have taken it from the list.
+            if state.idle.len() < waiting && state.queue.is_empty() && !state.stopping {
+                state.threads -= 1;
+                shared.ended.notify_all();
+                return;
+            }
         }
     }
 }
@@ -127,6 +146,31 @@ mod tests {
         workers.stop();
         assert_eq!(done.load(Ordering::Relaxed), 1000);
     }
+
+    #[test]
+    fn threads_that_nobody_calls_end_and_others_take_their_place() {
+        let workers = Workers::new(Duration::from_millis(20));
+        let all = Arc::new(Barrier::new(MOST));
+        for _ in 0..MOST {
+            let all = Arc::clone(&all);
+            workers.submit(Box::new(move || drop(all.wait())));
+        }
+        let began = std::time::Instant::now();
+        while workers.shared.state().threads > 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "{} are still there", workers.shared.state().threads);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (tell, told) = mpsc::channel();
+        for round in 0..200 {
+            let tell = tell.clone();
+            workers.submit(Box::new(move || tell.send(round).unwrap()));
+            // Often just when a thread is about to end.
+            std::thread::sleep(Duration::from_micros(150 * (round % 200)));
+            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(round));
+        }
+        workers.stop();
+    }
+
     #[test]
     fn jobs_one_after_the_other_are_done_by_one_thread() {
         let workers = Workers::default();

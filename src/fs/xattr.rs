@@ -1,7 +1,6 @@
 //! Extended attributes. `user.stepfs.*` are the archive's, all others are the file's own.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use super::inodes::Table;
 use super::sys;
 use super::{Core, done};
 use crate::store::durable::CrashPoint;
-use crate::store::{PIN, PROFILE, Profile, beneath};
+use crate::store::{PIN, PROFILE, Profile};
 use crate::sync::MutexGuard;
 
 /// Attributes of this name are stepfs's own. They are answered, not stored but for pins and profiles, and not listed: `cp -a` and `rsync -X`
@@ -187,7 +186,7 @@ impl Core {
         self.answer_marked(ino, classify(name), self.removexattr(ino, name), reply);
     }
 
-    /// A pin and a profile are durable when the call returns: the policy goes by them, whatever happened meanwhile.
+    /// A pin and a profile are as durable as the file when the call returns: the policy goes by them, whatever happened meanwhile.
     fn answer_marked(self: &Arc<Self>, ino: u64, name: Name<'_>, result: Result<()>, reply: ReplyEmpty) {
         let core = Arc::clone(self);
         match (name, result) {
@@ -201,26 +200,13 @@ impl Core {
     /// Makes durable what was set on a file or a directory. A file that is not durable itself becomes so with what was set on it;
     /// it must not be synced here, where an error of its bytes would be said to somebody else than the archive.
     fn sync_mark(&self, ino: u64) -> Result<()> {
-        let (held, path, kind) = {
+        let (path, kind) = {
             let table = self.table();
-            let held = table.place(ino)?.hold()?;
-            (held, table.path(ino), table.node(ino)?.kind)
+            (table.path(ino), table.node(ino)?.kind)
         };
-        let Some(path) = path.filter(|path| kind == FileType::Directory || self.archive.is_durable(path)) else {
-            return Ok(());
-        };
-        let own = beneath::by_descriptor(&held);
-        let synced = match kind {
-            FileType::Directory => self.io().sync_dir(&own, CrashPoint::Marked),
-            _ => self.io().open(&own).and_then(|file| file.sync(CrashPoint::Marked)),
-        };
-        match synced {
-            // The daemon's user may not read what it owns.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                log::debug!("{}: synced with all others: {error}", path.display());
-                Ok(self.io().device().sync_all(&self.archive.store().tree(), CrashPoint::Marked)?)
-            }
-            synced => Ok(synced?),
+        match path.is_some_and(|path| kind == FileType::Directory || self.archive.is_durable(&path)) {
+            true => self.sync_node(ino, CrashPoint::Marked),
+            false => Ok(()),
         }
     }
 

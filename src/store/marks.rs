@@ -83,6 +83,11 @@ pub fn mark_recalled(file: &DeviceFile, object: Id) {
     }
 }
 
+/// Whether a file is one that was brought back.
+pub fn is_recalled(file: &File) -> bool {
+    file.get_xattr(RECALLED).is_ok_and(|value| value.is_some())
+}
+
 /// What a file says it was recalled from.
 pub fn recalled_from(file: &DeviceFile) -> Option<Id> {
     let value = file.as_file().get_xattr(RECALLED).ok().flatten()?;

@@ -27,12 +27,14 @@ mod transfer;
 pub use access::exposed;
 pub use error::{Damage, Error};
 pub use layout::Store;
-pub use marks::{PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, mark_recalled, profile_mark, recalled_from};
+pub use marks::{
+    PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
+};
 pub use object::Id;
 pub use objects::{MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;
 pub use profile::{Profile, Profiles};
-pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_but_times};
+pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Settings};

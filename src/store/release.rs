@@ -7,7 +7,7 @@
 //! 4. The directory gets its times back, durably, and the note goes. *A crash after that may bring the note back, and by
 //!    then programs may have changed the directory: a note older than such a change is void.*
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -205,12 +205,18 @@ fn place(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Gives the file `to` owner and all other attributes of the file `from` (which may be held only), whose metadata are given.
+/// Extended attributes that speak of a file's bytes, and that nobody may set but the system: not of a file whose bytes are others.
+const OF_BYTES: [&str; 3] = ["security.capability", "security.ima", "security.evm"];
+
+/// Gives the file `to` owner and all other attributes of the file `from` (which may be held only), whose metadata are given: after
+/// this it has no others.
 ///
 /// # Errors
 /// What the device reports. An attribute that this process may not set is an error: it must not be lost.
 pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
-    copy_but_times(from, metadata, to, at)?;
+    copy_owner(metadata, to, at)?;
+    copy_extended(from, to, at, &[])?;
+    to.set(&Attribute::Mode(metadata.mode()), at)?;
     to.set(&Attribute::Times(Times::of(metadata)), at)
 }
 
@@ -218,12 +224,9 @@ pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: Cr
 ///
 /// # Errors
 /// As of [`copy_attributes`].
-pub fn copy_but_times(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
-    let own = to.metadata()?;
-    if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
-        to.set(&Attribute::Owner(metadata.uid(), metadata.gid()), at)?;
-    }
-    copy_rest(from, to, at)?;
+pub fn copy_to_new_bytes(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+    copy_owner(metadata, to, at)?;
+    copy_extended(from, to, at, &OF_BYTES)?;
     to.set(&Attribute::Mode(metadata.mode()), at)
 }
 
@@ -233,27 +236,40 @@ pub fn copy_but_times(from: &File, metadata: &Metadata, to: &DeviceFile, at: Cra
 /// # Errors
 /// As of [`copy_attributes`].
 pub fn copy_but_owner(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
-    copy_rest(from, to, at)?;
+    copy_extended(from, to, at, &[])?;
     to.set(&Attribute::Mode(metadata.mode() & 0o1777), at)?;
     to.set(&Attribute::Times(Times::of(metadata)), at)
 }
 
-fn copy_rest(from: &File, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
-    let from = beneath::by_descriptor(from);
-    let names = match xattr::list_deref(&from) {
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
-        names => Some(names?),
-    };
+fn copy_owner(metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
+    let own = to.metadata()?;
+    match (own.uid(), own.gid()) == (metadata.uid(), metadata.gid()) {
+        true => Ok(()),
+        false => to.set(&Attribute::Owner(metadata.uid(), metadata.gid()), at),
+    }
+}
+
+fn copy_extended(from: &File, to: &DeviceFile, at: CrashPoint, but: &[&str]) -> io::Result<()> {
+    let (from, given) = (beneath::by_descriptor(from), beneath::by_descriptor(to.as_file()));
     // What it was recalled from, and that it is no stub, is said of one file only.
-    let given = beneath::by_descriptor(to.as_file());
-    for name in names.into_iter().flatten().filter(|name| name != RECALLED && name != PLAIN) {
-        let value = xattr::get_deref(&from, &name)?;
+    let carried = |name: &OsString| name != RECALLED && name != PLAIN && !but.iter().any(|left_out| name == left_out);
+    let names = |file: &Path| -> io::Result<Vec<OsString>> {
+        match xattr::list_deref(file) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(Vec::new()),
+            names => Ok(names?.filter(carried).collect()),
+        }
+    };
+    let wanted = names(&from)?;
+    for name in &wanted {
         // A label that the system gives to every file here is there already, and only the system may set it.
-        if let Some(value) = value.filter(|value| !has(&given, &name, value)) {
-            to.set(&Attribute::Extended(&name, &value), at)?;
+        if let Some(value) = xattr::get_deref(&from, name)?.filter(|value| !has(&given, name, value)) {
+            to.set(&Attribute::Extended(name, &value), at)?;
         }
     }
-    Ok(())
+    // Others are what the system says of any file here.
+    let removable = |name: &&OsString| name.as_bytes().starts_with(b"user.") || *name == OF_BYTES[0];
+    let gone = |name: &&OsString| removable(name) && !wanted.contains(name);
+    names(&given)?.iter().filter(gone).try_for_each(|name| to.set(&Attribute::Without(name), at))
 }
 
 fn has(file: &Path, name: &OsStr, value: &[u8]) -> bool {

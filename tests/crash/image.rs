@@ -355,8 +355,10 @@ fn fill(
             }
             Op::Extended { node: of, name, value } if *of == node => {
                 attributes = attributes && named(random);
-                if attributes {
-                    left.extended.insert(name.clone(), value.clone());
+                match value {
+                    Some(value) if attributes => drop(left.extended.insert(name.clone(), value.clone())),
+                    None if attributes => drop(left.extended.remove(name)),
+                    _ => {}
                 }
             }
             _ => continue,

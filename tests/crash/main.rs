@@ -162,8 +162,12 @@ fn is_noticed(runs: &[Run], point: CrashPoint) -> bool {
             };
             (first..log.len()).filter(|at| is_end(&log[*at].op)).any(|at| {
                 let failure = Failure { run, done: at + 1, luck, again: false };
-                let image = Image::after(&record, at + 1, luck);
-                catch_unwind(AssertUnwindSafe(|| failure.check(&image, None))).is_err()
+                let breaks = |record: &Record| {
+                    let image = Image::after(record, at + 1, luck);
+                    catch_unwind(AssertUnwindSafe(|| failure.check(&image, None))).is_err()
+                };
+                // With the sync nothing is broken there: it is what is missed.
+                breaks(&record) && !breaks(&run.record)
             })
         })
     })

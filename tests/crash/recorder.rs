@@ -51,7 +51,8 @@ pub(crate) enum Op {
     Extended {
         node: Node,
         name: OsString,
-        value: Vec<u8>,
+        /// None: it was taken away.
+        value: Option<Vec<u8>>,
     },
     Sync {
         node: Node,
@@ -232,8 +233,9 @@ impl Recorder {
                     Attribute::Mode(mode) => Op::Mode { node, mode },
                     Attribute::Times(times) => Op::Times { node, times },
                     Attribute::Extended(name, value) => {
-                        Op::Extended { node, name: name.to_os_string(), value: value.to_vec() }
+                        Op::Extended { node, name: name.to_os_string(), value: Some(value.to_vec()) }
                     }
+                    Attribute::Without(name) => Op::Extended { node, name: name.to_os_string(), value: None },
                 })
             },
         )

@@ -25,9 +25,9 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::recall::Chain;
-use crate::store::durable::{self, CrashPoint};
+use crate::store::durable::{self, CrashPoint, DeviceFile};
 use crate::store::object::{Header, Object, path_of};
-use crate::store::{Id, Objects, STUB_BYTES, Store, Stub, beneath};
+use crate::store::{Id, Objects, STUB_BYTES, Store, Stub};
 
 pub use examine::{Damaged, Progress};
 pub use salvage::{Salvaged, salvage};
@@ -105,11 +105,15 @@ pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
     Ok(Report { repaired, ..Round::look(store, None, progress)?.report(&BTreeMap::new()) })
 }
 
-/// The object of the file at `path` inside the tree if that is a stub which became zeros.
-pub fn lost_stub(store: &Store, objects: &Objects, path: &Path) -> Option<Id> {
-    let metadata = beneath::metadata(&store.tree(), path).ok()?;
-    let is_hole = metadata.is_file() && metadata.blocks() * 512 <= STUB_BYTES as u64;
-    is_hole.then(|| stubs::ByTime::of(objects).lost_stub(store, path)).flatten()
+/// The object of a regular file of the tree if that is a stub which became zeros.
+///
+/// # Errors
+/// What the device reports.
+pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>> {
+    match file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 {
+        true => stubs::ByTime::of(objects).object_of(file),
+        false => Ok(None),
+    }
 }
 
 /// Tells files that are holes from those that lost their stubs: what these name must not be removed.

@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::store::durable::{self, CrashPoint};
+use crate::store::durable::{self, CrashPoint, DeviceFile};
 use crate::store::object::{Header, Id};
 use crate::store::{MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub};
 
@@ -29,18 +29,31 @@ impl ByTime {
         ByTime { objects: by_time, headers }
     }
 
-    /// The object of a file that has lost its stub: it holds nothing but zeros, and not even its first block is there or all of
-    /// it that is; and one object has its length, and its time to the nanosecond.
+    /// [`ByTime::object_of`] the file at this path inside the tree, if it is one that can be read.
     pub(super) fn lost_stub(&self, store: &Store, path: &Path) -> Option<Id> {
         let file = open_plain(store.io(), &store.tree().join(path)).ok()?;
-        let metadata = file.metadata().ok()?;
+        self.object_of(&file).ok().flatten()
+    }
+
+    /// The object of a file that has lost its stub: it holds nothing but zeros, and not even its first block is there or all of
+    /// it that is; and one object has its length, and its time to the nanosecond.
+    pub(super) fn object_of(&self, file: &DeviceFile) -> io::Result<Option<Id>> {
+        let metadata = file.metadata()?;
         if metadata.len() < MIN_RELEASE_BYTES || metadata.blocks() * 512 > STUB_BYTES as u64 {
-            return None;
+            return Ok(None);
         }
-        let [id] = self.objects.get(&(metadata.len(), modified_ns(&metadata)))?.as_slice() else { return None };
+        let ids = self.objects.get(&(metadata.len(), modified_ns(&metadata))).map_or(&[][..], Vec::as_slice);
         let mut block = [0; STUB_BYTES];
-        file.read_exact_at(&mut block, 0).ok()?;
-        block.iter().all(|byte| *byte == 0).then_some(*id)
+        file.read_exact_at(&mut block, 0)?;
+        Ok(
+            if let [id] = ids
+                && block.iter().all(|byte| *byte == 0)
+            {
+                Some(*id)
+            } else {
+                None
+            },
+        )
     }
 
     /// The stub that a damaged one was, if only one can be meant.

@@ -32,6 +32,7 @@ use super::Corrupt;
 
 pub use floats::Floats;
 pub use pool::give_back;
+pub(crate) use pool::let_go;
 
 /// One tensor of a checkpoint, a tile at a time: never all of it in memory.
 pub trait Tensor: Sync {

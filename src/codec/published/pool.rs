@@ -8,6 +8,11 @@ use crate::entropy::scratch::Shelf;
 /// A tile has at most eight in use at once (as written, before, gradient, state, and what codes it), the largest of a 16-bit type.
 pub(super) static VALUES: LazyLock<Shelf<f32>> = LazyLock::new(|| Shelf::new(8, crate::codec::TILE_BYTES / 2));
 
+/// Gives the allocator what nobody has taken since the last call.
+pub(crate) fn let_go() {
+    VALUES.let_go();
+}
+
 /// The values of a state that is not needed any more.
 pub(super) fn give_state(state: State) {
     state.values.give_back();

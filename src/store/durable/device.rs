@@ -165,6 +165,8 @@ pub enum Attribute<'a> {
     Times(Times),
     /// Name and value of an extended attribute.
     Extended(&'a std::ffi::OsStr, &'a [u8]),
+    /// No extended attribute of this name.
+    Without(&'a std::ffi::OsStr),
 }
 
 impl Attribute<'_> {
@@ -175,6 +177,10 @@ impl Attribute<'_> {
             Attribute::Mode(mode) => file.set_permissions(Permissions::from_mode(mode & 0o7777)),
             Attribute::Times(times) => set_times(file, times),
             Attribute::Extended(name, value) => file.set_xattr(name, value),
+            Attribute::Without(name) => match file.remove_xattr(name) {
+                Err(error) if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
+                result => result,
+            },
         }
     }
 }
