@@ -153,7 +153,9 @@ mod tests {
         let all = Arc::new(Barrier::new(MOST));
         for _ in 0..MOST {
             let all = Arc::clone(&all);
-            workers.submit(Box::new(move || drop(all.wait())));
+            workers.submit(Box::new(move || {
+                all.wait();
+            }));
         }
         let began = std::time::Instant::now();
         while workers.shared.state().threads > 0 {

@@ -22,7 +22,7 @@ use std::time::Instant;
 use check::Failure;
 use image::{Image, Luck};
 use live::Run;
-use recorder::Op;
+use recorder::{Op, Record};
 use stepfs::store::durable::CrashPoint;
 
 /// Images that are looked at side by side: while one waits for its archive another is written.
