@@ -33,6 +33,10 @@ class Control:
     def away(self):
         return self.outage.value % 2 == 1
 
+    def was_away(self, since):
+        """Whether there was an outage at some time since `outage` had this value, or just before: the look and the call are two steps."""
+        return self.outage.value != since or self.away()
+
 
 class Actor:
     """`options` is the actor's table of the scenario file. Subclasses have `step`, and count what they did."""
@@ -97,7 +101,7 @@ class Actor:
         try:
             self.step()
         except Exception as error:  # noqa: BLE001 - torch and safetensors have errors of many kinds
-            if self.control.outage.value != outage:
+            if self.control.was_away(outage):
                 self.count("cut off")
             else:
                 last = traceback.extract_tb(error.__traceback__)[-1]

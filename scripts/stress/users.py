@@ -155,7 +155,7 @@ class Command(Reader):
         outage = self.control.outage.value
         done = harness.run(*args, check=False, timeout=timeout)
         self.count(args[0])
-        if self.control.outage.value != outage:
+        if self.control.was_away(outage):
             self.count("cut off")
         elif done.returncode not in allowed and not (gone and not os.path.lexists(gone)):
             self.problem(f"stepfs {' '.join(map(str, args))}: exit code {done.returncode}: {done.stdout[-600:]}{done.stderr[-600:]}")
