@@ -40,10 +40,11 @@ class Version:
     exact: dict  # digest by view: "bytes", "tensors"
     size: int
     original: str | None  # a plain copy of what was written
-    order: int  # of all writes, at the moment before it was closed
+    order: int  # of all writes, at a moment before its bytes were written
     final: dict = field(default_factory=dict)
     final_since: float = 0.0
     pinned_since: float = 0.0  # pinned while it was exact
+    recalled: bool = False  # somebody asked for that: what is resident may be its final form
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Ledger:
                 record.torn_since = record.since if torn else record.torn_since
 
     def closing(self, stamp, family, exact, size, original):
-        """Everything was written; the file is closed next, and may count as newer than others from then on."""
+        """The file is written and closed next, and may count as newer than others from then on."""
         with self.lock:
             self.orders += 1
             self.versions[stamp, family] = Version(dict(exact), size, original, self.orders)
@@ -132,7 +133,17 @@ class Ledger:
             if record.there and not record.family:
                 self.drop_original(path)
             record.there, record.unknown, record.stamp, record.family = True, False, stamp, family
+            if not family:
+                self.closed(stamp)
             self.end(path)
+
+    def closed(self, stamp):
+        """If somebody else of its series has begun to write meanwhile, nobody knows which of the two is the newer one."""
+        version, newest = self.versions[stamp, ""], self.series[stamp.run].newest_order
+        self.orders += 1
+        if newest[stamp.part] == version.order:
+            version.order = self.orders
+        newest[stamp.part] = self.orders
 
     def cut_off(self, *paths, of=None):
         """The daemon ended under a call: whether it was done is not known. `of`: the stamp of a state that was being written, of
@@ -226,10 +237,15 @@ class Ledger:
             self.orders += 1
             self.versions[stamp, family] = Version(dict(origin.exact), origin.size, origin.original, self.orders)
 
+    def recalling(self, path):
+        with self.lock:
+            if version := self.version_at(path):
+                version.recalled = True
+
     def pinned(self, path):
         """A pin was set, and the file was resident after that."""
         with self.lock:
-            if version := self.version_at(path):
+            if (version := self.version_at(path)) and not version.recalled:
                 version.pinned_since = version.pinned_since or time.monotonic()
 
     def unpinning(self, path):

@@ -128,9 +128,9 @@ class Rewrite(Reader):
                 stamp = Stamp(old.run, old.part, self.ledger.number(run))
                 words = b"".join(number.to_bytes(8, "little") for number in stamp)
                 data[at : at + len(words)] = words
-                os.pwrite(f.fileno(), words, at)
                 tensors = tensor_digest(safetensors.torch.load(bytes(data)))
                 self.ledger.closing(stamp, "", {"bytes": digest(bytes(data)), "tensors": tensors}, len(data), None)
+                os.pwrite(f.fileno(), words, at)
         except BaseException:
             self.ledger.cut_off(path, of=stamp)
             raise
@@ -188,6 +188,7 @@ class Command(Reader):
 
     def recall(self):
         if path := self.a_path():
+            self.ledger.recalling(os.path.relpath(path, self.root))
             self.run("recall", path, gone=path)
 
     def pin(self):

@@ -96,6 +96,8 @@ pub(super) struct Entry {
     pub(super) version: u64,
     /// Order of sealing; decides between files of one modification time. No two entries have the same.
     pub(super) sequence: u64,
+    /// What the sequence was when it was last opened for writing: the news that it was closed may come late.
+    pub(super) opened: u64,
     /// A handle was open when it was to be archived or released: wait for the file system to say it is closed.
     pub(super) busy: bool,
     /// An attempt failed; not before then again. `None` after a failure that trying again cannot mend.
@@ -120,6 +122,7 @@ impl Entry {
             state,
             version: number,
             sequence: number,
+            opened: number,
             busy: false,
             failed: None,
             held: None,
@@ -211,6 +214,9 @@ impl Catalog {
             self.entries.insert(path.to_path_buf(), entry);
             return;
         };
+        if matches!((&old.state, &entry.state), (State::Staged, State::Closed)) {
+            entry.opened = old.opened;
+        }
         if let State::Released(id) = old.state {
             entry.keeps = Some(id);
             old.state = State::Staged;
@@ -466,8 +472,8 @@ impl Catalog {
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
-    /// The number that the last change was given, and the lowest one of a file in the queue: what was there when a change had some
-    /// number is done, or stays as it is, once nothing in the queue has that number or a lower one.
+    /// The number that the last change was given, and the lowest one that a file in the queue was opened with: what was there when a
+    /// change had some number is done, or stays as it is, once nothing in the queue has that number or a lower one.
     pub(super) fn progress(&self) -> (u64, Option<u64>) {
         (self.next, self.entries.index().oldest())
     }

@@ -62,7 +62,7 @@ pub use trial::{Kept, Series};
 /// Target of the notes, at level trace, of which stage of archiving a file ended, by the thread that worked on it.
 /// `examples/speed.rs` takes the time at each.
 pub const STAGES: &str = "stepfs::stages";
-/// No file: their sequences begin with 1.
+/// No file: their numbers begin with 1.
 const IDLE: u64 = 0;
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ pub struct Archive {
     garbage: AtomicBool,
     /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
     unsynced: Mutex<BTreeSet<PathBuf>>,
-    /// The sequence of the file for which the worker is taking a step, or [`IDLE`]. Set with the catalog locked.
+    /// The number that the file was opened with for which the worker is taking a step, or [`IDLE`]. Set with the catalog locked.
     stepping: AtomicU64,
     /// States that wait for being merged over objects that nobody names.
     merges: AtomicUsize,
@@ -275,8 +275,8 @@ impl Archive {
                     drop(wait_timeout(&self.wake, &self.catalog, catalog, wait));
                 } else {
                     // While a step is being taken, its file may look as if nothing were to be done for it.
-                    let sequence = task.as_ref().and_then(|task| catalog.get(task.path())).map(|entry| entry.sequence);
-                    self.stepping.store(sequence.unwrap_or(IDLE), Ordering::Relaxed);
+                    let opened = task.as_ref().and_then(|task| catalog.get(task.path())).map(|entry| entry.opened);
+                    self.stepping.store(opened.unwrap_or(IDLE), Ordering::Relaxed);
                 }
                 task
             };

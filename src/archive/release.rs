@@ -66,7 +66,7 @@ impl Archive {
             let mut catalog = self.catalog();
             catalog.set_busy(path, version, true);
             // Of a checkpoint's files each in its turn.
-            self.stepping.store(catalog.get(path).map_or(IDLE, |entry| entry.sequence), Ordering::Relaxed);
+            self.stepping.store(catalog.get(path).map_or(IDLE, |entry| entry.opened), Ordering::Relaxed);
         }
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and notes of what happens next come after this.

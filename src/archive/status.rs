@@ -73,7 +73,7 @@ pub struct Queue {
     /// Grows with every file that is opened for writing, closed after that, or has another name.
     #[serde(default)]
     pub newest: u64,
-    /// The lowest such number of a file in the queue, or at work, if there is one.
+    /// The lowest such number that a file in the queue, or at work, was opened with, if there is one.
     #[serde(default)]
     pub oldest: Option<u64>,
 }
@@ -131,7 +131,7 @@ impl Archive {
         let catalog = self.catalog();
         let (queued, stalled) = self.count_queue(&catalog);
         let (newest, oldest) = catalog.progress();
-        let at_work = Some(self.stepping.load(Ordering::Relaxed)).filter(|sequence| *sequence != IDLE);
+        let at_work = Some(self.stepping.load(Ordering::Relaxed)).filter(|opened| *opened != IDLE);
         let oldest = oldest.into_iter().chain(at_work).min();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();

@@ -102,6 +102,11 @@ def test_the_newest_is_exact_and_so_is_what_asks_for_it():
     assert "is pinned" in saw(ledger, OLD, "final 1")
     ledger.unpinning(path_of(OLD))
     assert saw(ledger, OLD, "final 1") is None
+    # What was brought back may have its final form already, though nobody has read that.
+    ledger = saved(OLD, NEW)
+    ledger.recalling(path_of(OLD))
+    ledger.pinned(path_of(OLD))
+    assert saw(ledger, OLD, "final 1") is None
 
 
 def test_files_do_not_vanish_and_do_not_come_back():
@@ -156,3 +161,23 @@ def test_what_a_kill_cut_off_may_have_become_the_newest():
     ledger.begin(path_of(OLD), torn=True)
     ledger.cut_off(path_of(OLD), of=Stamp(1, 0, 3))
     assert saw(ledger, NEW, "final 2") is None
+
+
+def test_of_two_that_are_written_at_a_time_nobody_knows_which_is_the_newest():
+    """A saver and somebody who writes into an old file."""
+    ledger, other = saved(OLD, NEW), Stamp(1, 0, 3)
+    exact = {"bytes": "exact 3", "tensors": "tensors 3"}
+    ledger.begin(path_of(OLD), torn=True)
+    ledger.closing(other, "", exact, 100, None)
+    ledger.begin(path_of(NEW), torn=True)
+    ledger.closing(NEW, "", {"bytes": "exact 2", "tensors": "tensors 2"}, 100, None)
+    ledger.written(path_of(NEW), NEW)
+    ledger.written(path_of(OLD), other)
+    assert saw(ledger, NEW, "final 2") is None
+    assert saw(ledger, other, "final 3", path=path_of(OLD)) is None
+    # One after the other it is known.
+    last = Stamp(1, 0, 4)
+    ledger.begin(path_of(NEW), torn=True)
+    ledger.closing(last, "", {"bytes": "exact 4", "tensors": "tensors 4"}, 100, None)
+    ledger.written(path_of(NEW), last)
+    assert "is the newest" in saw(ledger, last, "final 4", path=path_of(NEW))

@@ -26,6 +26,8 @@ struct Member {
     path: PathBuf,
     group: Option<Arc<Path>>,
     rank: Rank,
+    /// See [`Entry`].
+    opened: u64,
     /// Of a sealed or archived file.
     lineage: Option<(u64, Print)>,
     sealed: bool,
@@ -58,6 +60,7 @@ impl Member {
             path: path.to_path_buf(),
             group,
             rank: rank(entry),
+            opened: entry.opened,
             lineage,
             sealed: matches!(entry.state, State::Sealed(_)),
             work: match &entry.state {
@@ -375,14 +378,15 @@ impl Index {
         })
     }
 
-    /// The lowest sequence of an entry for which there is something to do, now or after a failure has passed. Costs a look at each
-    /// of those.
+    /// The lowest number that an entry was opened with for which there is something to do, now or after a failure has passed. Costs a
+    /// look at each of those.
     pub(super) fn oldest(&self) -> Option<u64> {
         let closed = self.closed.iter().map(|rank| rank.2);
         let groups = self.groups.values().filter(|group| group.is_open());
         let ready = self.single.sequences().chain(groups.flat_map(|group| group.ready.sequences()));
         let waiting = self.waiting.iter().map(|(_, sequence)| *sequence).filter(|sequence| self.is_queued(*sequence));
-        closed.chain(ready).chain(waiting).min()
+        let opened = |sequence: u64| self.members.get(&sequence).map(|member| member.opened);
+        closed.chain(ready).chain(waiting).filter_map(opened).min()
     }
 
     /// Number of things to do, and of those that wait for their group.

@@ -192,7 +192,7 @@ fn check(catalog: &mut Catalog, now: Instant, wall_ns: i64, (groups, waits): (bo
     let tasks = scan.tasks();
     let (queued, why) = catalog.queued();
     assert_eq!(queued, tasks.len());
-    let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().sequence).min();
+    let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened).min();
     assert_eq!(catalog.progress().1, oldest);
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
     let unsealed = |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed) && !Scan::given_up(entry);
