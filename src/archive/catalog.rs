@@ -149,6 +149,8 @@ pub(super) struct Failed {
 pub(super) struct Catalog {
     entries: Entries,
     next: u64,
+    /// The number that a file was last opened for writing with.
+    opened: u64,
 }
 
 /// Something to do for a file.
@@ -174,7 +176,7 @@ impl Catalog {
     /// An empty one that waits so long for the rest of a checkpoint that is a directory; zero: not at all.
     pub(super) fn new(settle: Duration) -> Catalog {
         let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
-        Catalog { entries: Entries::new(settle_ns), next: 0 }
+        Catalog { entries: Entries::new(settle_ns), next: 0, opened: 0 }
     }
 
     fn number(&mut self) -> u64 {
@@ -198,8 +200,8 @@ impl Catalog {
 
     /// The file's content may change from now on.
     pub(super) fn opened_for_writing(&mut self, path: &Path, objects: &Objects) {
-        let number = self.number();
-        self.succeed(path, Entry::new(State::Staged, number), objects);
+        self.opened = self.number();
+        self.succeed(path, Entry::new(State::Staged, self.opened), objects);
     }
 
     /// A released file was brought back with its bytes, and stays so until it is written or a user asks otherwise.
@@ -472,10 +474,10 @@ impl Catalog {
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
-    /// The number that the last change was given, and the lowest one that a file in the queue was opened with: what was there when a
-    /// change had some number is done, or stays as it is, once nothing in the queue has that number or a lower one.
-    pub(super) fn progress(&self) -> (u64, Option<u64>) {
-        (self.next, self.entries.index().oldest())
+    /// The number that the last change was given; the one that a file was last opened for writing with; and the lowest that a file in
+    /// the queue was opened with: what was there when the first was so much is done, or stays as it is, once the third is more.
+    pub(super) fn progress(&self) -> (u64, u64, Option<u64>) {
+        (self.next, self.opened, self.entries.index().oldest())
     }
 
     /// Number of files that wait for the rest of their checkpoint.

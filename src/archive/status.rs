@@ -70,18 +70,21 @@ pub struct Queue {
     pub stalled: Option<String>,
     /// Files that could not be archived, each with the reason; they stay as they were written.
     pub failed: Vec<String>,
-    /// Grows with every file that is opened for writing, closed after that, or has another name.
+    /// Grows with every change of a file or its name.
     #[serde(default)]
     pub newest: u64,
+    /// What that was when a file was last opened for writing.
+    #[serde(default)]
+    pub opened: u64,
     /// The lowest such number that a file in the queue, or at work, was opened with, if there is one.
     #[serde(default)]
     pub oldest: Option<u64>,
 }
 
 impl Queue {
-    /// Whether all is done that could be when `newest` was this, and the files have changed since: of that something may be left.
+    /// Whether all is done that could be when `newest` was this, and programs have gone on saving: of that something may be left.
     pub fn has_done(&self, newest: u64) -> bool {
-        self.newest > newest && self.oldest.is_none_or(|oldest| oldest > newest)
+        self.opened > newest && self.oldest.is_none_or(|oldest| oldest > newest)
     }
 }
 
@@ -130,12 +133,12 @@ impl Archive {
     pub fn queue(&self) -> Queue {
         let catalog = self.catalog();
         let (queued, stalled) = self.count_queue(&catalog);
-        let (newest, oldest) = catalog.progress();
+        let (newest, opened, oldest) = catalog.progress();
         let at_work = Some(self.stepping.load(Ordering::Relaxed)).filter(|opened| *opened != IDLE);
         let oldest = oldest.into_iter().chain(at_work).min();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
-        Queue { queued, stalled, failed, newest, oldest }
+        Queue { queued, stalled, failed, newest, opened, oldest }
     }
 
     /// Steps to take, and why one could not be taken.

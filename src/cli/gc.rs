@@ -164,7 +164,7 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
     let mut then: Option<(Instant, u64)> = None;
     let enough = |now: &Queue| {
         let (since, newest) = *then.get_or_insert_with(|| (Instant::now(), now.newest));
-        now.newest > newest && since.elapsed() > MERGING
+        now.opened > newest && since.elapsed() > MERGING
     };
     report.left = wait_until(|| queue_of_mount(mount), before_that, enough)?.queued;
     let after = of_mount(mount)?;

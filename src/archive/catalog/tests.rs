@@ -193,7 +193,7 @@ fn check(catalog: &mut Catalog, now: Instant, wall_ns: i64, (groups, waits): (bo
     let (queued, why) = catalog.queued();
     assert_eq!(queued, tasks.len());
     let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened).min();
-    assert_eq!(catalog.progress().1, oldest);
+    assert_eq!(catalog.progress().2, oldest);
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
     let unsealed = |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed) && !Scan::given_up(entry);
     assert_eq!(catalog.has_unsealed(), catalog.entries().any(unsealed));
