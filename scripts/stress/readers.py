@@ -1,5 +1,6 @@
 """Programs that read checkpoints, in the ways there are, and tell the ledger what they saw."""
 
+import errno
 import json
 import mmap
 import os
@@ -38,8 +39,15 @@ class Reader(Actor):
         try:
             seen = getattr(self, way)(path)
         except FileNotFoundError:
-            self.ledger.missing(path, since)
+            # safetensors says so whatever keeps it from opening a file; an end of the daemon is no loss.
+            try:
+                os.lstat(self.full(path))
+            except FileNotFoundError:
+                self.ledger.missing(path, since)
         except (RuntimeError, ValueError, EOFError, KeyError, SyntaxError, UnicodeDecodeError) as error:
+            # As torch words what the end of a daemon is.
+            if any(os.strerror(number) in str(error) for number in (errno.ENOTCONN, errno.ECONNABORTED)):
+                raise
             self.ledger.unreadable(path, since, f"{way}: {type(error).__name__}: {error}")
         except Exception as error:
             if type(error).__name__ not in ("SafetensorError", "UnpicklingError"):
