@@ -66,7 +66,8 @@ impl Drop for Transition {
     }
 }
 
-/// Times that a stub's attributes are copied because somebody changed them meanwhile.
+/// Times that a stub's attributes are copied because somebody changed them meanwhile. After that the file is busy: nothing was
+/// done, and nothing that was said of it is lost.
 const MOST_ROUNDS: u32 = 8;
 /// The kernel's clock for files goes on in this time, as a rule.
 const A_TICK: Duration = Duration::from_millis(5);
@@ -252,23 +253,23 @@ impl Core {
             if seen.as_ref().is_some_and(|seen| seen.is_still(&now)) {
                 return Ok((table, now.metadata));
             }
-            // Somebody changes them without a pause: he waits for the last round.
-            let table = (round >= MOST_ROUNDS).then_some(table);
+            // Not under the lock, whoever changes them without a pause.
+            drop(table);
+            if round > MOST_ROUNDS {
+                break;
+            }
             let file = self.io().open(new)?;
             match with_bytes {
                 true => copy_attributes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
                 false => copy_to_new_bytes(original, &now.metadata, &file, CrashPoint::RecallWritten)?,
             }
             file.sync(CrashPoint::RecallWritten)?;
-            if let Some(table) = table {
-                return Ok((table, now.metadata));
-            }
             if !now.settled {
                 std::thread::sleep(A_TICK);
             }
             seen = Some(now);
         }
-        unreachable!("the last round returns")
+        Err(libc::EBUSY.into())
     }
 
     /// Renames `new` over every name of a stub and puts the times of their directories back; answers the directories.
