@@ -2,147 +2,23 @@
 //! archive's own thread. No I/O happens here.
 
 mod entries;
+mod entry;
 mod group;
 mod index;
 mod lineage;
 #[cfg(test)]
 mod tests;
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock::wall_ns;
 use crate::store::{Id, Objects};
 
-use super::FileId;
-use super::stays::{DAMAGED_STUB, NOT_DURABLE, UNREADABLE};
 use entries::Entries;
+pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
 use index::Next;
 use lineage::rank;
-
-/// Where a file is in its life.
-#[derive(Clone, Debug)]
-pub(super) enum State {
-    /// A handle that can write is open, or was when the store was last used.
-    Staged,
-    /// Closed; its bytes are not yet known to be durable.
-    Closed,
-    /// Durable, exact and resident; waits for a newer one of its lineage.
-    Sealed(Arc<Sealed>),
-    /// Its object is durable; it waits for its handles to close.
-    Archived(Arc<Sealed>, Id),
-    /// A stub stands in its place.
-    Released(Id),
-    /// Stays as it is, for this reason.
-    Resident(&'static str),
-}
-
-impl State {
-    /// Whether it must be found out again under another name.
-    fn follows_from_name(&self) -> bool {
-        match self {
-            State::Sealed(_) | State::Archived(..) => true,
-            // What cannot be read does not become readable by a name, and may be a stub.
-            State::Resident(why) => ![NOT_DURABLE, DAMAGED_STUB, UNREADABLE].contains(why),
-            State::Staged | State::Closed | State::Released(_) => false,
-        }
-    }
-}
-
-/// What is known of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some hundred
-/// tensors would take hundreds of megabytes.
-#[derive(Clone, Debug)]
-pub(super) struct Sealed {
-    pub(super) file: FileId,
-    pub(super) len: u64,
-    pub(super) modified_ns: i64,
-    /// Numbers in its name that count training.
-    pub(super) steps: Vec<u64>,
-    /// xxh3-64 of a few samples of its bytes.
-    pub(super) sample: u64,
-    pub(super) signature: u64,
-    pub(super) lineage: u64,
-    /// Its bytes are those that an object decodes to: it may become a stub of that one although it is the newest.
-    pub(super) copy: bool,
-}
-
-impl Sealed {
-    /// Whether this is still said of the file that has these metadata: content cannot have changed without its time.
-    pub(super) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
-        FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
-    }
-}
-
-/// Modification time in nanoseconds since 1970.
-pub(super) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
-    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
-}
-
-/// Why a file that could be archived stays as it is for now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Held {
-    /// A user pinned it, or a directory above it.
-    Pinned,
-    /// A user brought it back.
-    Recalled,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) state: State,
-    /// Grows whenever the content may have changed: work begun before is void.
-    pub(super) version: u64,
-    /// Order of sealing; decides between files of one modification time. No two entries have the same.
-    pub(super) sequence: u64,
-    /// What the sequence was when it was last opened for writing: the news that it was closed may come late.
-    pub(super) opened: u64,
-    /// A handle was open when it was to be archived or released: wait for the file system to say it is closed.
-    pub(super) busy: bool,
-    /// An attempt failed; not before then again. `None` after a failure that trying again cannot mend.
-    pub(super) failed: Option<Failed>,
-    /// It counts as newer state for others, but stays as it is.
-    pub(super) held: Option<Held>,
-    /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
-    /// is archived again: nothing is ever quantized twice.
-    pub(super) keeps: Option<Id>,
-    /// It lay in the tree when the store was mounted, and was not written since.
-    pub(super) found: bool,
-    /// The time of that failed attempt's repetition has come.
-    due: bool,
-    /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
-    seen_ns: i64,
-}
-
-impl Entry {
-    fn new(state: State, number: u64) -> Entry {
-        let seen_ns = wall_ns();
-        Entry {
-            state,
-            version: number,
-            sequence: number,
-            opened: number,
-            busy: false,
-            failed: None,
-            held: None,
-            keeps: None,
-            found: false,
-            due: false,
-            seen_ns,
-        }
-    }
-
-    fn forget_failure(&mut self) {
-        (self.failed, self.due) = (None, false);
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Failed {
-    pub(super) why: String,
-    pub(super) retry: Option<Instant>,
-}
 
 /// All files of the tree.
 #[derive(Debug)]

@@ -24,6 +24,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// The next run by itself waits so many times as long as the last one took: looking at a large tree after every file
 /// must not take the time of archiving them.
 const PAUSE_FACTOR: u32 = 10;
+/// What stays because it was open or changed just then is tried again this soon, then after twice as long each time until
+/// that is [`INTERVAL`]: nobody says when a reader is gone.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Failures that a report names; the log has all of them.
 const MOST_FAILURES: usize = 16;
 
@@ -38,6 +41,8 @@ pub(super) struct Retention {
 struct Schedule {
     /// A file was sealed since the last run.
     news: bool,
+    /// The last run left something that it should have removed: after how long to try again.
+    retry: Option<Duration>,
     /// When the last run ended, and how long it took.
     last: Option<(Instant, Duration)>,
     report: GcReport,
@@ -89,7 +94,8 @@ impl Retention {
             return Duration::ZERO;
         }
         let wait = |(ended, took): (Instant, Duration)| {
-            let pause = if state.news { took * PAUSE_FACTOR } else { INTERVAL };
+            let calm = state.retry.unwrap_or(INTERVAL);
+            let pause = if state.news { calm.min(took * PAUSE_FACTOR) } else { calm };
             (ended + pause).saturating_duration_since(Instant::now())
         };
         state.last.map_or(Duration::ZERO, wait)
@@ -146,6 +152,11 @@ impl Archive {
         failed.truncate(MOST_FAILURES);
         self.collect();
         let mut state = self.retention.state();
+        state.retry = match (failed.is_empty(), state.retry) {
+            (true, _) => None,
+            (false, None) => Some(FIRST_RETRY),
+            (false, Some(last)) => Some(INTERVAL.min(last * 2)),
+        };
         state.last = Some((Instant::now(), started.elapsed()));
         if asked > state.report.done {
             state.report = GcReport { asked: state.report.asked, done: asked, removed: removed.len() as u64, failed };

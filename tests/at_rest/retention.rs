@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use stepfs::archive::{Archive, AtRest, FileId, GcReport, Namespace, Outcome};
 
@@ -351,6 +351,22 @@ fn what_is_opened_or_pinned_meanwhile_stays() {
     assert_eq!((said.removed, said.failed.len()), (0, 1), "{said:?}");
     assert_eq!(names(&rest, "checkpoint-10"), ["new"]);
     assert_eq!(names(&rest, "checkpoint-20").len(), 3);
+}
+
+#[test]
+fn what_could_not_go_just_then_goes_soon_without_any_news() {
+    let rest = two_directories();
+    let archive = rest.open();
+    // Open this moment, as a file that a reader has just asked for.
+    let what = |_: &Archive, _: &Path, count| if count < 1 { Err(io::Error::other("in use")) } else { Ok(()) };
+    let meddler =
+        Meddler { rest: AtRest::of(archive.store()), archive: OnceLock::new(), count: AtomicUsize::new(0), what };
+    meddler.archive.set(Arc::downgrade(&archive)).unwrap();
+    archive.start(Arc::new(meddler));
+    let started = Instant::now();
+    until(|| names(&rest, "") == ["checkpoint-20"]);
+    assert!(started.elapsed() < Duration::from_secs(30), "only when the rules were looked at anyway, once a minute");
+    archive.stop();
 }
 
 #[test]

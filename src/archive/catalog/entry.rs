@@ -1,0 +1,132 @@
+//! What is known of one file.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::archive::FileId;
+use crate::archive::stays::{DAMAGED_STUB, NOT_DURABLE, UNREADABLE};
+use crate::clock::wall_ns;
+use crate::store::Id;
+
+/// Where a file is in its life.
+#[derive(Clone, Debug)]
+pub(in crate::archive) enum State {
+    /// A handle that can write is open, or was when the store was last used.
+    Staged,
+    /// Closed; its bytes are not yet known to be durable.
+    Closed,
+    /// Durable, exact and resident; waits for a newer one of its lineage.
+    Sealed(Arc<Sealed>),
+    /// Its object is durable; it waits for its handles to close.
+    Archived(Arc<Sealed>, Id),
+    /// A stub stands in its place.
+    Released(Id),
+    /// Stays as it is, for this reason.
+    Resident(&'static str),
+}
+
+impl State {
+    /// Whether it must be found out again under another name.
+    pub(super) fn follows_from_name(&self) -> bool {
+        match self {
+            State::Sealed(_) | State::Archived(..) => true,
+            // What cannot be read does not become readable by a name, and may be a stub.
+            State::Resident(why) => ![NOT_DURABLE, DAMAGED_STUB, UNREADABLE].contains(why),
+            State::Staged | State::Closed | State::Released(_) => false,
+        }
+    }
+}
+
+/// What is known of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some hundred
+/// tensors would take hundreds of megabytes.
+#[derive(Clone, Debug)]
+pub(in crate::archive) struct Sealed {
+    pub(in crate::archive) file: FileId,
+    pub(in crate::archive) len: u64,
+    pub(in crate::archive) modified_ns: i64,
+    /// Numbers in its name that count training.
+    pub(in crate::archive) steps: Vec<u64>,
+    /// xxh3-64 of a few samples of its bytes.
+    pub(in crate::archive) sample: u64,
+    pub(in crate::archive) signature: u64,
+    pub(in crate::archive) lineage: u64,
+    /// Its bytes are those that an object decodes to: it may become a stub of that one although it is the newest.
+    pub(in crate::archive) copy: bool,
+}
+
+impl Sealed {
+    /// Whether this is still said of the file that has these metadata: content cannot have changed without its time.
+    pub(in crate::archive) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
+        FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
+    }
+}
+
+/// Modification time in nanoseconds since 1970.
+pub(in crate::archive) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
+}
+
+/// Why a file that could be archived stays as it is for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::archive) enum Held {
+    /// A user pinned it, or a directory above it.
+    Pinned,
+    /// A user brought it back.
+    Recalled,
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::archive) struct Entry {
+    pub(in crate::archive) state: State,
+    /// Grows whenever the content may have changed: work begun before is void.
+    pub(in crate::archive) version: u64,
+    /// Order of sealing; decides between files of one modification time. No two entries have the same.
+    pub(in crate::archive) sequence: u64,
+    /// What the sequence was when it was last opened for writing: the news that it was closed may come late.
+    pub(in crate::archive) opened: u64,
+    /// A handle was open when it was to be archived or released: wait for the file system to say it is closed.
+    pub(in crate::archive) busy: bool,
+    /// An attempt failed; not before then again. `None` after a failure that trying again cannot mend.
+    pub(in crate::archive) failed: Option<Failed>,
+    /// It counts as newer state for others, but stays as it is.
+    pub(in crate::archive) held: Option<Held>,
+    /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
+    /// is archived again: nothing is ever quantized twice.
+    pub(in crate::archive) keeps: Option<Id>,
+    /// It lay in the tree when the store was mounted, and was not written since.
+    pub(in crate::archive) found: bool,
+    /// The time of that failed attempt's repetition has come.
+    pub(super) due: bool,
+    /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
+    pub(super) seen_ns: i64,
+}
+
+impl Entry {
+    pub(super) fn new(state: State, number: u64) -> Entry {
+        let seen_ns = wall_ns();
+        Entry {
+            state,
+            version: number,
+            sequence: number,
+            opened: number,
+            busy: false,
+            failed: None,
+            held: None,
+            keeps: None,
+            found: false,
+            due: false,
+            seen_ns,
+        }
+    }
+
+    pub(super) fn forget_failure(&mut self) {
+        (self.failed, self.due) = (None, false);
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::archive) struct Failed {
+    pub(in crate::archive) why: String,
+    pub(in crate::archive) retry: Option<Instant>,
+}
