@@ -180,6 +180,11 @@ impl Core {
         if node.kind != FileType::RegularFile {
             return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::EINVAL }.into());
         }
+        if node.unread && node.opened.is_none() {
+            let file = table.place(ino)?.open(true, false)?;
+            self.find_out(&mut table, ino, &file)?;
+        }
+        let node = table.node(ino)?;
         if node.stub.is_some() || node.waiting.is_some() {
             return Ok(Step::First(if size == 0 { Wanted::Empty } else { Wanted::Bytes }));
         }

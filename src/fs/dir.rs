@@ -41,8 +41,10 @@ impl Directory {
         for entry in std::fs::read_dir(format!("/proc/self/fd/{}", self.file.as_raw_fd()))? {
             let entry = entry?;
             // Some file systems do not list the type, and it may be gone when we ask.
-            let Ok(file_type) = entry.file_type() else {
-                continue;
+            let file_type = match entry.file_type() {
+                Ok(file_type) => file_type,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                Err(error) => return Err(error.into()),
             };
             listed.push(Listed {
                 file: FileId { dev, ino: entry.ino() },
@@ -162,6 +164,7 @@ impl Core {
             next += 1;
         }
         let mut table = self.table();
+        let mut first = next == offset as usize;
         for entry in listed.iter().skip(next - DOTS.len()) {
             let position = next as u64 + 1;
             next += 1;
@@ -169,10 +172,15 @@ impl Core {
                 let metadata = table.absolute(&path).symlink_metadata()?;
                 self.entry(&mut table, directory.node, &entry.name, &metadata)
             });
-            // Removed since it was listed, or not readable: its own lookup will say which.
-            let Ok((ttl, shown)) = looked_up else {
-                continue;
+            let (ttl, shown) = match looked_up {
+                Ok(looked_up) => looked_up,
+                // Removed since it was listed.
+                Err(fault) if fault.is_absence() => continue,
+                // A name is never left out because of a device that fails: who copies what is listed would not know.
+                Err(fault) if first => return reply.error(fault.into()),
+                Err(_) => break,
             };
+            first = false;
             if reply.add(shown.ino, position, &entry.name, &ttl, &shown, GENERATION) {
                 table.forget(shown.ino.0, 1);
                 break;

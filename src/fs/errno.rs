@@ -20,6 +20,17 @@ pub(super) enum Fault {
 /// Result of an operation of the file system.
 pub(super) type Result<T> = std::result::Result<T, Fault>;
 
+impl Fault {
+    /// Whether there is nothing of that name.
+    pub(super) fn is_absence(&self) -> bool {
+        match self {
+            Self::Os(error) => error.kind() == io::ErrorKind::NotFound,
+            Self::Code(code) => *code == libc::ENOENT,
+            Self::Unreadable(_) => false,
+        }
+    }
+}
+
 impl From<io::Error> for Fault {
     fn from(error: io::Error) -> Self {
         Self::Os(error)

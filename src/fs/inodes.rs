@@ -154,21 +154,19 @@ impl Table {
         }
         if !self.nodes.contains_key(&ino) {
             let kind = kind(metadata.file_type());
-            let mut unread = false;
             let path = self.child(parent, name)?;
             let large = kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED;
-            let stub = if large && archive.may_be_stub(&path) {
-                match Place::named(self.absolute(&path)).open(true, false) {
-                    Ok(opened) => archive.stub(&path, &opened)?,
-                    // Without the right to read there is no telling; opening it will fail the same way, or tell.
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                        unread = true;
-                        None
-                    }
-                    Err(error) => return Err(error.into()),
+            let (stub, unread) = if large && archive.may_be_stub(&path) {
+                let place = Place::named(self.absolute(&path));
+                match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
+                    Ok(stub) => (stub, false),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
+                    // For want of the right to read, or because the device fails: it is shown and listed all the same, and
+                    // whoever opens it finds out what it is, or fails the same way.
+                    Err(_) => (None, true),
                 }
             } else {
-                None
+                (None, false)
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;

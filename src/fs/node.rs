@@ -45,7 +45,7 @@ pub(super) struct Node {
     pub(super) mapped: bool,
     /// Its names have gone over to another node while readers kept this one: whoever opens it must look the name up anew.
     pub(super) superseded: bool,
-    /// The daemon may not read the file, so whether it is a stub is found out when it is opened.
+    /// The daemon could not read the file, so whether it is a stub is found out before it is opened or changed.
     pub(super) unread: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,

@@ -133,13 +133,8 @@ impl Core {
             }
             (None, _) => {
                 let (file, readable, writable) = open_file(&table.place(ino)?, access)?;
-                if node.unread && node.opened.is_none() {
-                    let stub = self.archive.stub(&table.path(ino).unwrap_or_default(), &file)?;
-                    let node = table.node_mut(ino)?;
-                    (node.unread, node.stub) = (false, stub);
-                    if node.stub.is_some() {
-                        return Ok(Step::First(wanted));
-                    }
+                if self.find_out(&mut table, ino, &file)? {
+                    return Ok(Step::First(wanted));
                 }
                 Some((Source::File(Arc::new(file)), readable, writable))
             }
@@ -159,6 +154,18 @@ impl Core {
             }
         }
         Ok(Step::Done(answer))
+    }
+
+    /// Finds out whether a file is released that could not be read when it was looked up. `file`: it, open for reading.
+    pub(super) fn find_out(&self, table: &mut Table, ino: u64, file: &File) -> Result<bool> {
+        let node = table.node(ino)?;
+        if node.unread && node.opened.is_none() {
+            let stub = self.archive.stub(&table.path(ino).unwrap_or_default(), file)?;
+            let node = table.node_mut(ino)?;
+            (node.unread, node.stub) = (false, stub);
+            return Ok(node.stub.is_some());
+        }
+        Ok(false)
     }
 
     /// Enters a handle. `source` is what was opened for it, if the node's own does not do.

@@ -1,10 +1,16 @@
 """Stores in surroundings that are not as they should be: read-only, copied badly, wanted by two, under a clock that jumps,
 with hardly any memory. Whoever asks is told the truth, nothing is lost, and what can be served is."""
 
+import contextlib
+import ctypes
 import errno
 import os
+import re
+import select
 import shutil
+import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import harness
@@ -104,6 +110,116 @@ def test_a_file_system_that_becomes_read_only_below_a_daemon(plain):
         mount.sync()
         require_clean(mount.store)
         check(mount, content)
+    finally:
+        mount.close()
+        subprocess.run(["umount", disk], check=False)
+
+
+FAN_CLASS_CONTENT, FAN_MARK_ADD, FAN_OPEN_PERM, FAN_DENY = 0x04, 0x01, 0x00010000, 0x02
+
+
+@contextlib.contextmanager
+def unreadable(path):
+    """Whoever opens the file is refused, root too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    watch = libc.fanotify_init(FAN_CLASS_CONTENT, os.O_RDONLY)
+    here = -100  # AT_FDCWD
+    if watch < 0 or libc.fanotify_mark(watch, FAN_MARK_ADD, ctypes.c_uint64(FAN_OPEN_PERM), here, os.fsencode(path)):
+        pytest.skip("this kernel asks nobody whether a file may be opened")
+    asked, over = [0], threading.Event()
+
+    def answer():
+        event = struct.Struct("=IBBHQii")
+        while not over.is_set():
+            if select.select([watch], [], [], 0.05)[0]:
+                for *_, opened, _ in event.iter_unpack(os.read(watch, 64 * event.size)):
+                    os.write(watch, struct.pack("=iI", opened, FAN_DENY))
+                    os.close(opened)
+                    asked[0] += 1
+
+    who = threading.Thread(target=answer)
+    who.start()
+    try:
+        yield
+        assert asked[0] > 0, "nobody opened it"
+    finally:
+        over.set()
+        who.join()
+        # Who asks from now on is allowed to.
+        os.close(watch)
+
+
+@needs_root
+@pytest.mark.parametrize("then", ["read", "truncate", "truncate to nothing", "write", "rename"])
+def test_a_stub_that_cannot_be_read_when_it_is_looked_up(mount, then):
+    content = series(mount)
+    name = next(iter(content))
+    whole = content[name]
+    mount.umount()
+    path = mount / name
+    with unreadable(mount.store / "tree" / name):
+        mount.mount()
+        # It is listed and shown, and opening it is an error.
+        assert name in os.listdir(mount.dir)
+        assert [entry.stat().st_size for entry in os.scandir(mount.dir) if entry.name == name] == [len(whole)]
+        assert os.stat(path).st_size == len(whole)
+        for attempt in (lambda: open(path, "rb"), lambda: open(path, "r+b"), lambda: os.truncate(path, 5000)):
+            with pytest.raises(OSError):
+                attempt()
+    # Once it can be, it is what it was: nobody takes the stub for its bytes.
+    if then == "truncate":
+        os.truncate(path, 5000)
+        whole = whole[:5000]
+    elif then == "truncate to nothing":
+        os.truncate(path, 0)
+        whole = b""
+    elif then == "write":
+        with open(path, "r+b") as file:
+            file.write(b"new")
+        whole = b"new" + whole[3:]
+    elif then == "rename":
+        os.rename(path, mount / "renamed.pt")
+        name = "renamed.pt"
+    check(mount, content | {next(iter(content)): whole} if then != "rename" else {name: whole})
+    mount.sync()
+    mount.umount()
+    mount.mount()
+    assert (mount / name).read_bytes() == whole
+    require_clean(mount.store)
+
+
+@needs_root
+def test_a_name_whose_inode_is_damaged_is_not_left_out_in_silence(plain):
+    image, disk, _ = disk_that_can_fail(plain)
+    mount = Mount(plain / "base", store=disk / "store")
+    try:
+        mount.mount()
+        content = series(mount)
+        names = list(content)
+        mount.umount()
+        inode = os.stat(mount.store / "tree" / names[1]).st_ino
+        subprocess.run(["umount", disk], check=True)
+        where = subprocess.run(["debugfs", "-R", f"imap <{inode}>", image], check=True, capture_output=True, text=True).stdout
+        block, offset = (int(word.rstrip(","), 0) for word in re.search(r"block (\d+), offset (0x[0-9a-f]+)", where).groups())
+        size = subprocess.run(["dumpe2fs", "-h", image], check=True, capture_output=True, text=True).stdout
+        size = int(re.search(r"Block size:\s+(\d+)", size).group(1))
+        with open(image, "r+b") as file:
+            # Its time of change: the inode's checksum is wrong then.
+            file.seek(block * size + offset + 12)
+            file.write(b"\xff" * 4)
+        subprocess.run(["mount", "-o", "loop,errors=continue", image, disk], check=True)
+        with pytest.raises(OSError):
+            os.stat(mount.store / "tree" / names[1])
+        mount.mount()
+        # Fewer names and no error would make whoever copies the directory believe that he has all.
+        try:
+            assert sorted(os.listdir(mount.dir)) == sorted(names)
+        except OSError:
+            pass
+        with pytest.raises(OSError):
+            (mount / names[1]).read_bytes()
+        for name in names[0], names[2], names[3]:
+            assert (mount / name).read_bytes() == content[name]
     finally:
         mount.close()
         subprocess.run(["umount", disk], check=False)

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::archive::FileId;
 use crate::store::names;
 
 /// Longer than any test, so that groups wait until they are told not to.
