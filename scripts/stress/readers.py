@@ -26,8 +26,14 @@ class Reader(Actor):
         torch.set_num_threads(1)
 
     def listed(self):
-        """Regular files, as a walk of the mount finds them."""
-        return [os.path.relpath(f"{folder}/{name}", self.root) for folder, _, names in os.walk(self.root) for name in names]
+        """Regular files, as a walk of the mount finds them. A directory that cannot be listed is no empty one."""
+
+        def failed(error):
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        found = os.walk(self.root, onerror=failed)
+        return [os.path.relpath(f"{folder}/{name}", self.root) for folder, _, names in found for name in names]
 
     def choose(self):
         """A file; the newest ones more often than by chance, because of those more is promised."""
