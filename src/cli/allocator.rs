@@ -8,6 +8,11 @@ use std::time::Duration;
 /// thread takes large pieces from its heap, and seldom, so that two do not wait for each other.
 #[cfg(target_env = "gnu")]
 const HEAPS: libc::c_int = 2;
+/// Pieces of this size and more, for which no room is free, are mapped one by one, and go back to the system one by one. By itself
+/// glibc raises the size, up to 32 MiB, with every larger one that is freed, and what large pieces leave behind on a heap is filled
+/// with small ones that outlive them: with that load 37 MB in use and free together instead of 49.
+#[cfg(target_env = "gnu")]
+const MAPPED: libc::c_int = 128 << 10;
 /// How often what is free goes back to the system. By itself it stays where anything above it lives, so that a daemon is as large as it
 /// ever was.
 #[cfg(target_env = "gnu")]
@@ -16,9 +21,10 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// To be called before there are threads.
 #[cfg(target_env = "gnu")]
 pub(super) fn keep_small() {
-    // SAFETY: sets a number in the allocator; it fails harmlessly.
+    // SAFETY: sets numbers in the allocator; it fails harmlessly.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, HEAPS);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
     }
     let give_back = || {
         loop {
