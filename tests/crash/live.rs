@@ -46,10 +46,13 @@ pub(crate) struct Run {
     pub(crate) finals: HashMap<Id, Arc<Vec<u8>>>,
 }
 
-/// What a program does next gets another time than what was done for it: within a tick of the kernel's clock the two cannot be
-/// told apart, and a note that comes back gives the directory the time that it had before either.
+/// What is taken for one rename's (`store/release.rs`).
+const ONE_RENAME: Duration = Duration::from_millis(10);
+
+/// What a program does next gets a time that is later than what was done for it, and by more than is taken for one rename's: else
+/// the two cannot be told apart, and a note that comes back gives the directory the time that it had before either.
 fn let_the_clock_tick() {
-    let now = SystemTime::now();
+    let now = SystemTime::now() + ONE_RENAME;
     while tempfile::tempfile().and_then(|file| file.metadata()?.modified()).unwrap() <= now {
         std::thread::sleep(Duration::from_millis(1));
     }
