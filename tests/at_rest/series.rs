@@ -296,7 +296,7 @@ pub(crate) fn work(archive: &Arc<Archive>) {
 pub(crate) fn until(done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < Duration::from_secs(60), "takes too long");
+        assert!(started.elapsed() < Duration::from_secs(180), "takes too long");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

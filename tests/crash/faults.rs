@@ -84,7 +84,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
             let _ = archive.set_attribute(Path::new(""), "sync", b"1");
         }
         let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(40), "it does not heal: {:?}, {:?}", archive.status(), left(&root));
+        assert!(waited < Duration::from_secs(120), "it does not heal: {:?}, {:?}", archive.status(), left(&root));
         std::thread::sleep(Duration::from_millis(50));
     }
     faulted.readable(&archive, true);

@@ -418,7 +418,7 @@ impl Live {
 pub(crate) fn wait(archive: &Arc<Archive>) {
     let started = Instant::now();
     while archive.queue().queued > 0 {
-        assert!(started.elapsed() < Duration::from_secs(60), "takes too long: {:?}", archive.status());
+        assert!(started.elapsed() < Duration::from_secs(180), "takes too long: {:?}", archive.status());
         std::thread::sleep(Duration::from_millis(1));
     }
 }

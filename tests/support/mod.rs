@@ -134,7 +134,8 @@ pub fn state(path: &Path) -> String {
 
 /// Waits until `done`, at most 30 s.
 pub fn wait_until(what: &str, done: impl Fn() -> bool) {
-    for _ in 0..3000 {
+    // Long: on a machine with other things to do nothing is found out by giving up.
+    for _ in 0..12_000 {
         if done() {
             return;
         }
