@@ -76,6 +76,9 @@ def policy(history):
     else:
         names = {os.path.basename(name(step)) for step in kept}
         harness.wait_until(lambda: set(os.listdir(tree.full(folder))) <= names, 60, f"{folder} holds {sorted(names)} only")
+    gone = [tree.full(name(step)) for step in set(steps) - kept]
+    # The kernel is told by a thread of its own, and believes what it was told before for a second.
+    harness.wait_until(lambda: not any(map(os.path.lexists, gone)), 5, "the kernel knows what went")
     for step in set(steps) - kept:
         if directories:
             tree.remove_tree(name(step))
