@@ -89,24 +89,27 @@ both! {
     }
 
     fn the_kernel_forgets_the_name_at_once(passthrough) {
-        let m = mounted(passthrough, &rule("step_*", "keep_last = 1"));
-        let old = m.mnt().join("step_1");
-        fs::write(&old, "old").unwrap();
-        pin(&m, "step_1");
-        fs::write(m.mnt().join("step_2"), "new").unwrap();
-        assert_eq!(gc(&m).removed, 0);
-        xattr::remove(m.tree().join("step_1"), PIN).unwrap();
-        // The kernel looks it up and may believe it for a second.
-        let started = Instant::now();
-        assert_eq!(fs::read(&old).unwrap(), b"old");
-        assert_eq!(gc(&m).removed, 1);
-        // The invalidation is sent by a thread of its own.
-        std::thread::sleep(Duration::from_millis(100));
-        let found = errno(fs::metadata(&old));
-        if started.elapsed() < Duration::from_millis(900) {
-            assert_eq!(found, libc::ENOENT);
-        }
-        fs::write(&old, "again").unwrap();
+        // The kernel is told by a thread of its own, which on a busy machine may come late: one time in time is enough, since
+        // without it no time would be.
+        let in_time = (0..10).any(|_| {
+            let m = mounted(passthrough, &rule("step_*", "keep_last = 1"));
+            let old = m.mnt().join("step_1");
+            fs::write(&old, "old").unwrap();
+            pin(&m, "step_1");
+            fs::write(m.mnt().join("step_2"), "new").unwrap();
+            assert_eq!(gc(&m).removed, 0);
+            xattr::remove(m.tree().join("step_1"), PIN).unwrap();
+            // The kernel looks it up and may believe it for a second.
+            let started = Instant::now();
+            assert_eq!(fs::read(&old).unwrap(), b"old");
+            assert_eq!(gc(&m).removed, 1);
+            wait_until("the kernel forgot it", || fs::metadata(&old).is_err());
+            assert_eq!(errno(fs::metadata(&old)), libc::ENOENT);
+            let in_time = started.elapsed() < Duration::from_millis(900);
+            fs::write(&old, "again").unwrap();
+            in_time
+        });
+        assert!(in_time, "nobody told the kernel");
     }
 
     fn whoever_has_it_open_keeps_it(passthrough) {
