@@ -155,6 +155,8 @@ class Job:
                 data = f.readall()
                 if problem := file.settle(data):
                     self.problems.append(f"{name}, opened for writing: {problem}")
+                if len(data) < 3000:
+                    return  # a save that was cut off left no more
                 # Eight bytes from close by: values like their neighbours, so that the bounds below stay meaningful.
                 at = self.rng.randrange(1000, len(data) - 1000) & ~7
                 patch = data[at + 64 : at + 72]
