@@ -8,11 +8,14 @@ use std::time::Duration;
 /// thread takes large pieces from its heap, and seldom, so that two do not wait for each other.
 #[cfg(target_env = "gnu")]
 const HEAPS: libc::c_int = 2;
-/// Pieces of this size and more, for which no room is free, are mapped one by one, and go back to the system one by one. By itself
-/// glibc raises the size, up to 32 MiB, with every larger one that is freed, and what large pieces leave behind on a heap is filled
-/// with small ones that outlive them: with that load 37 MB in use and free together instead of 49.
+/// Pieces of this size and more are mapped one by one, and go back to the system one by one. By itself glibc raises the size, up to
+/// 32 MiB, with every larger one that is freed. Larger than what each tile and each read need anew: with 128 KiB reading takes
+/// half as much processor time again.
 #[cfg(target_env = "gnu")]
-const MAPPED: libc::c_int = 128 << 10;
+const MAPPED: libc::c_int = 4 << 20;
+/// What may be free at the end of a heap until the next round. Giving it back each time costs a tenth of what archiving takes.
+#[cfg(target_env = "gnu")]
+const KEPT: libc::c_int = 64 << 20;
 /// How often what is free goes back to the system. By itself it stays where anything above it lives, so that a daemon is as large as it
 /// ever was.
 #[cfg(target_env = "gnu")]
@@ -25,6 +28,7 @@ pub(super) fn keep_small() {
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, HEAPS);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT);
     }
     let give_back = || {
         loop {

@@ -97,6 +97,13 @@ fn a_reader_stays_while_its_file_is_written_renamed_and_removed() {
     run(&operations);
 }
 
+/// The reader has the decoded file, which is longer than what is there after.
+#[test]
+fn a_reader_keeps_what_it_opened_when_the_file_is_emptied() {
+    let open = |slot, flags| Op::Open(slot, step(1), flags, 0);
+    run(&[save(), save(), Op::Sync, open(0, libc::O_RDONLY), open(1, libc::O_WRONLY | libc::O_TRUNC), Op::Close(1)]);
+}
+
 /// Pinned before it could be released, emptied, and saved again in place.
 #[test]
 fn a_pin_survives_being_emptied_and_exchanged() {

@@ -137,8 +137,9 @@ pub(crate) fn compare_handles(history: &mut History<'_>) -> Result<(), String> {
         let kept = handle.kept.as_ref().filter(|_| history.model.uncertain(slot as u8));
         for world in [MOUNT, 1] {
             let fd = history.worlds[world].handles[slot].as_ref().expect("as in the model");
-            let bytes =
-                sys::pread(fd, inode.data.len() + 1, 0).map_err(|code| format!("handle {slot}: errno {code}"))?;
+            // All of either: what a reader kept may be longer than what is there now.
+            let len = kept.map_or(0, Vec::len).max(inode.data.len()) + 1;
+            let bytes = sys::pread(fd, len, 0).map_err(|code| format!("handle {slot}: errno {code}"))?;
             if bytes != inode.data && (world != MOUNT || kept != Some(&bytes)) {
                 return Err(format!("handle {slot} in world {world}: {}", difference(&inode.data, &bytes)));
             }
