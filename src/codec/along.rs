@@ -6,6 +6,7 @@
 use super::exception::{Exception, apply_exceptions, take_exceptions};
 use super::log::Grid;
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
+use crate::entropy::ints::{Symbol, Symbols};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::{ints, varint};
 
@@ -104,8 +105,11 @@ pub fn lattice(
         let mut before = step;
         for (blocks, step) in &mut deltas {
             lattice::rescale(sums, before, *step)?;
-            blocks.next(symbols)?;
-            if !add(level, symbols, sums) {
+            let in_range = match blocks.next(symbols)? {
+                Symbols::Small(classes) => add(level, classes, sums),
+                Symbols::Any(symbols) => add(level, symbols, sums),
+            };
+            if !in_range {
                 return Err(Corrupt("sum beyond 32 bits"));
             }
             before = *step;
@@ -121,9 +125,10 @@ pub fn lattice(
 
 multiversion! {
     /// Adds the symbols; false if a sum is beyond 32 bits.
-    fn add(symbols: &[i32], sums: &mut [i32]) -> bool {
+    fn add<S: Symbol>(symbols: &[S], sums: &mut [i32]) -> bool {
         let mut overflow = 0;
-        for (sum, &symbol) in sums.iter_mut().zip(symbols) {
+        for (sum, symbol) in sums.iter_mut().zip(symbols) {
+            let symbol = symbol.value();
             let new = sum.wrapping_add(symbol);
             overflow |= (*sum ^ new) & (symbol ^ new);
             *sum = new;
@@ -163,8 +168,10 @@ pub fn log(
             None => grid.initial(start, q),
         }
         for blocks in &mut deltas {
-            blocks.next(symbols)?;
-            log::apply_symbols(level, symbols, q)?;
+            match blocks.next(symbols)? {
+                Symbols::Small(classes) => log::apply_symbols(level, classes, q)?,
+                Symbols::Any(symbols) => log::apply_symbols(level, symbols, q)?,
+            }
         }
         if let Some(kept) = &mut kept {
             kept.push(q);
@@ -189,8 +196,11 @@ pub fn moment(dtype: Dtype, second: &[u8], step: f64, mut payload: &[u8], out: &
     let mut tile = Tile::new(n * size, out);
     for second in second[..n * size].chunks(BLOCK * size) {
         let a = &mut a[..second.len() / size];
-        blocks.next(a)?;
-        tile.append(second.len(), |out| moment::reconstruct(dtype, second, step, a, out))?;
+        let symbols = blocks.next(a)?;
+        tile.append(second.len(), |out| match symbols {
+            Symbols::Small(classes) => moment::reconstruct_symbols(dtype, second, step, classes, out),
+            Symbols::Any(a) => moment::reconstruct_symbols(dtype, second, step, a, out),
+        })?;
     }
     apply_exceptions(dtype, &exceptions, tile.bytes())
 }

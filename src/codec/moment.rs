@@ -15,6 +15,7 @@
 use super::float::{Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
 use super::{Corrupt, Dtype};
+use crate::entropy::ints::Symbol;
 use crate::entropy::level::{Level, multiversion};
 
 /// Elements quantized between two looks at whether something went wrong.
@@ -101,6 +102,17 @@ multiversion! {
 /// Computes m_q of a tile from its A and the decoded second moments `v_q`; exceptions are still to be applied.
 /// A product beyond the type's largest value becomes that.
 pub fn reconstruct(dtype: Dtype, v_q: &[u8], g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    reconstruct_symbols(dtype, v_q, g, a, out)
+}
+
+/// The same from A as they come out of a decoder.
+pub(super) fn reconstruct_symbols<S: Symbol>(
+    dtype: Dtype,
+    v_q: &[u8],
+    g: f64,
+    a: &[S],
+    out: &mut [u8],
+) -> Result<(), Corrupt> {
     if !is_quotient_step(g) {
         return Err(Corrupt("step of first moments"));
     }
@@ -108,19 +120,19 @@ pub fn reconstruct(dtype: Dtype, v_q: &[u8], g: f64, a: &[i32], out: &mut [u8]) 
         return Err(Corrupt("lengths of first and second moments differ"));
     }
     let level = Level::detect();
-    let sound = for_float!(dtype, F => reconstruct_elements::<F>(level, F::elements(v_q), g, a, F::elements_mut(out)),
+    let sound = for_float!(dtype, F => reconstruct_elements::<F, S>(level, F::elements(v_q), g, a, F::elements_mut(out)),
         else return Err(Corrupt("element type of first moments")));
     if sound { Ok(()) } else { Err(Corrupt("second moments that are none")) }
 }
 
 multiversion! {
     /// Returns whether all second moments are at least 0 and finite: only then is no result a NaN.
-    fn reconstruct_elements<F: Float>(v_q: &[F::Bytes], g: f64, a: &[i32], out: &mut [F::Bytes]) -> bool {
+    fn reconstruct_elements<F: Float, S: Symbol>(v_q: &[F::Bytes], g: f64, a: &[S], out: &mut [F::Bytes]) -> bool {
         let mut sound = true;
-        for ((out, &v), &a) in out.iter_mut().zip(v_q).zip(a) {
+        for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
             let v = F::widen(v);
             sound &= (v >= 0.0) & (v <= F::LARGEST);
-            let value = (g * f64::from(a)) * F::sqrt(v);
+            let value = (g * f64::from(a.value())) * F::sqrt(v);
             let value = if value > F::LARGEST { F::LARGEST } else { value };
             let value = if value < -F::LARGEST { -F::LARGEST } else { value };
             *out = F::round(value);

@@ -79,35 +79,23 @@ impl<'a> BitReader<'a> {
         Ok(value)
     }
 
-    /// The next bits of at most two fields of 25, zeros behind the end, and how many there are; [`BitReader::skip`] takes them.
-    #[inline(always)]
-    pub(super) fn look(&mut self) -> (u64, u32) {
-        if self.held < 50
-            && let Some((word, _)) = self.payload.split_first_chunk::<8>()
-        {
-            // As many whole bytes as fit; the bits of the others are read again.
-            let bytes = (63 - self.held) / 8;
-            self.acc |= u64::from_le_bytes(*word) << self.held;
-            self.held += 8 * bytes;
-            self.acc &= (1 << self.held) - 1;
-            self.payload = &self.payload[bytes as usize..];
-        } else {
-            while self.held <= 48
-                && let Some((&byte, rest)) = self.payload.split_first()
-            {
-                self.acc |= u64::from(byte) << self.held;
-                self.held += 8;
-                self.payload = rest;
-            }
-        }
-        (self.acc, self.held)
+    /// What is left, from the byte on that holds the next bit, and how many bits of that byte are taken.
+    #[inline]
+    pub(super) fn ahead(&self) -> (&'a [u8], u32) {
+        let place = 8 * (self.whole.len() - self.payload.len()) - self.held as usize;
+        (&self.whole[place / 8..], (place % 8) as u32)
     }
 
-    /// Takes bits that were looked at, no more than there were.
-    #[inline(always)]
-    pub(super) fn skip(&mut self, width: u32) {
-        self.acc >>= width;
-        self.held -= width;
+    /// Takes bits that were looked at [`BitReader::ahead`].
+    #[inline]
+    pub(super) fn skip(&mut self, bits: u32) {
+        let (ahead, taken) = self.ahead();
+        let place = (taken + bits) as usize;
+        (self.payload, self.acc, self.held) = (&ahead[(place / 8).min(ahead.len())..], 0, 0);
+        let taken = (place % 8) as u32;
+        if let Some((&byte, rest)) = self.payload.split_first().filter(|_| taken > 0) {
+            (self.payload, self.acc, self.held) = (rest, u64::from(byte) >> taken, 8 - taken);
+        }
     }
 
     /// What lies behind the byte that holds the last bit taken.

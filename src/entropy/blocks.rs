@@ -98,14 +98,21 @@ impl Shape {
 
     fn expansion(self) -> huffman::Expansion {
         let mut symbols = [0; 256];
-        for (word, symbols) in symbols.iter_mut().enumerate() {
-            let mut digits = word;
-            for i in 0..self.k {
-                let digit = (digits % self.digits as usize) as u8;
-                digits /= self.digits as usize;
-                let escape = self.escapes && digit == self.digits - 1;
-                let symbol = if escape { self.escape() } else { self.first.wrapping_add(digit) };
-                *symbols |= u64::from(symbol) << (8 * i);
+        let mut digits = [0; 8];
+        let digits = &mut digits[..self.k.into()];
+        let last = self.digits - 1;
+        let symbol = |digit| match self.escapes && digit == last {
+            true => self.escape(),
+            false => self.first.wrapping_add(digit),
+        };
+        for symbols in symbols.iter_mut().take(usize::from(self.digits).pow(self.k.into())) {
+            *symbols = digits.iter().rev().fold(0, |word, &digit| word << 8 | u64::from(symbol(digit)));
+            // Counts on, lowest digit first: divisions would take longer than all else.
+            for digit in digits.iter_mut() {
+                *digit = if *digit == last { 0 } else { *digit + 1 };
+                if *digit != 0 {
+                    break;
+                }
             }
         }
         huffman::Expansion { symbols, k: self.k.into() }

@@ -139,13 +139,47 @@ pub(crate) fn decode_blocks(
     mut each: impl FnMut(usize, &[i32]) -> Result<(), Corrupt>,
 ) -> Result<(), Corrupt> {
     let mut blocks = Blocks::new(payload, n)?;
-    let mut values = [0; BLOCK];
+    let (mut small, mut any) = ([0; BLOCK], [0; BLOCK]);
     for start in (0..n).step_by(BLOCK) {
-        let values = &mut values[..BLOCK.min(n - start)];
-        blocks.next(values)?;
-        each(start, values)?;
+        let length = BLOCK.min(n - start);
+        match blocks.next(&mut any[..length])? {
+            Symbols::Small(classes) => {
+                small_values(Level::detect(), classes, &mut small);
+                each(start, &small[..length])?;
+            }
+            Symbols::Any(values) => each(start, values)?,
+        }
     }
     Ok(())
+}
+
+/// A value as it is, or as the class of a small one: whoever adds values up need not have them written first.
+pub(crate) trait Symbol: Copy {
+    /// The value.
+    fn value(self) -> i32;
+}
+
+impl Symbol for i32 {
+    #[inline(always)]
+    fn value(self) -> i32 {
+        self
+    }
+}
+
+/// The class of a small value.
+impl Symbol for u8 {
+    #[inline(always)]
+    fn value(self) -> i32 {
+        i32::from(self) - SMALL
+    }
+}
+
+/// Some values.
+pub(crate) enum Symbols<'a> {
+    /// The classes of values that are all small.
+    Small(&'a [u8]),
+    /// Values, of which some are large.
+    Any(&'a [i32]),
 }
 
 /// The values of a payload, some after some.
@@ -165,18 +199,20 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { classes, extra: BitReader::new(payload), done: 0, level: Level::detect() })
     }
 
-    /// Fills `values` with the next ones.
-    pub(crate) fn next(&mut self, values: &mut [i32]) -> Result<(), Corrupt> {
+    /// The next values, as many as `values` has room for. If some are large, they are written there; else it is left as it is.
+    pub(crate) fn next<'b>(&'b mut self, values: &'b mut [i32]) -> Result<Symbols<'b>, Corrupt> {
         let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values behind the last"))?;
         self.done += values.len();
-        if !small_values(self.level, classes, values) {
-            for (values, classes) in values.chunks_mut(CHUNK).zip(classes.chunks(CHUNK)) {
-                if classes.iter().fold(0, |most, &class| class.max(most)) >= LARGE {
-                    large_values(classes, values, &mut self.extra)?;
-                }
+        if are_small(self.level, classes) {
+            return Ok(Symbols::Small(classes));
+        }
+        for (values, classes) in values.chunks_mut(CHUNK).zip(classes.chunks(CHUNK)) {
+            match are_small(self.level, classes) {
+                true => small_values(self.level, classes, values),
+                false => large_values(classes, values, &mut self.extra)?,
             }
         }
-        Ok(())
+        Ok(Symbols::Any(values))
     }
 }
 
@@ -188,30 +224,47 @@ fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -
         }
         return Ok(());
     }
-    if fields(Level::detect(), classes, values, extra) { Ok(()) } else { Err(Corrupt("truncated bit field")) }
+    let (bytes, offset) = extra.ahead();
+    let taken = fields(Level::detect(), classes, values, bytes, offset).ok_or(Corrupt("truncated bit field"))?;
+    extra.skip(taken);
+    Ok(())
 }
 
+/// Most extra bits of a class that [`TABLE`] has: four bytes hold them, wherever in a byte they begin.
+const MOST_EXTRA: usize = 21;
+
+/// Bytes that a chunk's extra bits touch, and as many more as a look at the last of them may read.
+const MOST_TOUCHED: usize = (CHUNK * MOST_EXTRA).div_ceil(8) + 1 + 4;
+
 multiversion! {
-    /// Writes the values of classes that [`TABLE`] has; false if the extra bits end early.
-    fn fields(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> bool {
-        // A copy stays in registers.
-        let mut reader = *extra;
-        let mut sound = true;
-        for (values, classes) in values.chunks_mut(2).zip(classes.chunks(2)) {
-            let (mut bits, held) = reader.look();
-            let mut taken = 0;
-            for (value, &class) in values.iter_mut().zip(classes) {
-                let (least, sign, width) = TABLE[usize::from(class).min(TABLE.len() - 1)];
-                let magnitude = least | (bits & ((1 << width) - 1)) as i32;
-                *value = (magnitude ^ sign) - sign;
-                bits >>= width;
-                taken += u32::from(width);
-            }
-            sound &= taken <= held;
-            reader.skip(taken.min(held));
+    /// Writes the values of a chunk whose classes [`TABLE`] has; their extra bits begin in the first of these bytes, behind `offset`
+    /// bits. Returns how many they are, or nothing if they end early. First where each value's bits are, then the values: one by
+    /// one, each would wait for the one before.
+    fn fields(classes: &[u8], values: &mut [i32], bytes: &[u8], offset: u32) -> Option<u32> {
+        let mut places = [0; CHUNK];
+        let mut end = offset;
+        for (place, &class) in places.iter_mut().zip(classes) {
+            *place = end;
+            end += u32::from(TABLE[usize::from(class).min(TABLE.len() - 1)].2);
         }
-        *extra = reader;
-        sound
+        let touched = end.div_ceil(8) as usize;
+        if touched > bytes.len() {
+            return None;
+        }
+        let mut last = [0; MOST_TOUCHED];
+        let bytes = if bytes.len() < touched + 4 {
+            last[..bytes.len()].copy_from_slice(bytes);
+            &last
+        } else {
+            bytes
+        };
+        for ((value, &class), &place) in values.iter_mut().zip(classes).zip(&places) {
+            let (least, sign, width) = TABLE[usize::from(class).min(TABLE.len() - 1)];
+            let word = bytes[place as usize / 8..].first_chunk().map_or(0, |word| u32::from_le_bytes(*word));
+            let magnitude = least | (word >> (place % 8) & ((1 << width) - 1)) as i32;
+            *value = (magnitude ^ sign) - sign;
+        }
+        Some(end - offset)
     }
 }
 
@@ -234,14 +287,18 @@ static TABLE: [(i32, i32, u8); LARGE as usize + 8 * 20] = {
 };
 
 multiversion! {
-    /// Writes the values as if all classes were small; returns whether they are.
-    fn small_values(classes: &[u8], values: &mut [i32]) -> bool {
-        let mut most = 0;
-        for (value, &class) in values.iter_mut().zip(classes) {
-            most = class.max(most);
-            *value = i32::from(class) - SMALL;
+    /// Whether all classes are those of small values.
+    fn are_small(classes: &[u8]) -> bool {
+        classes.iter().fold(0, |most, &class| class.max(most)) < LARGE
+    }
+}
+
+multiversion! {
+    /// Writes the values of small classes.
+    fn small_values(classes: &[u8], values: &mut [i32]) {
+        for (value, class) in values.iter_mut().zip(classes) {
+            *value = class.value();
         }
-        most < LARGE
     }
 }
 

@@ -91,38 +91,38 @@ fn has_avx512() -> bool {
 macro_rules! multiversion {
     (
         $(#[$attr:meta])*
-        $vis:vis fn $name:ident $(<$g:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident $(<$($g:ident: $bound:path),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
     ) => {
         $(#[$attr])*
-        $vis fn $name $(<$g: $bound>)? (
+        $vis fn $name $(<$($g: $bound),+>)? (
             level: $crate::entropy::level::Level,
             $($arg: $ty),*
         ) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments)]
-            fn body $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? $body
+            fn body $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-                fn avx2 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                    body $(::<$g>)? ($($arg),*)
+                fn avx2 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body $(::<$($g),+>)? ($($arg),*)
                 }
                 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt,avx512f,avx512bw,avx512dq,avx512vl")]
-                fn avx512 $(<$g: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                    body $(::<$g>)? ($($arg),*)
+                fn avx512 $(<$($g: $bound),+>)? ($($arg: $ty),*) $(-> $ret)? {
+                    body $(::<$($g),+>)? ($($arg),*)
                 }
                 if level.is_avx512() {
                     // SAFETY: a `Level` says so only after the processor did, for each feature enabled.
-                    return unsafe { avx512 $(::<$g>)? ($($arg),*) };
+                    return unsafe { avx512 $(::<$($g),+>)? ($($arg),*) };
                 }
                 if level.is_avx2() {
                     // SAFETY: as above.
-                    return unsafe { avx2 $(::<$g>)? ($($arg),*) };
+                    return unsafe { avx2 $(::<$($g),+>)? ($($arg),*) };
                 }
             }
             let _ = level;
-            body $(::<$g>)? ($($arg),*)
+            body $(::<$($g),+>)? ($($arg),*)
         }
     };
 }

@@ -77,26 +77,41 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
     let body = varint::take_bytes(&mut payload)?;
     let mut gaps = Scratch::new(gaps);
     bytes::decode_within(body, bytes::Modes::WITHIN_SPARSE, &mut gaps)?;
-    let mut literals = Scratch::new(gaps.iter().filter(|&&gap| (gap as usize) < SKIP).count());
+    let mut literals = Scratch::new(ends(Level::detect(), &gaps));
     bytes::decode_within(payload, bytes::Modes::WITHIN_SPARSE, &mut literals)?;
     out.fill(common);
+    if put_literals(&gaps, &literals, out) { Ok(()) } else { Err(Corrupt("gap beyond the end")) }
+}
+
+multiversion! {
+    /// How many gaps end at a literal.
+    fn ends(gaps: &[u8]) -> usize {
+        // Counted in bytes, as many as a byte can count at a time.
+        let few = |gaps: &[u8]| gaps.iter().fold(0u8, |ends, &gap| ends + u8::from(gap < SKIP as u8));
+        gaps.chunks(255).map(|gaps| usize::from(few(gaps))).sum()
+    }
+}
+
+/// Puts each literal behind its gap; false if that is beyond the end. Not inlined: all it needs is to stay in registers.
+#[inline(never)]
+fn put_literals(gaps: &[u8], literals: &[u8], out: &mut [u8]) -> bool {
     let mut literals = literals.iter();
     let mut at = 0;
-    for &gap in gaps.iter() {
+    for &gap in gaps {
         let gap = usize::from(gap);
         if gap >= SKIP {
             at += SKIP << (gap - SKIP);
-        } else {
-            at += gap;
-            let (Some(symbol), Some(literal)) = (out.get_mut(at), literals.next()) else {
-                return Err(Corrupt("gap beyond the end"));
-            };
-            *symbol = *literal;
-            at += 1;
+            if at > out.len() {
+                return false;
+            }
+            continue;
         }
-        if at > out.len() {
-            return Err(Corrupt("gap beyond the end"));
-        }
+        at += gap;
+        let (Some(symbol), Some(literal)) = (out.get_mut(at), literals.next()) else {
+            return false;
+        };
+        *symbol = *literal;
+        at += 1;
     }
-    Ok(())
+    true
 }

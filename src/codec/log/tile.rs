@@ -66,15 +66,30 @@ pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Re
     })
 }
 
-/// Makes the parent's q those of these symbols.
-pub(in crate::codec) fn apply_symbols(level: Level, symbols: &[i32], q: &mut [i32]) -> Result<(), Corrupt> {
-    if from_symbols(level, symbols, q) { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
+/// Makes the parent's q those of these symbols, or of these classes of small ones.
+pub(in crate::codec) fn apply_symbols<S: ints::Symbol>(
+    level: Level,
+    symbols: &[S],
+    q: &mut [i32],
+) -> Result<(), Corrupt> {
+    // Zeros come and go in few blocks.
+    let sound = match zeros_stay(level, symbols, q) {
+        true => add_symbols(level, symbols, q),
+        false => from_symbols(level, symbols, q),
+    };
+    if sound { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
 }
 
 /// Whether an element may have this q.
 #[inline(always)]
 fn is_q(q: i32) -> bool {
-    (q == ZERO) | (q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32)
+    (q == ZERO) | is_step_of_q(q)
+}
+
+/// Whether an element that is not 0 may have this q.
+#[inline(always)]
+fn is_step_of_q(q: i32) -> bool {
+    q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32
 }
 
 multiversion! {
@@ -95,11 +110,35 @@ multiversion! {
 }
 
 multiversion! {
-    /// Makes the parent's q those of these symbols; false if one is none.
-    fn from_symbols(symbols: &[i32], q: &mut [i32]) -> bool {
+    /// Whether no element was 0 or becomes it, and symbols are differences as they are.
+    fn zeros_stay<S: ints::Symbol>(symbols: &[S], q: &[i32]) -> bool {
+        let mut none = true;
+        for (&q, symbol) in q.iter().zip(symbols) {
+            none &= (q != ZERO) & (symbol.value() < GONE);
+        }
+        none
+    }
+}
+
+multiversion! {
+    /// [`from_symbols`] where [`zeros_stay`].
+    fn add_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
         let mut sound = true;
-        for (q, &symbol) in q.iter_mut().zip(symbols) {
-            let parent = *q;
+        for (q, symbol) in q.iter_mut().zip(symbols) {
+            let (parent, symbol) = (*q, symbol.value());
+            *q = parent.wrapping_add(symbol);
+            sound &= is_step_of_q(parent) & is_step_of_q(*q) & (symbol >= -4 * MAX_Q);
+        }
+        sound
+    }
+}
+
+multiversion! {
+    /// Makes the parent's q those of these symbols; false if one is none.
+    fn from_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
+        let mut sound = true;
+        for (q, symbol) in q.iter_mut().zip(symbols) {
+            let (parent, symbol) = (*q, symbol.value());
             let moved = parent.wrapping_add(symbol).wrapping_sub(i32::from(symbol > GONE));
             let stays = if symbol == GONE { ZERO } else { moved };
             let appears = if symbol == 0 { ZERO } else { symbol.wrapping_sub(i32::from(symbol > 0)) };

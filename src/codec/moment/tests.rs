@@ -122,7 +122,7 @@ proptest! {
             let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
                 let (mut a_out, mut out) = (vec![0; a.len()], m.to_vec());
                 let flags = quantize_chunk::<F>(level, m, v, g, &mut a_out);
-                let sound = reconstruct_elements::<F>(level, v, g, &a, &mut out);
+                let sound = reconstruct_elements::<F, i32>(level, v, g, &a, &mut out);
                 let (error, ok) = compare::<F>(level, m, v, &out, v, g);
                 // Of NaN only that it is one is the same: nothing is stored then.
                 let out = sound.then_some(out);

@@ -13,10 +13,11 @@ const LOOKUPS: usize = 5;
 /// Bytes that one round of look-ups may write, the last store's slack included.
 const ROUND_BYTES: usize = LOOKUPS * 8;
 
-/// Words from which a table of several words a look-up is made faster than it is missed: it takes as long as 10,000 look-ups.
+/// Words from which a table of several words a look-up is made faster than it is missed.
 const WORTH_A_TABLE: usize = 16 * 1024;
 
 /// For each [`MAX_LENGTH`] bits that may come next: the symbols they begin with.
+#[derive(Clone)]
 struct Table {
     symbols: [u64; TABLE],
     /// Bits used, in the low byte; symbols, 1 to 8, in the high byte.
@@ -24,47 +25,7 @@ struct Table {
 }
 
 impl Table {
-    /// Tables for 0, 1, ... [`MAX_LENGTH`] bits, each made from the shorter ones: a first word, then whatever the
-    /// bits behind it hold. The table for `w` bits starts at index 2^w. The code must be complete.
-    fn new(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
-        let mut symbols = [0u64; 2 * TABLE];
-        let mut used = [0u16; 2 * TABLE];
-        let codes = codes(lengths);
-        let k = expansion.k as u16;
-        let mut words = [(0u8, 0u8); 256];
-        let mut n = 0;
-        for length in 1..=MAX_LENGTH as u8 {
-            for word in (0..256).filter(|&word| lengths[word] == length) {
-                words[n] = (word as u8, length);
-                n += 1;
-            }
-        }
-        for width in 1..=MAX_LENGTH as usize {
-            for &(word, length) in words[..n].iter().take_while(|&&(_, length)| length as usize <= width) {
-                let first = expansion.symbols[word as usize];
-                let code = codes[word as usize] as usize;
-                let left = width - length as usize;
-                for rest in 0..1 << left {
-                    // The longest continuation that still fits in eight symbols; that of no bits always does.
-                    let mut from = (1 << left) + rest;
-                    let mut bits = left;
-                    while (used[from] >> 8) + k > 8 {
-                        bits -= 1;
-                        from = (1 << bits) + (rest & ((1 << bits) - 1));
-                    }
-                    let at = (1 << width) + (rest << length) + code;
-                    symbols[at] = if k == 8 { first } else { first | symbols[from] << (8 * k) };
-                    used[at] = used[from] + (k << 8) + u16::from(length);
-                }
-            }
-        }
-        let mut table = Box::new(Table { symbols: [0; TABLE], used: [0; TABLE] });
-        table.symbols.copy_from_slice(&symbols[TABLE..]);
-        table.used.copy_from_slice(&used[TABLE..]);
-        table
-    }
-
-    /// The same with one word for each look-up: made in a tenth of the time.
+    /// One word a look-up. The code must be complete.
     fn of_single_words(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
         let mut table = Box::new(Table { symbols: [0; TABLE], used: [0; TABLE] });
         let codes = codes(lengths);
@@ -76,6 +37,32 @@ impl Table {
         }
         table
     }
+
+    /// As many words a look-up as its bits hold and eight symbols have room for.
+    fn of_words(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
+        let single = Table::of_single_words(lengths, expansion);
+        let shortest = lengths.iter().copied().filter(|&length| length > 0).min().unwrap_or(1);
+        let most = (8 / expansion.k).min(MAX_LENGTH as usize / usize::from(shortest));
+        let mut table = single.clone();
+        for _ in 1..most {
+            add_word(Level::detect(), &single, &mut table);
+        }
+        table
+    }
+}
+
+multiversion! {
+    /// Lets each look-up yield one more word where it fits.
+    fn add_word(single: &Table, table: &mut Table) {
+        for (index, (symbols, used)) in table.symbols.iter_mut().zip(&mut table.used).enumerate() {
+            let (bits, count) = (*used & 0xff, *used >> 8);
+            let next = (index >> (bits & 15)) % TABLE;
+            let (symbols_of_next, used_of_next) = (single.symbols[next], single.used[next]);
+            let fits = (bits + (used_of_next & 0xff) <= MAX_LENGTH as u16) & (count + (used_of_next >> 8) <= 8);
+            *symbols |= if fits { symbols_of_next << (8 * (count % 8)) } else { 0 };
+            *used += if fits { used_of_next } else { 0 };
+        }
+    }
 }
 
 /// Fills `out` (not empty) from a body; its last word may stand for fewer symbols than the others.
@@ -85,7 +72,7 @@ pub(in super::super) fn decode(mut payload: &[u8], expansion: &Expansion, out: &
     // Where a word is half of what a look-up can yield, there is as good as nothing to gain.
     let table = match words < WORTH_A_TABLE || expansion.k >= 4 {
         true => Table::of_single_words(&lengths, expansion),
-        false => Table::new(&lengths, expansion),
+        false => Table::of_words(&lengths, expansion),
     };
     if words < STREAMS_FROM {
         return Stream::new(payload, out).finish(&table);
