@@ -43,7 +43,7 @@ mkdir -p "$reports"
 section "building with -Zsanitizer=$kind"
 export STEPFS_BIN=$ROOT/target/sanitize-$kind/$target/debug/stepfs
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags nice -n 5 \
-    cargo build --locked --quiet -j2 "${std[@]}" --target $target --target-dir "target/sanitize-$kind" --bin stepfs
+    cargo build --locked --quiet -j2 --no-default-features "${std[@]}" --target $target --target-dir "target/sanitize-$kind" --bin stepfs
 
 # Each process writes a file of its own: a daemon's standard error is its log, and nobody waits for its exit code.
 common="log_path=$reports/report:exitcode=99"

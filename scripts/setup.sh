@@ -22,6 +22,7 @@ need getfattr attr
 need unzip unzip
 need rsync rsync
 need cc gcc libc6-dev
+need make make
 
 python=''
 for name in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do
