@@ -119,7 +119,7 @@ def figure_3(found):
            "a checkpoint at each iteration; ours are LeNet-5 and regression on drawn digits with a checkpoint every 5 iterations, repeats are "
            "restores from different checkpoints of one run, and rework is cut off at the largest offset that is measured. `scar` updates by turns, "
            "so with 5% a parameter is up to 20 checkpoints old; `topn` counts elements, each of which takes twice the bytes with its place. Where "
-           "TOPN is ahead, it is so with three times the bytes. What LC-Checkpoint weighs follows from the data, so it is not at 5% and 10% exactly.")
+           "TOPN is ahead, it is so with three to five times the bytes. What LC-Checkpoint weighs follows from the data, so it is not at 5% and 10% exactly.")
     yield ""
     yield "![rework](comparison/lc_figure_3.png)"
     yield ""
