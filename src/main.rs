@@ -11,8 +11,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// - Two arenas, as many as cores that are busy: by itself it makes four for each core, and what is free in one is of no use to
 ///   the others.
-/// - Each thread keeps a few pieces of up to 1 MiB at hand: those of a tile, which otherwise cost archiving a third more. As many as
-///   it would keep by itself are 20 MB more under `scripts/soak.sh`.
+/// - Each thread keeps four pieces of a size at hand, up to 1 MiB: those of a tile, which otherwise cost archiving a third more.
 /// - What is free goes back to the system after a second, also in a daemon that sleeps.
 /// - By itself, pieces from 8 MiB on would go back at once.
 #[cfg(feature = "jemalloc")]
