@@ -112,7 +112,7 @@ fn start(args: &Args) -> Result<ExitCode> {
 /// Serves the mount until it is unmounted.
 fn daemon(args: &Args) -> Result<ExitCode> {
     super::log_to_stderr("info");
-    super::allocator::keep_small();
+    super::buffers::keep_few();
     if args.child {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount.
         // SAFETY: no memory is passed; it fails harmlessly where the process leads a group already.

@@ -34,7 +34,6 @@ impl<'a> BitWriter<'a> {
 }
 
 /// Takes bit fields off a payload.
-#[derive(Clone, Copy)]
 pub(super) struct BitReader<'a> {
     whole: &'a [u8],
     payload: &'a [u8],

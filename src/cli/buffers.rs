@@ -7,7 +7,7 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_secs(60);
 
 /// To be called once.
-pub(super) fn keep_small() {
+pub(super) fn keep_few() {
     let give_back = || {
         loop {
             std::thread::sleep(INTERVAL);
