@@ -34,7 +34,8 @@ const STEPS: usize = 6;
 
 /// Symbols below which there is nothing to learn from.
 const FEWEST: usize = 512;
-/// Symbols above which time counts for more than bytes: one tile of f32.
+/// Symbols from which time counts for more than bytes: a whole tile of f32, so that of a large tensor no tile but the last is
+/// even looked at. The look alone takes as long as all else that encodes a tile.
 const MOST: usize = 128 * 1024;
 /// Symbols that show whether this helps, and what it must save by that look, for it takes long.
 const TRIAL: usize = 32 * 1024;
@@ -56,7 +57,7 @@ impl Shape {
 
     /// Whether there is anything to tell rows and columns by.
     fn fits(self, n: usize) -> bool {
-        (FEWEST..=MOST).contains(&n) && self.width >= 2 && self.first < self.width && self.width <= n / 2
+        (FEWEST..MOST).contains(&n) && self.width >= 2 && self.first < self.width && self.width <= n / 2
     }
 }
 
