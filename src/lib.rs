@@ -12,7 +12,8 @@
 //! - [`codec`]: tensors to symbols and back (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
-//! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place, and `clock` the time.
+//! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place, `clock` the time, and `hash` what
+//! everything on the device is checked by.
 //!
 //! `docs/DESIGN.md` says why, `docs/FORMAT.md` describes every durable byte, `docs/SEMANTICS.md` what a program
 //! that uses the mount may rely on.
@@ -25,6 +26,7 @@ pub mod compare;
 pub mod container;
 pub mod entropy;
 pub mod fs;
+mod hash;
 pub mod recall;
 pub mod store;
 mod sync;

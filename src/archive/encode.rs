@@ -6,11 +6,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::log::{Factors, FactorsBuilder};
 use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
+use crate::hash::xxh3_64;
 use crate::recall::{State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
 

@@ -6,9 +6,8 @@
 
 use std::path::Path;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::container::{Description, Tensor};
+use crate::hash::Xxh3;
 use crate::store::names;
 
 /// Tensors smaller than this many elements do not count: they come and go with schedulers and counters.

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::container::{InOrder, describe};
+use crate::hash::Xxh3Of128;
 use crate::recall::{Chain, Layout, stream};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::{Header, Id};
@@ -46,7 +45,7 @@ impl Archive {
 
     /// Whether an object decodes to what was archived.
     pub(super) fn decodes(&self, header: &Header) -> bool {
-        let mut hash = Xxh3::new();
+        let mut hash = Xxh3Of128::new();
         // From the device, whatever is in memory.
         let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());
@@ -62,7 +61,7 @@ impl Archive {
             [error.object, header.id].into_iter().for_each(|id| self.recall.memory().forget(id));
             log::error!("{error}; a copy of its file is archived anew");
         }
-        decoded.is_ok() && hash.digest128() == header.decoded_hash
+        decoded.is_ok() && hash.digest() == header.decoded_hash
     }
 
     /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a

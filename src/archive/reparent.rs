@@ -14,12 +14,12 @@ use std::io;
 use std::path::Path;
 
 use rayon::prelude::*;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::{Dtype, TILE_BYTES, lossless};
+use crate::hash::xxh3_64;
 use crate::recall::{Chain, ReadError, State, tile};
 use crate::store::durable::Io;
-use crate::store::object::{Coding, Header, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile};
+use crate::store::object::{Coding, Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 
 use super::job::BATCH;
@@ -92,7 +92,7 @@ impl Move<'_> {
         writer.close(&index)?;
         let parent = self.parent.filter(|_| index.tensors.iter().any(|entry| entry.coding.parent().is_some()));
         let header = Header {
-            version: leaf.header().version.max(OBJECT_VERSION),
+            version: leaf.header().written_anew(),
             parent: parent.map(|chain| chain.leaf().header().id),
             depth: parent.map_or(0, |chain| chain.objects().len() as u32),
             ..leaf.header().clone()

@@ -3,9 +3,8 @@
 use std::io;
 use std::ops::Range;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::container::ReadAt;
+use crate::hash::Xxh3;
 
 /// A file is recognised by this many samples of this size: its first and last bytes, where a torch zip has its
 /// checksums, and 62 between. 256 KiB are read in no time, and differ wherever something was trained.

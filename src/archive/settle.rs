@@ -6,9 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
+use crate::hash::Xxh3Of128;
 use crate::store::object::path_of;
 use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, names};
 
@@ -112,7 +111,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
         steps: names::steps(path),
-        sample: xxhash_rust::xxh3::xxh3_64(&samples::read(&InOrder::new(file, &description))?),
+        sample: crate::hash::xxh3_64(&samples::read(&InOrder::new(file, &description))?),
         signature,
         lineage: lineage(path, signature),
         copy: false,
@@ -127,7 +126,7 @@ fn compressible(file: &dyn ReadAt) -> io::Result<bool> {
 
 /// xxh3-128 of a whole file.
 pub(super) fn hash(file: &dyn ReadAt, len: u64) -> io::Result<u128> {
-    let mut hash = Xxh3::new();
+    let mut hash = Xxh3Of128::new();
     let mut buf = vec![0; HASH_BYTES];
     let mut at = 0;
     while at < len {
@@ -136,7 +135,7 @@ pub(super) fn hash(file: &dyn ReadAt, len: u64) -> io::Result<u128> {
         hash.update(&buf[..take]);
         at += take as u64;
     }
-    Ok(hash.digest128())
+    Ok(hash.digest())
 }
 
 fn words(description: &Description) -> String {

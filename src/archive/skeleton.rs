@@ -4,10 +4,10 @@ use std::io;
 use std::ops::Range;
 
 use rayon::prelude::*;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::codec::TILE_BYTES;
 use crate::container::Patch;
+use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, Tile};
 
 use super::job::{BATCH, Job};

@@ -2,10 +2,9 @@
 
 use std::io;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Order, Patch, ReadAt};
+use crate::hash::Xxh3Of128;
 use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
 use crate::store::object::Coding;
@@ -35,7 +34,7 @@ pub(super) fn verify(
 ) -> io::Result<Hashes> {
     let layout = Layout::of(chain.leaf());
     let tensors = &chain.leaf().index().tensors;
-    let (mut source_hash, mut decoded_hash) = (Xxh3::new(), Xxh3::new());
+    let (mut source_hash, mut decoded_hash) = (Xxh3Of128::new(), Xxh3Of128::new());
     let mut sample = Sampler::new(chain.leaf().header().logical_len);
     let mut original = Vec::new();
     let mut expected = 0;
@@ -80,7 +79,7 @@ pub(super) fn verify(
     if expected != chain.leaf().header().logical_len || source.size() != expected {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the end of the file is missing"));
     }
-    Ok(Hashes { source: source_hash.digest128(), decoded: decoded_hash.digest128(), sample: sample.finish() })
+    Ok(Hashes { source: source_hash.digest(), decoded: decoded_hash.digest(), sample: sample.finish() })
 }
 
 /// The largest error of a tile in the terms of its codec; `None` when what must hold of it does not.

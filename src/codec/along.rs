@@ -6,8 +6,8 @@
 use super::exception::{Exception, apply_exceptions, take_exceptions};
 use super::log::Grid;
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
-use crate::entropy::ints::{Symbol, Symbols};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::ints::{Symbols, add};
+use crate::entropy::level::Level;
 use crate::entropy::{ints, varint};
 
 /// Values that are worked on together, in the first-level cache.
@@ -121,20 +121,6 @@ pub fn lattice(
         tile.append(length * size, |out| lattice::reconstruct(dtype, k, before, sums, out))?;
     }
     apply_exceptions(dtype, exceptions, tile.bytes())
-}
-
-multiversion! {
-    /// Adds the symbols; false if a sum is beyond 32 bits.
-    fn add<S: Symbol>(symbols: &[S], sums: &mut [i32]) -> bool {
-        let mut overflow = 0;
-        for (sum, symbol) in sums.iter_mut().zip(symbols) {
-            let symbol = symbol.value();
-            let new = sum.wrapping_add(symbol);
-            overflow |= (*sum ^ new) & (symbol ^ new);
-            *sum = new;
-        }
-        overflow >= 0
-    }
 }
 
 /// Appends the `n` elements of the tile of the logarithmic lattice that these payloads lead to from `from`; without it the first of

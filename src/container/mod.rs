@@ -27,9 +27,9 @@ use std::ops::Range;
 
 pub use patch::{ChangedTensor, Patch};
 pub use table::{InOrder, Order, Table};
-use xxhash_rust::xxh3::Xxh3;
 
 use crate::codec::Dtype;
+use crate::hash::Xxh3;
 
 /// Random access to the bytes of a file. Implemented for byte slices and for files (`pread`; a file may be cut
 /// short by its owner while it is read, so files are never mapped).

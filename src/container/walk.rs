@@ -290,7 +290,7 @@ impl Walk<'_, '_, '_> {
         let graph = self.graph;
         *self.key_sets.entry(node).or_insert_with(|| {
             let keys = pairs(graph, Item::Node(node)).iter();
-            let hash = |k: &str| xxhash_rust::xxh3::xxh3_64(k.as_bytes()) | 1;
+            let hash = |k: &str| crate::hash::xxh3_64(k.as_bytes()) | 1;
             keys.filter_map(|&(k, _)| graph.str(k)).fold(0, |h, k| h.wrapping_add(hash(k)))
         })
     }

@@ -4,6 +4,7 @@
 //! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, zero runs, or a grid, whichever is cheapest.
 //! - [`grid`]: symbols in rows and columns, coded by how busy these have been.
 //! - `huffman`: the order-0 prefix code all of these end in: several interleaved bit streams, several symbols a lookup.
+//! - `packed`: low bits of values, all of one width.
 //! - `bits`, `varint`: bit and integer fields of headers.
 //! - `range`: single bits with probabilities that follow them.
 //! - `scratch`: buffers used again from tile to tile.
@@ -19,6 +20,7 @@ pub mod grid;
 mod huffman;
 pub mod ints;
 pub(crate) mod level;
+mod packed;
 mod range;
 pub(crate) mod scratch;
 mod sparse;

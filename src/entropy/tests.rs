@@ -51,6 +51,60 @@ fn encode_ints(values: &[i32]) -> Vec<u8> {
     payload
 }
 
+/// By blocks, as tiles are: many large values are halved.
+fn encode_blocks(values: &[i32]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&values[start..][..block.len()]);
+    ints::encode_blocks(values.len(), None, &mut payload, fill);
+    comes_back(values, &payload);
+    payload
+}
+
+/// As it is, added to something, and in pieces.
+fn comes_back(values: &[i32], payload: &[u8]) {
+    let mut out = vec![0x5555_5555; values.len()];
+    ints::decode(payload, &mut out).unwrap();
+    assert!(out == values);
+    let mut pieces = Vec::new();
+    ints::decode_blocks(payload, values.len(), |start, block| {
+        assert_eq!(start, pieces.len());
+        pieces.extend_from_slice(block);
+        Ok(())
+    })
+    .unwrap();
+    assert!(pieces == values);
+}
+
+/// The number of low bits that are packed.
+fn packed_bits(payload: &[u8]) -> u8 {
+    if payload[0] == 0 { payload[1] } else { 0 }
+}
+
+#[test]
+fn many_large_values_are_halved_and_cost_no_more() {
+    for (sigma, width) in [(1.0, 0), (3.0, 0), (6.0, 1), (100.0, 5), (1e4, 12), (1e8, 24)] {
+        for more in [0, 1, 600] {
+            let mut random = Random(7 + more);
+            let values: Vec<i32> = (0..TILE + more as usize).map(|_| random.gauss(sigma)).collect();
+            let payload = encode_blocks(&values);
+            assert_eq!(packed_bits(&payload), width, "{sigma}");
+            let plain = encode_ints(&values).len();
+            assert!(payload.len() as f64 <= 1.012 * plain as f64, "{sigma}: {} of {plain} bytes", payload.len());
+        }
+    }
+    // Few values, or low bits that are not random, stay as they are.
+    assert_eq!(packed_bits(&encode_blocks(&gaussian(100.0)[..TILE - 1])), 0);
+    let mut some = gaussian(1000.0);
+    some.iter_mut().enumerate().for_each(|(at, value)| *value *= i32::from(at % 5 == 0));
+    assert_eq!(packed_bits(&encode_blocks(&some)), 0);
+    some.iter_mut().for_each(|value| *value = *value & !63 | 9);
+    assert_eq!(packed_bits(&encode_blocks(&some)), 0);
+    // What the look at a few blocks does not see is right all the same.
+    let mut last = gaussian(100.0);
+    last[TILE - 3..].copy_from_slice(&[i32::MIN, i32::MAX, i32::MIN + 1]);
+    assert!(packed_bits(&encode_blocks(&last)) > 0);
+}
+
 #[test]
 fn costs_stay_near_the_entropy() {
     for (sigma, percent) in [
@@ -221,6 +275,28 @@ proptest! {
     #[test]
     fn ints_come_back(values in any_values()) {
         encode_ints(&values);
+    }
+
+    #[test]
+    fn halved_ints_come_back(
+        values in any_values(),
+        width in 1..=24u32,
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut payload = Vec::new();
+        let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&values[start..][..block.len()]);
+        ints::encode_halved(values.len(), if values.is_empty() { 0 } else { width }, None, &mut payload, fill);
+        comes_back(&values, &payload);
+        let mut out = vec![0; values.len()];
+        prop_assert!(values.is_empty() || ints::decode(&payload[..cut.index(payload.len()).min(2)], &mut out).is_err());
+        let _ = ints::decode(&payload[..cut.index(payload.len())], &mut out);
+        let _ = ints::decode(&payload, &mut vec![0; values.len() + 700]);
+        for (i, (at, byte)) in flips.into_iter().enumerate() {
+            let at = at.index(if i % 2 == 0 { payload.len().min(40) } else { payload.len() });
+            payload[at] ^= byte;
+        }
+        let _ = ints::decode(&payload, &mut out);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::codec::TILE_BYTES;
 use crate::container::{Kind, Order, ReadAt, describe};
 use crate::store::Damage;
-use crate::store::object::{ORDERED_VERSION, gaps};
+use crate::store::object::gaps;
 
 use super::{Chain, ReadError, tile};
 
@@ -21,7 +21,7 @@ const MAX_CHUNKS: usize = (512 << 20) / TILE_BYTES;
 pub fn order(chain: &Chain) -> Result<Order, ReadError> {
     let leaf = chain.leaf();
     let index = leaf.index();
-    if leaf.header().version != ORDERED_VERSION {
+    if !leaf.header().is_ordered() {
         return Ok(Order::default());
     }
     let wrong = |what| ReadError::object(leaf.header().id, Damage(what));

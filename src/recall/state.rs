@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
-
 use crate::codec::log::{Factors, Grid};
 use crate::codec::published::tile::{Before, Decoded};
 use crate::codec::{Corrupt, Dtype, lattice, log, moment};
+use crate::hash::{Xxh3, xxh3_64};
 
 /// What a tile is made of: enough to give its bytes, and to encode its successor. It belongs to the state, not to the
 /// object: however the object is encoded, and whatever it is a difference to, this is the same.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use crate::codec::log::Grid;
 use crate::codec::rows::Rows;
 use crate::codec::{Corrupt, Dtype, TILE_BYTES, cast, lattice, log, lossless, published, rows};
+use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::object::{Coding, Object, TensorEntry};
 

@@ -4,14 +4,13 @@
 use std::fs::File;
 use std::io;
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::Damage;
 use super::bytes::Fields;
 use super::durable::{CrashPoint, DeviceFile};
 use super::marks;
 use super::object::Id;
 use crate::container::ReadAt;
+use crate::hash::xxh3_64;
 
 /// Length of the block, bytes: one page, so that the rest of the file can be a hole.
 pub const STUB_BYTES: usize = 4096;

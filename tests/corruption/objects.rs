@@ -11,7 +11,7 @@ use stepfs::store::object::{FOOTER_BYTES, HEADER_BYTES, Object};
 
 use super::store::{Victim, each, is_full, paths};
 
-const VERSIONS: [&str; 4] = ["v1", "v2", "v3", "v4"];
+const VERSIONS: [&str; 5] = ["v1", "v2", "v3", "v4", "v6"];
 /// What a byte becomes: one bit, all bits, zero.
 const CHANGES: [fn(u8) -> u8; 4] = [|byte| byte ^ 1, |byte| byte ^ 0x80, |byte| !byte, |_| 0];
 

@@ -64,7 +64,7 @@ fn ids(victim: &Victim) -> Vec<Id> {
 
 #[test]
 fn a_wrong_byte_is_put_right_wherever_it_is() {
-    for version in ["v1", "v2", "v3", "v4"] {
+    for version in ["v1", "v2", "v3", "v4", "v6"] {
         let victim = Victim::golden(version);
         let all = ids(&victim);
         let mut random = Random(version.len() as u64 + all.len() as u64);
@@ -119,7 +119,7 @@ fn objects_under_other_names_get_their_own() {
 #[test]
 fn lost_parts_are_taken_from_a_file_with_the_same_bytes() {
     let mut codings = std::collections::BTreeSet::new();
-    for version in ["v1", "v2", "v3", "v4"] {
+    for version in ["v1", "v2", "v3", "v4", "v6"] {
         let whole = Victim::golden(version);
         let chains = whole.chains();
         for (path, (id, bytes)) in &whole.files {

@@ -4,10 +4,9 @@
 use std::collections::HashMap;
 use std::io;
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use crate::codec::{Dtype, cast};
 use crate::container::{ReadAt, Tensor};
+use crate::hash::xxh3_64;
 
 /// Elements looked at, in the middle of a tensor, or all. They are all compared when it is encoded.
 const LOOKED_AT: u64 = 256;

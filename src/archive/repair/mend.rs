@@ -46,7 +46,7 @@ fn one_of<I: Iterator<Item = u8>>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use xxhash_rust::xxh3::xxh3_64;
+    use crate::hash::xxh3_64;
 
     #[test]
     fn one_bit_or_byte_is_put_right_and_two_are_not() {

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use xxhash_rust::xxh3::xxh3_64;
-
+use crate::hash::xxh3_64;
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, Tile, path_of};
 use crate::store::{Damage, Id, Store};
@@ -220,8 +219,7 @@ impl Patient {
             }
         }
         writer.close(&index)?;
-        let header =
-            Header { version: self.header.version.max(crate::store::object::OBJECT_VERSION), ..self.header.clone() };
+        let header = Header { version: self.header.written_anew(), ..self.header.clone() };
         // Read back from the device: only what can be opened takes the place of anything.
         drop(writer.reopen(header.clone())?);
         super::set_aside(store, &path_of(&objects, id))?;

@@ -5,13 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
-
 use crate::container::{InOrder, describe};
+use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, tile};
-use crate::store::object::{
-    Coding, Header, Index, OBJECT_VERSION, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of,
-};
+use crate::store::object::{Coding, Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
 
 use super::super::payload::{self, Around, Place};
@@ -59,11 +56,8 @@ impl Rebuild<'_> {
         }
         writer.close(&index)?;
         let needs_parent = index.tensors.iter().any(|entry| entry.coding.parent().is_some());
-        let header = Header {
-            version: header.version.max(OBJECT_VERSION),
-            parent: header.parent.filter(|_| needs_parent),
-            ..header.clone()
-        };
+        let header =
+            Header { version: header.written_anew(), parent: header.parent.filter(|_| needs_parent), ..header.clone() };
         let parent = match (header.parent, &self.chain) {
             (None, _) => None,
             (Some(id), Some(chain)) => chain.from_ancestor(id),
@@ -178,12 +172,12 @@ impl Rebuild<'_> {
 
 /// Whether a chain decodes to a file of this hash.
 pub(super) fn decodes(chain: &Chain, expected: u128) -> io::Result<()> {
-    let mut hash = Xxh3::new();
+    let mut hash = Xxh3Of128::new();
     stream(chain, &Layout::of(chain.leaf()), |_, _, bytes| {
         hash.update(bytes);
         Ok::<(), ReadError>(())
     })?;
-    match hash.digest128() == expected {
+    match hash.digest() == expected {
         true => Ok(()),
         false => {
             Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to what was archived")).into())
@@ -242,8 +236,7 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
         }
     }
     writer.close(&index)?;
-    let header =
-        Header { version: header.version.max(OBJECT_VERSION), parent: None, depth: 0, position: 0, ..header.clone() };
+    let header = Header { version: header.written_anew(), parent: None, depth: 0, position: 0, ..header.clone() };
     let chain = Chain::of_rewritten(writer.reopen(header.clone())?, None);
     decodes(&chain, header.decoded_hash)?;
     set_aside(store, &path_of(&store.objects(), header.id))?;

@@ -4,10 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use crate::codec::TILE_BYTES;
 use crate::container::{InOrder, ReadAt, describe};
+use crate::hash::xxh3_64;
 use crate::recall::{Chain, tile};
 use crate::store::object::{Header, Index};
 use crate::store::{Id, Objects, Store};

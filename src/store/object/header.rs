@@ -1,8 +1,7 @@
 //! The first 128 bytes of an object and its last 64 (docs/FORMAT.md, "Object").
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::Id;
+use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::bytes::Fields;
 
@@ -10,14 +9,17 @@ use crate::store::bytes::Fields;
 pub const HEADER_BYTES: usize = 128;
 /// Length of the footer at the end of an object, bytes.
 pub const FOOTER_BYTES: usize = 64;
-/// Version of the object format that this program writes, and the newest that it reads. Version 1 had a hash of samples
-/// where the position is now, and no note in the index; version 2 had an index by rows, and the lattice alone; version 3 had no
-/// published systems, no grids among symbols and no sections among lossless differences.
-pub const OBJECT_VERSION: u32 = 4;
+/// Version of the object format that this program writes. Version 1 had a hash of samples where the position is now, and no note
+/// in the index; version 2 had an index by rows, and the lattice alone; version 3 had no published systems, no grids among symbols
+/// and no sections among lossless differences; version 4 had no values that were halved.
+pub const OBJECT_VERSION: u32 = 6;
 
-/// Version of an object whose file has tables with rows that have ids: it has them in the order of those. Otherwise as 4, but
-/// a stepfs that does not know how to put them back must not read it.
-pub const ORDERED_VERSION: u32 = 5;
+/// Version of an object whose file has tables with rows that have ids: it has them in the order of those. Otherwise as the one
+/// before, but a stepfs that does not know how to put them back must not read it. The newest that this program reads.
+pub const ORDERED_VERSION: u32 = 7;
+
+/// The same with what version 4 had.
+const ORDERED_BEFORE: u32 = 5;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
@@ -59,6 +61,16 @@ pub struct Header {
 pub const SUPER_STEP: u32 = 8;
 
 impl Header {
+    /// Whether rows of tables are in the order of their ids, which may not be the file's.
+    pub fn is_ordered(&self) -> bool {
+        matches!(self.version, ORDERED_BEFORE | ORDERED_VERSION)
+    }
+
+    /// The version in which this program writes such an object.
+    pub fn written_anew(&self) -> u32 {
+        if self.is_ordered() { ORDERED_VERSION } else { OBJECT_VERSION }
+    }
+
     /// Whether states further on may be differences to it: a keyframe, and every eighth state after it.
     pub fn is_super_step(&self) -> bool {
         self.position.is_multiple_of(SUPER_STEP)

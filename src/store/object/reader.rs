@@ -6,10 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Tile};
 use crate::codec::log::Factors;
+use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::durable::{DeviceFile, Io};
 

@@ -15,7 +15,7 @@ prop_compose! {
         parent in proptest::option::of(self::id()),
         depth: u32,
         position: u32,
-        version in 1..=OBJECT_VERSION,
+        version in 1..=ORDERED_VERSION,
         numbers in any::<[u64; 3]>(),
         hashes in any::<[u128; 2]>(),
         modified_ns: i64,

@@ -3,9 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use xxhash_rust::xxh3::xxh3_64;
-
 use super::{Footer, HEADER_BYTES, Header, Id, Index, Object, Tile};
+use crate::hash::xxh3_64;
 use crate::store::beneath;
 use crate::store::durable::{CrashPoint, DeviceFile, Io, forget_pages, parent};
 
