@@ -35,9 +35,9 @@ pub(super) fn split(values: &mut [i32], width: u32, out: &mut Vec<u8>) {
     let level = Level::detect();
     for values in values.chunks_mut(UNIT) {
         let mut words = [[0; LANES]; MOST_WIDTH as usize];
-        match values.as_mut_array() {
-            Some(unit) => split_unit(level, unit, width, &mut words),
-            None => {
+        match <&mut [i32; UNIT]>::try_from(&mut *values) {
+            Ok(unit) => split_unit(level, unit, width, &mut words),
+            Err(_) => {
                 let mut unit = [0; UNIT];
                 unit[..values.len()].copy_from_slice(values);
                 split_unit(level, &mut unit, width, &mut words);
@@ -80,9 +80,9 @@ pub(super) fn join(values: &mut [i32], width: u32, packed: &[u8]) -> Result<(), 
         for (word, bytes) in words.as_flattened_mut().iter_mut().zip(packed.as_chunks().0) {
             *word = u32::from_le_bytes(*bytes);
         }
-        let fits = match values.as_mut_array() {
-            Some(unit) => join_unit(level, unit, width, &words),
-            None => {
+        let fits = match <&mut [i32; UNIT]>::try_from(&mut *values) {
+            Ok(unit) => join_unit(level, unit, width, &words),
+            Err(_) => {
                 let mut unit = [0; UNIT];
                 unit[..values.len()].copy_from_slice(values);
                 let fits = join_unit(level, &mut unit, width, &words);
