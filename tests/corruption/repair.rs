@@ -64,7 +64,8 @@ fn ids(victim: &Victim) -> Vec<Id> {
 
 #[test]
 fn a_wrong_byte_is_put_right_wherever_it_is() {
-    for version in ["v1", "v2", "v3", "v4", "v6"] {
+    // Version 6 is about payloads that are too long for trying each bit.
+    for version in ["v1", "v2", "v3", "v4"] {
         let victim = Victim::golden(version);
         let all = ids(&victim);
         let mut random = Random(version.len() as u64 + all.len() as u64);
@@ -138,7 +139,7 @@ fn lost_parts_are_taken_from_a_file_with_the_same_bytes() {
                 if has_heirs && needs_its_own {
                     continue;
                 }
-                if object.header().version == stepfs::store::object::ORDERED_VERSION {
+                if object.header().is_ordered() {
                     // Its file has rows in another order than what is decoded here.
                     continue;
                 }
