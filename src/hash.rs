@@ -15,7 +15,6 @@ pub(crate) struct Xxh3(XxHash3_64);
 
 impl Xxh3 {
     /// Of no bytes yet.
-    #[allow(clippy::new_without_default)]
     pub(crate) fn new() -> Xxh3 {
         Xxh3(XxHash3_64::new())
     }
@@ -36,7 +35,6 @@ pub(crate) struct Xxh3Of128(XxHash3_128);
 
 impl Xxh3Of128 {
     /// Of no bytes yet.
-    #[allow(clippy::new_without_default)]
     pub(crate) fn new() -> Xxh3Of128 {
         Xxh3Of128(XxHash3_128::new())
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
-use crate::hash::Xxh3Of128;
+use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
 use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, names};
 
@@ -111,7 +111,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
         steps: names::steps(path),
-        sample: crate::hash::xxh3_64(&samples::read(&InOrder::new(file, &description))?),
+        sample: xxh3_64(&samples::read(&InOrder::new(file, &description))?),
         signature,
         lineage: lineage(path, signature),
         copy: false,

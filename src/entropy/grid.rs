@@ -34,8 +34,8 @@ const STEPS: usize = 6;
 
 /// Symbols below which there is nothing to learn from.
 const FEWEST: usize = 512;
-/// Symbols from which time counts for more than bytes: a whole tile of f32, so that of a large tensor no tile but the last is
-/// even looked at. The look alone takes as long as all else that encodes a tile.
+/// Symbols from which time counts for more than bytes: a whole tile of f32, so that of a large tensor of 32 or 16 bits no tile but
+/// the last is even looked at. The look alone takes as long as all else that encodes a tile.
 const MOST: usize = 128 * 1024;
 /// Symbols that show whether this helps, and what it must save by that look, for it takes long.
 const TRIAL: usize = 32 * 1024;

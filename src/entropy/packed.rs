@@ -44,7 +44,9 @@ pub(super) fn split(values: &mut [i32], width: u32, out: &mut Vec<u8>) {
                 values.copy_from_slice(&unit[..values.len()]);
             }
         }
-        out.extend(words[..width as usize].iter().flatten().flat_map(|word| word.to_le_bytes()));
+        for row in &words[..width as usize] {
+            out.extend_from_slice(row.map(u32::to_le_bytes).as_flattened());
+        }
     }
 }
 
