@@ -306,8 +306,10 @@ fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static s
     assert_eq!(read, files);
     drop(archive);
     let gone = [step(1), step(3), key(33), state_of("state", 1), state_of("later", 2)];
-    let gone =
-        gone.into_iter().chain(FAMILIES.iter().map(|family| state_of(family.word, 2))).chain([state_of("busy", 1)]);
+    let gone = gone
+        .into_iter()
+        .chain(FAMILIES.iter().map(|family| state_of(family.word, 2)))
+        .chain([state_of("busy", 1), elasticdl::name(2)]);
     let there = gone.map(|name| root.join("tree").join(name)).filter(|path| path.exists());
     there.for_each(|path| fs::remove_file(path).unwrap());
     let archive = Archive::open(Store::open(&root).unwrap()).unwrap();
