@@ -8,6 +8,7 @@ mod pairing;
 mod patch;
 mod path;
 mod pickle;
+mod proof;
 mod protobuf;
 mod read;
 mod role;
@@ -26,7 +27,10 @@ use std::io;
 use std::ops::Range;
 
 pub use patch::{ChangedTensor, Patch};
+pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
+
+use proof::Training;
 
 use crate::codec::Dtype;
 use crate::hash::Xxh3;
@@ -159,6 +163,9 @@ pub struct Tensor {
     pub partner: Option<usize>,
     /// Not to be quantized whatever its role: by where it stands it is no weight.
     pub lossless: bool,
+    /// Of a weight or an average: what shows that it is a trained parameter. Without that it is never quantized because
+    /// of where it stands.
+    pub trained: Option<&'static str>,
     /// Bytes of the file. Extents of a description are disjoint and ascending.
     pub extent: Range<u64>,
 }
@@ -174,6 +181,8 @@ pub struct Description {
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
     pub tables: Vec<Table>,
+    /// What its optimizers train.
+    training: Training,
     /// What `patches` needs of a zip.
     zip: Option<patch::Crcs>,
 }
@@ -190,7 +199,8 @@ impl Tensor {
         (role, why): (Role, &'static str),
         extent: Range<u64>,
     ) -> Tensor {
-        Tensor { path, aliases: Vec::new(), dtype, shape, role, why, of: None, partner: None, lossless: false, extent }
+        let (aliases, lossless) = (Vec::new(), false);
+        Tensor { path, aliases, dtype, shape, role, why, of: None, partner: None, lossless, trained: None, extent }
     }
 
     /// A parameter of a model, or an average of one that stands where models do.
@@ -202,7 +212,18 @@ impl Tensor {
 impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors: Vec::new(), tables: Vec::new(), zip: None }
+        let (tensors, tables, training) = (Vec::new(), Vec::new(), Training::default());
+        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, zip: None }
+    }
+
+    /// The parameters that the optimizers in the file train, one entry for each optimizer.
+    pub fn optimizers(&self) -> &[Trained] {
+        &self.training.optimizers
+    }
+
+    /// Notes which weights these optimizers, of other files of its checkpoint, show to be trained parameters.
+    pub fn prove(&mut self, optimizers: &[Trained]) {
+        self.training.prove(&mut self.tensors, optimizers);
     }
 
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for
