@@ -14,6 +14,7 @@ mod merge;
 mod odd;
 mod optimizer;
 mod profiles;
+mod proof;
 mod published;
 mod recall;
 mod retention;
