@@ -115,7 +115,7 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
     let tensor = subject.tensor;
     // An optimizer's flat copies of matrices are vectors by their shape only.
     let is_vector = tensor.shape.len() < 2 && tensor.role != Role::Master;
-    let share = if is_vector { VECTOR } else { subject.sensitivity };
+    let share = if is_vector { VECTOR } else { 1.0 };
     lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.relief)
 }
 

