@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, log, lossless, published};
-use crate::container::{Description, ReadAt, Role, Tensor};
+use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::recall::{Chain, tile};
 use crate::store::Profiles;
 use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
@@ -213,7 +213,10 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 Kind::FirstMoment => moments::first(&subject)?,
                 Kind::SecondMoment => moments::second(&subject, rates.second_moment)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
+                Kind::Norm => moments::second(&subject, rates.second_moment / 2)?,
                 Kind::Momentum => moments::momentum(&subject)?,
+                Kind::Direction => moments::direction(&subject)?,
+                Kind::Sign => moments::signs(&subject)?,
             };
             row_step = rates.row;
         }
@@ -236,6 +239,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         forecast.keyframe += bits.1 / 8.0 * share;
         plans.push(plan);
     }
+    moments::keep_together(&all, &mut plans);
     let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
     if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
         plans.iter_mut().for_each(Plan::begin_anew);
@@ -245,7 +249,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
 
 /// Which codec a tensor is for, and its numbers; none if it is kept as it is.
 fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
-    let kind = rates::kind(tensor.role, tensor.partner.is_some(), tensor.lossless)?;
+    let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
 }
@@ -254,7 +258,8 @@ fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
 /// is lossless.
 fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     let system = material.profiles.of(tensor.role).system()?;
-    let is_model = matches!(tensor.role, Role::Weight | Role::Master) && !tensor.lossless && !tensor.shape.is_empty();
+    let is_parameter = matches!(tensor.role, Role::Weight | Role::Master) && tensor.used == Use::ByRole;
+    let is_model = is_parameter && !tensor.lossless && !tensor.shape.is_empty();
     (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
 }
 
@@ -289,12 +294,15 @@ fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor
 fn second_moments(material: &Material, tensors: &[Tensor]) -> io::Result<Vec<Gradients>> {
     const SIXTEENTHS: f64 = 16.0;
     let one = |tensor: &Tensor| -> io::Result<Option<Gradients>> {
-        let second = tensor.role == Role::SecondMoment && tensor.dtype.is_lattice_float();
+        let of_gradients = tensor.role == Role::SecondMoment && tensor.used != Use::Updates;
+        let second = of_gradients && tensor.dtype.is_lattice_float();
         let Some(of) = tensor.of.filter(|_| second && tensor.extent.end > tensor.extent.start) else {
             return Ok(None);
         };
         let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
-        let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
+        let octaves = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
+        // The square of a norm is what the others are.
+        let mean = if tensor.used == Use::Norm { 2.0 * octaves } else { octaves };
         let len = (tensor.extent.end - tensor.extent.start) as f64;
         Ok(Some(Gradients { parameter: of, first_moment: tensor.partner, octaves: mean, len }))
     };

@@ -75,6 +75,16 @@ impl Factors {
         self.base
     }
 
+    /// The flat prediction of these elements' size: their root mean square, what is not finite left out.
+    pub fn size_of(dtype: Dtype, sample: &[u8]) -> Factors {
+        fn mean_square<F: Float>(sample: &[F::Bytes]) -> f64 {
+            let squares = sample.iter().map(|&m| F::widen(m) * F::widen(m)).filter(|square| square.is_finite());
+            squares.sum::<f64>() / sample.len().max(1) as f64
+        }
+        let mean = for_float!(dtype, F => mean_square::<F>(F::elements(sample)), else 0.0);
+        Factors::flat(if mean > 0.0 { sixteenths(mean.sqrt()) } else { 0 })
+    }
+
     /// Appends the payload.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let factors = || self.rows.iter().chain(&self.columns).copied().filter(|&f| f != ALL_ZERO);
@@ -228,17 +238,24 @@ multiversion! {
     }
 }
 
-/// Row and column sums of a tensor, tile by tile.
+/// Row and column sums of a tensor, or of its squares, tile by tile.
 #[derive(Debug)]
 pub struct FactorsBuilder {
     rows: Vec<f64>,
     columns: Vec<f64>,
+    /// The factors are of the elements' size: of their root mean squares.
+    squared: bool,
 }
 
 impl FactorsBuilder {
     /// For a tensor of so many rows and elements a row.
     pub fn new(rows: usize, width: usize) -> FactorsBuilder {
-        FactorsBuilder { rows: vec![0.0; rows], columns: vec![0.0; width] }
+        FactorsBuilder { rows: vec![0.0; rows], columns: vec![0.0; width], squared: false }
+    }
+
+    /// The same for the size of elements of either sign: their root mean square.
+    pub fn of_sizes(rows: usize, width: usize) -> FactorsBuilder {
+        FactorsBuilder { squared: true, ..FactorsBuilder::new(rows, width) }
     }
 
     /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite counts
@@ -251,7 +268,11 @@ impl FactorsBuilder {
         let (row, column) = ((first / width) as usize, (first % width) as usize);
         let rows = self.rows.get_mut(row..).unwrap_or_default();
         let level = Level::detect();
-        for_float!(dtype, F => sum_rows::<F>(level, F::elements(tile), column, rows, &mut self.columns), else ());
+        let columns = &mut self.columns;
+        for_float!(dtype, F => match self.squared {
+            true => sum_rows::<F, Square>(level, F::elements(tile), column, rows, columns),
+            false => sum_rows::<F, Itself>(level, F::elements(tile), column, rows, columns),
+        }, else ());
     }
 
     /// The factors of everything that was added.
@@ -261,11 +282,12 @@ impl FactorsBuilder {
             return Factors::flat(0);
         }
         let total = self.rows.iter().sum::<f64>() / height as f64 / width as f64;
-        let base = if total > 0.0 { sixteenths(total) } else { 0 };
+        let of = |mean: f64| sixteenths(if self.squared { mean.sqrt() } else { mean });
+        let base = if total > 0.0 { of(total) } else { 0 };
         let coarse = if height * width < LARGE * (height + width) { COARSE } else { 0 };
         let factor = |sum: &f64, n: usize| {
             if *sum > 0.0 {
-                let factor = sixteenths(*sum / n as f64) - base;
+                let factor = of(*sum / n as f64) - base;
                 let most = LIMIT >> coarse;
                 ((factor + (1 << coarse >> 1)) >> coarse).clamp(-most, most) << coarse
             } else {
@@ -278,9 +300,32 @@ impl FactorsBuilder {
     }
 }
 
+/// What is summed of an element; what is not positive and finite counts as 0.
+trait Summand {
+    fn of<F: Float>(v: f64) -> f64;
+}
+
+struct Itself;
+struct Square;
+
+impl Summand for Itself {
+    #[inline(always)]
+    fn of<F: Float>(v: f64) -> f64 {
+        if v > 0.0 && v <= F::LARGEST { v } else { 0.0 }
+    }
+}
+
+impl Summand for Square {
+    #[inline(always)]
+    fn of<F: Float>(v: f64) -> f64 {
+        let square = v * v;
+        if square <= f64::MAX { square } else { 0.0 }
+    }
+}
+
 multiversion! {
     /// Adds each element to the sums of its row and column.
-    fn sum_rows<F: Float>(tile: &[F::Bytes], column: usize, rows: &mut [f64], columns: &mut [f64]) {
+    fn sum_rows<F: Float, S: Summand>(tile: &[F::Bytes], column: usize, rows: &mut [f64], columns: &mut [f64]) {
         let (mut column, mut tile) = (column, tile);
         for row in rows {
             let (piece, rest) = tile.split_at(tile.len().min(columns.len() - column));
@@ -288,8 +333,7 @@ multiversion! {
             // Eight sums side by side, as one would make each addition wait for the last.
             let mut sums = [0f64; 8];
             let one = |v: F::Bytes, column: &mut f64, sum: &mut f64| {
-                let v = F::widen(v);
-                let v = if v > 0.0 && v <= F::LARGEST { v } else { 0.0 };
+                let v = S::of::<F>(F::widen(v));
                 *column += v;
                 *sum += v;
             };
