@@ -8,6 +8,7 @@ mod archiving;
 mod base;
 mod catalog;
 mod checkpoints;
+mod companions;
 mod copies;
 mod difference;
 mod encode;

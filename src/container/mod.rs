@@ -9,6 +9,7 @@ mod pairing;
 mod patch;
 mod path;
 mod pickle;
+mod proof;
 mod protobuf;
 mod read;
 mod role;
@@ -27,7 +28,10 @@ use std::io;
 use std::ops::Range;
 
 pub use patch::{ChangedTensor, Patch};
+pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
+
+use proof::Training;
 
 use crate::codec::Dtype;
 use crate::hash::Xxh3;
@@ -182,6 +186,9 @@ pub struct Tensor {
     pub used: Use,
     /// Not to be quantized whatever its role: by where it stands it is no weight.
     pub lossless: bool,
+    /// Of a weight or an average: what shows that it is a trained parameter. Without that it is never quantized because
+    /// of where it stands.
+    pub trained: Option<&'static str>,
     /// Bytes of the file. Extents of a description are disjoint and ascending.
     pub extent: Range<u64>,
 }
@@ -197,6 +204,8 @@ pub struct Description {
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
     pub tables: Vec<Table>,
+    /// What its optimizers train.
+    training: Training,
     /// What `patches` needs of a zip.
     zip: Option<patch::Crcs>,
 }
@@ -224,6 +233,7 @@ impl Tensor {
             partner: None,
             used: Use::ByRole,
             lossless: false,
+            trained: None,
             extent,
         }
     }
@@ -237,7 +247,18 @@ impl Tensor {
 impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors: Vec::new(), tables: Vec::new(), zip: None }
+        let (tensors, tables, training) = (Vec::new(), Vec::new(), Training::default());
+        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, zip: None }
+    }
+
+    /// The parameters that the optimizers in the file train, one entry for each optimizer.
+    pub fn optimizers(&self) -> &[Trained] {
+        &self.training.optimizers
+    }
+
+    /// Notes which weights these optimizers, of other files of its checkpoint, show to be trained parameters.
+    pub fn prove(&mut self, optimizers: &[Trained]) {
+        self.training.prove(&mut self.tensors, optimizers);
     }
 
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for

@@ -96,7 +96,7 @@ fn a_coarser_profile_takes_less_room() {
 #[test]
 fn bounds_are_what_the_documents_state() {
     // Octaves of a second moment: those that are stored, and true ones, which straight lines between powers of two miss by
-    // .0861. What m/sqrt(v) grows by is half a step, and the step is up to 4 times its number of root mean squares.
+    // .0861. What m/sqrt(v) grows by is half a step.
     for (profile, alone, difference, rms) in [("balanced", 0.5625, 0.8125, 2.0), ("compact", 1.125, 1.625, 3.5)] {
         let rest = series(profile, 0.999, 2, 12);
         let (mut octaves, mut grown) = (0f64, 0f64);
@@ -120,7 +120,7 @@ fn bounds_are_what_the_documents_state() {
                 let (u, u_is) = (quotients(&m, &v), quotients(&m_is, &v_is));
                 let mean = (u.iter().map(|u| u * u).sum::<f64>() / u.len() as f64).sqrt();
                 // The step is shortened to a few bits.
-                assert!(step <= 4.0 * rms * mean * 1.07, "{step} of {mean}");
+                assert!(step <= rms * mean * 1.07, "{step} of {mean}");
                 let most = v.iter().zip(&v_is).map(|(v, v_is)| (v / v_is).log2().abs()).fold(0.0, f64::max);
                 octaves = octaves.max(most);
                 grown = grown.max(u.iter().zip(&u_is).map(|(u, u_is)| (u_is - u) / step).fold(0.0, f64::max));
@@ -128,7 +128,7 @@ fn bounds_are_what_the_documents_state() {
         }
         // They are reached, but not passed: a statement that is too weak is none either.
         assert!((difference - 0.15..=difference + 0.0861).contains(&octaves), "{profile}: {octaves} octaves");
-        assert!((0.45..=0.505).contains(&grown), "{profile}: {grown} steps");
+        assert!((0.45..=0.52).contains(&grown), "{profile}: {grown} steps");
     }
 }
 

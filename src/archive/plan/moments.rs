@@ -44,7 +44,8 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
         return Ok(None);
     }
     let rms = mean_square(&ratios).sqrt();
-    let step = lattice_step(rms, subject.rates.first_moment * subject.sensitivity);
+    // Rounded toward 0, it may be off by a whole step.
+    let step = lattice_step(rms, subject.rates.first_moment * 0.5 / rule.steps());
     // The same with a base and without: the two need not be weighed.
     Ok(step.map(|step| {
         let coding = Coding::Moment { second: place, step, rule };
