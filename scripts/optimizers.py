@@ -48,9 +48,9 @@ def main():
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in args.only or ENTRIES:
         entry = ENTRIES[name]
-        if entry.needs and not importlib.util.find_spec(entry.needs):
-            print(f"{name}: {entry.needs} is not installed", file=sys.stderr)
-            continue
+        missing = [module for module in entry.needs.split() if not importlib.util.find_spec(module)]
+        if missing:
+            sys.exit(f"optimizers.py: {name} needs {', '.join(missing)}; scripts/optimizers.sh installs it")
         found = {profile: [] for profile in PROFILES}
         for seed in range(1, args.seeds + 1):
             base = tempfile.mkdtemp(prefix="stepfs-optim-")

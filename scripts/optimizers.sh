@@ -6,7 +6,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 build
-# Without what they ask for: torch is there, and of the version that the tests use.
+# Large, so setup.sh does not install them. Without what they ask for: torch is there, and of the version that the tests use.
 "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps \
-    lion-pytorch schedulefree galore-torch pytorch_optimizer bitsandbytes torchao
+    bitsandbytes torchao
 exec "$PYTHON" scripts/optimizers.py "$@"

@@ -19,7 +19,7 @@ class Entry:
     writer: str
     rate: float
     make: Callable
-    # Packages that must be there beside torch.
+    # Modules that must be there beside torch and transformers, in the order in which they are imported.
     needs: str = ""
 
 
@@ -85,7 +85,7 @@ ENTRIES = {
     "SGD, schedule-free": Entry("schedulefree", 2.0, library("schedulefree", "SGDScheduleFree"), "schedulefree"),
     "Muon": Entry("torch", 2e-2, muon),
     "Muon and AdamW": Entry("as Moonlight's script", 1e-3, MuonAndAdamW),
-    "GaLore AdamW": Entry("galore-torch", 1e-3, galore, "galore_torch"),
+    "GaLore AdamW": Entry("galore-torch", 1e-3, galore, "bitsandbytes galore_torch"),
     "SOAP": Entry("pytorch_optimizer", 1e-3, library("pytorch_optimizer", "SOAP"), "pytorch_optimizer"),
     "Shampoo": Entry("pytorch_optimizer", 1e-2, library("pytorch_optimizer", "Shampoo", preconditioning_compute_steps=20), "pytorch_optimizer"),
     "AdamW, 8 bits": Entry("bitsandbytes", 1e-3, library("bitsandbytes.optim", "AdamW8bit"), "bitsandbytes"),
@@ -117,9 +117,7 @@ class Run(gpt.Run):
 
     def state(self):
         self.mode("eval")
-        state = super().state()
-        # A state dict refers to the tensors that training goes on with, and one file is written before it does.
-        return state
+        return super().state()
 
     def loss(self, windows=256):
         """Held-out loss; draws no random numbers."""
