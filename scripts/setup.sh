@@ -54,16 +54,19 @@ fi
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
 packages=(torch numpy safetensors transformers accelerate pytest)
+# Optimizers whose own files the tests look at. All they need is above; what else they ask for is left out.
+optimizers=(lion-pytorch schedulefree galore-torch pytorch_optimizer)
 if [ -n "${STEPFS_VENV:-}" ]; then
     [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
 else
     stamp=$VENV/.installed
-    if [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]}" ]; then
-        note "installing ${packages[*]} into ${VENV#"$ROOT"/}/ (a few minutes, once)"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]} ${optimizers[*]}" ]; then
+        note "installing ${packages[*]} ${optimizers[*]} into ${VENV#"$ROOT"/}/ (a few minutes, once)"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "current torch needs Python 3.10 or newer"
         "$python" -m venv "$VENV"
         "$PYTHON" -m pip install --quiet --disable-pip-version-check --upgrade pip
         "$PYTHON" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-        printf '%s' "${packages[*]}" >"$stamp"
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "${optimizers[@]}"
+        printf '%s' "${packages[*]} ${optimizers[*]}" >"$stamp"
     fi
 fi

@@ -115,9 +115,10 @@ fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &O
 /// The shape of the parameter whose state these slots are.
 fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
     let get = |name: &str| slots.iter().find(|(slot, _)| *slot == name).map(|(_, tensor)| &tensor.shape);
+    // Also in a mapping or an object that is a slot (bitsandbytes, torchao).
     let full = slots
         .iter()
-        .filter(|(slot, _)| FULL.contains(slot))
+        .filter(|(slot, _)| slot.split('/').any(|part| FULL.contains(&part)))
         .max_by_key(|(_, tensor)| tensor.extent.end - tensor.extent.start);
     if let Some((_, tensor)) = full {
         return Some(tensor.shape.clone());

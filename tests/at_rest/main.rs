@@ -13,6 +13,7 @@ mod hostile;
 mod merge;
 mod odd;
 mod optimizer;
+mod optimizers;
 mod profiles;
 mod proof;
 mod published;

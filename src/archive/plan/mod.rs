@@ -18,7 +18,7 @@ use crate::codec::floor::{Keep, Signs};
 use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, lossless, published};
-use crate::container::{Description, ReadAt, Role, Tensor};
+use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::recall::{Chain, tile};
 use crate::store::Profiles;
 use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
@@ -229,7 +229,10 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 Kind::FirstMoment => moments::first(&subject)?,
                 Kind::SecondMoment => moments::second(&subject, rates.second_moment)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
+                Kind::Norm => moments::second(&subject, rates.second_moment / 2)?,
                 Kind::Momentum => moments::momentum(&subject)?,
+                Kind::Direction => moments::direction(&subject)?,
+                Kind::Sign => moments::signs(&subject)?,
             };
             row_step = rates.row;
         }
@@ -253,6 +256,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         forecast.keyframe += bits.1 / 8.0 * share;
         plans.push(plan);
     }
+    moments::keep_together(&all, &mut plans);
     let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
     if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
         plans.iter_mut().for_each(Plan::begin_anew);
@@ -262,7 +266,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
 
 /// Which codec a tensor is for, and its numbers; none if it is kept as it is.
 fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
-    let kind = rates::kind(tensor.role, tensor.partner.is_some(), tensor.lossless)?;
+    let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
 }
@@ -271,7 +275,8 @@ fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
 /// is lossless.
 fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     let system = material.profiles.of(tensor.role).system()?;
-    let is_model = matches!(tensor.role, Role::Weight | Role::Master) && !tensor.lossless && !tensor.shape.is_empty();
+    let is_parameter = matches!(tensor.role, Role::Weight | Role::Master) && tensor.used == Use::ByRole;
+    let is_model = is_parameter && !tensor.lossless && !tensor.shape.is_empty();
     (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
 }
 

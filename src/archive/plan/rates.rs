@@ -3,7 +3,7 @@
 //! All matrices have the same multiple of their own update. Steps by the fourth root of the Fisher information, as they once
 //! were, gave quiet tensors steps of several updates; what those tensors learned between two restores was then rounded away.
 
-use crate::container::Role;
+use crate::container::{Role, Use};
 use crate::store::Profile;
 
 /// Steps, each in the terms of its codec.
@@ -17,7 +17,7 @@ pub(super) struct Rates {
     pub(super) first_moment: f64,
     /// Second moments: octaves / 65536, residual to a rank-1 prediction or to the state before.
     pub(super) second_moment: u32,
-    /// Momentum buffers: root mean squares of the buffer.
+    /// Momentum buffers: root mean squares of the buffer, or of its row and column where small elements count as much.
     pub(super) momentum: f64,
     /// Sums of squares: octaves / 65536. They never decay, so an error in them stays.
     pub(super) square_sum: u32,
@@ -55,12 +55,15 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
 
 /// What of a tensor its role allows to be quantized, if anything. What is not known stays as it is, and so do moments
 /// without their partner: their codecs are safe for what Adam does with them, not for what somebody else may.
-pub(super) fn kind(role: Role, has_partner: bool, lossless: bool) -> Option<Kind> {
+pub(super) fn kind(role: Role, used: Use, has_partner: bool, lossless: bool) -> Option<Kind> {
     match role {
         _ if lossless => None,
         Role::Weight | Role::Ema | Role::Master => Some(Kind::Weight),
         Role::FirstMoment if has_partner => Some(Kind::FirstMoment),
+        Role::SecondMoment if used == Use::Norm => Some(Kind::Norm),
         Role::SecondMoment => Some(Kind::SecondMoment),
+        Role::Momentum if used == Use::Direction => Some(Kind::Direction),
+        Role::Momentum if used == Use::Sign => Some(Kind::Sign),
         Role::Momentum => Some(Kind::Momentum),
         Role::SquareSum => Some(Kind::SquareSum),
         Role::FirstMoment | Role::Optimizer | Role::Other => None,
@@ -73,7 +76,13 @@ pub(super) enum Kind {
     Weight,
     FirstMoment,
     SecondMoment,
+    /// Divided by as it is: an octave of it counts as two of a second moment.
+    Norm,
     Momentum,
+    /// A momentum of which small elements count as much as large ones.
+    Direction,
+    /// Only the sign counts.
+    Sign,
     SquareSum,
 }
 
@@ -93,9 +102,9 @@ mod tests {
     #[test]
     fn what_is_not_understood_stays_exact() {
         for role in [Role::Optimizer, Role::Other] {
-            assert_eq!(kind(role, true, false), None);
+            assert_eq!(kind(role, Use::ByRole, true, false), None);
         }
-        assert_eq!(kind(Role::FirstMoment, false, false), None);
-        assert!(Role::ALL.iter().all(|role| kind(*role, true, true).is_none()));
+        assert_eq!(kind(Role::FirstMoment, Use::ByRole, false, false), None);
+        assert!(Role::ALL.iter().all(|role| kind(*role, Use::ByRole, true, true).is_none()));
     }
 }

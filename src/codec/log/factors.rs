@@ -77,6 +77,16 @@ impl Factors {
         self.base
     }
 
+    /// The flat prediction of these elements' size: their root mean square, what is not finite left out.
+    pub fn size_of(dtype: Dtype, sample: &[u8]) -> Factors {
+        fn mean_square<F: Float>(sample: &[F::Bytes]) -> f64 {
+            let squares = sample.iter().map(|&m| F::widen(m) * F::widen(m)).filter(|square| square.is_finite());
+            squares.sum::<f64>() / sample.len().max(1) as f64
+        }
+        let mean = for_float!(dtype, F => mean_square::<F>(F::elements(sample)), else 0.0);
+        Factors::flat(if mean > 0.0 { sixteenths(mean.sqrt()) } else { 0 })
+    }
+
     /// Appends the payload.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let factors = || self.rows.iter().chain(&self.columns).copied().filter(|&f| f != ALL_ZERO);
@@ -230,34 +240,63 @@ multiversion! {
     }
 }
 
-/// Pseudo-logarithms of the elements of a row or column that are above 0: their sum and their number.
+/// What was added up of a row or column, and of how many elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
-    logs: i64,
-    count: i64,
+    total: f64,
+    count: f64,
 }
 
 impl Sum {
-    fn mean(self) -> f64 {
-        self.logs as f64 / self.count.max(1) as f64
-    }
-
     fn add(&mut self, other: Sum) {
-        (self.logs, self.count) = (self.logs + other.logs, self.count + other.count);
+        (self.total, self.count) = (self.total + other.total, self.count + other.count);
     }
 }
 
-/// Row and column sums of a tensor, tile by tile. Integers, so that the order of the tiles does not matter.
+/// What is added up of an element, and whether it counts.
+trait Summand {
+    fn of<F: Float>(v: f64) -> Sum;
+}
+
+/// Pseudo-logarithms of what is positive and finite. They are integers, so that the order of tiles does not matter.
+struct Logarithm;
+/// Squares of what is finite.
+struct Square;
+
+impl Summand for Logarithm {
+    #[inline(always)]
+    fn of<F: Float>(v: f64) -> Sum {
+        let count = if v > 0.0 && v <= F::LARGEST { 1.0 } else { 0.0 };
+        Sum { total: count * f64::from(pseudo_log(v)), count }
+    }
+}
+
+impl Summand for Square {
+    #[inline(always)]
+    fn of<F: Float>(v: f64) -> Sum {
+        let square = v * v;
+        Sum { total: if square <= f64::MAX { square } else { 0.0 }, count: 1.0 }
+    }
+}
+
+/// Row and column sums of a tensor, or of its squares, tile by tile.
 #[derive(Debug)]
 pub struct FactorsBuilder {
     rows: Vec<Sum>,
     columns: Vec<Sum>,
+    /// The factors are of the elements' size: of their root mean squares.
+    squared: bool,
 }
 
 impl FactorsBuilder {
-    /// For a tensor of so many rows and elements a row.
+    /// For a tensor of so many rows and elements a row: geometric means of its elements.
     pub fn new(rows: usize, width: usize) -> FactorsBuilder {
-        FactorsBuilder { rows: vec![Sum::default(); rows], columns: vec![Sum::default(); width] }
+        FactorsBuilder { rows: vec![Sum::default(); rows], columns: vec![Sum::default(); width], squared: false }
+    }
+
+    /// The same for the size of elements of either sign: their root mean square.
+    pub fn of_sizes(rows: usize, width: usize) -> FactorsBuilder {
+        FactorsBuilder { squared: true, ..FactorsBuilder::new(rows, width) }
     }
 
     /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite does not
@@ -270,7 +309,24 @@ impl FactorsBuilder {
         let (row, column) = ((first / width) as usize, (first % width) as usize);
         let rows = self.rows.get_mut(row..).unwrap_or_default();
         let level = Level::detect();
-        for_float!(dtype, F => sum_rows::<F>(level, F::elements(tile), column, rows, &mut self.columns), else ());
+        let columns = &mut self.columns;
+        match self.squared {
+            true => {
+                for_float!(dtype, F => sum_rows::<F, Square>(level, F::elements(tile), column, rows, columns), else ())
+            }
+            false => {
+                for_float!(dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ())
+            }
+        }
+    }
+
+    /// A mean in sixteenths of an octave; `None` if nothing counts.
+    fn mean(&self, sum: &Sum) -> Option<i32> {
+        let mean = sum.total / sum.count;
+        match self.squared {
+            true => (sum.total > 0.0).then(|| sixteenths(pseudo_log(mean.sqrt()).into())),
+            false => (sum.count > 0.0).then(|| sixteenths(mean)),
+        }
     }
 
     /// The factors of everything that was added.
@@ -279,16 +335,16 @@ impl FactorsBuilder {
         if height == 0 || width == 0 {
             return Factors::flat(0);
         }
-        let mut total = Sum::default();
-        self.rows.iter().for_each(|row| total.add(*row));
-        let base = sixteenths(total.mean());
+        let mut all = Sum::default();
+        self.rows.iter().for_each(|row| all.add(*row));
+        let base = self.mean(&all).unwrap_or(0);
         let coarse = if height * width < LARGE * (height + width) { COARSE } else { 0 };
-        let factor = |sum: &Sum| {
-            if sum.count == 0 {
-                return ALL_ZERO;
+        let factor = |sum: &Sum| match self.mean(sum) {
+            Some(mean) => {
+                let most = LIMIT >> coarse;
+                ((mean - base + (1 << coarse >> 1)) >> coarse).clamp(-most, most) << coarse
             }
-            let most = LIMIT >> coarse;
-            ((sixteenths(sum.mean()) - base + (1 << coarse >> 1)) >> coarse).clamp(-most, most) << coarse
+            None => ALL_ZERO,
         };
         let (rows, columns) = (self.rows.iter().map(factor).collect(), self.columns.iter().map(factor).collect());
         Factors::new(base, width as u64, rows, columns)
@@ -297,19 +353,28 @@ impl FactorsBuilder {
 
 multiversion! {
     /// Adds each element to the sums of its row and column.
-    fn sum_rows<F: Float>(tile: &[F::Bytes], column: usize, rows: &mut [Sum], columns: &mut [Sum]) {
+    fn sum_rows<F: Float, S: Summand>(tile: &[F::Bytes], column: usize, rows: &mut [Sum], columns: &mut [Sum]) {
         let (mut column, mut tile) = (column, tile);
         for row in rows {
             let (piece, rest) = tile.split_at(tile.len().min(columns.len() - column));
-            let mut sum = Sum::default();
-            for (&v, column) in piece.iter().zip(&mut columns[column..]) {
-                let v = F::widen(v);
-                let counts = i64::from(v > 0.0 && v <= F::LARGEST);
-                let one = Sum { logs: counts * i64::from(pseudo_log(v)), count: counts };
+            // Eight sums side by side, as one would make each addition wait for the last.
+            let mut sums = [Sum::default(); 8];
+            let columns = &mut columns[column..][..piece.len()];
+            let (eights, tail) = piece.as_chunks::<8>();
+            let (column_eights, column_tail) = columns.as_chunks_mut::<8>();
+            for (eight, columns) in eights.iter().zip(column_eights) {
+                for ((&v, column), sum) in eight.iter().zip(columns).zip(&mut sums) {
+                    let one = S::of::<F>(F::widen(v));
+                    column.add(one);
+                    sum.add(one);
+                }
+            }
+            for ((&v, column), sum) in tail.iter().zip(column_tail).zip(&mut sums) {
+                let one = S::of::<F>(F::widen(v));
                 column.add(one);
                 sum.add(one);
             }
-            row.add(sum);
+            sums.into_iter().for_each(|sum| row.add(sum));
             (column, tile) = (0, rest);
             if tile.is_empty() {
                 break;
