@@ -55,6 +55,9 @@ impl Archive {
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
         let profiles = self.profiles(path, sealed.lineage)?;
+        if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
+            return Ok(());
+        }
         let object = match self.twin(&profiles, sealed, &source)? {
             Some(object) => object,
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
@@ -79,6 +82,16 @@ impl Archive {
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
         }
         Ok(())
+    }
+
+    /// Whether something names the file as the best of its run: then it is held. Both under one lock, so that a newer word which
+    /// names another lets it go.
+    fn is_best(&self, path: &Path, version: u64) -> bool {
+        let mut catalog = self.catalog();
+        let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) else { return false };
+        catalog.hold(path, version, Some(Held::Best));
+        log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
+        true
     }
 
     /// Encodes, reads back and commits. `None`: not worth it.

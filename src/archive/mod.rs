@@ -6,6 +6,7 @@
 
 mod archiving;
 mod base;
+mod best;
 mod catalog;
 mod checkpoints;
 mod copies;
@@ -47,7 +48,7 @@ use crate::store::object::Id;
 use crate::store::{Error, Objects, Store, Stub, beneath, recalled_from};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
-use catalog::{Catalog, Failed, Sealed, State, Task};
+use catalog::{Catalog, Failed, Sealed, State, Task, modified_ns};
 
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
@@ -141,9 +142,9 @@ impl Archive {
         let pool = Pool::new(builder).map_err(Error::io(store.root()))?;
         let mut catalog = Catalog::new(store.settings().settle);
         let mut found = found.map_err(Error::io(store.tree()))?;
-        repair::find_lost_stubs(&store, &objects, &mut found);
+        repair::find_lost_stubs(&store, &objects, &mut found.files);
         // Released files would be served as what their stubs are on the device, and objects removed that they need.
-        let any = |is: fn(&State) -> bool| found.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
+        let any = |is: fn(&State) -> bool| found.files.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
         if any(|state| matches!(state, State::Resident(stays::OTHER_STORE)))
             && !any(|state| matches!(state, State::Released(_)))
         {
@@ -246,6 +247,7 @@ impl Archive {
         let mut sweep_at = None;
         while !self.stopping.load(Ordering::Relaxed) {
             self.note_restores();
+            self.look_at_links();
             self.collect();
             self.retain();
             if sweep_at.is_none_or(|at| at <= Instant::now()) {
@@ -260,7 +262,7 @@ impl Archive {
                 let garbage = self.garbage.load(Ordering::Relaxed);
                 let work = task.is_some() || merges && merge_at <= now || garbage && !catalog.has_unsealed();
                 // Under the lock with which the worker is woken, or one would be missed.
-                let work = work || self.noticed.has_news();
+                let work = work || self.noticed.has_news() || catalog.has_links();
                 if !work && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
@@ -344,7 +346,10 @@ impl Archive {
             self.catalog().advance(path, version, State::Resident(stays::NOT_DURABLE));
             return Ok(());
         }
-        let (state, words) = settle::examine(&file, &file.metadata()?, path)?;
+        let metadata = file.metadata()?;
+        let settle::Examined { state, words, says } = settle::examine(&file, &metadata, path)?;
+        // Before the file is known to be sealed: nothing is released while one that may speak is not.
+        self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         if let State::Sealed(_) = &state {
             log::info!("{}: sealed, {words}", path.display());
         }

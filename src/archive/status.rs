@@ -265,6 +265,7 @@ impl Archive {
                 (_, Some(failed), _) => Some(failed.why.clone().into_bytes()),
                 (State::Resident(why), ..) => Some(why.as_bytes().to_vec()),
                 (.., Some(Held::Pinned)) => Some(b"it is pinned".to_vec()),
+                (.., Some(Held::Best)) => Some(why_best(&catalog, path).into_bytes()),
                 (.., Some(Held::Recalled)) => Some(b"it was recalled".to_vec()),
                 (_, None, None) => None,
             },
@@ -351,12 +352,24 @@ fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
         (State::Staged, ..) => "it is open for writing".into(),
         (_, Some(failed), _) => failed.why.clone(),
         (_, _, Some(Held::Pinned)) => "it is pinned (see `stepfs unpin`)".into(),
+        (_, _, Some(Held::Best)) => why_best(catalog, path),
         (_, _, Some(Held::Recalled)) => "it was recalled".into(),
         _ if entry.busy => "it is open, or has several names".into(),
-        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
+        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.has_newer(path, sealed) => {
             "it is the newest of its lineage, and stays exact".into()
         }
+        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
+            "it has the highest step of its lineage, and stays exact".into()
+        }
         _ => "working".into(),
+    }
+}
+
+/// That a file is named as the best, and by what.
+fn why_best(catalog: &Catalog, path: &Path) -> String {
+    match catalog.named_best_by(path) {
+        Some(by) => format!("{} names it as the best, so it stays exact", by.display()),
+        None => "working".into(),
     }
 }
 

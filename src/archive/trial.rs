@@ -85,7 +85,7 @@ impl Checkpoint {
         }
         let has_weights = description.tensors.iter().any(|t| is_model(t.role) && t.dtype.is_lattice_float());
         let (State::Sealed(sealed), true) =
-            (settle::examine(&file, &metadata, path).map_err(with_path(path))?.0, has_weights)
+            (settle::examine(&file, &metadata, path).map_err(with_path(path))?.state, has_weights)
         else {
             return Err(wrong(path, "has no weights in it; `stepfs inspect` shows what it has"));
         };

@@ -3,6 +3,7 @@
 //! A container is found by its content, never by its name. What is not understood is described as opaque, and then
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
+mod best;
 pub mod elasticdl;
 mod pairing;
 mod patch;
@@ -174,6 +175,9 @@ pub struct Description {
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
     pub tables: Vec<Table>,
+    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's `best_model_path`); none if
+    /// it does not speak of that.
+    pub best: Option<Vec<String>>,
     /// What `patches` needs of a zip.
     zip: Option<patch::Crcs>,
 }
@@ -202,7 +206,14 @@ impl Tensor {
 impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors: Vec::new(), tables: Vec::new(), zip: None }
+        Description {
+            kind: Kind::Opaque,
+            note: Some(note.into()),
+            tensors: Vec::new(),
+            tables: Vec::new(),
+            best: None,
+            zip: None,
+        }
     }
 
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for

@@ -44,7 +44,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     };
     drop(json);
     let tensors = tensors(header, payload, size)?;
-    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors, tables: Vec::new(), zip: None }))
+    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors, tables: Vec::new(), best: None, zip: None }))
 }
 
 fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail> {

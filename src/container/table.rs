@@ -186,7 +186,7 @@ impl<'a> InOrder<'a> {
         }
         let mut index = 0..;
         tensors.retain(|_| index.next().is_none_or(|index| !gone.contains(&index)));
-        (view, Description { kind: description.kind, note: None, tensors, tables: Vec::new(), zip: None })
+        (view, Description { kind: description.kind, note: None, tensors, tables: Vec::new(), best: None, zip: None })
     }
 }
 

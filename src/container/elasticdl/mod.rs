@@ -35,7 +35,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     // No server writes a row twice; whoever does means something else by it.
     Ok(match tensors.is_empty() || tables.iter().any(Table::has_twins) {
         true => None,
-        false => Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, zip: None }),
+        false => Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, best: None, zip: None }),
     })
 }
 

@@ -61,6 +61,11 @@ pub struct Header {
 pub const SUPER_STEP: u32 = 8;
 
 impl Header {
+    /// Whether the file decodes to other bytes than were written.
+    pub fn is_lossy(&self) -> bool {
+        self.source_hash != self.decoded_hash
+    }
+
     /// Whether rows of tables are in the order of their ids, which may not be the file's.
     pub fn is_ordered(&self) -> bool {
         matches!(self.version, ORDERED_BEFORE | ORDERED_VERSION)
