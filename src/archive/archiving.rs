@@ -119,11 +119,12 @@ impl Archive {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
+        let written: &(dyn ReadAt + Sync) = source;
         let source = InOrder::new(source, &description);
         let (after, of_newer) = InOrder::as_later_state(&after, &of_newer, &description);
         let (own, newer) = ((&source as _, &description), (&after as _, &of_newer));
         let base = self.base(sealed, &description, &source, profiles.policy())?;
-        let sealed = (sealed, &profiles);
+        let sealed = (sealed, &profiles, written);
         match self.write_difference(path, sealed, own, newer, &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
@@ -139,7 +140,7 @@ impl Archive {
     fn write_difference(
         &self,
         path: &Path,
-        (sealed, profiles): (&Sealed, &Profiles),
+        (sealed, profiles, written): (&Sealed, &Profiles, &(dyn ReadAt + Sync)),
         (source, description): (&(dyn ReadAt + Sync), &Description),
         (after, of_newer): (&(dyn ReadAt + Sync), &Description),
         base: &Base,
@@ -150,6 +151,7 @@ impl Archive {
             sealed,
             own: (source, description),
             newer: (after, of_newer),
+            written: Some(written),
             base,
             profiles,
             generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),

@@ -105,7 +105,9 @@ pub(super) fn link(store: &Store, path: &Path) -> io::Result<Option<Says>> {
 fn read_link(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     let directory = match beneath::open_dir(tree, directory) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => return Ok(None),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => {
+            return Ok(None);
+        }
         opened => opened?,
     };
     match fs::read_link(beneath::by_descriptor(&directory).join(name)) {

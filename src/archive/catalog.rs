@@ -7,6 +7,7 @@ mod group;
 mod index;
 mod lineage;
 mod named;
+mod naming;
 #[cfg(test)]
 mod tests;
 
@@ -246,53 +247,6 @@ impl Catalog {
             object.into_iter().for_each(|id| objects.name(id));
             std::mem::replace(&mut entry.keeps, object).into_iter().for_each(|id| objects.unname(id));
         });
-    }
-
-    /// Notes what a file or link says is the best of its run, or that it says nothing; answers the paths that are named only since.
-    pub(super) fn says(&mut self, path: &Path, said: Option<(Says, i64)>) -> Vec<PathBuf> {
-        let mut new = Vec::new();
-        self.naming(|named| {
-            new = named.set(path, said);
-            None
-        });
-        new
-    }
-
-    /// What names the file at `path`, or a directory above it, as the best of a run.
-    pub(super) fn named_best_by(&self, path: &Path) -> Option<&Path> {
-        self.named.by(path)
-    }
-
-    /// A link was made, replaced or removed at a path.
-    pub(super) fn link_changed(&mut self, path: &Path) {
-        self.links.insert(path.to_path_buf());
-    }
-
-    /// A name at which a link may have come or gone.
-    pub(super) fn next_link(&mut self) -> Option<PathBuf> {
-        self.links.pop_first()
-    }
-
-    /// Whether there are names to look at for links.
-    pub(super) fn has_links(&self) -> bool {
-        !self.links.is_empty()
-    }
-
-    /// Whether something was closed, or a link was made, of which it is not known yet what it names as the best.
-    pub(super) fn may_learn(&self) -> bool {
-        !self.links.is_empty() || self.entries.index().can_seal()
-    }
-
-    /// Changes what is named. What was and is not any more goes on as usual. `change` answers links that must be looked at.
-    fn naming<T: IntoIterator<Item = PathBuf>>(&mut self, change: impl FnOnce(&mut Named) -> T) {
-        let links = change(&mut self.named);
-        self.links.extend(links);
-        for path in self.named.take_dropped() {
-            let held = self.entries.below(&path).filter(|(_, entry)| entry.held == Some(Held::Best));
-            let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
-            let free = held.into_iter().filter(|path| self.named.by(path).is_none());
-            free.collect::<Vec<_>>().iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
-        }
     }
 
     /// The pin of a file or directory is gone.

@@ -14,10 +14,12 @@ mod difference;
 mod encode;
 mod job;
 mod lineage;
+mod lossy;
 mod merge;
 mod namespace;
 mod notes;
 mod objects;
+mod original;
 mod payload;
 mod plan;
 mod published;
@@ -53,6 +55,7 @@ use catalog::{Catalog, Failed, Sealed, State, Task, modified_ns};
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
 pub(crate) use lineage::signature as model_signature;
+pub use lossy::words as lossy_words;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::Restored;
@@ -363,14 +366,8 @@ impl Archive {
         };
         self.catalog().keep(path, version, keeps, &self.objects);
         if let State::Sealed(sealed) = &state
-            && let Some(object) = self.copy_of(path, version, sealed, &file)?
+            && self.is_copy(path, version, sealed, &file)?
         {
-            log::info!("{}: a copy of object {object}", path.display());
-            let sealed = Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) });
-            self.objects.name(object);
-            if !self.catalog().advance(path, version, State::Archived(sealed, object)) {
-                self.objects.unname(object);
-            }
             return Ok(());
         }
         self.catalog().advance(path, version, state);

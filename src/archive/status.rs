@@ -148,7 +148,8 @@ impl Archive {
         // What lost its name was not looked at yet.
         let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        ((queued + working + merges) as u64, stalled.or_else(merging))
+        let links = usize::from(catalog.has_links());
+        ((queued + working + merges + links) as u64, stalled.or_else(merging))
     }
 
     /// The stub in `file`, the one at `path`, if it is one. Reads one block. A damaged one is a stub of no object: it can be
@@ -238,8 +239,9 @@ impl Archive {
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     /// On every path: `store`, `status` (JSON), `queue` (that of it which is quickly answered), `gc` (JSON: how far a run of
     /// retention has come). On files: `state`, the `profile` that it would be archived with, `why` it stays resident, what
-    /// keeps it from its `release`, the lossy `generations` behind it, and once archived `object`. On directories that a
-    /// profile was set for, or above them: `profile`.
+    /// keeps it from its `release`, the lossy `generations` behind it, whether its bytes are `lossy` ([`super::lossy_words`]), what
+    /// names it as the `best`; once archived `object` and the SHA-256 of the `original`. On directories that a profile was set for,
+    /// or above them: `profile`.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
@@ -247,6 +249,8 @@ impl Archive {
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
             "profile" => return self.profile_attribute(path),
+            "lossy" => return self.lossy_words(path).map(String::into_bytes),
+            "original" => return self.original(path).map(String::into_bytes),
             "generations" => {
                 let state = self.catalog().get(path)?.state.clone();
                 return self.generations(&state).map(|count| count.to_string().into_bytes());
@@ -269,6 +273,7 @@ impl Archive {
                 (.., Some(Held::Recalled)) => Some(b"it was recalled".to_vec()),
                 (_, None, None) => None,
             },
+            "best" => catalog.named_best_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
             "release" => Some(what_keeps(&catalog, path, entry).into_bytes()),
             _ => None,
         }
@@ -285,7 +290,8 @@ impl Archive {
             State::Sealed(sealed) => asked.in_force(self.restores_seen(sealed.lineage)),
             _ => asked,
         };
-        Some(used.words().into_bytes())
+        let less = self.made_with(path).map(|made| format!("; its bytes are {made}"));
+        Some((used.words() + &less.unwrap_or_default()).into_bytes())
     }
 
     /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be; `gc` for

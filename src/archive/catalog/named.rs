@@ -119,7 +119,8 @@ impl Named {
         all.insert((statement.modified_ns, path.clone()));
         self.statements.insert(path.clone(), statement);
         // That of a file which is gone was the only one, and is of no use any more.
-        let other = all.iter().map(|(_, other)| other).find(|other| **other != path).filter(|_| all.len() == 2).cloned();
+        let other =
+            all.iter().map(|(_, other)| other).find(|other| **other != path).filter(|_| all.len() == 2).cloned();
         if let Some(orphan) = other.filter(|other| self.statements.get(other).is_some_and(|other| other.orphan))
             && let Some(statement) = self.statements.remove(&orphan)
         {
@@ -134,7 +135,11 @@ impl Named {
         let Some(statement) = self.statements.get(path) else { return };
         for best in targets(path, &statement.says) {
             let by = self.best.entry(best.clone()).or_default();
-            if enter { by.insert(path.clone()) } else { by.remove(path) };
+            if enter {
+                by.insert(path.clone())
+            } else {
+                by.remove(path)
+            };
             if by.is_empty() {
                 self.best.remove(&best);
                 self.dropped.push(best);

@@ -130,9 +130,7 @@ impl Scan<'_> {
     fn history(&self, entry: &Entry) -> Option<&PathBuf> {
         let (State::Sealed(sealed) | State::Archived(sealed, _)) = &entry.state else { return None };
         let of_lineage = |other: &Entry| match &other.state {
-            State::Sealed(of) => {
-                of.lineage == sealed.lineage && (of.len, of.sample) != (sealed.len, sealed.sample)
-            }
+            State::Sealed(of) => of.lineage == sealed.lineage && (of.len, of.sample) != (sealed.len, sealed.sample),
             _ => false,
         };
         let height = |entry: &Entry| {

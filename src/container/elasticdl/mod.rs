@@ -10,7 +10,6 @@
 mod message;
 mod names;
 mod reshard;
-mod sha256;
 #[cfg(test)]
 pub(super) mod tests;
 
