@@ -110,11 +110,12 @@ impl Archive {
             self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let (description, of_newer) = (describe(source)?, describe(&after)?);
+        let (mut description, of_newer) = (describe(source)?, describe(&after)?);
         // What is archived is what was sealed, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(io::ErrorKind::Interrupted.into());
         }
+        self.prove_by_companions(path, &mut description);
         let profiles = match description.is_intact(source)? {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),

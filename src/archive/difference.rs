@@ -115,7 +115,7 @@ impl Difference<'_> {
         };
         // A base that went bad on the device while memory had it is found by the next super-step.
         let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.memory, base.super_step);
-        let hashes = verify::verify(&chain, (source, &rows), &encoded.patches, self.cancelled)
+        let hashes = verify::verify(&chain, (source, &rows), &plans, &encoded.patches, self.cancelled)
             .inspect_err(|_| self.memory.forget(header.id))?;
         log::trace!(target: STAGES, "verify");
         (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);

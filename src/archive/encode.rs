@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::codec::floor::{self, Floor};
 use crate::codec::log::{Factors, FactorsBuilder};
 use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
@@ -300,6 +301,16 @@ fn factors(job: &Job, tensor: &Tensor) -> io::Result<Factors> {
     Ok(builder.finish())
 }
 
+/// Whether a tile of a tensor of one sign keeps to the floor (`codec::floor`).
+pub(super) fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
+    let floor = match coding {
+        Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } => Floor::Sign,
+        Coding::Cast { .. } => Floor::Quarter,
+        _ => Floor::Eighth,
+    };
+    !coding.is_lossy() || floor::holds(dtype, floor, written, decoded)
+}
+
 struct EncodedTile {
     payload: Vec<u8>,
     decoded_hash: u64,
@@ -337,10 +348,14 @@ impl Encoder<'_> {
         let tensor = &self.job.plans[at].tensor;
         let data = Arc::new(read_tile(self.job.source, tensor, number)?);
         let parent = self.parent(coding, number)?;
-        let around = Around { parent: parent.as_ref(), factors, beside, row_step: self.job.plans[at].row_step };
+        let plan = &self.job.plans[at];
+        let around = Around { parent: parent.as_ref(), factors, beside, row_step: plan.row_step, keep: plan.keep() };
         let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
+        if plan.one_sign && !is_above_floor(tensor.dtype, coding, &data, &decoded) {
+            return Ok(None);
+        }
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
         let mut payload = Vec::new();
         if !payload::payload(place, &state, parent.as_ref(), &mut payload)? {
@@ -417,8 +432,8 @@ impl Encoder<'_> {
             let data = Arc::new(read_tile(self.job.source, tensor, piece)?);
             let coding = done.entry.coding;
             let parent = self.parent(coding, piece)?;
-            let (factors, row_step) = (done.factors.as_ref(), plan.row_step);
-            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step };
+            let (factors, row_step, keep) = (done.factors.as_ref(), plan.row_step, plan.keep());
+            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step, keep };
             let quantized = self.quantize(at, coding, &data, around, piece)?;
             let Some((_, bytes, _)) = quantized else { return Ok(None) };
             let first = piece * TILE_BYTES;

@@ -9,6 +9,7 @@ mod base;
 mod best;
 mod catalog;
 mod checkpoints;
+mod companions;
 mod copies;
 mod difference;
 mod encode;

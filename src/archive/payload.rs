@@ -4,6 +4,8 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::codec::floor::{self, Keep};
+use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid, Parent};
 use crate::codec::rows::Rows;
 use crate::codec::{Dtype, cast, lattice, log, lossless, moment, published, rows};
@@ -33,6 +35,8 @@ pub(super) struct Around<'a> {
     pub(super) beside: Option<Beside<'a>>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
+    /// Which elements of a lattice are kept exactly.
+    pub(super) keep: Keep,
 }
 
 /// A tile's state, what it decodes to, and the largest error in the terms of its codec.
@@ -55,6 +59,7 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
             let error =
                 lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
+            kept(place, around.keep, data, &mut decoded, &mut exceptions)?;
             Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
         }
         Coding::Rows { step, .. } | Coding::RowsKey { step } => {
@@ -72,6 +77,7 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
             let base = rows::Base { rows: place.rows, k, g: step, a: before.as_deref() };
             let (a, r, kept) = (&mut accumulators, &mut decoded, &mut exceptions);
             let error = rows::quantize(dtype, data, base, around.row_step, a, r, kept).ok()?;
+            self::kept(place, around.keep, data, &mut decoded, &mut exceptions)?;
             Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
         }
         Coding::Log { unit, .. } | Coding::LogKey { unit } => {
@@ -109,6 +115,14 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
             Some((State::Bytes(Arc::clone(&out)), out, error))
         }
     }
+}
+
+/// Keeps exactly the elements that a lattice would bring below the floor. `None`: so many that the tensor is to be lossless.
+fn kept(place: Place, keep: Keep, data: &[u8], decoded: &mut [u8], exceptions: &mut Vec<Exception>) -> Option<()> {
+    /// An exception takes some 6 bytes, a lossless element of fp32 about 3.
+    const MOST: usize = 8;
+    floor::keep(place.dtype, keep, data, decoded, exceptions);
+    (keep != Keep::Floor || exceptions.len() <= data.len() / place.dtype.size() / MOST).then_some(())
 }
 
 /// The largest error that a tensor may have in this coding, of which `found` was found: what it is checked against once it

@@ -9,6 +9,8 @@ use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
 use crate::store::object::Coding;
 
+use super::encode::is_above_floor;
+use super::plan::Plan;
 use super::samples::Sampler;
 use super::skeleton::patch;
 
@@ -21,14 +23,15 @@ pub(super) struct Hashes {
 }
 
 /// Decodes the object at the chain's leaf and compares it with `source`: lossless tensors and skeleton byte for byte
-/// (but for the patches), lattice tensors against their bound, element by element; and that the rows of tables go back to
-/// where they were.
+/// (but for the patches), lattice tensors against their bound and tensors of one sign against their floor, element by
+/// element; and that the rows of tables go back to where they were. `plans` are of the object's tensors.
 ///
 /// # Errors
 /// `InvalidData` says what differs; the object must then not be used. What the device reports.
 pub(super) fn verify(
     chain: &Chain,
     (source, rows): (&(dyn ReadAt + Sync), &Order),
+    plans: &[Plan],
     patches: &[Patch],
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> io::Result<Hashes> {
@@ -58,6 +61,10 @@ pub(super) fn verify(
                 let error = error_of(chain, source, tensor as usize, tile as usize, &original, decoded)?;
                 if error.is_none_or(|error| error > entry.bound) {
                     return Err(wrong(format!("tensor {} is off by more than its bound", entry.path)));
+                }
+                let one_sign = plans[tensor as usize].one_sign;
+                if one_sign && !is_above_floor(entry.dtype, entry.coding, &original, decoded) {
+                    return Err(wrong(format!("tensor {} lost a sign, or an element that is not 0", entry.path)));
                 }
             }
             Unit::Tile { tensor, .. } if original != decoded => {

@@ -78,6 +78,17 @@ impl Dtype {
         matches!(self, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
     }
 
+    /// Values of a floating-point type from one power of two to the next; 1 of others.
+    pub const fn steps_of_octave(self) -> f64 {
+        match self {
+            Dtype::F16 => (1u64 << 10) as f64,
+            Dtype::Bf16 => (1u64 << 7) as f64,
+            Dtype::F32 => (1u64 << 23) as f64,
+            Dtype::F64 => (1u64 << 52) as f64,
+            _ => 1.0,
+        }
+    }
+
     /// The name safetensors gives this type, which is also what people are shown.
     pub const fn name(self) -> &'static str {
         match self {

@@ -9,6 +9,7 @@
 //! - [`cast`]: copies in another type.
 //! - [`Dtype`]: element types by the names safetensors gives them.
 //! - `exception`: elements kept exactly beside a quantized tile.
+//! - [`floor`]: what must not become 0, or change its sign, in tensors of one sign.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
 //! - `ordered`: floats as integers in the order of their values, and differences of those.
 //! - [`published`]: other systems, as their papers describe them.
@@ -21,6 +22,7 @@ pub mod cast;
 mod dtype;
 mod exception;
 mod float;
+pub mod floor;
 mod integers;
 pub mod lattice;
 pub mod log;

@@ -9,6 +9,7 @@ mod pairing;
 mod patch;
 mod path;
 mod pickle;
+mod proof;
 mod protobuf;
 mod read;
 mod role;
@@ -27,7 +28,10 @@ use std::io;
 use std::ops::Range;
 
 pub use patch::{ChangedTensor, Patch};
+pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
+
+use proof::Training;
 
 use crate::codec::Dtype;
 use crate::hash::Xxh3;
@@ -160,6 +164,9 @@ pub struct Tensor {
     pub partner: Option<usize>,
     /// Not to be quantized whatever its role: by where it stands it is no weight.
     pub lossless: bool,
+    /// Of a weight or an average: what shows that it is a trained parameter. Without that it is never quantized because
+    /// of where it stands.
+    pub trained: Option<&'static str>,
     /// Bytes of the file. Extents of a description are disjoint and ascending.
     pub extent: Range<u64>,
 }
@@ -178,6 +185,8 @@ pub struct Description {
     /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's `best_model_path`); none if
     /// it does not speak of that.
     pub best: Option<Vec<String>>,
+    /// What its optimizers train.
+    training: Training,
     /// What `patches` needs of a zip.
     zip: Option<patch::Crcs>,
 }
@@ -194,7 +203,8 @@ impl Tensor {
         (role, why): (Role, &'static str),
         extent: Range<u64>,
     ) -> Tensor {
-        Tensor { path, aliases: Vec::new(), dtype, shape, role, why, of: None, partner: None, lossless: false, extent }
+        let (aliases, lossless) = (Vec::new(), false);
+        Tensor { path, aliases, dtype, shape, role, why, of: None, partner: None, lossless, trained: None, extent }
     }
 
     /// A parameter of a model, or an average of one that stands where models do.
@@ -206,14 +216,18 @@ impl Tensor {
 impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
-        Description {
-            kind: Kind::Opaque,
-            note: Some(note.into()),
-            tensors: Vec::new(),
-            tables: Vec::new(),
-            best: None,
-            zip: None,
-        }
+        let (tensors, tables, training) = (Vec::new(), Vec::new(), Training::default());
+        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, best: None, zip: None }
+    }
+
+    /// The parameters that the optimizers in the file train, one entry for each optimizer.
+    pub fn optimizers(&self) -> &[Trained] {
+        &self.training.optimizers
+    }
+
+    /// Notes which weights these optimizers, of other files of its checkpoint, show to be trained parameters.
+    pub fn prove(&mut self, optimizers: &[Trained]) {
+        self.training.prove(&mut self.tensors, optimizers);
     }
 
     /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for

@@ -5,9 +5,7 @@
 //! name never makes a tensor a weight, and state that is not known to be a parameter must never be called one, since
 //! weights may be quantized. A wrong `Other` costs space, a wrong `Weight` costs correctness.
 
-use std::collections::HashSet;
-
-use super::{Role, Tensor};
+use super::Role;
 use crate::codec::Dtype;
 
 /// What is known from the containers above a tensor.
@@ -254,26 +252,6 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
         return (Role::Other, "named like a buffer, not a parameter");
     }
     (Role::Weight, "floating point, in a state dict")
-}
-
-/// Pairs the weights with the optimizer's state in the same file: every trained parameter has state of its size, so a
-/// weight of a size without any is a buffer (a mask, a table) or frozen. Applied only where the optimizer keeps state of
-/// the parameters' sizes at all: where that explains nine tenths of the weights' bytes.
-pub(super) fn pair<'a>(tensors: impl Iterator<Item = &'a mut Tensor>) {
-    let bytes = |t: &Tensor| t.extent.end - t.extent.start;
-    let elements = |t: &Tensor| bytes(t) / t.dtype.size() as u64;
-    let (mut weights, others): (Vec<_>, Vec<_>) = tensors.partition(|t| t.role == Role::Weight);
-    let state = others.iter().filter(|t| t.role == Role::Optimizer);
-    let sizes: HashSet<u64> = state.map(|t| elements(t)).collect();
-    weights.retain(|t| elements(t) > 1);
-    let all: u64 = weights.iter().map(|t| bytes(t)).sum();
-    weights.retain(|t| !sizes.contains(&elements(t)));
-    let unpaired: u64 = weights.iter().map(|t| bytes(t)).sum();
-    if unpaired <= all / 10 {
-        for t in weights {
-            (t.role, t.why) = (Role::Other, "no optimizer state of its size: a buffer, or frozen");
-        }
-    }
 }
 
 fn is_float(dtype: Dtype) -> bool {

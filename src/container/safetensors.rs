@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::proof::Training;
 use super::read::{Fail, bad};
 use super::role::{self, Context};
 use super::slots::{Optimizers, Standing};
@@ -43,11 +44,19 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         Err(e) => return bad(format!("safetensors: the header is not valid: {e}")),
     };
     drop(json);
-    let tensors = tensors(header, payload, size)?;
-    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors, tables: Vec::new(), best: None, zip: None }))
+    let (tensors, training) = tensors(header, payload, size)?;
+    Ok(Some(Description {
+        kind: Kind::Safetensors,
+        note: None,
+        tensors,
+        tables: Vec::new(),
+        training,
+        best: None,
+        zip: None,
+    }))
 }
 
-fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail> {
+fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Training), Fail> {
     let mut tensors = Vec::with_capacity(header.0.len());
     for (path, info) in header.0 {
         let (from, to) = info.data_offsets;
@@ -100,8 +109,10 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<Vec<Tensor>, Fail>
         return bad("safetensors: two tensors have the same name");
     }
     let standings: Vec<_> = tensors.iter().map(|t| Some(Standing::named(0, &t.path, false))).collect();
-    pairing::refine(&mut tensors, &standings, &Optimizers::default());
-    Ok(tensors)
+    let optimizers = Optimizers::default();
+    pairing::refine(&mut tensors, &standings, &optimizers);
+    let training = Training::of(&mut tensors, &standings, &optimizers);
+    Ok((tensors, training))
 }
 
 /// The entries of the JSON object, in order, with duplicates.

@@ -2,11 +2,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::proof::Training;
 use super::read::{Fail, bad};
 use super::slots::{Optimizers, Standing};
 use super::view::Storage;
 use super::zip::Zip;
-use super::{Role, Tensor, pairing, role};
+use super::{Role, Tensor, pairing};
 use crate::codec::Dtype;
 
 /// Other paths kept for one tensor. Two are common (tied embeddings); a thousand would be an attack.
@@ -72,7 +73,7 @@ impl<'z> Storages<'z> {
     }
 
     /// The tensors by ascending extent, the record of each, and a note on storages that were left out.
-    pub(super) fn finish(mut self, optimizers: &Optimizers) -> (Vec<Tensor>, Vec<u32>, Option<String>) {
+    pub(super) fn finish(mut self, optimizers: &Optimizers) -> ((Vec<Tensor>, Training), Vec<u32>, Option<String>) {
         for index in &self.misfits {
             self.found.remove(index);
         }
@@ -86,11 +87,11 @@ impl<'z> Storages<'z> {
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
         let mut found: Vec<(usize, Found)> = self.found.into_iter().collect();
         found.sort_by_key(|(_, f)| f.tensor.extent.start);
-        role::pair(found.iter_mut().map(|(_, f)| &mut f.tensor));
         let of_tensor = found.iter().map(|&(i, _)| i as u32).collect();
         let (mut tensors, standings): (Vec<_>, Vec<_>) = found.into_iter().map(|(_, f)| (f.tensor, f.standing)).unzip();
         pairing::refine(&mut tensors, &standings, optimizers);
-        (tensors, of_tensor, note)
+        let training = Training::of(&mut tensors, &standings, optimizers);
+        ((tensors, training), of_tensor, note)
     }
 
     /// Notes a use of a storage.

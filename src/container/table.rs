@@ -186,7 +186,8 @@ impl<'a> InOrder<'a> {
         }
         let mut index = 0..;
         tensors.retain(|_| index.next().is_none_or(|index| !gone.contains(&index)));
-        (view, Description { kind: description.kind, note: None, tensors, tables: Vec::new(), best: None, zip: None })
+        let (kind, training) = (description.kind, super::proof::Training::default());
+        (view, Description { kind, note: None, tensors, tables: Vec::new(), training, best: None, zip: None })
     }
 }
 

@@ -106,6 +106,13 @@ fn real_files_are_described_as_python_sees_them() {
     }
 }
 
+#[test]
+fn an_optimizer_proves_its_parameters_and_no_mask() {
+    let d = check(&files("good")["mask.pt"]);
+    let told = |path: &str| d.tensors.iter().find(|t| t.path == path).map(|t| t.trained.is_some());
+    assert_eq!((told("model/w.weight"), told("model/w.mask")), (Some(true), Some(false)));
+}
+
 /// Role, path of the parameter, path of the other moment.
 type Told = (String, Option<String>, Option<String>);
 

@@ -23,8 +23,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
         return bad("torch: data.pkl is compressed");
     }
     let mut named = None;
-    let (tensors, of_tensor, note) = if is_big_endian(src, &zip, &layout)? {
-        (Vec::new(), Vec::new(), Some("torch: tensors are big-endian".to_string()))
+    let (found, of_tensor, note) = if is_big_endian(src, &zip, &layout)? {
+        (Default::default(), Vec::new(), Some("torch: tensors are big-endian".to_string()))
     } else {
         let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
         let mut storages = Storages::new(&zip, &layout.data);
@@ -35,7 +35,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     let serialization_id = layout.serialization_id;
     drop(layout);
     let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
-    Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), best: named, zip })
+    let (tensors, training) = found;
+    Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), training, best: named, zip })
 }
 
 /// Where torch's own records are; indices of records.

@@ -50,8 +50,8 @@ fn a_rule_for_a_role_is_for_that_role_only() {
 fn averages_can_be_exact_where_weights_are_not() {
     let mut random = Random(5);
     let mut model = vec![
-        Tensor::new("ema_model.w", Dtype::F32, &[128, 128], &mut random),
-        Tensor::new("w", Dtype::F32, &[128, 128], &mut random),
+        Tensor::new("ema_model.w.weight", Dtype::F32, &[128, 128], &mut random),
+        Tensor::new("w.weight", Dtype::F32, &[128, 128], &mut random),
     ];
     let rule = "[[profile]]\nrole = \"ema\"\nprofile = \"exact\"\n\n[[profile]]";
     let mut rest = Rest::with(|text| text.replacen("[[profile]]", rule, 1));

@@ -2,8 +2,11 @@
 
 mod archived;
 mod copies;
+mod interval;
 mod lattice;
 mod moments;
+mod phase;
+mod proof;
 mod rates;
 
 use std::collections::HashMap;
@@ -11,6 +14,7 @@ use std::io;
 
 use rayon::prelude::*;
 
+use crate::codec::floor::{Keep, Signs};
 use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, log, lossless, published};
@@ -47,6 +51,8 @@ pub(super) struct Plan {
     pub(super) row_step: f64,
     /// The published system that it is for.
     pub(super) system: Option<SystemId>,
+    /// No two of its elements have different signs: it has a floor (`codec::floor`).
+    pub(super) one_sign: bool,
 }
 
 impl Plan {
@@ -54,6 +60,11 @@ impl Plan {
     fn begin_anew(&mut self) {
         self.parent = None;
         self.coding = self.alone;
+    }
+
+    /// Which elements are kept exactly.
+    pub(super) fn keep(&self) -> Keep {
+        if self.one_sign { Keep::Floor } else { Keep::Nothing }
     }
 
     /// Whether the tensor is, or may become, a difference to the base.
@@ -146,6 +157,8 @@ struct Subject<'a> {
     rates: Rates,
     /// See [`rates::sensitivity`].
     sensitivity: f64,
+    /// Factor on the step of weights, see [`interval::relief`].
+    relief: f64,
     /// Its other moment, and that one's place among the plans.
     partner: Option<(&'a Tensor, u32)>,
 }
@@ -165,6 +178,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
     let sensitivities = sensitivities(material, &all, &twins)?;
+    let relief = interval::relief(material)?;
     let mut copies = copies::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
@@ -174,9 +188,14 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     for (copy, of) in &copies {
         all[*copy].extent = copies::matching(&written[*copy], &written[*of], &all[*of]);
     }
+    let proven = proof::proven(material, &all, &twins)?;
+    // A copy is what its original is.
+    copies.retain(|_, of| proven[*of]);
     // Which tensors get tiles must be known before one of them can be said to be beside another.
-    let kinds: Vec<Option<(Kind, Rates)>> = all.iter().map(|tensor| lossy_kind(material, tensor)).collect();
-    let systems: Vec<Option<SystemId>> = all.iter().map(|tensor| system(material, tensor)).collect();
+    let lossy = |(tensor, proven): (&Tensor, &bool)| lossy_kind(material, tensor).filter(|_| *proven);
+    let kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
+    let system = |(tensor, proven): (&Tensor, &bool)| system(material, tensor).filter(|_| *proven);
+    let systems: Vec<Option<SystemId>> = all.iter().zip(&proven).map(system).collect();
     let is_planned = |index: &usize| {
         let is_small = kinds[*index].is_some() || systems[*index].is_some() || copies.contains_key(index);
         let least = if is_small { MIN_LOSSY_BYTES } else { MIN_LOSSLESS_BYTES };
@@ -206,6 +225,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 previous: previous.get(tensor),
                 rates,
                 sensitivity: sensitivities.get(&index).copied().unwrap_or(1.0),
+                relief,
                 partner,
             };
             lossy = match kind {
@@ -223,7 +243,8 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         };
         let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
         let system = systems[index].filter(|_| coding.is_published());
-        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, system }, bits))
+        let one_sign = coding.is_lossy() && has_one_sign(material.source, tensor)?;
+        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, system, one_sign }, bits))
     };
     // Each decodes some tiles of the base.
     let chosen: io::Result<Vec<(Plan, (f64, f64))>> = planned.par_iter().map(choose).collect();
@@ -261,14 +282,13 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
 /// A parameter whose mean squared gradient is known.
 struct Gradients {
     parameter: usize,
-    first_moment: Option<usize>,
     /// log2 of the mean square, up to what all have in common.
     octaves: f64,
     /// Bytes.
     len: f64,
 }
 
-/// Factors on the steps of parameters and of their first moments, by index in the description.
+/// Factors on the steps of parameters, by index in the description.
 fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<HashMap<usize, f64>> {
     let mut known = second_moments(material, tensors)?;
     if !tensors.iter().any(|tensor| tensor.role == Role::SecondMoment) {
@@ -280,7 +300,6 @@ fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor
     for gradients in known {
         let factor = rates::sensitivity(gradients.octaves - mean);
         factors.insert(gradients.parameter, factor);
-        factors.extend(gradients.first_moment.map(|first| (first, factor)));
     }
     Ok(factors)
 }
@@ -296,7 +315,7 @@ fn second_moments(material: &Material, tensors: &[Tensor]) -> io::Result<Vec<Gra
         let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
         let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
         let len = (tensor.extent.end - tensor.extent.start) as f64;
-        Ok(Some(Gradients { parameter: of, first_moment: tensor.partner, octaves: mean, len }))
+        Ok(Some(Gradients { parameter: of, octaves: mean, len }))
     };
     let known: io::Result<Vec<Option<Gradients>>> = tensors.par_iter().map(one).collect();
     Ok(known?.into_iter().flatten().collect())
@@ -309,9 +328,9 @@ fn updates(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) ->
         let Some(twin) = twin.as_ref().filter(|_| tensor.is_weight() && tensor.dtype.is_lattice_float()) else {
             continue;
         };
-        if let Some(rms) = lattice::next_update(material, tensor, twin)? {
+        if let Some(update) = lattice::next_update(material, tensor, twin)? {
             let len = (tensor.extent.end - tensor.extent.start) as f64;
-            known.push(Gradients { parameter, first_moment: None, octaves: 2.0 * rms.log2(), len });
+            known.push(Gradients { parameter, octaves: 2.0 * update.rms.log2(), len });
         }
     }
     Ok(known)
@@ -332,6 +351,21 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
         true => Choice { coding: Coding::LosslessDelta { parent }, bits: (delta, bits), ..alone },
         false => Choice { bits: (bits, bits), ..alone },
     })
+}
+
+/// Whether no two elements have different signs. Of most tensors the first few tell.
+fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
+    const FIRST_BYTES: u64 = 4096;
+    let len = tensor.extent.end - tensor.extent.start;
+    let mut signs = Signs::default();
+    signs.add(tensor.dtype, &lattice::read(source, tensor, &(0..len.min(FIRST_BYTES)))?);
+    for tile in 0..tiles(tensor) {
+        if signs.both() {
+            break;
+        }
+        signs.add(tensor.dtype, &read_tile(source, tensor, tile)?);
+    }
+    Ok(!signs.both())
 }
 
 /// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing.

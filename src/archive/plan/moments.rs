@@ -26,7 +26,7 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
         Ok(())
     })?;
     let rms = mean_square(&ratios).sqrt();
-    let step = lattice_step(rms, subject.rates.first_moment * subject.sensitivity);
+    let step = lattice_step(rms, subject.rates.first_moment);
     // The same with a base and without: the two need not be weighed.
     Ok(step.map(|step| {
         let coding = Coding::Moment { second: place, step };

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
+use crate::codec::floor::Keep;
 use crate::container::{InOrder, ReadAt as _, describe};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, tile};
@@ -136,7 +137,8 @@ impl Rebuild<'_> {
             _ => None,
         };
         let beside = second.as_ref().map(|second| (entry.dtype, second.as_slice(), second));
-        let around = Around { parent: parent.as_ref(), factors: factors.as_ref(), beside, row_step: 0.0 };
+        let around =
+            Around { parent: parent.as_ref(), factors: factors.as_ref(), beside, row_step: 0.0, keep: Keep::Bits };
         let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, at) };
         let Some((state, decoded, _)) = payload::quantize(place, bytes, around) else { return Ok(None) };
         if decoded != *bytes {

@@ -18,6 +18,7 @@ pub use reshard::{Refusal, Reshard, Source};
 
 use std::collections::HashSet;
 
+use super::proof::Training;
 use super::read::Fail;
 use super::role::{self, Context};
 use super::table::Table;
@@ -34,7 +35,10 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     // No server writes a row twice; whoever does means something else by it.
     Ok(match tensors.is_empty() || tables.iter().any(Table::has_twins) {
         true => None,
-        false => Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, best: None, zip: None }),
+        false => {
+            let training = Training::default();
+            Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, training, best: None, zip: None })
+        }
     })
 }
 
@@ -79,7 +83,9 @@ fn tensors(model: Model) -> (Vec<Tensor>, Vec<Table>) {
     }
     found.sort_by_key(|(tensor, _)| tensor.extent.start);
     let (mut tensors, mut tables) = (Vec::with_capacity(found.len()), Vec::new());
-    for (tensor, rows) in found {
+    for (mut tensor, rows) in found {
+        // Workers push gradients to a server for each of its variables, and for nothing else.
+        tensor.trained = (tensor.role == Role::Weight).then_some("a variable of a parameter server");
         let rows = rows.map(|(row, ids)| Table::new(tensors.len(), tensor.extent.clone(), row, &ids));
         tables.extend(rows);
         tensors.push(tensor);

@@ -1,0 +1,84 @@
+//! The other files of a file's checkpoint, which may show what in it is trained: Trainer's `optimizer.pt` beside
+//! `model.safetensors`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::container::{Description, ReadAt, Trained, describe};
+use crate::recall::Reader;
+use crate::store::{beneath, names};
+
+use super::Archive;
+use super::catalog::State;
+
+/// Files of a checkpoint that are looked into: its optimizer is one of a few, its shards may be thousands.
+const MOST_FILES: usize = 32;
+
+impl Archive {
+    /// Notes which weights of a file are shown to be trained by the optimizers in the other files of its checkpoint: files of
+    /// the same directory and the same step. What cannot be read proves nothing.
+    pub(super) fn prove_by_companions(&self, path: &Path, description: &mut Description) {
+        if !description.tensors.iter().any(|tensor| tensor.is_weight() && tensor.trained.is_none()) {
+            return;
+        }
+        let companions = self.companions(path).unwrap_or_else(|error| {
+            log::debug!("{}: the other files of its checkpoint: {error}", path.display());
+            Vec::new()
+        });
+        for other in companions {
+            match self.optimizers_of(&other) {
+                Ok(optimizers) => description.prove(&optimizers),
+                Err(error) => log::debug!("{}: {error}", other.display()),
+            }
+        }
+    }
+
+    /// Regular files in the directory of a file that are of its step.
+    fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let steps = names::steps(path);
+        let opened = beneath::open_dir(&self.store.tree(), directory)?;
+        let mut found = Vec::new();
+        for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
+            let entry = entry?;
+            let other = directory.join(entry.file_name());
+            if other != path && names::steps(&other) == steps && entry.file_type()?.is_file() {
+                found.push(other);
+            }
+        }
+        // An optimizer's name says so; it must not be left out where there are many shards.
+        found.sort_by_key(|path| (!path.to_string_lossy().to_lowercase().contains("optim"), path.clone()));
+        found.truncate(MOST_FILES);
+        Ok(found)
+    }
+
+    fn optimizers_of(&self, path: &Path) -> io::Result<Vec<Trained>> {
+        let released = match self.catalog().get(path).map(|entry| &entry.state) {
+            Some(State::Released(object)) => Some(*object),
+            _ => None,
+        };
+        let description = match released {
+            Some(object) => describe(&Released(self.recall.reader(object)?))?,
+            None => describe(&self.open_file(path)?)?,
+        };
+        Ok(description.optimizers().to_vec())
+    }
+}
+
+/// A released file, to be described: only what lies around its tensors is decoded.
+struct Released(Arc<Reader>);
+
+impl ReadAt for Released {
+    fn size(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        match self.0.read_at(offset, buf)? {
+            read if read == buf.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}

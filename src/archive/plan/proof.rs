@@ -1,0 +1,171 @@
+//! Which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
+//!
+//! An optimizer beside a weight proves it (`container::proof`). Without one, two successive states do: a large matrix that is
+//! called as layers call theirs, and that moves as training moves parameters. Rewards, observations, masks, statistics and
+//! tables fail one of the conditions here. What is not proven is lossless, so a wrong "no" costs space only.
+
+use std::collections::HashSet;
+use std::io;
+
+use rayon::prelude::*;
+
+use crate::codec::lattice::updates;
+use crate::container::{Role, Tensor, is_of_layer};
+
+use super::Material;
+use super::lattice::{mean_square, read, sample};
+
+/// Elements below which two states prove nothing: the shares here would be chance, and lossless costs little.
+const LEAST_ELEMENTS: u64 = 4096;
+/// Least share of elements of either sign, and of moves in either direction. Parameters have about half of each;
+/// variances, probabilities, distances and most data have one sign only.
+const LEAST_OF_EACH_SIGN: f64 = 0.05;
+/// Most elements that are exactly 0. Masks, one-hot data and pruned matrices have more.
+const MOST_ZEROS: f64 = 0.01;
+/// Least share of distinct values among the elements of an f32 or f64 tensor. Rounded, counted and repeated data have fewer.
+const LEAST_DISTINCT: f64 = 0.5;
+/// Least share of elements that move from one state to the next: nearly all parameters of 32 bits do, those of 16 bits often
+/// stay within their rounding. A buffer of data that is filled further moves in some places only.
+const LEAST_MOVED: f64 = 0.5;
+const LEAST_MOVED_OF_16_BITS: f64 = 0.02;
+/// Most that an update may be of the weights, as root mean squares. Between unrelated data it is 1.4.
+const MOST_MOVED: f64 = 0.5;
+/// An element that moves by this many root mean squares of the weights was replaced, not trained.
+const MOST_OF_ONE: f64 = 4.0;
+
+/// For each tensor whether it may be quantized at all. `twins`: the tensors in the state after this one.
+pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<bool>> {
+    let whole = &material.description.tensors;
+    let statistics = Statistics::of(tensors);
+    let by_itself = |((tensor, whole), twin): ((&Tensor, &Tensor), &Option<Tensor>)| match (tensor.role, twin) {
+        // The structure of an optimizer's state is the proof (`container::pairing`).
+        (role, _) if role.group() != Role::Weight => Ok(true),
+        _ if tensor.trained.is_some() => Ok(true),
+        (_, Some(twin)) => Ok(!statistics.contains(&tensor.path)
+            && moves_like_a_parameter(material, tensor, twin)?
+            && !has_structure(material, whole)?),
+        (_, None) => Ok(false),
+    };
+    let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).map(by_itself).collect();
+    let mut proven = proven?;
+    for i in 0..tensors.len() {
+        // An average of a parameter is as good as one.
+        if tensors[i].role == Role::Ema
+            && let Some(of) = tensors[i].of
+        {
+            proven[i] |= proven[of];
+        }
+    }
+    Ok(proven)
+}
+
+/// Whether two successive states show that a tensor is a trained parameter.
+fn moves_like_a_parameter(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<bool> {
+    let large = tensor.shape.len() >= 2 && tensor.shape.iter().product::<u64>() >= LEAST_ELEMENTS;
+    if !large || !tensor.dtype.is_lattice_float() || !is_of_layer(&tensor.path) {
+        return Ok(false);
+    }
+    let (mut values, mut moves) = (Vec::new(), Vec::new());
+    let mut everywhere = true;
+    let least = if tensor.dtype.size() == 2 { LEAST_MOVED_OF_16_BITS } else { LEAST_MOVED };
+    sample(tensor, |range| {
+        let now = read(material.source, tensor, &range)?;
+        let then = read(material.newer.0, twin, &range)?;
+        let moved = updates(tensor.dtype, &then, &now);
+        everywhere &= share(&moved, |x| x != 0.0) >= least;
+        moves.extend(moved);
+        values.extend(updates(tensor.dtype, &now, &vec![0; now.len()]));
+        Ok(())
+    })?;
+    let rms = mean_square(&values).sqrt();
+    let of_both_signs = |of: &[f64]| {
+        let some = share(of, |x| x != 0.0);
+        [share(of, |x| x > 0.0), share(of, |x| x < 0.0)].iter().all(|share| *share >= LEAST_OF_EACH_SIGN * some)
+    };
+    Ok(everywhere
+        && values.iter().chain(&moves).all(|x| x.is_finite())
+        && of_both_signs(&values)
+        && of_both_signs(&moves)
+        && share(&values, |x| x == 0.0) <= MOST_ZEROS
+        && mean_square(&moves).sqrt() <= MOST_MOVED * rms
+        && moves.iter().all(|x| x.abs() <= MOST_OF_ONE * rms)
+        && (tensor.dtype.size() == 2 || distinct(&values) >= LEAST_DISTINCT))
+}
+
+fn share(of: &[f64], is: impl Fn(f64) -> bool) -> f64 {
+    of.iter().filter(|x| is(**x)).count() as f64 / of.len().max(1) as f64
+}
+
+/// Share of distinct magnitudes.
+fn distinct(values: &[f64]) -> f64 {
+    let mut bits: Vec<u64> = values.iter().map(|x| x.abs().to_bits()).collect();
+    bits.sort_unstable();
+    let count = bits.len().max(1);
+    bits.dedup();
+    bits.len() as f64 / count as f64
+}
+
+/// Whether a matrix has structure that no optimizer keeps: it equals its transpose (a covariance, a whitening), or all its
+/// rows are of one length (a memory bank, a table of directions).
+fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
+    /// Pairs and rows compared. By chance not even two are alike.
+    const COMPARED: u64 = 16;
+    /// Beyond roundings, by which the two halves of a computed inverse differ.
+    const ALIKE: f64 = 1e-3;
+    let (size, zero) = (tensor.dtype.size() as u64, vec![0; tensor.dtype.size()]);
+    let [.., rows, columns] = tensor.shape[..] else { return Ok(false) };
+    let alike = |a: f64, b: f64| (a - b).abs() <= ALIKE * a.abs().max(b.abs());
+    let at = |row: u64, column: u64| -> io::Result<f64> {
+        let place = (row * columns + column) * size;
+        Ok(updates(tensor.dtype, &read(material.source, tensor, &(place..place + size))?, &zero)[0])
+    };
+    let mut symmetric = rows == columns;
+    for row in 0..COMPARED.min(rows / 2) {
+        if symmetric {
+            let column = rows - 1 - row;
+            symmetric = alike(at(row, column)?, at(column, row)?);
+        }
+    }
+    let mut lengths = Vec::new();
+    for sample in 0..COMPARED.min(rows) {
+        let from = sample * rows / COMPARED.min(rows) * columns * size;
+        let row = read(material.source, tensor, &(from..from + columns * size))?;
+        lengths.push(mean_square(&updates(tensor.dtype, &row, &vec![0; row.len()])).sqrt());
+    }
+    Ok(symmetric || lengths.windows(2).all(|pair| alike(pair[0], pair[1])))
+}
+
+/// Tensors beside which their module keeps statistics: a codebook that follows the mean of data is called like a layer's
+/// parameter, and moves like one.
+struct Statistics<'a>(HashSet<&'a str>);
+
+impl<'a> Statistics<'a> {
+    fn of(tensors: &'a [Tensor]) -> Statistics<'a> {
+        /// Words in the names of such statistics.
+        const WORDS: [&str; 12] =
+            ["ema", "cluster", "avg", "average", "mean", "cov", "count", "counts", "usage", "stats", "size", "sum"];
+        let is_statistic = |tensor: &Tensor| {
+            let (_, name) = module(&tensor.path);
+            tensor.role.group() != Role::Optimizer
+                && !is_of_layer(name)
+                // Batch normalization's, which stand beside parameters.
+                && !name.starts_with("running_")
+                && name.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.contains(&word.to_ascii_lowercase().as_str()))
+        };
+        Statistics(tensors.iter().filter(|tensor| is_statistic(tensor)).map(|tensor| module(&tensor.path).0).collect())
+    }
+
+    /// Whether the tensor's module, or the one above, has statistics.
+    fn contains(&self, path: &str) -> bool {
+        let own = module(path).0;
+        self.0.contains(own) || own.contains(['.', '/']) && self.0.contains(module(own).0)
+    }
+}
+
+/// The module that a tensor stands in, and its name there.
+fn module(path: &str) -> (&str, &str) {
+    match path.rfind(['.', '/']) {
+        Some(at) => (&path[..at], &path[at + 1..]),
+        None => ("", path),
+    }
+}

@@ -1,0 +1,295 @@
+//! Which weights are trained parameters, as far as the optimizers beside them show it.
+//!
+//! A state dict holds parameters and buffers alike, and a normalizer's variance looks like a weight. Only an optimizer
+//! knows what it trains: it keeps state of each parameter, or at least counts them. A weight without such a proof may
+//! still be proven by how it moves (`archive::plan`); otherwise it stays lossless.
+//!
+//! What must never happen: a tensor that is proven by an optimizer that trains something else. So a mapping of weights
+//! counts as the one that an optimizer trains only if it has every shape of which the optimizer keeps state; and a shape
+//! proves its weights only if the mapping has no more of them than the optimizer trains.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::slots::{Optimizers, Parameter, Standing};
+use super::{Role, Tensor};
+
+/// The parameters that one optimizer trains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trained {
+    /// Parameters in all of its groups; 0 where the file does not say.
+    pub count: u64,
+    /// How many parameters of each shape it keeps state of.
+    pub shapes: BTreeMap<Vec<u64>, u64>,
+}
+
+/// What the optimizers of a file train, and the mappings of weights that they may train.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Training {
+    pub(super) optimizers: Vec<Trained>,
+    /// Weights that stand in one mapping, by index: what a module's `state_dict()` is.
+    families: Vec<Vec<usize>>,
+}
+
+impl Training {
+    /// Looks at a file's tensors, whose roles and pairs are known, and proves what the file itself proves.
+    pub(super) fn of(tensors: &mut [Tensor], standings: &[Option<Standing>], known: &Optimizers) -> Training {
+        let training =
+            Training { optimizers: optimizers(tensors, standings, known), families: families(tensors, standings) };
+        by_pairs(tensors);
+        training.prove(tensors, &training.optimizers);
+        training
+    }
+
+    /// Proves the weights that these optimizers train: of the file itself, or of another file of its checkpoint.
+    pub(super) fn prove(&self, tensors: &mut [Tensor], optimizers: &[Trained]) {
+        by_optimizers(tensors, &self.families, optimizers);
+    }
+}
+
+/// Slots with an entry for each element of their parameter.
+const FULL: [&str; 21] = [
+    "exp_avg",
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "square_avg",
+    "grad_avg",
+    "acc_delta",
+    "exp_inf",
+    "sum",
+    "ax",
+    "z",
+    "prev",
+    "step_size",
+    "variance",
+    "momentum",
+    "state1",
+    "state2",
+    "m",
+    "v",
+    "mu",
+    "nu",
+];
+
+/// Slots of factored second moments: one for the rows, one for the columns (torch's Adafactor, transformers').
+const FACTORS: [[&str; 2]; 2] = [["row_var", "col_var"], ["exp_avg_sq_row", "exp_avg_sq_col"]];
+
+/// Most optimizers that are compared with the weights of a file, each of which takes time in proportion to them.
+const MOST_OPTIMIZERS: usize = 64;
+/// Most mappings of weights that are compared with the optimizers.
+const MOST_FAMILIES: usize = 256;
+
+const OF_ITS_OWN: &str = "an optimizer keeps state of it";
+const OF_ITS_SHAPE: &str = "an optimizer keeps state of as many parameters of its shape as there are";
+const COUNTED: &str = "an optimizer trains as many parameters as there are";
+
+/// The optimizers of a file, by what stands below each.
+fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) -> Vec<Trained> {
+    let mut slots: BTreeMap<u32, BTreeMap<&Parameter, Vec<(&str, &Tensor)>>> = BTreeMap::new();
+    for (tensor, standing) in tensors.iter().zip(standings) {
+        if let Some(Standing::Slot { owner, parameter, slot }) = standing
+            && !matches!(tensor.role, Role::Weight | Role::Other)
+        {
+            slots.entry(*owner).or_default().entry(parameter).or_default().push((slot, tensor));
+        }
+    }
+    // SGD without momentum keeps no state.
+    for owner in optimizers.groups.keys() {
+        slots.entry(*owner).or_default();
+    }
+    let trained = |(owner, parameters): (u32, BTreeMap<&Parameter, Vec<(&str, &Tensor)>>)| {
+        let groups = optimizers.groups.get(&owner).map_or(&[][..], |groups| groups);
+        let mut trained = Trained { count: groups.iter().fold(0, |n, &g| n.saturating_add(g)), ..Trained::default() };
+        for shape in parameters.values().filter_map(|slots| shape_of(slots)) {
+            *trained.shapes.entry(shape).or_default() += 1;
+        }
+        trained
+    };
+    slots.into_iter().take(MOST_OPTIMIZERS).map(trained).filter(|t| *t != Trained::default()).collect()
+}
+
+/// The shape of the parameter whose state these slots are.
+fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
+    let get = |name: &str| slots.iter().find(|(slot, _)| *slot == name).map(|(_, tensor)| &tensor.shape);
+    let full = slots
+        .iter()
+        .filter(|(slot, _)| FULL.contains(slot))
+        .max_by_key(|(_, tensor)| tensor.extent.end - tensor.extent.start);
+    if let Some((_, tensor)) = full {
+        return Some(tensor.shape.clone());
+    }
+    let (row, column) = FACTORS.iter().find_map(|[row, column]| get(row).zip(get(column)))?;
+    match (row.split_last(), column.split_last()) {
+        // torch keeps both with a dimension of 1 in place of the other.
+        (Some((1, rows)), Some((width, _))) if row.len() == column.len() && row.len() > 1 => {
+            Some([rows, &[*width]].concat())
+        }
+        (_, Some((width, _))) => Some([row, &[*width][..]].concat()),
+        _ => None,
+    }
+}
+
+fn families(tensors: &[Tensor], standings: &[Option<Standing>]) -> Vec<Vec<usize>> {
+    let mut families: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    for (i, standing) in standings.iter().enumerate() {
+        if let (Some(Standing::Listed { mapping, .. }), true) = (standing, tensors[i].is_weight()) {
+            families.entry(*mapping).or_default().push(i);
+        }
+    }
+    families.into_values().collect()
+}
+
+/// Proves the weights that an optimizer's state is paired with, and averages of proven weights.
+fn by_pairs(tensors: &mut [Tensor]) {
+    let paired: Vec<usize> =
+        tensors.iter().filter(|t| t.role.group() == Role::Optimizer).filter_map(|t| t.of).collect();
+    for i in paired {
+        if tensors[i].is_weight() {
+            tensors[i].trained = Some(OF_ITS_OWN);
+        }
+    }
+}
+
+fn by_optimizers(tensors: &mut [Tensor], families: &[Vec<usize>], optimizers: &[Trained]) {
+    let together = |optimizers: &[Trained]| {
+        let mut all = Trained::default();
+        for one in optimizers {
+            all.count = all.count.saturating_add(one.count);
+            one.shapes.iter().for_each(|(shape, n)| *all.shapes.entry(shape.clone()).or_default() += n);
+        }
+        all
+    };
+    let mut candidates: Vec<Trained> = optimizers.iter().take(MOST_OPTIMIZERS).cloned().collect();
+    if candidates.len() > 1 {
+        candidates.push(together(&candidates));
+    }
+    let families = &families[..families.len().min(MOST_FAMILIES)];
+    let all: Vec<usize> = families.iter().flatten().copied().collect();
+    // A model and its critic may be two mappings of one optimizer.
+    let alone = families.iter().map(Vec::as_slice).chain((families.len() > 1).then_some(all.as_slice()));
+    for family in alone {
+        candidates.iter().for_each(|trained| prove(tensors, family, trained));
+    }
+    averages(tensors);
+}
+
+/// Proves what one optimizer shows of the weights in one mapping.
+fn prove(tensors: &mut [Tensor], family: &[usize], trained: &Trained) {
+    let mut shapes: HashMap<&Vec<u64>, u64> = HashMap::new();
+    for &i in family {
+        *shapes.entry(&tensors[i].shape).or_default() += 1;
+    }
+    if family.is_empty() || trained.shapes.iter().any(|(shape, n)| shapes.get(shape).is_none_or(|have| have < n)) {
+        return;
+    }
+    // Where the optimizer keeps no state, the number alone speaks: then the names must be those of layers, too.
+    let counted = trained.count == family.len() as u64
+        && (!trained.shapes.is_empty() || family.iter().all(|&i| is_of_layer(&tensors[i].path)));
+    let proven: Vec<bool> =
+        family.iter().map(|&i| trained.shapes.get(&tensors[i].shape) == shapes.get(&tensors[i].shape)).collect();
+    for (&i, of_its_shape) in family.iter().zip(proven) {
+        let why = if of_its_shape { Some(OF_ITS_SHAPE) } else { counted.then_some(COUNTED) };
+        tensors[i].trained = tensors[i].trained.or(why);
+    }
+}
+
+/// An average of a trained parameter is as good as one.
+fn averages(tensors: &mut [Tensor]) {
+    for i in 0..tensors.len() {
+        if tensors[i].role == Role::Ema
+            && let Some(of) = tensors[i].of.and_then(|of| tensors[of].trained)
+        {
+            tensors[i].trained = Some(of);
+        }
+    }
+}
+
+/// Whether a tensor is called as layers call their parameters (`weight`, `kernel`, `lora_A`, `gate_up_proj`), by the last part
+/// of its name, or the one before where that names an adapter. A name proves nothing by itself.
+pub fn is_of_layer(path: &str) -> bool {
+    let last = path.rsplit('/').next().unwrap_or(path);
+    // `weight_mask`, `weight_scale` and the like are about a weight.
+    const ABOUT: [&str; 7] = ["mask", "scale", "zero", "absmax", "quant", "norm", "_u"];
+    let mut parts = last.rsplit('.');
+    let name = parts.next().unwrap_or(last);
+    match name {
+        "weight" | "bias" | "kernel" | "embedding" | "embeddings" | "original0" | "original1" => true,
+        // peft: `lora_A.default.weight`, `lora_embedding_A.default`.
+        _ if [Some(name), parts.next()].into_iter().flatten().any(|part| part.starts_with("lora_")) => true,
+        _ if name.ends_with("_proj") => true,
+        _ => name.contains("weight") && !ABOUT.iter().any(|about| name.contains(about)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Dtype;
+
+    fn weight(path: &str, shape: &[u64]) -> Tensor {
+        let role = (Role::Weight, "test");
+        Tensor::found(path.to_string(), (Dtype::F32, shape.to_vec()), role, 0..4 * shape.iter().product::<u64>())
+    }
+
+    fn trained(count: u64, shapes: &[(&[u64], u64)]) -> Trained {
+        Trained { count, shapes: shapes.iter().map(|(shape, n)| (shape.to_vec(), *n)).collect() }
+    }
+
+    fn proven(tensors: &[(&str, &[u64])], families: &[&[usize]], optimizers: &[Trained]) -> Vec<bool> {
+        let mut tensors: Vec<Tensor> = tensors.iter().map(|(path, shape)| weight(path, shape)).collect();
+        let families: Vec<Vec<usize>> = families.iter().map(|family| family.to_vec()).collect();
+        by_optimizers(&mut tensors, &families, optimizers);
+        tensors.iter().map(|t| t.trained.is_some()).collect()
+    }
+
+    #[test]
+    fn a_normalizer_of_a_parameters_size_is_not_proven() {
+        let tensors: [(&str, &[u64]); 4] = [
+            ("model/norm._mean", &[64]),
+            ("model/norm._var", &[64]),
+            ("model/fc.weight", &[64, 32]),
+            ("model/fc.bias", &[64]),
+        ];
+        let adam = trained(2, &[(&[64, 32], 1), (&[64], 1)]);
+        assert_eq!(proven(&tensors, &[&[0, 1, 2, 3]], &[adam.clone()]), [false, false, true, false]);
+        // In a mapping of its own it is not what the optimizer trains.
+        assert_eq!(proven(&tensors, &[&[0, 1], &[2, 3]], &[adam]), [false, false, true, true]);
+    }
+
+    #[test]
+    fn idle_and_stateless_parameters_are_proven_by_their_number() {
+        let experts: [(&str, &[u64]); 3] = [("m/e.0.weight", &[8, 8]), ("m/e.1.weight", &[8, 8]), ("m/out.bias", &[3])];
+        assert_eq!(proven(&experts, &[&[0, 1, 2]], &[trained(3, &[(&[8, 8], 1), (&[3], 1)])]), [true; 3]);
+        assert_eq!(proven(&experts, &[&[0, 1, 2]], &[trained(3, &[])]), [true; 3]);
+        let statistics: [(&str, &[u64]); 2] = [("m/mean", &[64]), ("m/cov", &[64, 64])];
+        assert_eq!(proven(&statistics, &[&[0, 1]], &[trained(2, &[])]), [false; 2]);
+    }
+
+    #[test]
+    fn two_models_and_two_optimizers_are_told_apart() {
+        let gan: [(&str, &[u64]); 4] =
+            [("g/a.weight", &[4, 8]), ("g/a.bias", &[4]), ("d/a.weight", &[1, 4]), ("d/stats", &[4])];
+        let optimizers = [trained(2, &[(&[4, 8], 1), (&[4], 1)]), trained(1, &[(&[1, 4], 1)])];
+        assert_eq!(proven(&gan, &[&[0, 1], &[2, 3]], &optimizers), [true, true, true, false]);
+    }
+
+    #[test]
+    fn a_frozen_twin_leaves_the_question_open() {
+        let twins: [(&str, &[u64]); 2] = [("m/trained.weight", &[8, 8]), ("m/frozen.weight", &[8, 8])];
+        assert_eq!(proven(&twins, &[&[0, 1]], &[trained(1, &[(&[8, 8], 1)])]), [false; 2]);
+    }
+
+    #[test]
+    fn layers_call_their_parameters_so() {
+        for name in
+            ["h.0.attn.weight", "dense/kernel", "q.lora_A.default.weight", "mlp.gate_up_proj", "rnn.weight_ih_l0"]
+        {
+            assert!(is_of_layer(name), "{name}");
+        }
+        for name in
+            ["obs", "norm._mean", "fc.weight_mask", "running_var", "queue", "embed_avg", "fc.weight_scale_inv", "probs"]
+        {
+            assert!(!is_of_layer(name), "{name}");
+        }
+    }
+}
