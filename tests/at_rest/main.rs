@@ -5,6 +5,7 @@ mod archive;
 mod compare;
 mod damage;
 mod elasticdl;
+mod exact;
 mod fresh;
 mod given;
 mod golden;

@@ -10,7 +10,6 @@
 mod message;
 mod names;
 mod reshard;
-mod sha256;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -38,7 +37,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         true => None,
         false => {
             let training = Training::default();
-            Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, training, zip: None })
+            Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, training, best: None, zip: None })
         }
     })
 }
