@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::codec::floor::{self, Floor};
 use crate::codec::log::{Factors, FactorsBuilder};
 use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
@@ -310,16 +309,6 @@ fn factors(job: &Job, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
     Ok(builder.finish())
 }
 
-/// Whether a tile of a tensor of one sign keeps to the floor (`codec::floor`).
-pub(super) fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
-    let floor = match coding {
-        Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
-        Coding::Cast { .. } => Floor::Quarter,
-        _ => Floor::Eighth,
-    };
-    !coding.is_lossy() || floor::holds(dtype, floor, written, decoded)
-}
-
 struct EncodedTile {
     payload: Vec<u8>,
     decoded_hash: u64,
@@ -362,7 +351,7 @@ impl Encoder<'_> {
         let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
-        if plan.one_sign && !is_above_floor(tensor.dtype, coding, &data, &decoded) {
+        if plan.one_sign && !payload::is_above_floor(tensor.dtype, coding, &data, &decoded) {
             return Ok(None);
         }
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };

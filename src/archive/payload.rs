@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::floor::{self, Keep};
+use crate::codec::floor::{self, Floor, Keep};
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid, Parent};
 use crate::codec::moment::Rule;
@@ -139,6 +139,16 @@ fn kept(place: Place, keep: Keep, data: &[u8], decoded: &mut [u8], exceptions: &
     const MOST: usize = 8;
     floor::keep(place.dtype, keep, data, decoded, exceptions);
     (keep != Keep::Floor || exceptions.len() <= data.len() / place.dtype.size() / MOST).then_some(())
+}
+
+/// Whether a tile of a tensor of one sign keeps to the floor (`codec::floor`).
+pub(super) fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
+    let floor = match coding {
+        Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
+        Coding::Cast { .. } => Floor::Quarter,
+        _ => Floor::Eighth,
+    };
+    !coding.is_lossy() || floor::holds(dtype, floor, written, decoded)
 }
 
 /// The largest error that a tensor may have in this coding, of which `found` was found: what it is checked against once it

@@ -10,7 +10,7 @@ use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
 use crate::store::object::Coding;
 
-use super::encode::is_above_floor;
+use super::payload::is_above_floor;
 use super::plan::Plan;
 use super::samples::Sampler;
 use super::skeleton::patch;

@@ -227,9 +227,10 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             lossy = match kind {
                 Kind::Weight => lattice::weight(&subject)?,
                 Kind::FirstMoment => moments::first(&subject)?,
-                Kind::SecondMoment => moments::second(&subject, rates.second_moment)?,
+                Kind::SecondMoment if is_of_adam(tensor) => moments::second(&subject, rates.second_moment)?,
+                Kind::SecondMoment => moments::second(&subject, rates.square_sum)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
-                Kind::Norm => moments::second(&subject, rates.second_moment / 2)?,
+                Kind::Norm => moments::second(&subject, rates.square_sum / 2)?,
                 Kind::Momentum => moments::momentum(&subject)?,
                 Kind::Direction => moments::direction(&subject)?,
                 Kind::Sign => moments::signs(&subject)?,
@@ -269,6 +270,12 @@ fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
     let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
+}
+
+/// Whether a second moment has its first in units of it. Then the update keeps its size whatever becomes of the second; other
+/// optimizers divide by it what is not stored.
+fn is_of_adam(tensor: &Tensor) -> bool {
+    tensor.used == Use::ByRole && tensor.partner.is_some()
 }
 
 /// The published system that a tensor is for. They quantize models; what none of them speaks of, the optimizer's state and averages,
