@@ -1,8 +1,10 @@
-//! xxh3, which everything on the device is checked by: against damage, not against malice. In one place, so that what computes it can be
-//! exchanged; this one picks the processor's widest instructions when the program runs.
+//! xxh3, which everything on the device is checked by: against damage, not against malice. And SHA-256, by which other programs know a
+//! file's bytes. In one place, so that what computes them can be exchanged; these pick the processor's best instructions when the
+//! program runs.
 
 use std::hash::Hasher as _;
 
+use sha2::Digest as _;
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 /// xxh3-64 of some bytes.
@@ -50,10 +52,53 @@ impl Xxh3Of128 {
     }
 }
 
+/// SHA-256 of bytes that come in pieces.
+pub(crate) struct Sha256(sha2::Sha256);
+
+impl Sha256 {
+    /// Of no bytes yet.
+    pub(crate) fn new() -> Sha256 {
+        Sha256(sha2::Sha256::new())
+    }
+
+    /// The next bytes.
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// Of all that came.
+    pub(crate) fn digest(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+/// SHA-256 of some bytes.
+pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    hash.update(bytes);
+    hash.digest()
+}
+
+/// A digest as programs print it: hexadecimal, in lower case.
+pub(crate) fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn sha256_is_as_the_standard_has_it() {
+        let of = |message: &[u8]| hex(&sha256(message));
+        assert_eq!(of(b""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(of(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        let two_blocks = b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
+        assert_eq!(of(two_blocks), "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+        let million = vec![b'a'; 1_000_000];
+        assert_eq!(of(&million), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    }
 
     proptest! {
         /// What is on the device was hashed by another program, and will be read by others.

@@ -55,6 +55,9 @@ impl Archive {
         let stale =
             || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
         let profiles = self.profiles(path, sealed.lineage)?;
+        if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
+            return Ok(());
+        }
         let object = match self.twin(&profiles, sealed, &source)? {
             Some(object) => object,
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
@@ -79,6 +82,16 @@ impl Archive {
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
         }
         Ok(())
+    }
+
+    /// Whether something names the file as the best of its run: then it is held. Both under one lock, so that a newer word which
+    /// names another lets it go.
+    fn is_best(&self, path: &Path, version: u64) -> bool {
+        let mut catalog = self.catalog();
+        let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) else { return false };
+        catalog.hold(path, version, Some(Held::Best));
+        log::info!("{}: stays as it was written, {} names it as the best", path.display(), by.display());
+        true
     }
 
     /// Encodes, reads back and commits. `None`: not worth it.
@@ -107,11 +120,12 @@ impl Archive {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
+        let written: &(dyn ReadAt + Sync) = source;
         let source = InOrder::new(source, &description);
         let (after, of_newer) = InOrder::as_later_state(&after, &of_newer, &description);
         let (own, newer) = ((&source as _, &description), (&after as _, &of_newer));
         let base = self.base(sealed, &description, &source, profiles.policy())?;
-        let sealed = (sealed, &profiles);
+        let sealed = (sealed, &profiles, written);
         match self.write_difference(path, sealed, own, newer, &base, stale) {
             Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
                 log::error!("{error}; {} begins a new chain", path.display());
@@ -127,7 +141,7 @@ impl Archive {
     fn write_difference(
         &self,
         path: &Path,
-        (sealed, profiles): (&Sealed, &Profiles),
+        (sealed, profiles, written): (&Sealed, &Profiles, &(dyn ReadAt + Sync)),
         (source, description): (&(dyn ReadAt + Sync), &Description),
         (after, of_newer): (&(dyn ReadAt + Sync), &Description),
         base: &Base,
@@ -138,6 +152,7 @@ impl Archive {
             sealed,
             own: (source, description),
             newer: (after, of_newer),
+            written: Some(written),
             base,
             profiles,
             generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),

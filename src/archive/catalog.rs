@@ -6,9 +6,12 @@ mod entry;
 mod group;
 mod index;
 mod lineage;
+mod named;
+mod naming;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,11 +22,17 @@ use entries::Entries;
 pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
 use index::Next;
 use lineage::rank;
+use named::Named;
+pub(super) use named::Says;
 
 /// All files of the tree.
 #[derive(Debug)]
 pub(super) struct Catalog {
     entries: Entries,
+    /// What checkpoints and links name as the best of a run.
+    named: Named,
+    /// Names at which a link may have come or gone: to be looked at before anything is released.
+    links: BTreeSet<PathBuf>,
     next: u64,
     /// The number that a file was last opened for writing with.
     opened: u64,
@@ -52,7 +61,13 @@ impl Catalog {
     /// An empty one that waits so long for the rest of a checkpoint that is a directory; zero: not at all.
     pub(super) fn new(settle: Duration) -> Catalog {
         let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
-        Catalog { entries: Entries::new(settle_ns), next: 0, opened: 0 }
+        Catalog {
+            entries: Entries::new(settle_ns),
+            named: Named::default(),
+            links: BTreeSet::new(),
+            next: 0,
+            opened: 0,
+        }
     }
 
     fn number(&mut self) -> u64 {
@@ -72,6 +87,11 @@ impl Catalog {
 
     pub(super) fn entries(&self) -> impl Iterator<Item = (&PathBuf, &Entry)> {
         self.entries.iter()
+    }
+
+    /// Those at and below a path.
+    pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a Entry)> {
+        self.entries.below(path)
     }
 
     /// The file's content may change from now on.
@@ -119,6 +139,10 @@ impl Catalog {
     }
 
     pub(super) fn removed(&mut self, path: &Path, objects: &Objects) {
+        self.naming(|named| {
+            named.removed(path);
+            None
+        });
         if let Some(old) = self.entries.remove(path) {
             unname(&old, objects);
         }
@@ -140,6 +164,12 @@ impl Catalog {
 
     /// A file or a directory with all that is below it has a new name; what had the name before is gone.
     pub(super) fn renamed(&mut self, from: &Path, to: &Path, objects: &Objects) {
+        self.naming(|named| {
+            let (moved, _gone) = (named.take_below(from), named.take_below(to));
+            named.insert(moved, from, to)
+        });
+        // It may be a link, or have links in it; or lead to what had that name before.
+        self.links.insert(to.to_path_buf());
         let moved = self.entries.take(from);
         for (_, old) in self.entries.take(to) {
             unname(&old, objects);
@@ -148,6 +178,13 @@ impl Catalog {
     }
 
     pub(super) fn exchanged(&mut self, a: &Path, b: &Path, objects: &Objects) {
+        self.naming(|named| {
+            let (at_a, at_b) = (named.take_below(a), named.take_below(b));
+            let mut links = named.insert(at_a, a, b);
+            links.extend(named.insert(at_b, b, a));
+            links
+        });
+        self.links.extend([a.to_path_buf(), b.to_path_buf()]);
         let (at_a, at_b) = (self.entries.take(a), self.entries.take(b));
         self.put(at_a, a, b, objects);
         self.put(at_b, b, a, objects);
@@ -170,8 +207,8 @@ impl Catalog {
                 entry.state = State::Closed;
                 entry.forget_failure();
             }
-            // It may have left the directory that was pinned.
-            entry.held = entry.held.filter(|held| *held != Held::Pinned);
+            // It may have left the directory that was pinned, and another name is the best of its run.
+            entry.held = entry.held.filter(|held| *held == Held::Recalled);
             entry.busy = false;
             self.entries.insert(path, entry);
         }
@@ -234,6 +271,8 @@ impl Catalog {
             self.entries.edit(&path, |entry| {
                 entry.version = number;
                 entry.forget_failure();
+                // Under an exact profile it loses nothing when it goes.
+                entry.held = entry.held.filter(|held| *held != Held::Best);
                 if let State::Archived(sealed, object) = &entry.state {
                     objects.unname(*object);
                     entry.state = State::Sealed(Arc::clone(sealed));
@@ -281,7 +320,15 @@ impl Catalog {
         self.task(Next::Release(self.entries.index().next_release(group)?))
     }
 
-    /// Whether a newer state of the same lineage is sealed: only then may this one lose anything.
+    /// Whether a newer state of the same lineage is sealed.
+    pub(super) fn has_newer(&self, path: &Path, sealed: &Sealed) -> bool {
+        let index = self.entries.index();
+        let is = |entry: &Entry| index.has_newer(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
+        self.entries.get(path).is_some_and(is)
+    }
+
+    /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same one): only
+    /// then may this one lose anything.
     pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
         let index = self.entries.index();
         let is = |entry: &Entry| index.is_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));

@@ -13,7 +13,7 @@ use crate::store::object::{Header, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter
 use super::base::Base;
 use super::catalog::Sealed;
 use super::job::Job;
-use super::{STAGES, encode, plan, verify};
+use super::{STAGES, encode, original, plan, verify};
 
 /// An object that takes more than this share of its file is not worth it.
 const MOST_OF_FILE: (u64, u64) = (19, 20);
@@ -26,6 +26,8 @@ pub(super) struct Difference<'a> {
     pub(super) own: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The state after it.
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    /// The file as it was written, if its hash is to be noted.
+    pub(super) written: Option<&'a (dyn ReadAt + Sync)>,
     pub(super) base: &'a Base,
     pub(super) profiles: &'a Profiles,
     /// Restores that are behind the file; asked when all is encoded.
@@ -50,6 +52,11 @@ impl Difference<'_> {
     /// # Errors
     /// `Interrupted` when cancelled; `InvalidData` when it does not decode to what it should; what the device reports.
     pub(super) fn write(&self) -> io::Result<Option<Written>> {
+        original::beside(self.written, self.sealed.len, self.cancelled, |original| self.write_with(original))
+    }
+
+    /// `original` gives the hash of the file as it was written.
+    fn write_with(&self, original: original::Pending<'_>) -> io::Result<Option<Written>> {
         let Difference { sealed, base, .. } = *self;
         let (source, description) = self.own;
         let material = plan::Material {
@@ -88,6 +95,7 @@ impl Difference<'_> {
             return Ok(None);
         }
         encoded.index.generations = (self.generations)();
+        encoded.index.original = original.wait()?;
         writer.close(&encoded.index)?;
         log::trace!(target: STAGES, "make durable");
         let rows = Order::of(description);

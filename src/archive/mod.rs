@@ -6,6 +6,7 @@
 
 mod archiving;
 mod base;
+mod best;
 mod catalog;
 mod checkpoints;
 mod companions;
@@ -14,10 +15,12 @@ mod difference;
 mod encode;
 mod job;
 mod lineage;
+mod lossy;
 mod merge;
 mod namespace;
 mod notes;
 mod objects;
+mod original;
 mod payload;
 mod plan;
 mod published;
@@ -48,11 +51,12 @@ use crate::store::object::Id;
 use crate::store::{Error, Objects, Store, Stub, beneath, recalled_from};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
 
-use catalog::{Catalog, Failed, Sealed, State, Task};
+use catalog::{Catalog, Failed, Sealed, State, Task, modified_ns};
 
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
 pub(crate) use lineage::signature as model_signature;
+pub use lossy::words as lossy_words;
 pub use namespace::{AtRest, FileId, Namespace, Outcome};
 pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::Restored;
@@ -142,9 +146,9 @@ impl Archive {
         let pool = Pool::new(builder).map_err(Error::io(store.root()))?;
         let mut catalog = Catalog::new(store.settings().settle);
         let mut found = found.map_err(Error::io(store.tree()))?;
-        repair::find_lost_stubs(&store, &objects, &mut found);
+        repair::find_lost_stubs(&store, &objects, &mut found.files);
         // Released files would be served as what their stubs are on the device, and objects removed that they need.
-        let any = |is: fn(&State) -> bool| found.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
+        let any = |is: fn(&State) -> bool| found.files.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
         if any(|state| matches!(state, State::Resident(stays::OTHER_STORE)))
             && !any(|state| matches!(state, State::Released(_)))
         {
@@ -247,6 +251,7 @@ impl Archive {
         let mut sweep_at = None;
         while !self.stopping.load(Ordering::Relaxed) {
             self.note_restores();
+            self.look_at_links();
             self.collect();
             self.retain();
             if sweep_at.is_none_or(|at| at <= Instant::now()) {
@@ -261,7 +266,7 @@ impl Archive {
                 let garbage = self.garbage.load(Ordering::Relaxed);
                 let work = task.is_some() || merges && merge_at <= now || garbage && !catalog.has_unsealed();
                 // Under the lock with which the worker is woken, or one would be missed.
-                let work = work || self.noticed.has_news();
+                let work = work || self.noticed.has_news() || catalog.has_links();
                 if !work && !self.stopping.load(Ordering::Relaxed) {
                     // Every note wakes the worker; garbage that could not be collected yet is looked at again.
                     let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
@@ -345,7 +350,10 @@ impl Archive {
             self.catalog().advance(path, version, State::Resident(stays::NOT_DURABLE));
             return Ok(());
         }
-        let (state, words) = settle::examine(&file, &file.metadata()?, path)?;
+        let metadata = file.metadata()?;
+        let settle::Examined { state, words, says } = settle::examine(&file, &metadata, path)?;
+        // Before the file is known to be sealed: nothing is released while one that may speak is not.
+        self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         if let State::Sealed(_) = &state {
             log::info!("{}: sealed, {words}", path.display());
         }
@@ -359,14 +367,8 @@ impl Archive {
         };
         self.catalog().keep(path, version, keeps, &self.objects);
         if let State::Sealed(sealed) = &state
-            && let Some(object) = self.copy_of(path, version, sealed, &file)?
+            && self.is_copy(path, version, sealed, &file)?
         {
-            log::info!("{}: a copy of object {object}", path.display());
-            let sealed = Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) });
-            self.objects.name(object);
-            if !self.catalog().advance(path, version, State::Archived(sealed, object)) {
-                self.objects.unname(object);
-            }
             return Ok(());
         }
         self.catalog().advance(path, version, state);

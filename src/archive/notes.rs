@@ -78,6 +78,11 @@ impl Archive {
         });
     }
 
+    /// A link was made or removed.
+    pub fn link_changed(&self, path: &Path) {
+        self.note(|catalog| catalog.link_changed(path));
+    }
+
     /// A file got a second name.
     pub fn linked(&self, from: &Path, to: &Path) {
         self.note(|catalog| catalog.linked(from, to, &self.objects));

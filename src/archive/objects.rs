@@ -36,8 +36,13 @@ impl Archive {
         Ok(twins.into_iter().find(|header| self.decodes(header)).map(|header| header.id))
     }
 
+    /// Whether an object decodes to other bytes than it was made from.
+    pub(super) fn is_lossy(&self, id: Id) -> bool {
+        self.objects.get(id).is_some_and(|(header, _)| header.is_lossy())
+    }
+
     /// Whether an object was made with these profiles, or with one that is at least as fine as any of them.
-    fn is_faithful(&self, id: Id, profiles: &Profiles) -> bool {
+    pub(super) fn is_faithful(&self, id: Id, profiles: &Profiles) -> bool {
         let Ok(object) = self.objects.open(id) else { return false };
         let made = object.index().profile.as_str();
         made == profiles.words() || made.parse().is_ok_and(|made: Profile| profiles.are_at_most_as_fine_as(made))

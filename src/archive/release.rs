@@ -79,10 +79,19 @@ impl Archive {
             // lock, so only here nobody can set one between the look and the rename: a few calls that wait for no
             // device, since what they ask for was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
-            if pinned || !self.catalog().may_go(path, sealed) {
+            // Somebody may just have said that this one is the best of its run: what was closed is looked at first.
+            let is_best = {
+                let catalog = self.catalog();
+                if catalog.may_learn() {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
+                !sealed.copy && self.is_lossy(object) && catalog.named_best_by(path).is_some()
+            };
+            if pinned || is_best || !self.catalog().may_go(path, sealed) {
                 let sealed = Sealed { copy: false, ..Sealed::clone(sealed) };
                 self.catalog().advance(path, version, State::Sealed(Arc::new(sealed)));
-                self.catalog().hold(path, version, pinned.then_some(Held::Pinned));
+                let held = if pinned { Some(Held::Pinned) } else { is_best.then_some(Held::Best) };
+                self.catalog().hold(path, version, held);
                 self.objects.unname(object);
                 return Err(io::ErrorKind::Interrupted.into());
             }

@@ -11,7 +11,8 @@ use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
 use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, names};
 
-use super::catalog::{Catalog, Sealed, State, modified_ns};
+use super::best::{self, Word};
+use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
 use super::stays::{DAMAGED_STUB, HOLE, OTHER_STORE, UNREADABLE};
 use super::{FileId, samples};
@@ -21,27 +22,39 @@ const COMPRESSIBLE: f64 = 0.9;
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
-/// Every regular file of the tree with its state.
-pub(super) fn scan(store: &Store) -> io::Result<Vec<(PathBuf, io::Result<State>)>> {
+/// What was found in a tree.
+pub(super) struct Found {
+    /// Every regular file with its state.
+    pub(super) files: Vec<(PathBuf, io::Result<State>)>,
+    /// What small files and links name as the best of a run.
+    pub(super) words: Vec<Word>,
+}
+
+/// Looks at everything in the tree.
+pub(super) fn scan(store: &Store) -> io::Result<Found> {
     let root = store.tree();
-    let mut files = Vec::new();
+    let (mut files, mut links) = (Vec::new(), Vec::new());
     let mut directories = vec![PathBuf::new()];
     while !directories.is_empty() {
         let mut below = Vec::new();
         for listed in in_parallel(&directories, |directory| list(&root, directory)) {
-            let (inner, found) = listed?;
-            below.extend(inner);
-            files.extend(found);
+            let listed = listed?;
+            below.extend(listed.directories);
+            files.extend(listed.files);
+            links.extend(listed.links);
         }
         directories = below;
     }
     let states = in_parallel(&files, |path| state_of(store, path));
-    Ok(files.into_iter().zip(states).collect())
+    let files: Vec<_> = files.into_iter().zip(states).collect();
+    let mut words = best::of_small(store, &files);
+    words.extend(best::of_links(store, &links));
+    Ok(Found { files, words })
 }
 
-/// Enters the files that were found into the catalog.
-pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects, catalog: &mut Catalog) {
-    for (path, state) in found {
+/// Enters what was found into the catalog.
+pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
+    for (path, state) in found.files {
         let state = state.unwrap_or_else(|error| {
             log::error!("{}: {error}; it stays as it is", path.display());
             State::Resident(UNREADABLE)
@@ -54,23 +67,35 @@ pub(super) fn enter(found: Vec<(PathBuf, io::Result<State>)>, objects: &Objects,
         }
         catalog.found(path, state);
     }
+    for (path, says, modified_ns) in found.words {
+        catalog.says(&path, Some((says, modified_ns)));
+    }
 }
 
-/// Directories and regular files in a directory of the tree.
-fn list(root: &Path, directory: &Path) -> io::Result<(Vec<PathBuf>, Vec<PathBuf>)> {
-    let (mut directories, mut files) = (Vec::new(), Vec::new());
+#[derive(Default)]
+struct Listed {
+    directories: Vec<PathBuf>,
+    files: Vec<PathBuf>,
+    links: Vec<PathBuf>,
+}
+
+/// Directories, regular files and links in a directory of the tree.
+fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
+    let mut listed = Listed::default();
     let opened = beneath::open_dir(root, directory)?;
     for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
         let entry = entry?;
         let path = directory.join(entry.file_name());
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            directories.push(path);
+            listed.directories.push(path);
         } else if kind.is_file() {
-            files.push(path);
+            listed.files.push(path);
+        } else if kind.is_symlink() {
+            listed.links.push(path);
         }
     }
-    Ok((directories, files))
+    Ok(listed)
 }
 
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
@@ -95,15 +120,26 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     }
 }
 
-/// What a durable file is, and that in a few words for the log.
-pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<(State, String)> {
+/// What was found out about a durable file.
+pub(super) struct Examined {
+    pub(super) state: State,
+    /// The same in a few words for the log.
+    pub(super) words: String,
+    /// What it names as the best of its run.
+    pub(super) says: Option<Says>,
+}
+
+/// What a durable file is.
+pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
-        return Ok((State::Resident("small"), String::new()));
+        let says = best::small_said(file, path)?;
+        return Ok(Examined { state: State::Resident("small"), words: String::new(), says });
     }
     let description = describe(file)?;
     let words = words(&description);
+    let says = best::said(file, path, Some(&description))?;
     if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok((State::Resident("would not become smaller"), words));
+        return Ok(Examined { state: State::Resident("would not become smaller"), words, says });
     }
     let signature = signature(&description);
     let sealed = Sealed {
@@ -116,7 +152,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         lineage: lineage(path, signature),
         copy: false,
     };
-    Ok((State::Sealed(Arc::new(sealed)), words))
+    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says })
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

@@ -148,7 +148,8 @@ impl Archive {
         // What lost its name was not looked at yet.
         let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        ((queued + working + merges) as u64, stalled.or_else(merging))
+        let links = usize::from(catalog.has_links());
+        ((queued + working + merges + links) as u64, stalled.or_else(merging))
     }
 
     /// The stub in `file`, the one at `path`, if it is one. Reads one block. A damaged one is a stub of no object: it can be
@@ -238,8 +239,9 @@ impl Archive {
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     /// On every path: `store`, `status` (JSON), `queue` (that of it which is quickly answered), `gc` (JSON: how far a run of
     /// retention has come). On files: `state`, the `profile` that it would be archived with, `why` it stays resident, what
-    /// keeps it from its `release`, the lossy `generations` behind it, and once archived `object`. On directories that a
-    /// profile was set for, or above them: `profile`.
+    /// keeps it from its `release`, the lossy `generations` behind it, whether its bytes are `lossy` ([`super::lossy_words`]), what
+    /// names it as the `best`; once archived `object` and the SHA-256 of the `original`. On directories that a profile was set for,
+    /// or above them: `profile`.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
@@ -247,6 +249,8 @@ impl Archive {
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
             "profile" => return self.profile_attribute(path),
+            "lossy" => return self.lossy_words(path).map(String::into_bytes),
+            "original" => return self.original(path).map(String::into_bytes),
             "generations" => {
                 let state = self.catalog().get(path)?.state.clone();
                 return self.generations(&state).map(|count| count.to_string().into_bytes());
@@ -265,9 +269,11 @@ impl Archive {
                 (_, Some(failed), _) => Some(failed.why.clone().into_bytes()),
                 (State::Resident(why), ..) => Some(why.as_bytes().to_vec()),
                 (.., Some(Held::Pinned)) => Some(b"it is pinned".to_vec()),
+                (.., Some(Held::Best)) => Some(why_best(&catalog, path).into_bytes()),
                 (.., Some(Held::Recalled)) => Some(b"it was recalled".to_vec()),
                 (_, None, None) => None,
             },
+            "best" => catalog.named_best_by(path).map(|by| by.as_os_str().as_encoded_bytes().to_vec()),
             "release" => Some(what_keeps(&catalog, path, entry).into_bytes()),
             _ => None,
         }
@@ -284,7 +290,8 @@ impl Archive {
             State::Sealed(sealed) => asked.in_force(self.restores_seen(sealed.lineage)),
             _ => asked,
         };
-        Some(used.words().into_bytes())
+        let less = self.made_with(path).map(|made| format!("; its bytes are {made}"));
+        Some((used.words() + &less.unwrap_or_default()).into_bytes())
     }
 
     /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be; `gc` for
@@ -351,12 +358,24 @@ fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
         (State::Staged, ..) => "it is open for writing".into(),
         (_, Some(failed), _) => failed.why.clone(),
         (_, _, Some(Held::Pinned)) => "it is pinned (see `stepfs unpin`)".into(),
+        (_, _, Some(Held::Best)) => why_best(catalog, path),
         (_, _, Some(Held::Recalled)) => "it was recalled".into(),
         _ if entry.busy => "it is open, or has several names".into(),
-        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
+        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.has_newer(path, sealed) => {
             "it is the newest of its lineage, and stays exact".into()
         }
+        (State::Sealed(sealed), ..) if !catalog.has_unsealed() && !catalog.is_history(path, sealed) => {
+            "it has the highest step of its lineage, and stays exact".into()
+        }
         _ => "working".into(),
+    }
+}
+
+/// That a file is named as the best, and by what.
+fn why_best(catalog: &Catalog, path: &Path) -> String {
+    match catalog.named_best_by(path) {
+        Some(by) => format!("{} names it as the best, so it stays exact", by.display()),
+        None => "working".into(),
     }
 }
 

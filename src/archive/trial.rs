@@ -85,7 +85,7 @@ impl Checkpoint {
         }
         let has_weights = description.tensors.iter().any(|t| is_model(t.role) && t.dtype.is_lattice_float());
         let (State::Sealed(sealed), true) =
-            (settle::examine(&file, &metadata, path).map_err(with_path(path))?.0, has_weights)
+            (settle::examine(&file, &metadata, path).map_err(with_path(path))?.state, has_weights)
         else {
             return Err(wrong(path, "has no weights in it; `stepfs inspect` shows what it has"));
         };
@@ -192,6 +192,7 @@ impl Series {
                 sealed: &state.sealed,
                 own: (&source, &state.description),
                 newer: (&after, &of_newer),
+                written: None,
                 base: &previous.as_ref().map_or_else(Base::default, after_it),
                 profiles: &profiles,
                 generations: &|| 0,

@@ -18,6 +18,10 @@ use super::words::{name, percent, size, table};
 /// Kinds: a keyframe depends on no other object; a delta is the difference to the state before; every eighth state is a
 /// super-step, the difference to the super-step before, so that a read applies at most 12 objects (chain). With --json a
 /// `note` says what a super-step and a keyframe in its place were expected to take.
+///
+/// LOSSY before an error: the name, a profile or a checkpoint's own files ask for more than the file holds. It is a copy of a
+/// released file, or was released before somebody asked. With --json `lossy` says how far off each kind of tensor is, and
+/// `original` is the SHA-256 of what was written.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A store, a mount, or a path in a mount.
@@ -44,9 +48,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let weights = entry.roles.get("weight").map(|weight| percent(weight.stored_bytes, weight.raw_bytes));
         let error = match &entry.damage {
             Some(_) => "DAMAGED".into(),
-            None if entry.chain_len == 0 || entry.max_abs_error == 0.0 => "exact".into(),
+            None if entry.lossy == "0" => "exact".into(),
+            None if entry.chain_len == 0 => "as read".into(),
             None => format!("{:.1e}", entry.max_abs_error),
         };
+        let error = if entry.is_less_than_asked { format!("LOSSY {error}") } else { error };
         rows.push(vec![
             format!("{}{}", entry.state, if entry.pinned { ", pinned" } else { "" }),
             size(entry.logical_bytes),

@@ -1,6 +1,7 @@
 //! The commands: one file each. Words for people, `--json` for programs; exit codes are an interface:
 //! 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
+mod against;
 mod buffers;
 mod cat;
 mod compare;

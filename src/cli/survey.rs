@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+use crate::archive::lossy_words;
+use crate::hash::hex;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned, recalled_from};
 
 use super::place::{Place, attribute};
 
@@ -28,6 +30,18 @@ pub(super) struct Entry {
     pub(super) stored_bytes: u64,
     /// Profile that it was, or would be, archived with.
     pub(super) profile: String,
+    /// Profile that is asked for.
+    pub(super) asked: String,
+    /// `0`: its bytes are as they were written; `1` and the largest error of each kind of tensor: they are not.
+    pub(super) lossy: String,
+    /// What names it as the best of its run, as far as a daemon knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) best: Option<String>,
+    /// It holds lossy bytes, and its name, a profile or a checkpoint's own files ask for more.
+    pub(super) is_less_than_asked: bool,
+    /// SHA-256 of the file as it was written, once it is archived.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) original: Option<String>,
     /// Restores from lossy files that are behind it; none where that is not known, as of a resident file of a store that
     /// is not mounted.
     pub(super) generations: Option<u32>,
@@ -125,13 +139,23 @@ fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
 
 fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Result<Entry> {
     let metadata = fs::symlink_metadata(store.tree().join(path))?;
+    let asked = store.profiles(path)?;
+    let word = |name| {
+        let value = attribute(&place.mount.as_ref()?.join(path), name).ok()?;
+        String::from_utf8(value).ok()
+    };
     let mut entry = Entry {
         path: path.to_string_lossy().into_owned(),
         state: "sealed".into(),
         pinned: is_pinned(&store.tree(), path)?,
         logical_bytes: metadata.len(),
         stored_bytes: metadata.blocks() * 512,
-        profile: store.profiles(path)?.words(),
+        profile: asked.words(),
+        asked: asked.words(),
+        lossy: "0".into(),
+        best: None,
+        is_less_than_asked: false,
+        original: None,
         generations: None,
         object: None,
         parent: None,
@@ -147,16 +171,25 @@ fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Re
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
-    } else if let Some(mount) = &place.mount {
+    } else if place.mount.is_some() {
         // Only the daemon knows about open handles.
-        let word = |name| attribute(&mount.join(path), name).ok().and_then(|value| String::from_utf8(value).ok());
         entry.state = word("state").unwrap_or(entry.state);
         entry.profile = word("profile").unwrap_or(entry.profile);
+        entry.lossy = word("lossy").unwrap_or(entry.lossy);
         entry.generations = word("generations").and_then(|count| count.parse().ok());
         if let Some(id) = word("object").filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
+            // The object is made, and the file is still as it was written; unless it is a copy of what was not.
+            let lossy = entry.lossy.clone();
             add_object(store, parents, id, &mut entry);
+            entry.lossy = lossy;
         }
+    } else if let Some(id) = recalled_from(&store.io().open_beneath(&store.tree(), path, 0)?) {
+        entry.lossy = Object::open(&store.objects(), id).map_or(entry.lossy, |object| lossy_words(&object));
     }
+    entry.best = word("best");
+    let made =
+        entry.profile.parse().is_ok_and(|made| asked.are_at_most_as_fine_as(made)) || entry.profile == entry.asked;
+    entry.is_less_than_asked = entry.lossy != "0" && (entry.best.is_some() || !made);
     Ok(entry)
 }
 
@@ -172,6 +205,8 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     let header = object.header();
     entry.stored_bytes += object.stored();
     entry.profile = object.index().profile.clone();
+    entry.lossy = lossy_words(&object);
+    entry.original = object.index().original.map(|digest| hex(&digest));
     entry.generations = Some(object.index().generations);
     entry.note = object.index().note.clone();
     // Chains of published systems have none, whatever place a state has in them.

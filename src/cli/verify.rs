@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::archive::repair::{self, Progress, Report};
 use crate::store::{Error, Store};
 
+use super::against;
 use super::words::{name, progress, size};
 
 /// Read and decode everything in a store, and say exactly what is damaged.
@@ -16,11 +17,20 @@ use super::words::{name, progress, size};
 /// Works while the store is mounted, too. With --repair, which needs a store that is not mounted, what can be saved is saved:
 /// a flipped bit, bytes that another object or a file of the tree still has, stubs, `stepfs.toml`. What takes the place of
 /// something damaged was read back first; what was damaged is kept in the store's `damaged/`.
+///
+/// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may be lossy
+/// by now: its object knows the hash of what it was made from.
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 no damage (any more), 1 failed, 3 damage left.")]
+#[command(
+    after_help = "Exit codes: 0 no damage (any more), 1 failed, 3 damage left. With --against: 0 every file is as it is in the \
+manifest, or was made from what is, 1 failed, 3 one differs, is missing or is damaged."
+)]
 pub(super) struct Args {
-    /// The store.
+    /// The store. With --against also a mount, or a directory in a mount, from which the manifest's names count.
     store: PathBuf,
+    /// Compare the files that this manifest names (of `sha256sum`, also with --tag; `-` is standard input).
+    #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]
+    against: Option<PathBuf>,
     /// Save what can be saved. Without it, what it would do is said with each damage.
     #[arg(long)]
     repair: bool,
@@ -39,6 +49,9 @@ struct Shown<'a> {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
+    if let Some(manifest) = &args.against {
+        return against::run(manifest, &args.store, args.json);
+    }
     let bar = progress(0, true);
     let show = |step: Progress| match step {
         Progress::Total(bytes) => {

@@ -3,6 +3,7 @@
 //! A container is found by its content, never by its name. What is not understood is described as opaque, and then
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
+mod best;
 pub mod elasticdl;
 mod kinds;
 mod pairing;
@@ -204,6 +205,9 @@ pub struct Description {
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
     pub tables: Vec<Table>,
+    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's `best_model_path`); none if
+    /// it does not speak of that.
+    pub best: Option<Vec<String>>,
     /// What its optimizers train.
     training: Training,
     /// What `patches` needs of a zip.
@@ -248,7 +252,7 @@ impl Description {
     /// A file that is not looked into, and why.
     pub fn opaque(note: impl Into<String>) -> Description {
         let (tensors, tables, training) = (Vec::new(), Vec::new(), Training::default());
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, zip: None }
+        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, best: None, zip: None }
     }
 
     /// The parameters that the optimizers in the file train, one entry for each optimizer.

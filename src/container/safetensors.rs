@@ -45,7 +45,15 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     };
     drop(json);
     let (tensors, training) = tensors(header, payload, size)?;
-    Ok(Some(Description { kind: Kind::Safetensors, note: None, tensors, tables: Vec::new(), training, zip: None }))
+    Ok(Some(Description {
+        kind: Kind::Safetensors,
+        note: None,
+        tensors,
+        tables: Vec::new(),
+        training,
+        best: None,
+        zip: None,
+    }))
 }
 
 fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Training), Fail> {

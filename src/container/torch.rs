@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 
+use super::best;
 use super::patch::{Crcs, is_serialization_id};
 use super::pickle;
 use super::read::{Fail, bad};
@@ -21,11 +22,13 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     if !pickle.stored {
         return bad("torch: data.pkl is compressed");
     }
+    let mut named = None;
     let (found, of_tensor, note) = if is_big_endian(src, &zip, &layout)? {
         (Default::default(), Vec::new(), Some("torch: tensors are big-endian".to_string()))
     } else {
         let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
         let mut storages = Storages::new(&zip, &layout.data);
+        named = best::named(&graph);
         let optimizers = walk(&graph, &mut storages)?;
         storages.finish(&optimizers)
     };
@@ -33,7 +36,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     drop(layout);
     let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
     let (tensors, training) = found;
-    Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), training, zip })
+    Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), training, best: named, zip })
 }
 
 /// Where torch's own records are; indices of records.

@@ -394,7 +394,7 @@ fn group_sizes(graph: &Graph, groups: u32) -> Vec<u64> {
 }
 
 /// The pairs of a dict or of an object that was filled like one.
-fn pairs(graph: &Graph, item: Item) -> &[(Item, Item)] {
+pub(super) fn pairs(graph: &Graph, item: Item) -> &[(Item, Item)] {
     match item {
         Item::Node(n) => match graph.node(n) {
             Node::Dict(pairs) => pairs,

@@ -184,7 +184,10 @@ impl Core {
     pub(super) fn symlink(&self, parent: u64, name: &OsStr, creator: Creator, target: &Path) -> Result<Attributes> {
         let mut table = self.table();
         let creator = Creator { mode: libc::S_IFLNK | 0o777, ..creator };
-        self.make_entry(&mut table, parent, name, creator, &mut |path| std::os::unix::fs::symlink(target, path))
+        let made =
+            self.make_entry(&mut table, parent, name, creator, &mut |path| std::os::unix::fs::symlink(target, path))?;
+        self.archive.link_changed(&table.child(parent, name)?);
+        Ok(made)
     }
 
     pub(super) fn readlink(&self, ino: u64) -> Result<PathBuf> {
@@ -234,6 +237,8 @@ impl Core {
         table.removed(parent, path.file_name().unwrap_or_default(), removal);
         if metadata.is_file() {
             self.archive.removed(path);
+        } else if metadata.is_symlink() {
+            self.archive.link_changed(path);
         }
         Ok(())
     }

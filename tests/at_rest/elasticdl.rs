@@ -93,7 +93,7 @@ pub(crate) fn name(version: u64) -> String {
     format!("version-{version}/variables-0-of-1.ckpt")
 }
 
-fn settled(settings: (&str, &str), shuffled: bool) -> Rest {
+pub(crate) fn settled(settings: (&str, &str), shuffled: bool) -> Rest {
     let mut rest = Rest::with(|text| text.replace(settings.0, settings.1));
     let mut table = Table::new(ROWS);
     for version in 1..=4 {

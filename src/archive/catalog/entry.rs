@@ -72,6 +72,8 @@ pub(in crate::archive) fn modified_ns(metadata: &std::fs::Metadata) -> i64 {
 pub(in crate::archive) enum Held {
     /// A user pinned it, or a directory above it.
     Pinned,
+    /// A checkpoint's own files, or a link, name it as the best of its run.
+    Best,
     /// A user brought it back.
     Recalled,
 }

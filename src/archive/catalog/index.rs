@@ -3,7 +3,6 @@
 //! a change costs O(log n), and O(k) where k byte-identical files are the newest of one lineage.
 
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,9 +38,9 @@ struct Member {
     counts: bool,
     /// When it was last modified, or was seen to be written; nanoseconds since 1970.
     touched: i64,
-    /// A newer state of its lineage is sealed.
+    /// A newer state of its lineage is sealed, and one with higher steps.
     history: bool,
-    /// If so: when that one was last modified.
+    /// If so: when the later of the two was last modified.
     since: i64,
 }
 
@@ -134,7 +133,7 @@ impl Index {
         let (sequence, rank, of, sealed) = (entry.sequence, member.rank.clone(), member.lineage, member.sealed);
         self.members.insert(sequence, member);
         if let Some((id, print)) = of {
-            self.lineages.entry(id).or_default().states(sealed).insert(rank, print);
+            self.lineages.entry(id).or_default().insert(rank, print, sealed);
             self.judge(sequence);
             self.place(sequence);
             self.advance(id);
@@ -149,10 +148,10 @@ impl Index {
         let Some(member) = self.members.remove(&sequence) else { return };
         if let Some((id, _)) = member.lineage {
             if let Some(lineage) = self.lineages.get_mut(&id) {
-                lineage.states(member.sealed).remove(&member.rank);
+                lineage.remove(&member.rank, member.sealed);
             }
             self.advance(id);
-            if self.lineages.get(&id).is_some_and(|l| l.sealed.is_empty() && l.archived.is_empty()) {
+            if self.lineages.get(&id).is_some_and(Lineage::is_empty) {
                 self.lineages.remove(&id);
             }
         }
@@ -164,8 +163,9 @@ impl Index {
         let Some((id, print)) = member.lineage else { return };
         let Some(lineage) = self.lineages.get(&id) else { return };
         let history = lineage.is_history(&member.rank, print);
-        let after = if history { lineage.after(&member.rank, print) } else { None };
-        let since = after.and_then(|rank| self.members.get(&rank.2)).map_or(i64::MIN, |newer| newer.touched);
+        let touched = |sequence: u64| self.members.get(&sequence).map(|other| other.touched);
+        let successors = lineage.successors(&member.rank, print).filter_map(touched);
+        let since = successors.max().filter(|_| history).unwrap_or(i64::MIN);
         if let Some(member) = self.members.get_mut(&sequence) {
             (member.history, member.since) = (history, since);
         }
@@ -174,24 +174,14 @@ impl Index {
     /// A sealed or archived state came or went: those at the end of the lineage may have become history, or the newest.
     fn advance(&mut self, id: u64) {
         let Some(lineage) = self.lineages.get_mut(&id) else { return };
-        let newest = lineage.sealed.last_key_value().map(|(rank, print)| (rank.clone(), *print));
-        let other = newest.as_ref().and_then(|(_, newest)| {
-            lineage.sealed.iter().rev().find(|(_, print)| *print != newest).map(|(rank, _)| rank.clone())
-        });
-        if (&newest, &other) == (&lineage.newest, &lineage.other) {
-            return;
-        }
-        // Everything before both is history, as it was.
-        let from = std::mem::replace(&mut lineage.other, other.clone()).min(other);
-        lineage.newest = newest;
-        let from = from.map_or(Bound::Unbounded, Bound::Included);
-        let range = (from, Bound::Unbounded);
+        let mut flipped = lineage.advance();
         let lineage = &*lineage;
-        let states = lineage.sealed.range(range.clone()).chain(lineage.archived.range(range));
-        let flipped = states.filter(|(rank, print)| {
-            self.members.get(&rank.2).is_some_and(|m| m.history != lineage.is_history(rank, **print))
+        flipped.retain(|sequence| {
+            self.members.get(sequence).is_some_and(|member| {
+                let print = member.lineage.map(|(_, print)| print);
+                print.is_some_and(|print| member.history != lineage.is_history(&member.rank, print))
+            })
         });
-        let flipped: Vec<u64> = flipped.map(|(rank, _)| rank.2).collect();
         for sequence in flipped {
             self.unplace(sequence);
             self.judge(sequence);
@@ -355,6 +345,11 @@ impl Index {
     }
 
     /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says.
+    pub(super) fn has_newer(&self, id: u64, rank: &Rank, print: Print) -> bool {
+        self.lineages.get(&id).is_some_and(|lineage| lineage.has_newer(rank, print))
+    }
+
+    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with higher steps.
     pub(super) fn is_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
         self.lineages.get(&id).is_some_and(|lineage| lineage.is_history(rank, print))
     }
@@ -362,6 +357,11 @@ impl Index {
     /// Whether there are files of which it is not yet known what they are.
     pub(super) fn has_unsealed(&self) -> bool {
         self.unsealed > 0
+    }
+
+    /// Whether a closed file can be looked at now.
+    pub(super) fn can_seal(&self) -> bool {
+        !self.closed.is_empty()
     }
 
     /// Lineages with sealed or archived files.

@@ -15,8 +15,12 @@ const FILES: [&str; 8] =
 const DIRECTORIES: [&str; 3] = ["checkpoint-1", "checkpoint-2", "checkpoint-3"];
 
 fn sealed(lineage: u64, modified_ns: i64, sample: u64) -> Arc<Sealed> {
+    sealed_at(Vec::new(), lineage, modified_ns, sample)
+}
+
+fn sealed_at(steps: Vec<u64>, lineage: u64, modified_ns: i64, sample: u64) -> Arc<Sealed> {
     let file = FileId { dev: 1, ino: 1 };
-    Arc::new(Sealed { file, len: 1, modified_ns, steps: Vec::new(), sample, signature: 0, lineage, copy: false })
+    Arc::new(Sealed { file, len: 1, modified_ns, steps, sample, signature: 0, lineage, copy: false })
 }
 
 fn no_objects() -> Objects {
@@ -28,7 +32,7 @@ fn no_objects() -> Objects {
 enum Note {
     Open(usize),
     Close(usize, bool),
-    Seal(usize, u64, i64, u64),
+    Seal(usize, u64, i64, u64, u64),
     Archive(usize),
     Release(usize),
     Stay(usize),
@@ -51,7 +55,7 @@ fn note() -> impl Strategy<Value = Note> {
     prop_oneof![
         4 => file.clone().prop_map(Note::Open),
         4 => (file.clone(), any::<bool>()).prop_map(|(f, w)| Note::Close(f, w)),
-        10 => (file.clone(), 0..2u64, 0..4i64, 0..3u64).prop_map(|(f, l, m, s)| Note::Seal(f, l, m, s)),
+        10 => (file.clone(), 0..2u64, 0..4i64, 0..3u64, 0..3u64).prop_map(|(f, l, m, s, n)| Note::Seal(f, l, m, s, n)),
         5 => file.clone().prop_map(Note::Archive),
         3 => file.clone().prop_map(Note::Release),
         1 => file.clone().prop_map(Note::Stay),
@@ -75,8 +79,8 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
     match note {
         Note::Open(f) => catalog.opened_for_writing(path(f), objects),
         Note::Close(f, written) => catalog.closed(path(f), *written, objects),
-        Note::Seal(f, lineage, modified, sample) => {
-            let state = State::Sealed(sealed(*lineage, *modified, *sample));
+        Note::Seal(f, lineage, modified, sample, step) => {
+            let state = State::Sealed(sealed_at(vec![*step], *lineage, *modified, *sample));
             catalog.advance(path(f), version(catalog, f), state);
         }
         Note::Archive(f) => {
@@ -122,17 +126,20 @@ struct Scan<'a> {
 }
 
 impl Scan<'_> {
+    /// The state after one that is neither the newest of its lineage nor the highest.
     fn history(&self, entry: &Entry) -> Option<&PathBuf> {
         let (State::Sealed(sealed) | State::Archived(sealed, _)) = &entry.state else { return None };
-        let newer = self.catalog.entries().filter(|(_, other)| match &other.state {
-            State::Sealed(of) => {
-                of.lineage == sealed.lineage
-                    && (of.len, of.sample) != (sealed.len, sealed.sample)
-                    && rank(other) > rank(entry)
-            }
+        let of_lineage = |other: &Entry| match &other.state {
+            State::Sealed(of) => of.lineage == sealed.lineage && (of.len, of.sample) != (sealed.len, sealed.sample),
             _ => false,
-        });
-        newer.min_by_key(|(_, other)| rank(other)).map(|(path, _)| path)
+        };
+        let height = |entry: &Entry| {
+            let (modified_ns, steps, sequence) = rank(entry);
+            (steps, modified_ns, sequence)
+        };
+        let others = || self.catalog.entries().filter(|(_, other)| of_lineage(other));
+        let newer = others().filter(|(_, other)| rank(other) > rank(entry)).min_by_key(|(_, other)| rank(other));
+        newer.filter(|_| others().any(|(_, other)| height(other) > height(entry))).map(|(path, _)| path)
     }
 
     fn given_up(entry: &Entry) -> bool {
@@ -256,4 +263,27 @@ fn another_profile_undoes_what_was_archived_for_the_old_one() {
     assert_eq!([0, 1, 2, 3].map(|n| after[n] == before[n]), [false, true, true, false]);
     assert!(matches!(catalog.get(&name(0)).unwrap().state, State::Sealed(_)));
     assert!(matches!(catalog.get(&name(1)).unwrap().state, State::Archived(..)));
+}
+
+#[test]
+fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
+    let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
+    let name = |step: u64| PathBuf::from(format!("run/step_{step}.pt"));
+    let found = |catalog: &mut Catalog, step: u64, modified_ns: i64| {
+        catalog.found(name(step), State::Sealed(sealed_at(vec![step], 1, modified_ns, step)));
+    };
+    let history = |catalog: &Catalog, step: u64| match &catalog.get(&name(step)).unwrap().state {
+        State::Sealed(sealed) => catalog.is_history(&name(step), sealed),
+        state => panic!("{state:?}"),
+    };
+    // Resumed from step 60.
+    [(60, 1), (120, 2), (140, 3), (64, 4)].into_iter().for_each(|(step, at)| found(&mut catalog, step, at));
+    assert_eq!([60, 120, 140, 64].map(|step| history(&catalog, step)), [true, true, false, false]);
+    found(&mut catalog, 68, 5);
+    assert_eq!([64, 140, 68].map(|step| history(&catalog, step)), [true, false, false]);
+    // The run has caught up, then its last state goes.
+    found(&mut catalog, 144, 6);
+    assert_eq!([140, 68, 144].map(|step| history(&catalog, step)), [true, true, false]);
+    catalog.removed(&name(144), &objects);
+    assert_eq!([140, 68].map(|step| history(&catalog, step)), [false, false]);
 }

@@ -17,7 +17,7 @@ use rayon::prelude::*;
 use crate::codec::floor::{Keep, Signs};
 use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
-use crate::codec::{TILE_BYTES, log, lossless, published};
+use crate::codec::{TILE_BYTES, lossless, published};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::recall::{Chain, tile};
 use crate::store::Profiles;
@@ -155,8 +155,6 @@ struct Subject<'a> {
     /// The tensor in the state before.
     previous: Option<Archived<'a>>,
     rates: Rates,
-    /// See [`rates::sensitivity`].
-    sensitivity: f64,
     /// Factor on the step of weights, see [`interval::relief`].
     relief: f64,
     /// Its other moment, and that one's place among the plans.
@@ -177,7 +175,6 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         twin.map(|twin| without_edges(twin))
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
-    let sensitivities = sensitivities(material, &all, &twins)?;
     let relief = interval::relief(material)?;
     let mut copies = copies::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
@@ -224,7 +221,6 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 parent,
                 previous: previous.get(tensor),
                 rates,
-                sensitivity: sensitivities.get(&index).copied().unwrap_or(1.0),
                 relief,
                 partner,
             };
@@ -282,66 +278,6 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     let is_parameter = matches!(tensor.role, Role::Weight | Role::Master) && tensor.used == Use::ByRole;
     let is_model = is_parameter && !tensor.lossless && !tensor.shape.is_empty();
     (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
-}
-
-/// A parameter whose mean squared gradient is known.
-struct Gradients {
-    parameter: usize,
-    /// log2 of the mean square, up to what all have in common.
-    octaves: f64,
-    /// Bytes.
-    len: f64,
-}
-
-/// Factors on the steps of parameters, by index in the description.
-fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<HashMap<usize, f64>> {
-    let mut known = second_moments(material, tensors)?;
-    if !tensors.iter().any(|tensor| tensor.role == Role::SecondMoment) {
-        known = updates(material, tensors, twins)?;
-    }
-    let total: f64 = known.iter().map(|gradients| gradients.len).sum();
-    let mean = known.iter().map(|gradients| gradients.octaves * gradients.len).sum::<f64>() / f64::max(total, 1.0);
-    let mut factors = HashMap::new();
-    for gradients in known {
-        let factor = rates::sensitivity(gradients.octaves - mean);
-        factors.insert(gradients.parameter, factor);
-    }
-    Ok(factors)
-}
-
-/// From second moments, for the parameters that they are found to belong to.
-fn second_moments(material: &Material, tensors: &[Tensor]) -> io::Result<Vec<Gradients>> {
-    const SIXTEENTHS: f64 = 16.0;
-    let one = |tensor: &Tensor| -> io::Result<Option<Gradients>> {
-        let of_gradients = tensor.role == Role::SecondMoment && tensor.used != Use::Updates;
-        let second = of_gradients && tensor.dtype.is_lattice_float();
-        let Some(of) = tensor.of.filter(|_| second && tensor.extent.end > tensor.extent.start) else {
-            return Ok(None);
-        };
-        let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
-        let octaves = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
-        // The square of a norm is what the others are.
-        let mean = if tensor.used == Use::Norm { 2.0 * octaves } else { octaves };
-        let len = (tensor.extent.end - tensor.extent.start) as f64;
-        Ok(Some(Gradients { parameter: of, octaves: mean, len }))
-    };
-    let known: io::Result<Vec<Option<Gradients>>> = tensors.par_iter().map(one).collect();
-    Ok(known?.into_iter().flatten().collect())
-}
-
-/// From the updates, where no optimizer keeps mean squares: then they are sums of gradients (SGD).
-fn updates(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<Gradients>> {
-    let mut known = Vec::new();
-    for (parameter, (tensor, twin)) in tensors.iter().zip(twins).enumerate() {
-        let Some(twin) = twin.as_ref().filter(|_| tensor.is_weight() && tensor.dtype.is_lattice_float()) else {
-            continue;
-        };
-        if let Some(update) = lattice::next_update(material, tensor, twin)? {
-            let len = (tensor.extent.end - tensor.extent.start) as f64;
-            known.push(Gradients { parameter, octaves: 2.0 * update.rms.log2(), len });
-        }
-    }
-    Ok(known)
 }
 
 /// Alone or as difference to the base, whichever is estimated to be smaller.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use crate::codec::floor::Keep;
 use crate::codec::moment::Rule;
-use crate::container::{InOrder, describe};
+use crate::container::{InOrder, ReadAt as _, describe};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, tile};
 use crate::store::object::{Coding, Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
 
+use super::super::original::hash_of;
 use super::super::payload::{self, Around, Place};
 use super::super::skeleton;
 use super::patient::{Part, open_plain, parts};
@@ -204,6 +205,8 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
         origin: "restored from a file with the same bytes".into(),
         profile: "exact".into(),
         container: description.kind.name().into(),
+        // Of what a lossy object was made from, nothing has the hash any more.
+        original: if header.is_lossy() { None } else { Some(hash_of(&file, file.size(), &|| false)?) },
         ..Index::default()
     };
     let none = Tile { offset: 0, stored: 0, payload_hash: 0, decoded_hash: 0 };

@@ -1,6 +1,6 @@
 //! What ElasticDL calls its files, and on which server it puts what.
 
-use super::sha256::sha256;
+use crate::hash::sha256;
 
 /// The endings of a file's name: that of its code, and that of its design document.
 const ENDINGS: [&str; 2] = ["ckpt", "chkpt"];

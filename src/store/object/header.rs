@@ -11,15 +11,18 @@ pub const HEADER_BYTES: usize = 128;
 pub const FOOTER_BYTES: usize = 64;
 /// Version of the object format that this program writes. Version 1 had a hash of samples where the position is now, and no note
 /// in the index; version 2 had an index by rows, and the lattice alone; version 3 had no published systems, no grids among symbols
-/// and no sections among lossless differences; version 4 had no values that were halved.
-pub const OBJECT_VERSION: u32 = 6;
+/// and no sections among lossless differences; version 4 had no values that were halved; version 6 had no hash of the original.
+pub const OBJECT_VERSION: u32 = 8;
 
 /// Version of an object whose file has tables with rows that have ids: it has them in the order of those. Otherwise as the one
 /// before, but a stepfs that does not know how to put them back must not read it. The newest that this program reads.
-pub const ORDERED_VERSION: u32 = 7;
+pub const ORDERED_VERSION: u32 = 9;
 
-/// The same with what version 4 had.
-const ORDERED_BEFORE: u32 = 5;
+/// The same with what versions 4 and 6 had.
+const ORDERED_BEFORE: [u32; 2] = [5, 7];
+
+/// The first version whose index has the hash of the original.
+pub(super) const WITH_ORIGINAL: u32 = 8;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsOB";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
@@ -61,9 +64,14 @@ pub struct Header {
 pub const SUPER_STEP: u32 = 8;
 
 impl Header {
+    /// Whether the file decodes to other bytes than were written.
+    pub fn is_lossy(&self) -> bool {
+        self.source_hash != self.decoded_hash
+    }
+
     /// Whether rows of tables are in the order of their ids, which may not be the file's.
     pub fn is_ordered(&self) -> bool {
-        matches!(self.version, ORDERED_BEFORE | ORDERED_VERSION)
+        self.version == ORDERED_VERSION || ORDERED_BEFORE.contains(&self.version)
     }
 
     /// The version in which this program writes such an object.

@@ -79,6 +79,8 @@ pub struct Index {
     pub note: String,
     /// Lossy generations: restores from quantized states that are behind this one.
     pub generations: u32,
+    /// SHA-256 of the file as it was written, its rows in their own order; none in objects of before version 8, and where it is lost.
+    pub original: Option<[u8; 32]>,
     /// Tensors by ascending, disjoint extents.
     pub tensors: Vec<TensorEntry>,
     /// All other bytes of the file, concatenated, in chunks of [`TILE_BYTES`].
@@ -148,7 +150,7 @@ impl Index {
     pub fn decode(bytes: &[u8], version: u32, logical_len: u64, payload_end: u64) -> Result<Index, Damage> {
         let index = match version {
             1 | 2 => version2::decode(bytes, version, logical_len)?,
-            _ => version3::decode(bytes, logical_len)?,
+            _ => version3::decode(bytes, version, logical_len)?,
         };
         index.check(payload_end)?;
         Ok(index)

@@ -125,7 +125,7 @@ prop_compose! {
     fn index()(
         tensors in vec((tensor(), any::<u8>()), 0..4),
         texts in any::<[String; 4]>(),
-        generations: u32,
+        (generations, original) in any::<(u32, Option<[u8; 32]>)>(),
         rest in 0u64..2 * TILE_BYTES as u64,
         seed: u64,
     ) -> (Index, u64) {
@@ -140,7 +140,7 @@ prop_compose! {
         });
         let tensors = tensors.collect();
         let [origin, profile, container, note] = texts;
-        (Index { origin, profile, container, note, generations, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
+        (Index { origin, profile, container, note, generations, original, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn decode(bytes: &[u8], version: u32, logical_len: u64) -> Result<Ind
     let skeleton_len = logical_len - tensors.iter().map(|t| t.extent.end - t.extent.start).sum::<u64>();
     let skeleton = decode_tiles(&mut fields, skeleton_len)?;
     match fields.remaining() {
-        0 => Ok(Index { origin, profile, container, note, generations: 0, tensors, skeleton }),
+        0 => Ok(Index { origin, profile, container, note, generations: 0, original: None, tensors, skeleton }),
         _ => Err(Damage("its index has bytes left over")),
     }
 }

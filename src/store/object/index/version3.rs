@@ -8,6 +8,7 @@ use crate::entropy::varint;
 use crate::store::Damage;
 use crate::store::bytes::{Fields, put_short_text};
 
+use super::super::header::WITH_ORIGINAL;
 use super::super::{Coding, HEADER_BYTES};
 use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
 
@@ -116,6 +117,8 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
         put_short_text(&mut out, text);
     }
     varint::put(index.generations.into(), &mut out);
+    out.push(index.original.is_some().into());
+    index.original.iter().for_each(|digest| out.extend_from_slice(digest));
     let tensors = &index.tensors;
     varint::put(tensors.len() as u64, &mut out);
     tensors.iter().for_each(|tensor| put_short_text(&mut out, &tensor.path));
@@ -160,11 +163,12 @@ fn round_up(value: f64) -> f32 {
     if f64::from(near) < value { near.next_up() } else { near }
 }
 
-pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
+pub(super) fn decode(bytes: &[u8], version: u32, logical_len: u64) -> Result<Index, Damage> {
     let fields = &mut Fields::new(bytes);
     let (origin, profile, container, note) =
         (fields.short_text()?, fields.short_text()?, fields.short_text()?, fields.short_text()?);
     let generations = u32::try_from(fields.varint()?).map_err(|_| Damage("its generations are not a number"))?;
+    let original = if version < WITH_ORIGINAL { None } else { original(fields)? };
     let count = believed(fields.varcount(LEAST_TENSOR)?)?;
     let paths = (0..count).map(|_| fields.short_text()).collect::<Result<Vec<_>, _>>()?;
     let dtypes = fields.take(count)?.iter().map(|&code| Dtype::from_code(code));
@@ -225,7 +229,15 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
             tiles: tiles.by_ref().take(tiles_of(lens[own]) as usize).collect(),
         });
     }
-    Ok(Index { origin, profile, container, note, generations, tensors, skeleton: tiles.collect() })
+    Ok(Index { origin, profile, container, note, generations, original, tensors, skeleton: tiles.collect() })
+}
+
+fn original(fields: &mut Fields) -> Result<Option<[u8; 32]>, Damage> {
+    match fields.take(1)? {
+        [0] => Ok(None),
+        [1] => Ok(<[u8; 32]>::try_from(fields.take(32)?).ok()),
+        _ => Err(Damage("its original's hash is neither there nor missing")),
+    }
 }
 
 fn extents(fields: &mut Fields, count: usize, logical_len: u64) -> Result<Vec<std::ops::Range<u64>>, Damage> {

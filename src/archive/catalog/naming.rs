@@ -1,0 +1,55 @@
+//! What the catalog is told of the best of a run, and of links; and what becomes of files that are held for it.
+
+use std::path::{Path, PathBuf};
+
+use super::named::Named;
+use super::{Catalog, Held, Says};
+
+impl Catalog {
+    /// Notes what a file or link says is the best of its run, or that it says nothing; answers the paths that are named only since.
+    pub(in crate::archive) fn says(&mut self, path: &Path, said: Option<(Says, i64)>) -> Vec<PathBuf> {
+        let mut new = Vec::new();
+        self.naming(|named| {
+            new = named.set(path, said);
+            None
+        });
+        new
+    }
+
+    /// What names the file at `path`, or a directory above it, as the best of a run.
+    pub(in crate::archive) fn named_best_by(&self, path: &Path) -> Option<&Path> {
+        self.named.by(path)
+    }
+
+    /// A link was made, replaced or removed at a path.
+    pub(in crate::archive) fn link_changed(&mut self, path: &Path) {
+        self.links.insert(path.to_path_buf());
+    }
+
+    /// A name at which a link may have come or gone.
+    pub(in crate::archive) fn next_link(&mut self) -> Option<PathBuf> {
+        self.links.pop_first()
+    }
+
+    /// Whether there are names to look at for links.
+    pub(in crate::archive) fn has_links(&self) -> bool {
+        !self.links.is_empty()
+    }
+
+    /// Whether something was closed, or a link was made, of which it is not known yet what it names as the best.
+    pub(in crate::archive) fn may_learn(&self) -> bool {
+        !self.links.is_empty() || self.entries.index().can_seal()
+    }
+
+    /// Changes what is named. What was and is not any more goes on as usual. `change` answers links that must be looked at.
+    pub(super) fn naming<T: IntoIterator<Item = PathBuf>>(&mut self, change: impl FnOnce(&mut Named) -> T) {
+        let links = change(&mut self.named);
+        self.links.extend(links);
+        for path in self.named.take_dropped() {
+            let held = self.entries.below(&path).filter(|(_, entry)| entry.held == Some(Held::Best));
+            let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
+            let free = held.into_iter().filter(|path| self.named.by(path).is_none());
+            free.collect::<Vec<_>>().iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What users are told of files that do not hold what was written, and of the hash of what was.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::hash::hex;
+use crate::store::Id;
+use crate::store::object::{Index, Object};
+
+use super::Archive;
+use super::catalog::{Entry, State};
+use super::samples;
+
+impl Archive {
+    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was brought back.
+    fn decoded_from(&self, entry: &Entry) -> Option<Id> {
+        match &entry.state {
+            State::Released(id) => Some(*id),
+            State::Archived(sealed, id) => sealed.copy.then_some(*id),
+            // Where a program has written since, the samples are other ones.
+            State::Sealed(sealed) => entry.keeps.filter(|id| {
+                let known = self.objects.get(*id);
+                known.is_some_and(|(header, _)| header.sample == samples::short(sealed.sample))
+            }),
+            State::Staged | State::Closed | State::Resident(_) => entry.keeps,
+        }
+    }
+
+    /// Whether a file's bytes are as they were written, in words ([`words`]). Reads the index of its object, and decodes nothing.
+    /// `None` for what is no file.
+    pub(super) fn lossy_words(&self, path: &Path) -> Option<String> {
+        let entry = self.catalog().get(path)?.clone();
+        let Some(id) = self.decoded_from(&entry).filter(|id| self.is_lossy(*id)) else { return Some("0".into()) };
+        Some(self.objects.open(id).map_or("1".into(), |object| words(&object)))
+    }
+
+    /// SHA-256 of what was written, of a file that is archived; `None` where it is not known.
+    pub(super) fn original(&self, path: &Path) -> Option<String> {
+        let entry = self.catalog().get(path)?.clone();
+        let id = match &entry.state {
+            State::Archived(_, id) => Some(*id),
+            _ => self.decoded_from(&entry),
+        };
+        Some(hex(&self.objects.open(id?).ok()?.index().original?))
+    }
+
+    /// The profile that the bytes of a lossy file were made with, where they are less than is asked for.
+    pub(super) fn made_with(&self, path: &Path) -> Option<String> {
+        let entry = self.catalog().get(path)?.clone();
+        let id = self.decoded_from(&entry).filter(|id| self.is_lossy(*id))?;
+        let asked = self.store.profiles(path).ok()?;
+        (!self.is_faithful(id, &asked))
+            .then(|| self.objects.open(id).ok().map(|object| object.index().profile.clone()))?
+    }
+
+    /// Says so at once if a copy of a lossy file has a name that asks for more than it holds.
+    pub(super) fn note_lossy_copy(&self, path: &Path, object: Id) {
+        let Ok(asked) = self.store.profiles(path) else { return };
+        let named_by = self.catalog().named_best_by(path).map(Path::to_path_buf);
+        let is_less = self.is_lossy(object) && (named_by.is_some() || !self.is_faithful(object, &asked));
+        let Some(copied) = self.objects.open(object).ok().filter(|_| is_less) else { return };
+        let Index { origin, profile, .. } = copied.index();
+        let wants = match named_by {
+            Some(by) => format!("{} names it as the best", by.display()),
+            None => format!("{} is asked for", asked.words()),
+        };
+        log::warn!(
+            "{}: holds what {origin} reads as, which is lossy ({profile}); {wants}. Save it again from what was written, if there is \
+             such a thing",
+            path.display()
+        );
+    }
+}
+
+/// Whether an object decodes to what was written: `0`; or `1` and the largest |read - written| of each kind of tensor, as
+/// in `1 weight 1.2e-4, second_moment 3.0e-9`.
+pub fn words(object: &Object) -> String {
+    if !object.header().is_lossy() {
+        return "0".into();
+    }
+    let mut largest: BTreeMap<u8, (&'static str, f64)> = BTreeMap::new();
+    for tensor in object.index().tensors.iter().filter(|tensor| tensor.coding.is_lossy()) {
+        let (_, error) = largest.entry(tensor.role as u8).or_insert((tensor.role.name(), 0.0));
+        *error = error.max(tensor.max_abs_error);
+    }
+    let words: Vec<String> = largest.values().map(|(role, error)| format!("{role} {error:.1e}")).collect();
+    format!("1 {}", words.join(", ")).trim_end().to_string()
+}

@@ -1,0 +1,99 @@
+//! The hash of a file as it was written, by which other programs know it: SHA-256, made beside the encoding by a thread of its own.
+//!
+//! A pass before or behind the encoding would cost its time; this one takes what the encoder's threads leave over while they
+//! wait for each other.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ScopedJoinHandle};
+
+use crate::container::ReadAt;
+use crate::hash::Sha256;
+
+/// Read at once: small enough to stay in a core's cache until it is hashed.
+const PIECE: usize = 256 << 10;
+
+/// A hash that is being made.
+pub(super) struct Pending<'scope>(Option<ScopedJoinHandle<'scope, io::Result<[u8; 32]>>>);
+
+impl Pending<'_> {
+    /// The hash; `None` where none was asked for.
+    ///
+    /// # Errors
+    /// What the device reports; `Interrupted` when cancelled.
+    pub(super) fn wait(self) -> io::Result<Option<[u8; 32]>> {
+        let Some(thread) = self.0 else { return Ok(None) };
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(Some)
+    }
+}
+
+/// Runs `work` while `written` is hashed.
+///
+/// # Errors
+/// As of `work`; what the system reports if there can be no thread.
+pub(super) fn beside<T>(
+    written: Option<&(dyn ReadAt + Sync)>,
+    len: u64,
+    cancelled: &(dyn Fn() -> bool + Sync),
+    work: impl FnOnce(Pending<'_>) -> io::Result<T>,
+) -> io::Result<T> {
+    let ended = AtomicBool::new(false);
+    let stop = || ended.load(Ordering::Relaxed) || cancelled();
+    thread::scope(|scope| {
+        let hash = |written| {
+            super::yield_to_others();
+            hash_of(written, len, &stop)
+        };
+        let start = |written| thread::Builder::new().name("original".into()).spawn_scoped(scope, move || hash(written));
+        let pending = Pending(written.map(start).transpose()?);
+        let done = work(pending);
+        // Where it was not waited for, nobody needs it.
+        ended.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
+/// SHA-256 of the first `len` bytes of a file.
+///
+/// # Errors
+/// What the device reports; `Interrupted` when cancelled.
+pub(super) fn hash_of(
+    file: &(dyn ReadAt + Sync),
+    len: u64,
+    cancelled: &(dyn Fn() -> bool + Sync),
+) -> io::Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    while at < len {
+        if cancelled() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let piece = &mut piece[..(len - at).min(PIECE as u64) as usize];
+        file.read_exact_at(piece, at)?;
+        hash.update(piece);
+        at += piece.len() as u64;
+    }
+    Ok(hash.digest())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hash::sha256;
+
+    #[test]
+    fn a_file_is_hashed_beside_the_work() {
+        let bytes: Vec<u8> = (0..3 * PIECE + 5).map(|at| (at * at / 7) as u8).collect();
+        let file: &(dyn ReadAt + Sync) = &bytes.as_slice();
+        let len = bytes.len() as u64;
+        let made = beside(Some(file), len, &|| false, |pending| pending.wait()).unwrap();
+        assert_eq!(made, Some(sha256(&bytes)));
+        assert_eq!(beside(None, len, &|| false, |pending| pending.wait()).unwrap(), None);
+        let cancelled = beside(Some(file), len, &|| true, |pending| pending.wait()).unwrap_err();
+        assert_eq!(cancelled.kind(), io::ErrorKind::Interrupted);
+        // Work that fails does not wait for it.
+        let failed = beside(Some(file), len, &|| false, |_| Err::<(), _>(io::ErrorKind::InvalidData.into()));
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

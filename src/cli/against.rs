@@ -1,0 +1,280 @@
+//! `stepfs verify --against`: files of a store and a manifest that `sha256sum` made when they were written.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::hash::Sha256;
+use crate::store::object::Object;
+use crate::store::{Objects, Store, beneath};
+
+use super::files::{objects, read};
+use super::place::Place;
+use super::survey::stub;
+use super::words::{name, progress};
+
+/// Hexadecimal digits of a SHA-256.
+const DIGITS: usize = 64;
+
+/// What has become of a file since the manifest was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Verdict {
+    /// It reads as it was.
+    Same,
+    /// It is lossy now, and was made from exactly those bytes.
+    Lossy,
+    /// It reads otherwise, and it was not made from those bytes, or nobody knows.
+    Differs,
+    /// It is not there.
+    Missing,
+    /// It cannot be read.
+    Damaged,
+}
+
+impl Verdict {
+    fn words(self) -> &'static str {
+        match self {
+            Verdict::Same => "the same bytes",
+            Verdict::Lossy => "lossy now, made from exactly those bytes",
+            Verdict::Differs => "DIFFERS",
+            Verdict::Missing => "MISSING",
+            Verdict::Damaged => "DAMAGED",
+        }
+    }
+
+    fn is_good(self) -> bool {
+        matches!(self, Verdict::Same | Verdict::Lossy)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    /// As the manifest has it.
+    name: String,
+    verdict: Verdict,
+    /// Of what is damaged, or cannot be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    files: Vec<Row>,
+    counts: BTreeMap<Verdict, usize>,
+}
+
+/// A line of a manifest: a name, and the hash of what it had.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    name: PathBuf,
+    digest: [u8; 32],
+}
+
+pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode> {
+    let text = match manifest.as_os_str() == "-" {
+        true => {
+            let mut text = Vec::new();
+            std::io::stdin().read_to_end(&mut text).context("standard input")?;
+            text
+        }
+        false => fs::read(manifest).with_context(|| format!("{}", manifest.display()))?,
+    };
+    let lines = parse(&text).with_context(|| format!("{}", manifest.display()))?;
+    let place = Place::of(place)?;
+    let store = Store::look(&place.store)?;
+    let known = objects(&store)?;
+    let bar = progress(lines.len() as u64, false);
+    let mut report = Report { files: Vec::new(), counts: BTreeMap::new() };
+    for line in lines {
+        let shown = line.name.to_string_lossy().into_owned();
+        bar.set_message(name(&shown));
+        let (verdict, why) = match compare(&store, &known, &place, &line) {
+            Ok(verdict) => verdict,
+            Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
+        };
+        *report.counts.entry(verdict).or_default() += 1;
+        report.files.push(Row { name: shown, verdict, why });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    print(&report, json)?;
+    let good = report.files.iter().all(|row| row.verdict.is_good());
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::from(super::DAMAGED) })
+}
+
+fn print(report: &Report, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(report)?);
+        return Ok(());
+    }
+    for row in &report.files {
+        let why = row.why.as_ref().map(|why| format!(" ({})", name(why))).unwrap_or_default();
+        println!("{}: {}{why}", name(&row.name), row.verdict.words());
+    }
+    let counts: Vec<String> =
+        report.counts.iter().map(|(verdict, count)| format!("{count} {}", verdict.words())).collect();
+    println!("{} files: {}", report.files.len(), counts.join("; "));
+    Ok(())
+}
+
+/// What has become of one file.
+fn compare(store: &Store, objects: &Objects, place: &Place, line: &Line) -> Result<(Verdict, Option<String>)> {
+    let Some(path) = inside(place, &store.tree(), &line.name) else {
+        return Ok((Verdict::Missing, Some("it is not in this store".into())));
+    };
+    match beneath::metadata(&store.tree(), &path) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok((Verdict::Missing, None));
+        }
+        found => found?,
+    };
+    let mut hash = Sha256::new();
+    read(store, objects, &path, &mut |_, bytes| {
+        hash.update(bytes);
+        Ok(())
+    })?;
+    if hash.digest() == line.digest {
+        return Ok((Verdict::Same, None));
+    }
+    let Some(stub) = stub(store, &path)? else { return Ok((Verdict::Differs, None)) };
+    let object = Object::open(&store.objects(), stub.object)?;
+    Ok(match object.index().original {
+        Some(original) if original == line.digest => (Verdict::Lossy, None),
+        None if object.header().is_lossy() => {
+            (Verdict::Differs, Some("it is lossy, and the hash of what it was made from is not known".into()))
+        }
+        _ => (Verdict::Differs, None),
+    })
+}
+
+/// Where in the tree a name of the manifest is: one that begins with `/` as the mount or the store's tree has it, all others from
+/// the place that was named. `None`: outside.
+fn inside(place: &Place, tree: &Path, name: &Path) -> Option<PathBuf> {
+    let below = match name.is_absolute() {
+        true => {
+            let roots = place.mount.iter().map(PathBuf::as_path).chain([tree]);
+            roots.filter_map(|root| name.strip_prefix(root).ok()).next()?.to_path_buf()
+        }
+        false => place.path.join(name),
+    };
+    let mut path = PathBuf::new();
+    for part in below.components() {
+        match part {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir if !path.pop() => return None,
+            _ => {}
+        }
+    }
+    Some(path)
+}
+
+/// The lines of a manifest.
+fn parse(text: &[u8]) -> Result<Vec<Line>> {
+    let lines = text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
+    let parsed = lines.map(|(number, line)| match parse_line(line) {
+        Some(line) => Ok(line),
+        None => bail!("line {} is none of sha256sum's: 64 hexadecimal digits, two blanks, a name", number + 1),
+    });
+    let parsed = parsed.collect::<Result<Vec<_>>>()?;
+    match parsed.is_empty() {
+        true => bail!("it names no file"),
+        false => Ok(parsed),
+    }
+}
+
+/// `DIGEST  NAME`, `DIGEST *NAME` or `SHA256 (NAME) = DIGEST`; a backslash before all of it: the name has some in it that stand for
+/// others.
+fn parse_line(line: &[u8]) -> Option<Line> {
+    let (escaped, line) = match line.strip_prefix(b"\\") {
+        Some(line) => (true, line),
+        None => (false, line),
+    };
+    let (name, digest) = match line.strip_prefix(b"SHA256 (") {
+        Some(rest) => {
+            let (name, digest) = rest.split_at_checked(rest.len().checked_sub(DIGITS)?)?;
+            (name.strip_suffix(b") = ")?, digest)
+        }
+        None => {
+            let (digest, rest) = line.split_at_checked(DIGITS)?;
+            (rest.strip_prefix(b"  ").or(rest.strip_prefix(b" *"))?, digest)
+        }
+    };
+    let name = if escaped { unescape(name)? } else { name.to_vec() };
+    let name = PathBuf::from(OsString::from_vec(name));
+    (!name.as_os_str().as_bytes().is_empty()).then_some(Line { name, digest: digits(digest)? })
+}
+
+fn unescape(name: &[u8]) -> Option<Vec<u8>> {
+    let mut plain = Vec::with_capacity(name.len());
+    let mut bytes = name.iter();
+    while let Some(byte) = bytes.next() {
+        plain.push(match byte {
+            b'\\' => match bytes.next()? {
+                b'n' => b'\n',
+                b'r' => b'\r',
+                b'\\' => b'\\',
+                _ => return None,
+            },
+            byte => *byte,
+        });
+    }
+    Some(plain)
+}
+
+fn digits(text: &[u8]) -> Option<[u8; 32]> {
+    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
+    let mut digest = [0; 32];
+    for (byte, pair) in digest.iter_mut().zip(text.chunks_exact(2)) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    fn names(text: String) -> Vec<PathBuf> {
+        parse(text.as_bytes()).unwrap().into_iter().map(|line| line.name).collect()
+    }
+
+    #[test]
+    fn manifests_are_those_of_sha256sum() {
+        let upper = DIGEST.to_uppercase();
+        let text = format!(
+            "{DIGEST}  run/a b.pt\n{upper} *b.pt\n\\{DIGEST}  new\\nline\\\\.pt\nSHA256 (c (1).pt) = {DIGEST}\n"
+        );
+        assert_eq!(names(text), ["run/a b.pt", "b.pt", "new\nline\\.pt", "c (1).pt"].map(PathBuf::from));
+        let line = parse_line(format!("{DIGEST}  x").as_bytes()).unwrap();
+        assert_eq!(line.digest, crate::hash::sha256(b""));
+        for wrong in
+            ["", "\n", "x", DIGEST, &format!("{DIGEST} x"), &format!("{DIGEST}  "), &format!("g{}  x", &DIGEST[1..])]
+        {
+            parse(wrong.as_bytes()).unwrap_err();
+        }
+        assert!(parse_line(format!("\\{DIGEST}  a\\x").as_bytes()).is_none());
+    }
+
+    #[test]
+    fn names_are_looked_for_in_the_tree() {
+        let place = |path: &str| Place { store: "/s".into(), mount: Some("/mnt".into()), path: path.into() };
+        let inside = |path: &str, name: &str| inside(&place(path), Path::new("/s/tree"), Path::new(name));
+        assert_eq!(inside("", "run/a.pt"), Some("run/a.pt".into()));
+        assert_eq!(inside("run", "./a.pt"), Some("run/a.pt".into()));
+        assert_eq!(inside("run", "../b/a.pt"), Some("b/a.pt".into()));
+        assert_eq!(inside("run", "/mnt/a.pt"), Some("a.pt".into()));
+        assert_eq!(inside("run", "/s/tree/a.pt"), Some("a.pt".into()));
+        assert_eq!(inside("run", "/elsewhere/a.pt"), None);
+        assert_eq!(inside("", "../a.pt"), None);
+    }
+}

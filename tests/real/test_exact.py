@@ -1,0 +1,217 @@
+"""What stays exact: the best of a run as the run's own files name it, links, the highest step. And how what is lossy shows."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+import pytorch_lightning as lightning
+import torch
+from harness import DAMAGE, FAILURE, OK, run, shell, wait_until
+from pytorch_lightning.callbacks import ModelCheckpoint
+from series import save_walk
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+pytestmark = pytest.mark.stepfs
+
+
+class Text(torch.utils.data.Dataset):
+    """Fixed random tokens: what is learned of one set makes the other worse, so that an early checkpoint is the best."""
+
+    def __init__(self, seed):
+        self.tokens = torch.randint(0, 256, (32, 32), generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.tokens[i], "labels": self.tokens[i]}
+
+
+class Copy(TrainerCallback):
+    """Keeps what each checkpoint was when it was saved, and lets stepfs work after each."""
+
+    def __init__(self, mount, plain):
+        self.mount, self.plain = mount, plain
+
+    def on_save(self, args, state, control, **rest):
+        name = f"checkpoint-{state.global_step}"
+        shutil.copytree(self.mount / name, self.plain / name, dirs_exist_ok=True)
+        self.mount.sync()
+
+
+def trainer(mount, plain, **arguments):
+    torch.manual_seed(1)
+    config = GPT2Config(vocab_size=256, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    arguments = TrainingArguments(output_dir=str(mount.dir), per_device_train_batch_size=8, use_cpu=True, report_to=[], seed=1,
+                                  disable_tqdm=True, learning_rate=1e-2, **arguments)
+    return Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Text(1), eval_dataset=Text(2),
+                   callbacks=[Copy(mount, plain)])
+
+
+def is_as_saved(mount, plain, name):
+    return subprocess.run(["diff", "-rq", mount / name, plain / name], capture_output=True).returncode == 0
+
+
+def test_trainers_best_model_stays_as_it_was_saved(mount, plain):
+    job = trainer(mount, plain, max_steps=25, save_steps=5, eval_strategy="steps", eval_steps=5, load_best_model_at_end=True,
+                  metric_for_best_model="eval_loss", greater_is_better=False)
+    job.train()
+    best = os.path.basename(job.state.best_model_checkpoint)
+    assert best in ("checkpoint-5", "checkpoint-10"), best
+    mount.sync()
+    assert is_as_saved(mount, plain, best) and is_as_saved(mount, plain, "checkpoint-25")
+    assert not is_as_saved(mount, plain, "checkpoint-20" if best != "checkpoint-20" else "checkpoint-15")
+    assert mount.entry(f"{best}/model.safetensors")["best"] == "checkpoint-25/trainer_state.json"
+    # By hand neither, and it says why. Also after the run was moved and mounted again.
+    answer = run("release", mount / best, check=False)
+    assert answer.returncode == FAILURE and "names it as the best" in answer.stdout + answer.stderr
+    (mount / "moved").mkdir()
+    for name in os.listdir(mount.dir):
+        if name.startswith("checkpoint-"):
+            os.rename(mount / name, mount / "moved" / name)
+    mount.remount()
+    mount.sync()
+    (plain / "moved").mkdir()
+    shutil.move(plain / best, plain / "moved" / best)
+    assert is_as_saved(mount, plain, f"moved/{best}")
+
+
+def test_the_highest_step_stays_beside_the_newest(mount, plain):
+    trainer(mount, plain, max_steps=20, save_steps=4).train()
+    trainer(mount, plain, max_steps=10, save_steps=5).train(resume_from_checkpoint=str(mount / "checkpoint-8"))
+    mount.sync()
+    assert {f"checkpoint-{n}" for n in (4, 8, 10, 12, 16, 20)} <= set(os.listdir(mount.dir))
+    # What `resume_from_checkpoint=True` picks, and what was written last.
+    assert os.path.basename(get_last_checkpoint(str(mount.dir))) == "checkpoint-20"
+    assert is_as_saved(mount, plain, "checkpoint-20") and is_as_saved(mount, plain, "checkpoint-10")
+    assert mount.state("checkpoint-16/model.safetensors") == "released"
+    again = trainer(mount, plain, max_steps=24, save_steps=4)
+    again.train(resume_from_checkpoint=True)
+    mount.sync()
+    assert mount.state("checkpoint-20/model.safetensors") == "released"
+    assert is_as_saved(mount, plain, "checkpoint-24")
+
+
+class Regression(lightning.LightningModule):
+    """Logs a loss that is the best in the second epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+
+    def training_step(self, batch, _):
+        return torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+
+    def validation_step(self, batch, _):
+        self.log("val_loss", abs(self.current_epoch - 1.0) + 0.5)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class Save(ModelCheckpoint):
+    """Keeps what each checkpoint was when it was saved."""
+
+    plain = None
+
+    def _save_checkpoint(self, trainer, filepath):
+        super()._save_checkpoint(trainer, filepath)
+        shutil.copy(filepath, self.plain)
+
+
+def test_lightnings_best_model_stays_as_it_was_saved(mount, plain):
+    torch.manual_seed(2)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 64), torch.randn(64, 64))
+    saver = Save(dirpath=mount.dir, monitor="val_loss", save_top_k=3, save_last=True)
+    saver.plain = plain
+    job = lightning.Trainer(max_epochs=4, accelerator="cpu", logger=False, callbacks=[saver], enable_progress_bar=False,
+                            enable_model_summary=False, num_sanity_val_steps=0, log_every_n_steps=1)
+    loader = torch.utils.data.DataLoader(data, batch_size=16)
+    job.fit(Regression(), loader, loader)
+    best = os.path.basename(saver.best_model_path)
+    assert best == "epoch=1-step=8.ckpt"
+    mount.sync()
+    assert (mount / best).read_bytes() == (plain / best).read_bytes()
+    assert mount.released(), mount.states()
+    assert mount.entry(best)["best"].endswith(".ckpt")
+    assert torch.load(mount / best, weights_only=False)["global_step"] == 8
+
+
+def test_a_copy_of_a_lossy_file_says_what_it_is(mount, plain):
+    names = save_walk(mount.dir, 4, seed=31)
+    mount.sync()
+    mount.require_released(names[1])
+    shell(f"cp {mount / names[1]} {mount / 'best_model.pt'}")
+    mount.sync()
+    entry = mount.entry("best_model.pt")
+    assert entry["is_less_than_asked"] and entry["asked"] == "exact" and entry["lossy"].startswith("1 ")
+    line = next(line for line in run("ls", mount.dir).stdout.splitlines() if line.endswith("best_model.pt"))
+    assert "LOSSY" in line
+    value = lambda name: shell(f"getfattr -n user.stepfs.{name} --only-values {mount / 'best_model.pt'}").stdout
+    assert value("lossy") == entry["lossy"] and value("profile") == "exact; its bytes are balanced"
+    assert f"best_model.pt: holds what {names[1]} reads as, which is lossy (balanced); exact is asked for" in mount.log.read_text()
+    # Until it is replaced.
+    shell(f"cp {mount / names[3]} {mount / 'best_model.pt'}")
+    mount.sync()
+    assert value("lossy") == "0" and not mount.entry("best_model.pt")["is_less_than_asked"]
+
+
+def test_what_a_link_named_best_leads_to_stays_exact(mount, plain):
+    names = save_walk(mount.dir, 2, seed=33)
+    os.symlink(names[0], mount / "best.pt")
+    later = save_walk(plain, 4, seed=33)
+    for name in later[2:]:
+        shutil.copy(plain / name, mount / name)
+    mount.sync()
+    assert mount.released() == [names[1], later[2]]
+    assert (mount / "best.pt").read_bytes() == (plain / names[0]).read_bytes()
+    # A newer one takes its place, as scripts do it.
+    os.symlink(later[3], mount / "best.pt.new")
+    os.replace(mount / "best.pt.new", mount / "best.pt")
+    wait_until(lambda: mount.state(names[0]) == "released", 30, "the link leads elsewhere")
+
+
+def against(mount, manifest, place=None):
+    answer = run("verify", "--json", "--against", manifest, place or mount.dir, check=False)
+    return answer.returncode, {row["name"]: row["verdict"] for row in json.loads(answer.stdout)["files"]}
+
+
+def test_a_manifest_tells_what_has_become_of_each_file(mount, plain):
+    names = save_walk(mount.dir, 4, seed=35)
+    (mount / "runs").mkdir()
+    (mount / "runs/a\nb.txt").write_text("small")
+    manifest = plain / "SHA256SUMS"
+    shell(f"sha256sum *.pt runs/* > {manifest}", cwd=mount.dir)
+    originals = {name: hashlib.sha256((mount / name).read_bytes()).hexdigest() for name in names}
+    mount.sync()
+    released = mount.released()
+    assert released
+    assert all(mount.entry(name)["original"] == originals[name] for name in released)
+    code, verdicts = against(mount, manifest)
+    assert code == OK
+    assert verdicts == {**{name: "lossy" if name in released else "same" for name in names}, "runs/a\nb.txt": "same"}
+    # sha256sum itself cannot know.
+    check = shell(f"sha256sum --quiet -c {manifest}", cwd=mount.dir, check=False)
+    assert {line.split(":")[0] for line in check.stdout.splitlines()} == set(released)
+    # What is lossy now is what everybody reads from now on: a manifest of that holds.
+    shell(f"sha256sum --tag *.pt > {manifest}.now", cwd=mount.dir)
+    mount.remount()
+    assert against(mount, f"{manifest}.now") == (OK, dict.fromkeys(names, "same"))
+    # Without a mount, by the store.
+    mount.umount()
+    assert against(mount, manifest, mount.store)[0] == OK
+    mount.mount()
+    os.remove(mount / names[0])
+    (mount / names[3]).write_bytes(b"other")
+    code, verdicts = against(mount, manifest)
+    assert code == DAMAGE
+    assert (verdicts[names[0]], verdicts[names[1]], verdicts[names[3]]) == ("missing", "lossy", "differs")
+    words = run("verify", "--against", manifest, mount.dir, check=False).stdout
+    assert f"{names[0]}: MISSING" in words and f"{names[1]}: lossy now, made from exactly those bytes" in words
+    for text in ("", "no manifest\n", "abc  step_0001.pt\n"):
+        manifest.write_text(text)
+        assert run("verify", "--against", manifest, mount.dir, check=False).returncode == FAILURE
