@@ -96,7 +96,7 @@ fn pair(m: usize, v: usize, used: Use, why: [&'static str; 2]) -> Vec<Verdict> {
 /// What one parameter's state is. What is not in the answer stays what it is.
 pub(super) fn kinds(state: &State) -> Vec<Verdict> {
     // Two moments bear each other out. Everything else has to stand where optimizers do, or to fit a weight.
-    if let Some(found) = state.moments() {
+    if let Some(found) = state.soap().or_else(|| state.moments()) {
         return found;
     }
     if !state.known && !state.matched {
@@ -170,18 +170,25 @@ impl State<'_> {
         Some(doubt(self.slots, "named like a moment, but not of a weight's name and shape"))
     }
 
+    /// SOAP: Adam in a basis of its own. The squares are of gradients in that basis and divide there, element by element, so
+    /// octaves bound what becomes of an update. The first moment is in the parameter's own basis: an error in it is spread over
+    /// directions whose divisors differ by orders of magnitude.
+    fn soap(&self) -> Option<Vec<Verdict>> {
+        let bases = ["GG", "Q"];
+        let has_bases = bases.iter().all(|name| self.foreign.iter().any(|foreign| foreign == name));
+        let (m, v) = self.get("exp_avg").zip(self.get("exp_avg_sq")).filter(|_| has_bases && self.known)?;
+        let names = ["exp_avg", "exp_avg_sq", "GG", "Q", "precondition_frequency", "shampoo_beta"];
+        (self.only(&names) && self.same(m, v)).then_some(())?;
+        let first = is(m, Role::Optimizer, "exp_avg of SOAP: in another basis than exp_avg_sq");
+        Some(vec![first, is(v, Role::SecondMoment, "exp_avg_sq of SOAP: mean of squares in a rotated basis")])
+    }
+
     fn adam(&self, m: usize, v: usize) -> Vec<Verdict> {
         if self.get("RMS").is_some() && self.known && self.only(&["exp_avg", "exp_avg_sq", "RMS"]) && self.same(m, v) {
             // It divides gradients by the root before it averages them, so the average is in units of the weights.
             let why = "exp_avg of Adafactor: an average of updates";
             let square = is(v, Role::SecondMoment, "exp_avg_sq of Adafactor, of a vector: nothing is factored");
             return vec![is(m, Role::Momentum, why), square];
-        }
-        if self.slots.iter().any(|(slot, _)| slot.starts_with("GG/") || slot.starts_with("Q/"))
-            || self.foreign.iter().any(|name| name == "GG" || name == "Q")
-        {
-            let why = "exp_avg of SOAP: in another basis than exp_avg_sq";
-            return vec![is(m, Role::Optimizer, why), is(v, Role::Optimizer, "exp_avg_sq of SOAP: in a rotated basis")];
         }
         let mut names = vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
         names.extend(BESIDE_MOMENTS);
