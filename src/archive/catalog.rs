@@ -156,6 +156,8 @@ impl Catalog {
             }
             (entry.version, entry.sequence) = (self.number(), self.number());
             entry.busy = false;
+            // The other directory may not be pinned, and another name is the best of its run.
+            entry.held = entry.held.filter(|held| *held == Held::Recalled);
             let released = if let State::Released(id) = entry.state { Some(id) } else { None };
             released.into_iter().chain(entry.keeps).for_each(|id| objects.name(id));
             self.entries.insert(to.to_path_buf(), entry);

@@ -12,6 +12,7 @@ use crate::store::names;
 const LONG: Duration = Duration::from_secs(1 << 31);
 const FILES: [&str; 8] =
     ["checkpoint-1/a", "checkpoint-1/b", "checkpoint-2/a", "checkpoint-2/b", "checkpoint-3/a", "x_1", "x_2", "y"];
+const TARGETS: [&str; 6] = ["/mnt/checkpoint-1", "checkpoint-2", "/x/checkpoint-3", "/mnt/x_1", "x_2", ""];
 const DIRECTORIES: [&str; 3] = ["checkpoint-1", "checkpoint-2", "checkpoint-3"];
 
 fn sealed(lineage: u64, modified_ns: i64, sample: u64) -> Arc<Sealed> {
@@ -45,6 +46,11 @@ enum Note {
     Exchange(usize, usize),
     Link(usize, usize),
     Profile(usize),
+    /// A file names a file or directory as the best.
+    Says(usize, usize, i64),
+    SaysNothing(usize),
+    /// As the archive does when a file's turn comes.
+    HoldBest(usize),
     Retry,
     Later(u64),
 }
@@ -68,6 +74,9 @@ fn note() -> impl Strategy<Value = Note> {
         1 => (file.clone(), file.clone()).prop_map(|(a, b)| Note::Exchange(a, b)),
         1 => (file.clone(), file).prop_map(|(a, b)| Note::Link(a, b)),
         1 => (0..FILES.len()).prop_map(Note::Profile),
+        4 => (0..FILES.len(), 0..TARGETS.len(), 0..3i64).prop_map(|(f, t, at)| Note::Says(f, t, at)),
+        1 => 0..FILES.len().prop_map(Note::SaysNothing),
+        4 => 0..FILES.len().prop_map(Note::HoldBest),
         1 => Just(Note::Retry),
         2 => (0..5u64).prop_map(Note::Later),
     ]
@@ -112,6 +121,15 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
         Note::Exchange(a, b) if a != b => catalog.exchanged(path(a), path(b), objects),
         Note::Link(a, b) if a != b => catalog.linked(path(a), path(b), objects),
         Note::Profile(f) => catalog.profile_changed(path(f), objects),
+        Note::Says(f, target, at) => {
+            let says =
+                Says::Best(Some(TARGETS[*target].to_string()).filter(|name| !name.is_empty()).into_iter().collect());
+            catalog.says(path(f), Some((says, *at)));
+        }
+        Note::SaysNothing(f) => drop(catalog.says(path(f), None)),
+        Note::HoldBest(f) if catalog.named_best_by(path(f)).is_some() => {
+            catalog.hold(path(f), version(catalog, f), Some(Held::Best));
+        }
         Note::Retry => catalog.retry(),
         _ => {}
     }
@@ -205,6 +223,9 @@ fn check(catalog: &mut Catalog, now: Instant, wall_ns: i64, (groups, waits): (bo
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
     let unsealed = |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed) && !Scan::given_up(entry);
     assert_eq!(catalog.has_unsealed(), catalog.entries().any(unsealed));
+    for (path, entry) in catalog.entries().filter(|(_, entry)| entry.held == Some(Held::Best)) {
+        assert!(catalog.named_best_by(path).is_some(), "{} is held for nothing: {entry:?}", path.display());
+    }
     let mut lineages: Vec<u64> = Vec::new();
     for (path, entry) in catalog.entries() {
         if let State::Sealed(sealed) | State::Archived(sealed, _) = &entry.state {
