@@ -80,7 +80,7 @@ class TimmCheckpoint(Classifier):
             judge(before[key], after[key])
 
 
-@animal("sac_{}.pt", lossy=["q.*", "q_target.*.weight", "q_optimizer.state.*"])
+@animal("sac_{}.pt", lossy=["q.*", "q_target.*", "q_optimizer.state.*"])
 class TargetNetwork:
     """DQN: a target network that follows by Polyak's average, and an optimizer for the other one."""
 
@@ -109,7 +109,7 @@ class TargetNetwork:
         require_choices(*values, "greedy actions")
 
 
-@animal("checkpoint_{}.pth", lossy=["student.*", "teacher.*.weight", "optimizer.state.*"])
+@animal("checkpoint_{}.pth", lossy=["student.*", "teacher.*", "optimizer.state.*"])
 class SelfDistillation:
     """DINO: student with optimizer, teacher as its average, and the centre of the teacher's outputs."""
 

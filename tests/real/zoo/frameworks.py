@@ -141,6 +141,8 @@ class Language:
     def __init__(self):
         self.net = base().train()
         self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-3)
+        # A model that knows nothing yet has no clear choice.
+        self.train(), self.train()
 
     def train(self):
         for _ in range(10):

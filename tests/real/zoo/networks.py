@@ -17,7 +17,7 @@ def critic():
     return nn.Sequential(nn.Linear(DIM, DIM), nn.LeakyReLU(0.2), nn.Linear(DIM, 1))
 
 
-@animal("gan_{}.pt", lossy=["netG.*", "netD.*", "optG.state.*", "optD.state.*", "ema.*.weight"])
+@animal("gan_{}.pt", lossy=["netG.*", "netD.*", "optG.state.*", "optD.state.*", "ema.*"])
 class AdversarialPair:
     """A GAN: generator, critic, two Adams with beta1 of 0 and .5, and an average of the generator, in one file."""
 
@@ -206,8 +206,7 @@ class PaddedEmbedding:
         for state in (before, after):
             self.net.load_state_dict(state["model"])
             losses.append((self.net(tokens) - torch.sin(tokens[:, None] + torch.arange(32))).square().mean().item())
-        # An iteration gains 3 % here.
-        require_same_loss(*losses, 0.04)
+        require_same_loss(*losses)
 
 
 @animal("sparse_{}.pt", lossy=["model.*", "optimizer.state.*"])

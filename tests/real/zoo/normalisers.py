@@ -95,7 +95,7 @@ class RslRlNormalizer:
         require_near(*acts, "actions")
 
 
-@animal("agent_{}.pt", lossy=["policy.*.weight", "optimizer.state.*"])
+@animal("agent_{}.pt", lossy=["policy.*", "optimizer.state.*"])
 class SkrlPreprocessor:
     """skrl: an agent's checkpoint with policy, optimizer and `state_preprocessor` (RunningStandardScaler, fp64)."""
 
@@ -158,7 +158,7 @@ class StableBaselinesZip(StableBaselines):
         assert (exact.predict(look, deterministic=True)[0] == read.predict(look, deterministic=True)[0]).all()
 
 
-@animal("vecnormalize_{}_steps.pkl")
+@animal("vecnormalize_{}_steps.pkl", stays=True)
 class StableBaselinesVecNormalize(StableBaselines):
     """stable-baselines3: `VecNormalize.save`, a pickle, beside it the latest normalised observations."""
 
@@ -225,7 +225,7 @@ class ValueNorm:
         require_same(*variances, "variances")
 
 
-@animal("rnd_{}.pt", lossy=["predictor.*.weight", "optimizer.state.*"])
+@animal("rnd_{}.pt", lossy=["predictor.*", "optimizer.state.*"])
 class RandomNetworkDistillation:
     """RND: a frozen random network, its predictor with an optimizer, and the normaliser of the observations."""
 

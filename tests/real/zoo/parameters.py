@@ -239,7 +239,7 @@ class SpectralNorm(Normed):
         for name in (n for n in before if n.endswith(("_u", "_v"))):
             require_same(before[name], after[name], f"entries of {name}")
         norms = [self.result(s, lambda net: torch.linalg.matrix_norm(net.eval()[0].weight, 2)).item() for s in (before, after)]
-        assert norms[1] <= norms[0] * 1.01, f"the spectral norm is {norms[1]:.4g}, and was {norms[0]:.4g}"
+        assert norms[1] <= norms[0] * 1.03, f"the spectral norm is {norms[1]:.4g}, and was {norms[0]:.4g}"
 
 
 @animal("tts_{}.pt", lossy=["model.*.original1", "model.*.original0", "model.*.bias", "optimizer.state.*"])

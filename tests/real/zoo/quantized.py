@@ -91,11 +91,9 @@ class HistogramObserver(Fitted):
         require_finite(after["abs_mean"].rsqrt(), "smoothing factors")
 
 
-@animal("int8_{}.pt")
+@animal("int8_{}.pt", stays=True)
 class PerChannelScales(Fitted):
     """Integers with a scale per row and factors of smoothing per column; model-only."""
-
-    rate = 1e-5
 
     def make(self, path, step):
         self.train()
