@@ -133,3 +133,47 @@ def of_singles(task, runs, bases):
     return {"restores": len(rows), "rework": mean_and_interval(n for n, _ in found), "worst_rework": max(n for n, _ in found),
             "never_back": sum(not back for _, back in found), "offsets": {k: mean_and_interval(row["held_out"][k] for row in rows) for k in task.offsets},
             "behind": mean_and_interval(row["late_behind"] for row in rows if row["late_behind"] is not None)}
+
+
+JUDGED_FROM = 20  # iterations after a restore from which on a promise is judged: held-out loss dips at first, and falls behind later
+ROUND = 0.25  # bandwidth of the smoothing of the loss over the logarithm of the iteration
+
+
+def fall(bases, iteration):
+    """Change of the loss per iteration, smoothed over a quarter of the run so far and over all seeds.
+
+    A line through the loss over the logarithm of the iteration, in which a training's loss is nearly straight.
+    """
+
+    def of(base):
+        points = [(math.log(int(n) / iteration), loss) for n, loss in base["held_out"].items() if abs(math.log(int(n) / iteration)) <= 3 * ROUND]
+        weights = [math.exp(-0.5 * (x / ROUND) ** 2) for x, _ in points]
+        total = sum(weights)
+        x0 = sum(w * x for w, (x, _) in zip(weights, points)) / total
+        return sum(w * (x - x0) * y for w, (x, y) in zip(weights, points)) / sum(w * (x - x0) ** 2 for w, (x, _) in zip(weights, points)) / iteration
+
+    return statistics.mean(of(base) for base in bases)
+
+
+def of_chain(task, segments, base, bases):
+    """Iterations that a restore of one chain costs, on the held-out set and on training batches before each update: what the
+    run is behind, 20 and more iterations after each restore, over the number of restores; the slope through the origin."""
+    rows = []
+    for n, segment in enumerate(segments, 1):
+        at, reach = segment["at"], min(segment["until"], segment["at"] + max(task.offsets))
+        late = [k for k in task.offsets if k >= JUDGED_FROM and at + k <= reach] or [task.offsets[-1]]
+        gap = lambda k, what: segment[what][str(at + k)] - base[what][str(at + k)]
+        each = lambda ks, what: statistics.mean(gap(k, what) / -fall(bases, at + k) for k in ks)
+        batches = range(late[0], reach - at + 1)
+        rows.append({"restores": n, "behind": each(late, "held_out"), "train_behind": each(batches, "train"),
+                     "gaps": {k: gap(k, "held_out") for k in task.offsets if at + k <= reach}})
+    return {"rows": rows, "behind": per_restore(rows, "behind")[0], "train_behind": per_restore(rows, "train_behind")[0]}
+
+
+def judge(task, chains):
+    """Chains of several seeds and starts together; each is one number, and the interval is over them."""
+    over = lambda what: mean_and_interval(chain[what] for chain in chains)
+    gaps = {k: mean_and_interval(row["gaps"][k] for chain in chains for row in chain["rows"] if k in row["gaps"]) for k in task.offsets}
+    mean, half = over("behind")
+    return {"chains": len(chains), "behind": (mean, half), "train_behind": over("train_behind"), "upper": None if half is None else mean + half, "gaps": gaps,
+            "each": [chain["behind"] for chain in chains]}

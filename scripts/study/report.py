@@ -119,6 +119,46 @@ def markdown(results, about):
     return "\n".join(lines)
 
 
+def verdict_table(results, profile, promise):
+    offsets = sorted({k for result in results for k in result["profiles"][profile]["gaps"] if k <= 10})
+    columns = [f"gap, k = {k}" for k in offsets]
+    yield from head("task", "stored", "iterations behind, a restore", "upper end", "on training batches", "chains, least to most", *columns, "promise")
+    for result in results:
+        found = result["profiles"][profile]
+        stored = f"{100 * found['total']['share']:.2f} %" if found["total"] else "-"
+        each = sorted(found["each"])
+        gaps = [number(found["gaps"][k], "+.4f") for k in offsets]
+        upper = "-" if found["upper"] is None else f"**{found['upper']:+.2f}**"
+        word = {True: f"<= {promise}: met", False: f"<= {promise}: **not met**", None: "-"}[found["met"]]
+        yield row(result["task"], stored, number(found["behind"], "+.2f"), upper, number(found["train_behind"], "+.2f"), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps, word)
+    yield ""
+
+
+def role_table(results):
+    """Stored bytes by role, in % of the role's own."""
+    kinds = sorted({kind for result in results for found in result["profiles"].values() if found["total"] for kind in found["total"]["kinds"]} - {"framing"})
+    yield from head("task", "profile", "whole", *[kind.replace("_", " ") for kind in kinds], "framing, of the whole")
+    for result in results:
+        for profile, found in result["profiles"].items():
+            if sums := found["total"]:
+                part = lambda kind: sums["kinds"].get(kind, {"raw_bytes": 0, "stored_bytes": 0})
+                own = [f"{100 * part(kind)['stored_bytes'] / part(kind)['raw_bytes']:.2f} %" if part(kind)["raw_bytes"] else "-" for kind in kinds]
+                yield row(result["task"], profile, f"{100 * sums['share']:.2f} %", *own, f"{100 * part('framing')['stored_bytes'] / sums['raw_bytes']:.2f} %")
+    yield ""
+
+
+def verdicts(results, about):
+    """Do the promises hold? One table per profile."""
+    from .chains import PROMISES
+
+    lines = [f"Seeds: {about['seeds']}, and the starts of each task. Build {about['build']}.", ""]
+    if about["quick"]:
+        lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
+    for profile in results[0]["profiles"] if results else ():
+        lines += [f"## `{profile}`" if profile != ULP else f"## {NAMES[ULP]}", "", *verdict_table(results, profile, PROMISES.get(profile))]
+    return "\n".join([*lines, "## Sizes by role", "", *role_table(results), *[f"- `{result['task']}`: {result['what']}" for result in results], ""])
+
+
 def pictures(results, out):
     from . import plots  # matplotlib is only needed here
 
