@@ -87,12 +87,14 @@ def study(task, arguments, kept):
 def judge(chosen, arguments, kept):
     """Chains from several starts, and what they say of the promises: Markdown and data."""
     seeds = list(range(1, arguments.seeds + 1))
+    picked = lambda task: tuple(task.starts[n] for n in arguments.starts) if arguments.starts else task.starts
     bases = chains.bases(chosen, seeds, arguments.raw, arguments.again, say)
     if arguments.bases_only:
         return "", []
-    profiles = [profile for profile in arguments.profiles if profile != "exact"] + ([] if arguments.no_control else [protocol.ULP])
-    runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say)
-    results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, profiles, runs, bases[task.name])} for task in chosen]
+    profiles = [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]
+    extra = arguments.settings.read_text() if arguments.settings else ""
+    runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say, extra, picked)
+    results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, profiles, runs, bases[task.name], picked)} for task in chosen]
     return report.verdicts(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick}), results
 
 
@@ -109,6 +111,8 @@ def main():
     parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
     parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of everything; from 3 on the intervals are worth something (default: 1)")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="with --judge: more settings for stepfs.toml; give a --label too")
+    parser.add_argument("--starts", type=numbers, help="with --judge: which of a task's starts (default: 0,1,2)")
     parser.add_argument("--raw", type=Path, help="where series and finished runs are kept (default: made, and removed at the end)")
     parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")
@@ -123,6 +127,8 @@ def main():
     if unknown := set(names) - set(known):
         parser.error(f"no such task{f' to judge by, in the set {arguments.judge}' if arguments.judge else ''}: {', '.join(sorted(unknown))}")
     chosen = [known[name] for name in names]
+    if arguments.starts and not all(0 <= n < len(task.starts) for task in chosen for n in arguments.starts):
+        parser.error("--starts: a number for each of a task's starts, from 0")
     arguments.restores = arguments.restores or ([0, 1, 2] if arguments.quick else [0, 1, 5, 9, 10])
     if arguments.quick:
         chosen = [task.smoke() for task in chosen]
@@ -133,7 +139,8 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
     with tempfile.TemporaryDirectory(prefix="stepfs-study-raw-", dir=arguments.dir) as scratch:
         arguments.raw = arguments.raw or Path(scratch)
-        arguments.profiles = arguments.profiles.split(",") if arguments.profiles else available(arguments.dir)
+        usual = chains.PROMISES if arguments.judge else available(arguments.dir) if not arguments.profiles else ()
+        arguments.profiles = arguments.profiles.split(",") if arguments.profiles else list(usual)
         folder = "-".join(filter(None, ["runs", "quick" if arguments.quick else "", arguments.label]))
         kept = chains.Kept(arguments.raw / folder, arguments.again)
         if arguments.quick:

@@ -6,6 +6,7 @@ Several processes may work on one folder of results at a time: each claims what 
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -79,31 +80,30 @@ def bases(tasks, seeds, raw, again, say):
     return {task.name: [run for (of, _), run in zip(pairs, done) if of is task] for task in tasks}
 
 
-def chains(tasks, seeds, profiles, kept, raw, where, say):
+def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of):
     """Sizes and chains of each task and profile, as they are done."""
     jobs = []
     for task in tasks:
         files = [task.file(place) for place in task.weighed()]
         for profile in profiles:
             if profile != protocol.ULP:
-                name = f"{task.name}-{profile}-sizes"
-                weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, seeds[0]), files, profile, where=where)}
-                jobs.append((name, task, profile, weigh))
-            for seed in seeds:
-                for start in task.starts:
-                    name = f"{task.name}-{profile}-start{start}-seed{seed}"
-                    run = lambda task=task, seed=seed, profile=profile, start=start: protocol.interrupted(task, seed, profile, *task.chain_from(start), raw, where)
-                    jobs.append((name, task, profile, run))
+                weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, seeds[0]), files, profile, extra, where)}
+                jobs.append((f"{task.name}-{profile}-sizes", task, profile, weigh))
+    # Seed by seed, so that what is done at any time is of all tasks.
+    for seed, task, profile in itertools.product(seeds, tasks, profiles):
+        for start in starts_of(task):
+            run = lambda task=task, seed=seed, profile=profile, start=start: protocol.interrupted(task, seed, profile, *task.chain_from(start), raw, where, extra)
+            jobs.append((f"{task.name}-{profile}-start{start}-seed{seed}", task, profile, run))
     work = lambda name, task, profile, make: (kept.path(name), lambda: kept.get(name, task, profile, make, say))
     return {job[0]: answer for job, answer in zip(jobs, share([work(*job) for job in jobs]))}
 
 
-def judged(task, seeds, profiles, runs, of):
+def judged(task, seeds, profiles, runs, of, starts_of):
     """What came out for one task: verdicts by profile."""
     found = {}
     for profile in profiles:
         each = [gaps.of_chain(task, runs[f"{task.name}-{profile}-start{start}-seed{seed}"]["segments"], base, of)
-                for seed, base in zip(seeds, of) for start in task.starts]  # fmt: skip
+                for seed, base in zip(seeds, of) for start in starts_of(task)]  # fmt: skip
         verdict = gaps.judge(task, each)
         size = runs.get(f"{task.name}-{profile}-sizes")
         verdict["total"] = size["report"]["total"] if size else None

