@@ -135,7 +135,6 @@ def of_singles(task, runs, bases):
             "behind": mean_and_interval(row["late_behind"] for row in rows if row["late_behind"] is not None)}
 
 
-JUDGED_FROM = 20  # iterations after a restore from which on a promise is judged: held-out loss dips at first, and falls behind later
 ROUND = 0.25  # bandwidth of the smoothing of the loss over the logarithm of the iteration
 
 
@@ -156,18 +155,25 @@ def fall(bases, iteration):
 
 
 def of_chain(task, segments, base, bases):
-    """Iterations that a restore of one chain costs, on the held-out set and on training batches before each update: what the
-    run is behind, 20 and more iterations after each restore, over the number of restores; the slope through the origin."""
+    """Iterations that a restore of one chain costs: what the run is behind, 20 and more iterations after each restore, over the
+    number of restores; the slope through the origin.
+
+    `behind` is by the held-out loss of the mean of the states of those iterations, `states_behind` by the mean of their losses, and
+    `train_behind` by the losses on training batches before each update.
+    """
     rows = []
     for n, segment in enumerate(segments, 1):
-        at, reach = segment["at"], min(segment["until"], segment["at"] + max(task.offsets))
-        late = [k for k in task.offsets if k >= JUDGED_FROM and at + k <= reach] or [task.offsets[-1]]
-        gap = lambda k, what: segment[what][str(at + k)] - base[what][str(at + k)]
-        each = lambda ks, what: statistics.mean(gap(k, what) / -fall(bases, at + k) for k in ks)
-        batches = range(late[0], reach - at + 1)
-        rows.append({"restores": n, "behind": each(late, "held_out"), "train_behind": each(batches, "train"),
-                     "gaps": {k: gap(k, "held_out") for k in task.offsets if at + k <= reach}})
-    return {"rows": rows, "behind": per_restore(rows, "behind")[0], "train_behind": per_restore(rows, "train_behind")[0]}
+        at = segment["at"]
+        first, last = task.window(at)
+        gap = lambda n, what: segment[what][str(n)] - base[what][str(n)]
+        each = lambda what, found: statistics.mean(gap(n, what) / -fall(bases, n) for n in found)
+        name = f"{first}-{last}"
+        row = {"restores": n, "behind": (segment["averaged"][name] - base["averaged"][name]) / -fall(bases, (first + last) // 2),
+               "states_behind": each("held_out", [at + k for k in task.offsets if first <= at + k <= last]),
+               "train_behind": each("train", range(first, last + 1)),
+               "gaps": {k: gap(at + k, "held_out") for k in task.offsets if at + k <= last}}  # fmt: skip
+        rows.append(row)
+    return {"rows": rows, **{what: per_restore(rows, what)[0] for what in ("behind", "states_behind", "train_behind")}}
 
 
 def judge(task, chains):
@@ -175,5 +181,5 @@ def judge(task, chains):
     over = lambda what: mean_and_interval(chain[what] for chain in chains)
     gaps = {k: mean_and_interval(row["gaps"][k] for chain in chains for row in chain["rows"] if k in row["gaps"]) for k in task.offsets}
     mean, half = over("behind")
-    return {"chains": len(chains), "behind": (mean, half), "train_behind": over("train_behind"), "upper": None if half is None else mean + half, "gaps": gaps,
+    return {"chains": len(chains), "behind": (mean, half), "states_behind": over("states_behind"), "train_behind": over("train_behind"), "upper": None if half is None else mean + half, "gaps": gaps,
             "each": [chain["behind"] for chain in chains]}

@@ -42,23 +42,50 @@ class Log:
     """What was measured, by iteration. JSON has no keys but strings."""
 
     def __init__(self):
-        self.train, self.held_out, self.figures = {}, {}, {}
+        self.train, self.held_out, self.figures, self.averaged = {}, {}, {}, {}
 
     def measure(self, run):
         self.held_out[str(run.iteration)], self.figures = run.measure()
 
     def data(self):
-        return {"train": self.train, "held_out": self.held_out, "figures": self.figures}
+        return {"train": self.train, "held_out": self.held_out, "figures": self.figures, "averaged": self.averaged}
 
 
-def advance(task, run, until, log, wanted, out=None, needed=None):
-    """Train to iteration `until`; measure at those in `wanted`, and save the task's checkpoints into `out` if there is one: all,
-    or those at the places `needed`."""
+class Average:
+    """The mean of a model's states over the iterations `first` to `last`. Its loss has less noise than that of any one state: a
+    run jumps about its path, and the mean does not."""
+
+    def __init__(self, first, last):
+        self.first, self.last, self.sums = first, last, None
+
+    def see(self, run, log):
+        if not self.first <= run.iteration <= self.last:
+            return
+        state = run.model.state_dict()
+        moving = {name: value for name, value in state.items() if value.is_floating_point()}
+        if self.sums is None:
+            self.sums = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in moving.items()}
+        for name, value in moving.items():
+            self.sums[name] += value
+        if run.iteration == self.last:
+            count = self.last - self.first + 1
+            kept = {name: value.clone() for name, value in state.items()}
+            run.model.load_state_dict({**state, **{name: total / count for name, total in self.sums.items()}})
+            log.averaged[f"{self.first}-{self.last}"] = run.measure()[0]
+            run.model.load_state_dict(kept)
+            self.sums = None
+
+
+def advance(task, run, until, log, wanted, out=None, needed=None, averages=()):
+    """Train to iteration `until`; measure at those in `wanted`, and the `averages`; save the task's checkpoints into `out` if there
+    is one: all, or those at the places `needed`."""
     while run.iteration < until:
         loss = run.step()
         log.train[str(run.iteration)] = loss
         if run.iteration in wanted or run.iteration == until:
             log.measure(run)
+        for average in averages:
+            average.see(run, log)
         place = (run.iteration - task.start) // task.every
         if out and task.saves(run.iteration) and (needed is None or place in needed):
             save(run, Path(out) / task.file(place))
@@ -79,7 +106,7 @@ def uninterrupted(task, seed, raw, again=False, say=print):
     say(f"{task.name}, seed {seed}: training the run that is not interrupted ...")
     began = time.perf_counter()
     run, log = task.make(seed), Log()
-    advance(task, run, task.length, log, task.measured(), out, task.needed())
+    advance(task, run, task.length, log, task.measured(), out, task.needed(), [Average(*window) for window in task.windows()])
     known = {"recipe": task.recipe(), "task": task.name, "seed": seed, "seconds": time.perf_counter() - began, "digest": digest(run.state()), **log.data()}
     write(notes, known)
     return known
@@ -172,7 +199,8 @@ def interrupted(task, seed, profile, found, end, raw, where=None, extra=""):
             log.measure(run)
             until = task.iteration(found[n + 1] + 1) if n + 1 < len(found) else end
             grid = range(task.start, end, task.grid) if n + 1 == len(found) and not task.starts else ()
-            advance(task, run, until, log, {at + offset for offset in task.offsets} | set(grid), store.dir)
+            averages = [Average(*task.window(at))] if task.starts else []
+            advance(task, run, until, log, {at + offset for offset in task.offsets} | set(grid), store.dir, averages=averages)
             segments.append({"at": at, "until": until, **log.data()})
         last = digest(run.state())
     return {"segments": segments, "digest": last, "seconds": time.perf_counter() - began}

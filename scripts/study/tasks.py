@@ -37,6 +37,7 @@ SOURCES = {
     convolution.Noisy: (training, glyphs, convolution),
 }
 
+JUDGED_FROM = 20  # iterations after a restore from which on a promise is judged: held-out loss dips at first, and falls behind later
 CALIBRATION, HELD_OUT = "calibration", "held_out"
 HISTORY = 9  # checkpoints before the first restore of a chain that the store gets: one more than lie between two super-steps
 WEIGHED = 33  # checkpoints that a store gets to be weighed; the last one stays exact
@@ -95,6 +96,14 @@ class Task:
         found = [start + n * self.apart for n in range(self.chain)]
         return found, self.iteration(found[-1]) + max(self.offsets)
 
+    def window(self, at):
+        """First and last of the iterations that a restore at iteration `at` is judged by, all before the next crash."""
+        return at + JUDGED_FROM, at + min(max(self.offsets), (self.apart + 1) * self.every)
+
+    def windows(self):
+        """Those of all chains."""
+        return sorted({self.window(self.iteration(place)) for start in self.starts for place in self.chain_from(start)[0]})
+
     def measured(self):
         """Iterations at which the uninterrupted run is measured: there is something to compare restored runs with."""
         grid = {*(range(self.grid, self.length + 1, self.grid) if self.starts else range(self.start, self.length, self.grid))}
@@ -128,8 +137,8 @@ def digits(name, what, model, optimizer, rate, start, singles=28, batch=64):
     return Task(name, what, lenet.Digits, every=5, start=start, length=600, settings=settings, singles=singles, quick=SMALL)
 
 
-LATE = (0, 1, 5, 10, 20, 30, 40, 50, 60)  # promises are judged 20 to 60 iterations after a restore
-SMALL_JUDGED = {"every": 5, "start": 5, "count": 14, "length": 75, "starts": (1, 2, 3), "apart": 2, "chain": 2, "offsets": (0, 5, 10, 15), "grid": 5}
+LATE = (0, 5, 10, 20, 30, 40, 60)  # promises are judged 20 to 60 iterations after a restore
+SMALL_JUDGED = {"every": 5, "start": 5, "count": 14, "length": 70, "starts": (1, 2, 3), "apart": 4, "chain": 2, "offsets": (0, 5, 10, 20, 25), "grid": 5}
 
 
 def judged(name, what, program, every, first, sets, quick=None, **settings):
@@ -142,7 +151,7 @@ def judged(name, what, program, every, first, sets, quick=None, **settings):
                 set=sets, starts=places, apart=apart, quick=small)
 
 
-SHORT = {"batch": 4, "windows": 64}  # many chains of short iterations tell more than few of long ones
+SHORT = {"batch": 6, "windows": 64}  # many chains of short iterations tell more than few of long ones
 GPTS = {"layers": 1, "heads": 2, "width": 64, "context": 32, "batch": 4, "windows": 32}
 
 JUDGED = (
@@ -158,19 +167,19 @@ JUDGED = (
     judged("dense_momentum_i10", "dense net 0.27 M, SGD with momentum, every 10 iterations", convolution.Noisy, 10, (100, 280, 460), CALIBRATION, {},
            model="dense", rate=0.01),
     # Written down before the steps were chosen; they judge them.
-    judged("held_gpt_w96_i20", "GPT 0.25 M, width 96, 2 layers, beta2 .95, rate 2e-3, warm-up 50, every 20 iterations", language.Language, 20, (100, 280, 460),
-           HELD_OUT, GPTS, width=96, layers=2, beta2=0.95, rate=2e-3, warmup=50, **SHORT),
-    judged("held_gpt_w128_i25", "GPT 0.24 M, width 128, 1 layer, beta2 .999, rate 6e-4, warm-up 100, every 25 iterations", language.Language, 25, (150, 300, 450),
+    judged("held_gpt_w96_i20", "GPT 0.25 M, width 96, 2 layers, beta2 .95, rate 1.5e-3, warm-up 50, every 20 iterations", language.Language, 20, (60, 180, 300),
+           HELD_OUT, GPTS, width=96, layers=2, beta2=0.95, rate=1.5e-3, warmup=50, **SHORT),
+    judged("held_gpt_w128_i25", "GPT 0.24 M, width 128, 1 layer, beta2 .999, rate 6e-4, warm-up 100, every 25 iterations", language.Language, 25, (100, 200, 300),
            HELD_OUT, GPTS, width=128, layers=1, beta2=0.999, rate=6e-4, warmup=100, **SHORT),
-    judged("held_gpt_w48_i5", "GPT 0.16 M, width 48, 5 layers, beta2 .98, rate 3e-3, warm-up 30, every 5 iterations", language.Language, 5, (100, 280, 460),
-           HELD_OUT, GPTS, width=48, layers=5, beta2=0.98, rate=3e-3, warmup=30, **SHORT),
-    judged("held_convolution_i20", "convolutional net with batch norm 0.23 M, SGD with momentum, every 20 iterations", convolution.Noisy, 20, (100, 280, 460), HELD_OUT,
+    judged("held_gpt_w48_i5", "GPT 0.16 M, width 48, 5 layers, beta2 .98, rate 2e-3, warm-up 30, every 5 iterations", language.Language, 5, (60, 180, 300),
+           HELD_OUT, GPTS, width=48, layers=5, beta2=0.98, rate=2e-3, warmup=30, **SHORT),
+    judged("held_convolution_i20", "convolutional net with batch norm 0.23 M, SGD with momentum, every 20 iterations", convolution.Noisy, 20, (60, 180, 300), HELD_OUT,
            {}, model="convolutional", rate=0.01, batch=16, held=800),
-    judged("held_mixture_i20", "mixture of 8 experts, top-1, with a table of embeddings, 0.31 M, AdamW, every 20 iterations", mixture.Mixture, 20, (100, 280, 460),
-           HELD_OUT, {**GPTS, "experts": 4}, width=48, layers=1, experts=8, beta2=0.99, rate=2e-3, warmup=40, **SHORT),
+    judged("held_mixture_i20", "mixture of 8 experts, top-1, with a table of embeddings, 0.31 M, AdamW, every 20 iterations", mixture.Mixture, 20, (60, 180, 300),
+           HELD_OUT, {**GPTS, "experts": 4}, width=48, layers=1, experts=8, beta2=0.99, rate=1.5e-3, warmup=40, **SHORT),
     judged("held_finetune_i20", "fine-tuning of a GPT 0.18 M, width 80, 2 layers, from Python to C++ headers, rate 2e-4, every 20 iterations", language.FineTuned, 20,
-           (60, 220, 380), HELD_OUT, {**GPTS, "before": 20}, width=80, layers=2, text="headers", rate=2e-4, beta2=0.999, warmup=20, **SHORT),
-    judged("held_masters_i20", "GPT 0.12 M, bf16 with fp32 masters, width 64, 2 layers, beta2 .95, rate 1e-3, every 20 iterations", language.Halves, 20, (100, 280, 460),
+           (40, 160, 280), HELD_OUT, {**GPTS, "before": 20}, width=80, layers=2, text="headers", rate=2e-4, beta2=0.999, warmup=20, **SHORT),
+    judged("held_masters_i20", "GPT 0.12 M, bf16 with fp32 masters, width 64, 2 layers, beta2 .95, rate 1e-3, every 20 iterations", language.Halves, 20, (60, 180, 300),
            HELD_OUT, GPTS, width=64, layers=2, beta2=0.95, rate=1e-3, warmup=40, **SHORT),
 )  # fmt: skip
 

@@ -96,16 +96,18 @@ def test_a_chain_that_loses_two_iterations_a_restore():
     """However the loss falls, and though the loss dips at first after each restore."""
     task = tasks.TASKS["gpt_w64_i20"]
     loss = lambda n: 1 + 4 * n**-0.4
-    base = {what: {str(n): loss(n) for n in range(10, task.length + 1)} for what in ("held_out", "train")}
+    base = {"averaged": {}, **{what: {str(n): loss(n) for n in range(10, task.length + 1)} for what in ("held_out", "train")}}
     found, end = task.chain_from(task.starts[1])
     segments = []
     for n, place in enumerate(found, 1):
         at = task.iteration(place)
         until = task.iteration(found[n] + 1) if n < len(found) else end
         late = {str(k): loss(k - 2 * n) - (0.1 if k - at <= 10 else 0) for k in range(at, until + 1)}
-        segments.append({"at": at, "until": until, "held_out": late, "train": late})
+        middle = at + (20 + 60) // 2
+        base["averaged"][f"{at + 20}-{at + 60}"] = loss(middle)
+        segments.append({"at": at, "until": until, "held_out": late, "train": late, "averaged": {f"{at + 20}-{at + 60}": loss(middle - 2 * n)}})
     chain = gaps.of_chain(task, segments, base, [base])
-    assert chain["behind"] == pytest.approx(2, rel=0.06) and chain["train_behind"] == pytest.approx(2, rel=0.06)
+    assert all(chain[what] == pytest.approx(2, rel=0.06) for what in ("behind", "states_behind", "train_behind"))
     assert chain["rows"][0]["gaps"][0] < 0 < chain["rows"][0]["gaps"][20]
     verdict = gaps.judge(task, [chain, {**chain, "behind": chain["behind"] + 1}])
     assert verdict["upper"] == pytest.approx(chain["behind"] + 0.5 + gaps.t95(1) / 2)
