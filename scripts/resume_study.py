@@ -95,7 +95,7 @@ def judge(chosen, arguments, kept):
     extra = arguments.settings.read_text() if arguments.settings else ""
     runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say, extra, picked)
     results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, profiles, runs, bases[task.name], picked)} for task in chosen]
-    return report.verdicts(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick}), results
+    return report.verdicts(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick, "set": arguments.judge}), results
 
 
 def numbers(text):
@@ -149,6 +149,9 @@ def main():
             arguments.restores, chosen = [], [task.without_restores() for task in chosen]
         if arguments.judge:
             text, results = judge(chosen, arguments, kept)
+            if arguments.out and text:
+                arguments.out.mkdir(parents=True, exist_ok=True)
+                (arguments.out / f"{arguments.judge}.md").write_text(text)
             return finish(arguments, text, results)
         began, results = time.perf_counter(), []
         for task in chosen:

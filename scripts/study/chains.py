@@ -74,7 +74,7 @@ class Kept:
 
 def bases(tasks, seeds, raw, again, say):
     """The runs that are not interrupted, by task and seed."""
-    pairs = [(task, seed) for task in tasks for seed in seeds]
+    pairs = [(task, seed) for seed in seeds for task in tasks if seed == seeds[0] or not task.weighed_only]
     job = lambda task, seed: (protocol.folder(raw, task, seed) / "base", lambda: protocol.uninterrupted(task, seed, raw, again, say))
     done = share([job(*pair) for pair in pairs])
     return {task.name: [run for (of, _), run in zip(pairs, done) if of is task] for task in tasks}
@@ -90,7 +90,7 @@ def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of):
                 weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, seeds[0]), files, profile, extra, where)}
                 jobs.append((f"{task.name}-{profile}-sizes", task, profile, weigh))
     # Seed by seed, so that what is done at any time is of all tasks.
-    for seed, task, profile in itertools.product(seeds, tasks, profiles):
+    for seed, task, profile in itertools.product(seeds, [task for task in tasks if not task.weighed_only], profiles):
         for start in starts_of(task):
             run = lambda task=task, seed=seed, profile=profile, start=start: protocol.interrupted(task, seed, profile, *task.chain_from(start), raw, where, extra)
             jobs.append((f"{task.name}-{profile}-start{start}-seed{seed}", task, profile, run))
@@ -102,8 +102,8 @@ def judged(task, seeds, profiles, runs, of, starts_of):
     """What came out for one task: verdicts by profile."""
     found = {}
     for profile in profiles:
-        each = [gaps.of_chain(task, runs[f"{task.name}-{profile}-start{start}-seed{seed}"]["segments"], base, of)
-                for seed, base in zip(seeds, of) for start in starts_of(task)]  # fmt: skip
+        each = [] if task.weighed_only else [gaps.of_chain(task, runs[f"{task.name}-{profile}-start{start}-seed{seed}"]["segments"], base, of)
+                for seed, base in zip(seeds, of, strict=True) for start in starts_of(task)]  # fmt: skip
         verdict = gaps.judge(task, each)
         size = runs.get(f"{task.name}-{profile}-sizes")
         verdict["total"] = size["report"]["total"] if size else None

@@ -64,6 +64,7 @@ class Task:
     starts: tuple[int, ...] = ()  # places of the checkpoints that chains of restores begin with
     apart: int = 0  # checkpoints from one restore of a chain to the next
     chain: int = 9  # restores of a chain
+    weighed_only: bool = False  # no chains: too large a model for so many, and small enough a one to be weighed
     quick: dict = field(default_factory=dict)  # what is different in the smoke version
 
     def make(self, seed):
@@ -102,11 +103,15 @@ class Task:
 
     def windows(self):
         """Those of all chains."""
+        if self.weighed_only:
+            return []
         return sorted({self.window(self.iteration(place)) for start in self.starts for place in self.chain_from(start)[0]})
 
     def measured(self):
         """Iterations at which the uninterrupted run is measured: there is something to compare restored runs with."""
         grid = {*(range(self.grid, self.length + 1, self.grid) if self.starts else range(self.start, self.length, self.grid))}
+        if self.weighed_only:
+            return grid
         restores = [place for start in self.starts for place in self.chain_from(start)[0]] or range(self.count)
         return grid | {self.iteration(place) + offset for place in restores for offset in self.offsets}
 
@@ -141,14 +146,14 @@ LATE = (0, 5, 10, 20, 30, 40, 60)  # promises are judged 20 to 60 iterations aft
 SMALL_JUDGED = {"every": 5, "start": 5, "count": 14, "length": 70, "starts": (1, 2, 3), "apart": 4, "chain": 2, "offsets": (0, 5, 10, 20, 25), "grid": 5}
 
 
-def judged(name, what, program, every, first, sets, quick=None, **settings):
+def judged(name, what, program, every, first, sets, quick=None, weighed_only=False, **settings):
     """Three chains of nine restores each, 40 iterations apart or what comes next to it, that begin at iterations `first`."""
     apart = max(1, -(-40 // every))
-    length = max(first) + 8 * apart * every + max(LATE)
+    length = max(first) + (WEIGHED - 1) * every if weighed_only else max(first) + 8 * apart * every + max(LATE)
     places = tuple((iteration - every) // every for iteration in first)
     small = {**SMALL_JUDGED, "settings": {**settings, **(quick or {})}}
     return Task(name, what, program, every=every, start=every, length=length, settings=settings, count=length // every, offsets=LATE, grid=10,
-                set=sets, starts=places, apart=apart, quick=small)
+                set=sets, starts=places, apart=apart, weighed_only=weighed_only, quick=small)
 
 
 SHORT = {"batch": 6, "windows": 64}  # many chains of short iterations tell more than few of long ones
@@ -173,6 +178,8 @@ JUDGED = (
            HELD_OUT, GPTS, width=128, layers=1, beta2=0.999, rate=6e-4, warmup=100, **SHORT),
     judged("held_gpt_w48_i5", "GPT 0.16 M, width 48, 5 layers, beta2 .98, rate 2e-3, warm-up 30, every 5 iterations", language.Language, 5, (60, 180, 300),
            HELD_OUT, GPTS, width=48, layers=5, beta2=0.98, rate=2e-3, warmup=30, **SHORT),
+    judged("held_gpt_w128x5_i20", "GPT 1.03 M, width 128, 5 layers, beta2 .98, rate 1e-3, warm-up 50, every 20 iterations; weighed only", language.Language, 20, (20,),
+           HELD_OUT, GPTS, weighed_only=True, width=128, layers=5, beta2=0.98, rate=1e-3, warmup=50, batch=4, windows=16),
     judged("held_convolution_i20", "convolutional net with batch norm 0.23 M, SGD with momentum, every 20 iterations", convolution.Noisy, 20, (60, 180, 300), HELD_OUT,
            {}, model="convolutional", rate=0.01, batch=16, held=800),
     judged("held_mixture_i20", "mixture of 8 experts, top-1, with a table of embeddings, 0.31 M, AdamW, every 20 iterations", mixture.Mixture, 20, (60, 180, 300),

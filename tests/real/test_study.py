@@ -47,9 +47,9 @@ def test_quick_judging():
     """Chains from several starts, on models of every kind that judge the promises, in small."""
     base = make_base()
     try:
-        chosen = ["held_gpt_w96_i20", "held_convolution_i20", "held_mixture_i20", "held_masters_i20"]
+        chosen = ["held_gpt_w96_i20", "held_convolution_i20", "held_masters_i20"]
         command = [sys.executable, harness.ROOT / "scripts/resume_study.py", "--quick", "--judge", "held_out", "--tasks", ",".join(chosen), "--profiles",
-                   "exact,balanced", "--starts", "0,2", "--raw", base / "raw", "--dir", base, "--no-control", "--json", "-"]
+                   "exact,balanced", "--starts", "0", "--raw", base / "raw", "--dir", base, "--seeds", "2", "--no-control", "--json", "-"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env={**os.environ, "STEPFS_BIN": harness.BIN})
         assert done.returncode == 0, done.stderr
         results = {result["task"]: result["profiles"] for result in json.loads(done.stdout)}
@@ -83,7 +83,7 @@ def test_what_judges_is_not_what_chooses():
 
 
 def test_chains_find_the_checkpoints_they_begin_with():
-    for task in tasks.JUDGED:
+    for task in (task for task in tasks.JUDGED if not task.weighed_only):
         for start in task.starts:
             found, end = task.chain_from(start)
             assert len(found) == 9 and found[-1] + 1 < task.count and end <= task.length
