@@ -1,5 +1,6 @@
 """The study of restores in small: that its protocol is exact where nothing is lost, and that its figures mean what they say."""
 
+import copy
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import sys
 import harness
 import pytest
 from conftest import make_base, remove_base
-from study import gaps, protocol, sizes, tasks, training
+from study import gaps, lean, protocol, sizes, tasks, training
 
 
 @pytest.mark.stepfs
@@ -111,6 +112,21 @@ def test_a_chain_that_loses_two_iterations_a_restore():
     assert chain["rows"][0]["gaps"][0] < 0 < chain["rows"][0]["gaps"][20]
     verdict = gaps.judge(task, [chain, {**chain, "behind": chain["behind"] + 1}])
     assert verdict["upper"] == pytest.approx(chain["behind"] + 0.5 + gaps.t95(1) / 2)
+
+
+def test_coarse_steps_keep_less_of_what_training_did():
+    task = tasks.TASKS["gpt_w64_i20"].smoke()
+    run, states = task.make(1), []
+    for _ in range(3):
+        for _ in range(task.every):
+            run.step()
+        states.append(copy.deepcopy(run.state()))
+    kept = lambda sums: sums.both / sums.square
+    for measure, of in ((lean.moments, states), (lean.weights, [tuple(states)])):
+        fine, coarse = measure(of, 0.5), measure(of, 6.0)
+        assert abs(kept(fine) - 1) < 0.06 and fine.error < 0.03 * fine.square
+        assert coarse.error > 0.5 * coarse.square and fine.bits > coarse.bits + 1
+    assert kept(lean.moments(states, 6.0)) < 0.1
 
 
 def test_two_processes_share_jobs(tmp_path):
