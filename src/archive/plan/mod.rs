@@ -8,6 +8,7 @@ mod moments;
 mod phase;
 mod proof;
 mod rates;
+mod steep;
 
 use std::collections::HashMap;
 use std::io;
@@ -155,7 +156,7 @@ struct Subject<'a> {
     /// The tensor in the state before.
     previous: Option<Archived<'a>>,
     rates: Rates,
-    /// Factor on the step of weights, see [`interval::relief`].
+    /// Factor on the step of weights, see [`interval::relief`] and [`steep::caution`].
     relief: f64,
     /// Its other moment, and that one's place among the plans.
     partner: Option<(&'a Tensor, u32)>,
@@ -176,6 +177,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
     let relief = interval::relief(material)?;
+    let seconds = steep::second_moments(written);
     let mut copies = copies::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
@@ -214,14 +216,19 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::Lossless);
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
+            let twin = twins[index].as_ref();
+            let caution = match (kind, twin, seconds[index]) {
+                (Kind::Weight, Some(twin), Some(second)) => steep::caution(material, tensor, twin, &all[second])?,
+                _ => 1.0,
+            };
             let subject = Subject {
                 material,
                 tensor,
-                twin: twins[index].as_ref(),
+                twin,
                 parent,
                 previous: previous.get(tensor),
                 rates,
-                relief,
+                relief: relief * caution,
                 partner,
             };
             lossy = match kind {
