@@ -87,9 +87,12 @@ const COUNTED: &str = "an optimizer trains as many parameters as there are";
 /// Workers push gradients to a parameter server for each of its variables, and for nothing else.
 pub(super) const FORMAT: &str = "a variable of a parameter server";
 
+/// Slots of one parameter with their tensors, by parameter.
+type Parameters<'a> = BTreeMap<&'a Parameter, Vec<(&'a str, &'a Tensor)>>;
+
 /// The optimizers of a file, by what stands below each.
 fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) -> Vec<Trained> {
-    let mut slots: BTreeMap<u32, BTreeMap<&Parameter, Vec<(&str, &Tensor)>>> = BTreeMap::new();
+    let mut slots: BTreeMap<u32, Parameters> = BTreeMap::new();
     for (tensor, standing) in tensors.iter().zip(standings) {
         if let Some(Standing::Slot { owner, parameter, slot }) = standing
             && !matches!(tensor.role, Role::Weight | Role::Other)
@@ -101,7 +104,7 @@ fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &O
     for owner in optimizers.groups.keys() {
         slots.entry(*owner).or_default();
     }
-    let trained = |(owner, parameters): (u32, BTreeMap<&Parameter, Vec<(&str, &Tensor)>>)| {
+    let trained = |(owner, parameters): (u32, Parameters)| {
         let groups = optimizers.groups.get(&owner).map_or(&[][..], |groups| groups);
         let mut trained = Trained { count: groups.iter().fold(0, |n, &g| n.saturating_add(g)), ..Trained::default() };
         for shape in parameters.values().filter_map(|slots| shape_of(slots)) {
@@ -301,10 +304,10 @@ mod tests {
             ("model/fc.weight", &[64, 32]),
             ("model/fc.bias", &[64]),
         ];
-        let adam = trained(2, &[(&[64, 32], 1), (&[64], 1)]);
-        assert_eq!(proven(&tensors, &[&[0, 1, 2, 3]], &[adam.clone()]), [false, false, true, false]);
+        let adam = [trained(2, &[(&[64, 32], 1), (&[64], 1)])];
+        assert_eq!(proven(&tensors, &[&[0, 1, 2, 3]], &adam), [false, false, true, false]);
         // In a mapping of its own it is not what the optimizer trains.
-        assert_eq!(proven(&tensors, &[&[0, 1], &[2, 3]], &[adam]), [false, false, true, true]);
+        assert_eq!(proven(&tensors, &[&[0, 1], &[2, 3]], &adam), [false, false, true, true]);
     }
 
     #[test]

@@ -337,7 +337,7 @@ fn a_centered_pair_on_the_edge() {
 fn a_pair_of_which_one_does_not_fit_is_exact() {
     for (optimizer, slot) in [(&CENTERED, 1), (&ADAMAX, 0), (&AMSGRAD, 0)] {
         let mut random = Random(3);
-        let mut parameters = [Parameter::new("a.weight", optimizer.slots, Dtype::F32, &[64, 64], &mut random)];
+        let mut parameters = [Parameter::new("a.weight", optimizer.slots, Dtype::F32, &[96, 96], &mut random)];
         let mut rest = Rest::under("balanced");
         for at in 1..=5 {
             (1..=3).for_each(|n| parameters[0].train(optimizer, at as i32 * 3 + n, &mut random));

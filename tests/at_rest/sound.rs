@@ -179,6 +179,7 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
             assert_eq!(original.entry.dtype, Dtype::F32);
             let rounded = |value: &f64| match entry.dtype {
                 Dtype::F16 => half::f16::from_f32(*value as f32).to_f64(),
+                Dtype::F32 => *value,
                 _ => half::bf16::from_f32(*value as f32).to_f64(),
             };
             assert_eq!(copy.is, original.is.iter().map(rounded).collect::<Vec<_>>(), "{}", entry.path);

@@ -84,7 +84,7 @@ impl Factors {
             squares.sum::<f64>() / sample.len().max(1) as f64
         }
         let mean = for_float!(dtype, F => mean_square::<F>(F::elements(sample)), else 0.0);
-        Factors::flat(if mean > 0.0 { sixteenths(mean.sqrt()) } else { 0 })
+        Factors::flat(if mean > 0.0 { sixteenths(pseudo_log(mean.sqrt()).into()) } else { 0 })
     }
 
     /// Appends the payload.
