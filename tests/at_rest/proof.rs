@@ -62,7 +62,7 @@ fn a_symmetric_matrix_is_a_statistic() {
 
 #[test]
 fn a_codebook_beside_its_counts_is_a_statistic() {
-    let tensors = ["vq._codebook.weight", "vq._codebook.cluster_size", "vq._ema_w", "fc.weight"];
+    let tensors = ["vq._codebook.weight", "vq._codebook.cluster_size", "vq._ema_w", "sq_mean.weight", "fc.weight"];
     assert_eq!(lossy(tensors.map(matrix).to_vec(), 1e-3), ["fc.weight"]);
 }
 

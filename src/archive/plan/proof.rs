@@ -213,10 +213,26 @@ impl<'a> Statistics<'a> {
             "whiten",
             "cache",
         ];
+        /// Words in the names of mappings that keep a statistic of each parameter under the parameter's own name.
+        const MEANS: [&str; 12] = [
+            "vq",
+            "mean",
+            "means",
+            "sq",
+            "square",
+            "squares",
+            "var",
+            "variance",
+            "cov",
+            "covariance",
+            "fisher",
+            "importance",
+        ];
         let (own, name) = module(path);
         let lower = path.to_ascii_lowercase();
+        let words = |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| MEANS.contains(&word));
         KEEPERS.iter().any(|keeper| lower.contains(keeper))
-            || lower.split(|c: char| !c.is_alphanumeric()).any(|word| word == "vq")
+            || words(&own.to_ascii_lowercase())
             || !self.weights && name.ends_with("_proj")
             || self.modules.contains(own)
             || own.contains(['.', '/']) && self.modules.contains(module(own).0)
