@@ -93,7 +93,7 @@ def judge(chosen, arguments, kept):
         return "", []
     profiles = [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]
     extra = arguments.settings.read_text() if arguments.settings else ""
-    runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say, extra, picked)
+    runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say, extra, picked, arguments.done_only)
     results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, profiles, runs, bases[task.name], picked)} for task in chosen]
     return report.verdicts(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick, "set": arguments.judge}), results
 
@@ -107,6 +107,7 @@ def main():
     parser.add_argument("--tasks", help="(default: all that are not for --judge, or those of its set)")
     parser.add_argument("--judge", choices=(tasks.CALIBRATION, tasks.HELD_OUT), help="do the promises hold on the tasks of this set?")
     parser.add_argument("--bases-only", action="store_true", help="with --judge: only the runs that are not interrupted")
+    parser.add_argument("--done-only", action="store_true", help="with --judge: say what the finished chains say, and begin none")
     parser.add_argument("--label", default="", help="with --judge: keep the runs apart, as of a program with other settings in its environment")
     parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
     parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")

@@ -59,16 +59,21 @@ class Kept:
     def path(self, name):
         return self.folder / f"{name}.json"
 
-    def get(self, name, task, profile, make, say):
+    def of(self, task, profile):
+        return {"recipe": task.recipe(), "build": None if profile == protocol.ULP else self.build}
+
+    def known(self, name, task, profile):
+        """What was found before, if anything."""
         path = self.path(name)
-        of = {"recipe": task.recipe(), "build": None if profile == protocol.ULP else self.build}
-        if not self.again and path.exists():
-            known = json.loads(path.read_text())
-            if known["of"] == of:
-                return known
+        answer = json.loads(path.read_text()) if path.exists() else None
+        return answer if answer and answer["of"] == self.of(task, profile) else None
+
+    def get(self, name, task, profile, make, say):
+        if not self.again and (known := self.known(name, task, profile)):
+            return known
         say(f"{name} ...")
-        answer = {"of": of, **make()}
-        protocol.write(path, answer)
+        answer = {"of": self.of(task, profile), **make()}
+        protocol.write(self.path(name), answer)
         return answer
 
 
@@ -80,8 +85,8 @@ def bases(tasks, seeds, raw, again, say):
     return {task.name: [run for (of, _), run in zip(pairs, done) if of is task] for task in tasks}
 
 
-def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of):
-    """Sizes and chains of each task and profile, as they are done."""
+def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of, done_only=False):
+    """Sizes and chains of each task and profile by name; with `done_only`, those that are there."""
     jobs = []
     for task in tasks:
         files = [task.file(place) for place in task.weighed()]
@@ -94,6 +99,9 @@ def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of):
         for start in starts_of(task):
             run = lambda task=task, seed=seed, profile=profile, start=start: protocol.interrupted(task, seed, profile, *task.chain_from(start), raw, where, extra)
             jobs.append((f"{task.name}-{profile}-start{start}-seed{seed}", task, profile, run))
+    if done_only:
+        found = {name: kept.known(name, task, profile) for name, task, profile, _ in jobs}
+        return {name: answer for name, answer in found.items() if answer}
     work = lambda name, task, profile, make: (kept.path(name), lambda: kept.get(name, task, profile, make, say))
     return {job[0]: answer for job, answer in zip(jobs, share([work(*job) for job in jobs]))}
 
@@ -102,8 +110,8 @@ def judged(task, seeds, profiles, runs, of, starts_of):
     """What came out for one task: verdicts by profile."""
     found = {}
     for profile in profiles:
-        each = [] if task.weighed_only else [gaps.of_chain(task, runs[f"{task.name}-{profile}-start{start}-seed{seed}"]["segments"], base, of)
-                for seed, base in zip(seeds, of, strict=True) for start in starts_of(task)]  # fmt: skip
+        names = {f"{task.name}-{profile}-start{start}-seed{seed}": base for seed, base in zip(seeds, of) for start in starts_of(task)}
+        each = [gaps.of_chain(task, runs[name]["segments"], base, of) for name, base in names.items() if name in runs]
         verdict = gaps.judge(task, each)
         size = runs.get(f"{task.name}-{profile}-sizes")
         verdict["total"] = size["report"]["total"] if size else None

@@ -122,7 +122,7 @@ def markdown(results, about):
 def verdict_table(results, profile, promise):
     offsets = sorted({k for result in results for k, gap in result["profiles"][profile]["gaps"].items() if k <= 10 and gap[0] is not None})
     columns = [f"gap, k = {k}" for k in offsets]
-    yield from head("task", "stored", "iterations behind, a restore", "upper end", "by single states", "on training batches", "chains, least to most", *columns, "promise")
+    yield from head("task", "stored", "iterations behind, a restore", "upper end", "by single states", "on training batches", "chains", "least to most", *columns, "promise")
     for result in results:
         found = result["profiles"][profile]
         if not found["each"]:
@@ -132,7 +132,7 @@ def verdict_table(results, profile, promise):
         gaps = [number(found["gaps"][k], "+.4f") for k in offsets]
         upper = "-" if found["upper"] is None else f"**{found['upper']:+.2f}**"
         word = {True: f"<= {promise}: met", False: f"<= {promise}: **not met**", None: "-"}[found["met"]]
-        yield row(result["task"], stored, number(found["behind"], "+.2f"), upper, number(found["states_behind"], "+.2f"), number(found["train_behind"], "+.2f"), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps, word)
+        yield row(result["task"], stored, number(found["behind"], "+.2f"), upper, number(found["states_behind"], "+.2f"), number(found["train_behind"], "+.2f"), len(each), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps, word)
     yield ""
 
 
