@@ -36,7 +36,7 @@ class Zoo:
     """All animals that a run of the tests needs, in one mount; each file also in a plain directory."""
 
     def __init__(self, mount, plain, names):
-        self.mount, self.plain, self.animals = mount, plain, {}
+        self.mount, self.plain, self.animals, self.differences = mount, plain, {}, {}
         # Nets as small as these gain nothing from a second thread, and on a busy machine they wait for it.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -78,16 +78,19 @@ class Zoo:
 
     def changed(self, name):
         """(file, tensor path, as written, as read) of every tensor that is not what was written."""
-        found = []
-        for was, now in self.older_files(name):
-            if was.read_bytes() == now.read_bytes():
-                continue
-            before, after = tensors_in(was), tensors_in(now)
-            assert before is not None, f"{was.name} is no file of tensors, and its bytes changed"
-            assert before.keys() == after.keys()
-            file = str(was.relative_to(self.plain))
-            found += [(file, path, t, after[path]) for path, t in before.items() if not bits_equal(t, after[path])]
-        return found
+        if name not in self.differences:
+            self.differences[name] = [row for was, now in self.older_files(name) for row in self.compare(was, now)]
+        return self.differences[name]
+
+    def compare(self, was, now):
+        """The rows of `changed` for one file."""
+        if was.read_bytes() == now.read_bytes():
+            return []
+        before, after = tensors_in(was), tensors_in(now)
+        assert before is not None, f"{was.name} is no file of tensors, and its bytes changed"
+        assert before.keys() == after.keys()
+        file = str(was.relative_to(self.plain))
+        return [(file, path, t, after[path]) for path, t in before.items() if not bits_equal(t, after[path])]
 
     def may_change(self, name, path):
         """Whether the tensor is a trained parameter or an optimizer's state, and proven to be one."""
@@ -119,10 +122,10 @@ def fit(optimizer, loss, steps=20):
     return value.item()
 
 
-def breach(was, now):
+def breach(was, now, most=2.0):
     """What breaks the floor under a lossy tensor, in words; None if nothing does.
 
-    In a tensor of one sign no entry becomes 0, changes its sign, or is off by more than a factor of two.
+    In a tensor of one sign no entry becomes 0, changes its sign, or is off by more than a factor of `most`.
     """
     was, now = was.double(), now.double()
     if not torch.isfinite(now).all():
@@ -131,7 +134,7 @@ def breach(was, now):
         return None
     lost, turned, both = (was != 0) & (now == 0), was * now < 0, (was != 0) & (now != 0)
     factor = 2 ** (now[both] / was[both]).abs().log2().abs().max().item() if both.any() else 1
-    if lost.any() or turned.any() or factor > 2 * (1 + 1e-6):
+    if lost.any() or turned.any() or factor > most * (1 + 1e-6):
         return f"{lost.sum().item()} of {was.numel()} read as 0, {turned.sum().item()} changed their sign, off by a factor of {factor:.3g}"
     return None
 
@@ -168,7 +171,7 @@ def require_choices(was, now, what):
     first, second = was.topk(2, -1).values.unbind(-1)
     clear = first - second > 0.1 * (was.amax(-1) - was.amin(-1))
     differ = (was.argmax(-1) != now.argmax(-1))[clear].sum().item()
-    assert differ <= 0.02 * clear.sum().item(), f"{differ} of {clear.sum().item()} clear {what} changed"
+    assert differ <= 0.03 * clear.sum().item(), f"{differ} of {clear.sum().item()} clear {what} changed"
 
 
 def require_same_loss(was, now, share=0.06):
