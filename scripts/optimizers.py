@@ -44,7 +44,7 @@ def main():
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(args.threads)
-    print("| optimizer | written by | profile | stored, % | iterations behind after 20, 40, 60 | each slot: codec, stored % | bounds |")
+    print("| optimizer | written by | profile | stored, % of files / of tensors | iterations behind after 20, 40, 60 | each slot: codec, stored % | bounds |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for name in args.only or ENTRIES:
         entry = ENTRIES[name]
@@ -61,11 +61,13 @@ def main():
                 shutil.rmtree(base)
         for profile, ones in found.items():
             stored = statistics.mean(share for one in ones for share in one.stored)
+            slots = ones[0].slots.values()
+            tensors = 100 * sum(slot["stored"] for slot in slots) / sum(slot["bytes"] for slot in slots)
             looks = []
             for look in ones[0].behind:
                 mean, half = behind([pair for one in ones for pair in one.behind[look]])
                 looks.append(f"{mean:+.2f} ± {half:.2f}")
-            row = [name, entry.writer, profile, f"{stored:.1f}", "; ".join(looks), coding(ones[0].slots), bounds(ones[0].slots)]
+            row = [name, entry.writer, profile, f"{stored:.1f} / {tensors:.1f}", "; ".join(looks), coding(ones[0].slots), bounds(ones[0].slots)]
             print("| " + " | ".join(row) + " |", flush=True)
 
 

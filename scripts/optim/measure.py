@@ -24,8 +24,8 @@ class Plan:
 
     first: int = 120
     every: int = 20
-    saves: int = 7
-    restored: tuple = (2, 3, 4)
+    saves: int = 6
+    restored: tuple = (1, 2, 3)
     looks: tuple = (20, 40, 60)
 
     def at(self, save):
@@ -50,13 +50,14 @@ def name(step):
     return f"step_{step:05d}.pt"
 
 
-def open_mount(base, profiles):
-    """A mount with a directory for each profile."""
-    mount = Mount(base).mount()
+def open_mounts(base, profiles):
+    """A store for each profile: of two files with the same bytes a store would keep one."""
+    mounts = {}
     for profile in profiles:
-        (mount / profile).mkdir()
-        stepfs("profile", "--set", profile, mount / profile)
-    return mount
+        mounts[profile] = mount = Mount(Path(base) / profile).mount()
+        (mount / "run").mkdir()
+        stepfs("profile", "--set", profile, mount / "run")
+    return mounts
 
 
 def train(which, seed, plan, folders):
@@ -102,17 +103,18 @@ def slots_of(mount, file):
 
 def measure(which, seed, plan, base, profiles=("balanced", "compact")):
     """{profile: Found} of one seed; unmounts what it mounts."""
-    mount = open_mount(base, profiles)
+    mounts = open_mounts(base, profiles)
     try:
-        losses = train(which, seed, plan, [mount / profile for profile in profiles])
-        mount.sync()
-        return {profile: judge(which, seed, plan, mount, profile, losses) for profile in profiles}
+        losses = train(which, seed, plan, [mount / "run" for mount in mounts.values()])
+        return {profile: judge(which, seed, plan, mount, losses) for profile, mount in mounts.items()}
     finally:
-        mount.close()
+        for mount in mounts.values():
+            mount.close()
 
 
-def judge(which, seed, plan, mount, profile, losses):
-    names = [f"{profile}/{name(plan.at(save))}" for save in range(plan.saves - 1)]
+def judge(which, seed, plan, mount, losses):
+    mount.sync()
+    names = [f"run/{name(plan.at(save))}" for save in range(plan.saves - 1)]
     mount.require_released(*names)
     entries = {row["path"].removeprefix(str(mount.dir)).strip("/"): row for row in mount.ls()}
     # The first of a chain needs no other, and a chain is long: its share is not that of the others.

@@ -11,7 +11,7 @@ import gpt
 import torch
 
 # Small enough for a few hundred iterations on one core; every matrix is large enough to have tiles of its own.
-SMALL = gpt.Config(context=64, layers=2, heads=4, width=64, batch=16)
+SMALL = gpt.Config(context=32, layers=2, heads=4, width=64, batch=8)
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Run(gpt.Run):
         self.mode("eval")
         return super().state()
 
-    def loss(self, windows=256):
+    def loss(self, windows=192):
         """Held-out loss; draws no random numbers."""
         self.mode("eval")
         loss = gpt.held_out_loss(self.model, self.config, self.held_out, windows)
