@@ -119,7 +119,7 @@ class Run(gpt.Run):
         self.mode("eval")
         return super().state()
 
-    def loss(self, windows=192):
+    def loss(self, windows=96):
         """Held-out loss; draws no random numbers."""
         self.mode("eval")
         loss = gpt.held_out_loss(self.model, self.config, self.held_out, windows)
