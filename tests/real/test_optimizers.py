@@ -32,7 +32,8 @@ ROLES = {
     "GaLore AdamW": {"exp_avg": "first_moment", "exp_avg_sq": "second_moment"},
     "SOAP": {"exp_avg_sq": "second_moment"},
     "Shampoo": {},
-    "AdamW, 8 bits": {},
+    # Tensors below 4,096 elements keep 32 bits.
+    "AdamW, 8 bits": {"state1": "first_moment", "state2": "second_moment"},
     "AdamW, 32 bits": {"state1": "first_moment", "state2": "second_moment"},
     "AdamW, 8 bits of torchao": {},
 }
