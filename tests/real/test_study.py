@@ -45,10 +45,10 @@ def test_quick_study():
 
 @pytest.mark.stepfs
 def test_quick_judging():
-    """Chains from several starts, on models of every kind that judge the promises, in small."""
+    """Chains of restores on models of three kinds that judge the promises, in small."""
     base = make_base()
     try:
-        chosen = ["held_gpt_w96_i20", "held_convolution_i20", "held_masters_i20"]
+        chosen = ["held_gpt_w96_i20", "held_convolution_i20", "held_mixture_i20"]
         command = [sys.executable, harness.ROOT / "scripts/resume_study.py", "--quick", "--judge", "held_out", "--tasks", ",".join(chosen), "--profiles",
                    "exact,balanced", "--starts", "0", "--raw", base / "raw", "--dir", base, "--seeds", "2", "--no-control", "--json", "-"]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env={**os.environ, "STEPFS_BIN": harness.BIN})
