@@ -112,10 +112,9 @@ def judged(task, seeds, profiles, runs, of, starts_of):
     for profile in profiles:
         names = {f"{task.name}-{profile}-start{start}-seed{seed}": base for seed, base in zip(seeds, of) for start in starts_of(task)}
         each = [gaps.of_chain(task, runs[name]["segments"], base, of) for name, base in names.items() if name in runs]
-        verdict = gaps.judge(task, each)
+        outcome = gaps.judge(task, each)
         size = runs.get(f"{task.name}-{profile}-sizes")
-        verdict["total"] = size["report"]["total"] if size else None
-        promise = PROMISES.get(profile)
-        verdict["met"] = None if promise is None or verdict["upper"] is None else verdict["upper"] <= promise
-        found[profile] = verdict
+        outcome["total"] = size["report"]["total"] if size else None
+        outcome["verdict"] = gaps.verdict(outcome, PROMISES.get(profile))
+        found[profile] = outcome
     return found

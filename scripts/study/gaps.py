@@ -177,9 +177,19 @@ def of_chain(task, segments, base, bases):
 
 
 def judge(task, chains):
-    """Chains of several seeds and starts together; each is one number, and the interval is over them."""
-    over = lambda what: mean_and_interval(chain[what] for chain in chains)
+    """Chains of several seeds and starts together; each is one number, and the interval is over them. `lower` and `upper` are the ends
+    of the intervals by the mean of the states and by single states: the farther ones."""
+    over = {what: mean_and_interval(chain[what] for chain in chains) for what in ("behind", "states_behind", "train_behind")}
     gaps = {k: mean_and_interval(row["gaps"][k] for chain in chains for row in chain["rows"] if k in row["gaps"]) for k in task.offsets}
-    mean, half = over("behind")
-    return {"chains": len(chains), "behind": (mean, half), "states_behind": over("states_behind"), "train_behind": over("train_behind"), "upper": None if half is None else mean + half, "gaps": gaps,
-            "each": [chain["behind"] for chain in chains]}
+    known = [over[what] for what in ("behind", "states_behind") if over[what][1] is not None]
+    return {"chains": len(chains), **over, "gaps": gaps, "each": [chain["behind"] for chain in chains],
+            "lower": min((mean - half for mean, half in known), default=None), "upper": max((mean + half for mean, half in known), default=None)}  # fmt: skip
+
+
+def verdict(found, promise):
+    """`met`, when the interval lies below the promise; `broken`, when both its estimates lie above; else `not shown`."""
+    if promise is None or found["upper"] is None:
+        return None
+    if found["upper"] <= promise:
+        return "met"
+    return "broken" if min(found[what][0] - found[what][1] for what in ("behind", "states_behind")) > promise else "not shown"

@@ -122,7 +122,8 @@ def markdown(results, about):
 def verdict_table(results, profile, promise):
     offsets = sorted({k for result in results for k, gap in result["profiles"][profile]["gaps"].items() if k <= 10 and gap[0] is not None})
     columns = [f"gap, k = {k}" for k in offsets]
-    yield from head("task", "stored", "iterations behind, a restore", "upper end", "by single states", "on training batches", "chains", "least to most", *columns, "promise")
+    yield from head("task", "stored", "chains", "iterations behind, a restore: single states", "mean of the states", "upper end", "promise", "on training batches",
+                    "least to most", *columns)
     for result in results:
         found = result["profiles"][profile]
         if not found["each"]:
@@ -131,8 +132,9 @@ def verdict_table(results, profile, promise):
         each = sorted(found["each"])
         gaps = [number(found["gaps"][k], "+.4f") for k in offsets]
         upper = "-" if found["upper"] is None else f"**{found['upper']:+.2f}**"
-        word = {True: f"<= {promise}: met", False: f"<= {promise}: **not met**", None: "-"}[found["met"]]
-        yield row(result["task"], stored, number(found["behind"], "+.2f"), upper, number(found["states_behind"], "+.2f"), number(found["train_behind"], "+.2f"), len(each), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps, word)
+        word = "-" if found["verdict"] is None else f"<= {promise}: {'met' if found['verdict'] == 'met' else '**' + found['verdict'] + '**'}"
+        yield row(result["task"], stored, len(each), number(found["states_behind"], "+.2f"), number(found["behind"], "+.2f"), upper, word,
+                  number(found["train_behind"], "+.2f"), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps)
     yield ""
 
 
@@ -162,12 +164,13 @@ def verdicts(results, about):
     if about["quick"]:
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
     lines += ["A run crashes nine times, 40 to 50 iterations apart, and each time goes on from a *released* checkpoint, read through the mount. Later checkpoints "
-              "descend from it, so losses add up. Each restore is judged 20 to 60 iterations after it, or to the next crash. The held-out loss is measured there of the "
-              "mean of the states of those iterations, in both runs: one state jumps about the path of the run, and the mean does not. The gap to the uninterrupted run, "
+              "descend from it, so losses add up. Each restore is judged 20 to 60 iterations after it, or to the next crash: by the held-out losses of the states there "
+              "(`single states`), and by the loss of the mean of those states, since one state jumps about the path of its run and the mean does not. The gap to the uninterrupted run, "
               "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the slope of that over its restores, "
               "through the origin.", "",
-              f"Chains begin at three places of each run; there are {about['seeds']} runs, each of another seed. ± is the 95 % interval (Student's t) over the chains. "
-              "`By single states` is the mean of the losses of five states instead, and `on training batches` is by the losses before each update. `Gap, k` is the held-out "
+              f"Chains begin at three places of each run; there are {about['seeds']} runs, each of another seed. ± is the 95 % interval (Student's t) over the chains, and `upper end` "
+              "that of the two intervals that reaches farther. A promise is `met` when that lies below it, `broken` when both intervals lie above it, and `not shown` "
+              "when the noise is larger than what is left. `On training batches` is by the losses before each update, and `least to most` are the chains by the mean of the states. `Gap, k` is the held-out "
               "loss k iterations after a restore less that of the uninterrupted run, over all restores of all chains. Sizes are of 32 released files of seed 1. "
               f"Build {about['build']}. Made by `scripts/resume_study.sh --judge {about['set']} --seeds {about['seeds']}`.", ""]
     lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
