@@ -8,7 +8,7 @@ import shutil
 import pytest
 from conftest import make_base, open_mount
 from harness import ROOT
-from test_torch import same_words, stated
+from test_torch import same_words
 from zoo import ANIMALS, Zoo
 from zoo.keeper import STEPS, breach, load, require_finite, require_no_zero, require_same
 from zoo.record import describe
@@ -45,11 +45,9 @@ def test_only_what_is_proven_to_be_trained_is_lossy(zoo, name):
 
 @every_animal
 def test_there_is_a_floor_under_every_lossy_value(zoo, name):
-    said, broken = {}, []
+    broken = []
     for file, path, was, now in zoo.changed(name):
-        if file not in said:
-            said[file] = stated(zoo.mount, file)
-        about = said[file][same_words(path)]
+        about = zoo.said(file)[same_words(path)]
         # Of second moments the bound is in octaves: that much is promised of them, and never more than two.
         most = 2 ** min(about["bound"] + OCTAVES_OF_LOGARITHM, 2) if about["codec"] == "log" else 2.0
         if what := breach(was, now, most):
@@ -60,29 +58,25 @@ def test_there_is_a_floor_under_every_lossy_value(zoo, name):
 @every_animal
 def test_inspect_tells_what_is_lossy(zoo, name):
     """Every tensor that changed has a bound and a reason; what is said to be exact did not change."""
-    changed = {}
-    for file, path, _, _ in zoo.changed(name):
-        changed.setdefault(file, set()).add(same_words(path))
-    for was, now in zoo.older_files(name):
-        if different := changed.get(str(was.relative_to(zoo.plain))):
-            said = stated(zoo.mount, now.relative_to(zoo.mount.dir))
-            assert all(tensor["why"] and tensor["role"] for tensor in said.values())
-            exact = {path for path in different if not said[path]["bound"]}
-            assert not exact, f"said to be exact: {sorted(exact)[:5]}"
+    changed = zoo.changed(name)
+    for file in {row[0] for row in changed}:
+        assert all(tensor["why"] and tensor["role"] for tensor in zoo.said(file).values())
+    exact = [f"{file}: {path}" for file, path, _, _ in changed if not zoo.said(file)[same_words(path)]["bound"]]
+    assert not exact, f"said to be exact: {exact[:5]}"
 
 
 @every_animal
 def test_older_states_are_released(zoo, name):
     """Without a release the other tests would show nothing."""
-    states = zoo.mount.states()
-    late = [str(now) for _, now in zoo.older(name) if states[str(now.relative_to(zoo.mount.dir))] != "released"]
+    files = [str(was.relative_to(zoo.plain)) for was, _ in zoo.older(name)]
+    late = [file for file in files if zoo.rows[file]["state"] != "released"]
     assert bool(late) == ANIMALS[name].stays, f"not released: {late}\n{zoo.mount.log_tail()}"
 
 
 @pytest.mark.parametrize("name", [name for name, kind in ANIMALS.items() if kind.small])
 def test_what_is_proven_stays_small(zoo, name):
     for step in STEPS[1:-1]:
-        row = zoo.mount.entry(f"{name}/{ANIMALS[name].pattern.format(step)}")
+        row = zoo.rows[f"{name}/{ANIMALS[name].pattern.format(step)}"]
         share = row["stored_bytes"] / row["logical_bytes"]
         assert share <= ANIMALS[name].small, f"step {step} takes {100 * share:.1f} %"
 

@@ -8,6 +8,7 @@ import zlib
 import safetensors.torch
 import torch
 from series import bits_equal, tensors_of
+from test_torch import stated
 
 ANIMALS = {}
 # Five states: a keyframe, three differences to it, and the newest, which stays exact.
@@ -36,13 +37,16 @@ class Zoo:
     """All animals that a run of the tests needs, in one mount; each file also in a plain directory."""
 
     def __init__(self, mount, plain, names):
-        self.mount, self.plain, self.animals, self.differences = mount, plain, {}, {}
+        self.mount, self.plain, self.animals = mount, plain, {}
+        # What was asked before; nothing changes after the release.
+        self.differences, self.inspected = {}, {}
         # Nets as small as these gain nothing from a second thread, and on a busy machine they wait for it.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         for name in names:
             self.settle(name)
         mount.sync()
+        self.rows = {row["path"].removeprefix(str(mount.dir)).strip("/"): row for row in mount.ls()}
         torch.set_num_threads(threads)
 
     def settle(self, name):
@@ -91,6 +95,12 @@ class Zoo:
         assert before.keys() == after.keys()
         file = str(was.relative_to(self.plain))
         return [(file, path, t, after[path]) for path, t in before.items() if not bits_equal(t, after[path])]
+
+    def said(self, file):
+        """What `inspect` says of each tensor of a file, by its path."""
+        if file not in self.inspected:
+            self.inspected[file] = stated(self.mount, file)
+        return self.inspected[file]
 
     def may_change(self, name, path):
         """Whether the tensor is a trained parameter or an optimizer's state, and proven to be one."""
