@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use stepfs::codec::moment::Rule;
 use stepfs::codec::rows::{Base, Rows};
 use stepfs::codec::{Dtype, TILE_BYTES, lattice, log, lossless, moment, rows};
 
@@ -154,7 +155,8 @@ impl Special {
         let (old, v, m) = (bytes_of(&old), bytes_of(&new), bytes_of(&m));
         let mut builder = FactorsBuilder::new(N / WIDTH, WIDTH);
         builder.add(Dtype::F32, 0, &old);
-        let u_step = lattice::choose_g(Dtype::F32, &moment::ratios(Dtype::F32, &m, &v), 1.0).expect("moments");
+        let u_step =
+            lattice::choose_g(Dtype::F32, &moment::ratios((Rule::Root, Dtype::F32), &m, &v), 1.0).expect("moments");
         let mut it = Special {
             factors: builder.finish(),
             v,
@@ -276,7 +278,8 @@ impl Work {
 
     fn moment_encode(&mut self, tile: &Special) -> &[u8] {
         self.clear();
-        moment::quantize(Dtype::F32, &tile.m, &tile.v, tile.u_step, &mut self.a, &mut self.exceptions).expect("fits");
+        moment::quantize((Rule::Root, Dtype::F32), &tile.m, &tile.v, tile.u_step, &mut self.a, &mut self.exceptions)
+            .expect("fits");
         lattice::encode_tile(&self.a, None, None, &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
@@ -285,7 +288,7 @@ impl Work {
         self.clear();
         self.a.fill(0);
         lattice::decode_tile_add(&tile.m_payload, &mut self.a, &mut self.exceptions).expect("own payload");
-        moment::reconstruct(Dtype::F32, &tile.v, tile.u_step, &self.a, &mut self.bytes).expect("lengths");
+        moment::reconstruct((Rule::Root, Dtype::F32), &tile.v, tile.u_step, &self.a, &mut self.bytes).expect("lengths");
         lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
         black_box(&self.bytes);
     }

@@ -11,10 +11,13 @@ fails. Series and finished runs are kept in --raw, and not computed again unless
 
     resume_study.py --quick                                          everything in small, a minute or two
     resume_study.py --tasks gpt_i25,lenet_adam --profiles exact,balanced --restores 0,1,5,9,10 --seeds 3
+    resume_study.py --judge held_out --seeds 3 --raw DIR             do the promises hold? (docs/study/held_out.md)
+
+With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each of its
+restores. Several processes may share one --raw: each takes what no other is busy with.
 """
 
 import argparse
-import hashlib
 import json
 import signal
 import sys
@@ -26,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
 
 import harness  # noqa: E402
-from study import gaps, protocol, report, sizes, tasks  # noqa: E402
+from study import chains, gaps, protocol, report, sizes, tasks  # noqa: E402
 
 KNOWN = ("exact", "balanced", "compact")
 
@@ -50,27 +53,6 @@ def available(where):
     return found
 
 
-class Kept:
-    """Finished runs, one JSON file each. A run through a mount is of one build of stepfs; the control and the base are not."""
-
-    def __init__(self, folder, again):
-        self.folder, self.again = folder, again
-        self.build = hashlib.sha256(Path(harness.BIN).read_bytes()).hexdigest()[:16]
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def get(self, name, task, profile, make):
-        path = self.folder / f"{name}.json"
-        of = {"recipe": task.recipe(), "build": None if profile == protocol.ULP else self.build}
-        if not self.again and path.exists():
-            known = json.loads(path.read_text())
-            if known["of"] == of:
-                return known
-        say(f"{name} ...")
-        answer = {"of": of, **make()}
-        protocol.write(path, answer)
-        return answer
-
-
 def study(task, arguments, kept):
     """Everything about one task."""
     seeds = range(1, arguments.seeds + 1)
@@ -82,24 +64,38 @@ def study(task, arguments, kept):
     for profile in arguments.profiles:
         files = [task.file(place) for place in range(task.count)]
         weigh = lambda: {"report": sizes.measure(protocol.folder(raw, task, 1), files[: arguments.released + 1], profile, where=where)}
-        result["sizes"][profile] = kept.get(f"{task.name}-{profile}-sizes-{arguments.released}", task, profile, weigh)["report"]
+        result["sizes"][profile] = kept.get(f"{task.name}-{profile}-sizes-{arguments.released}", task, profile, weigh, say)["report"]
     for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]:
         result["chains"][profile], result["runs"][profile] = {}, {}
         for restores in filter(None, arguments.restores):
             runs = []
             for seed, base in zip(seeds, bases):
                 name = f"{task.name}-{profile}-R{restores}-seed{seed}"
-                runs.append(kept.get(name, task, profile, lambda: protocol.interrupted(task, seed, profile, restores, raw, where)))
+                runs.append(kept.get(name, task, profile, lambda: protocol.interrupted(task, seed, profile, protocol.places(task, restores), task.length, raw, where), say))
                 if profile == "exact" and runs[-1]["digest"] != base["digest"]:
                     sys.exit(f"resume_study.py: {name} did not end in the state of the run that was never interrupted, though nothing was lost")
             result["runs"][profile][restores] = runs[0]
             result["chains"][profile][restores] = gaps.of_runs(task, runs, bases)
             spent[profile] = spent.get(profile, 0) + sum(run["seconds"] for run in runs)
         if task.singles:
-            runs = [kept.get(f"{task.name}-{profile}-singles-seed{seed}", task, profile, lambda: protocol.singles(task, seed, profile, raw, where)) for seed in seeds]
+            runs = [kept.get(f"{task.name}-{profile}-singles-seed{seed}", task, profile, lambda: protocol.singles(task, seed, profile, raw, where), say) for seed in seeds]
             result["singles"][profile] = gaps.of_singles(task, runs, bases)
             spent[profile] = spent.get(profile, 0) + sum(run["seconds"] for run in runs)
     return result
+
+
+def judge(chosen, arguments, kept):
+    """Chains from several starts, and what they say of the promises: Markdown and data."""
+    seeds = list(range(1, arguments.seeds + 1))
+    picked = lambda task: tuple(task.starts[n] for n in arguments.starts) if arguments.starts else task.starts
+    bases = chains.bases(chosen, seeds, arguments.raw, arguments.again, say)
+    if arguments.bases_only:
+        return "", []
+    profiles = [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]
+    extra = arguments.settings.read_text() if arguments.settings else ""
+    runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say, extra, picked, arguments.done_only)
+    results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, profiles, runs, bases[task.name], picked)} for task in chosen]
+    return report.verdicts(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick, "set": arguments.judge}), results
 
 
 def numbers(text):
@@ -108,10 +104,16 @@ def numbers(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", default=",".join(tasks.TASKS), help="(default: %(default)s)")
+    parser.add_argument("--tasks", help="(default: all that are not for --judge, or those of its set)")
+    parser.add_argument("--judge", choices=(tasks.CALIBRATION, tasks.HELD_OUT), help="do the promises hold on the tasks of this set?")
+    parser.add_argument("--bases-only", action="store_true", help="with --judge: only the runs that are not interrupted")
+    parser.add_argument("--done-only", action="store_true", help="with --judge: say what the finished chains say, and begin none")
+    parser.add_argument("--label", default="", help="with --judge: keep the runs apart, as of a program with other settings in its environment")
     parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
     parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of everything; from 3 on the intervals are worth something (default: 1)")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="with --judge: more settings for stepfs.toml; give a --label too")
+    parser.add_argument("--starts", type=numbers, help="with --judge: which of a task's starts (default: 0,1,2)")
     parser.add_argument("--raw", type=Path, help="where series and finished runs are kept (default: made, and removed at the end)")
     parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")
@@ -121,26 +123,37 @@ def main():
     parser.add_argument("--quick", action="store_true", help="tiny models, few checkpoints: shows that it works, proves nothing else")
     parser.add_argument("--sizes-only", action="store_true", help="train where needed, and weigh the series only")
     arguments = parser.parse_args()
-    unknown = set(arguments.tasks.split(",")) - set(tasks.TASKS)
-    if unknown:
-        parser.error(f"no such task: {', '.join(sorted(unknown))}")
-    chosen = [tasks.TASKS[name] for name in arguments.tasks.split(",")]
+    known = {name: task for name, task in tasks.TASKS.items() if task.set == (arguments.judge or "")}
+    names = arguments.tasks.split(",") if arguments.tasks else list(known)
+    if unknown := set(names) - set(known):
+        parser.error(f"no such task{f' to judge by, in the set {arguments.judge}' if arguments.judge else ''}: {', '.join(sorted(unknown))}")
+    chosen = [known[name] for name in names]
+    if arguments.starts and not all(0 <= n < len(task.starts) for task in chosen for n in arguments.starts):
+        parser.error("--starts: a number for each of a task's starts, from 0")
     arguments.restores = arguments.restores or ([0, 1, 2] if arguments.quick else [0, 1, 5, 9, 10])
     if arguments.quick:
         chosen = [task.smoke() for task in chosen]
     arguments.released = min(32, min(task.count for task in chosen) - 1)
-    for task in chosen:
+    for task in [] if arguments.judge else chosen:
         if arguments.restores[0] < 0 or arguments.restores[-1] > task.count - 2:
             parser.error(f"--restores: {task.name} has {task.count - 2} checkpoints to restore from")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
     with tempfile.TemporaryDirectory(prefix="stepfs-study-raw-", dir=arguments.dir) as scratch:
         arguments.raw = arguments.raw or Path(scratch)
-        arguments.profiles = arguments.profiles.split(",") if arguments.profiles else available(arguments.dir)
-        kept = Kept(arguments.raw / ("runs-quick" if arguments.quick else "runs"), arguments.again)
+        usual = chains.PROMISES if arguments.judge else available(arguments.dir) if not arguments.profiles else ()
+        arguments.profiles = arguments.profiles.split(",") if arguments.profiles else list(usual)
+        folder = "-".join(filter(None, ["runs", "quick" if arguments.quick else "", arguments.label]))
+        kept = chains.Kept(arguments.raw / folder, arguments.again)
         if arguments.quick:
             arguments.raw = arguments.raw / "quick"
         if arguments.sizes_only:
             arguments.restores, chosen = [], [task.without_restores() for task in chosen]
+        if arguments.judge:
+            text, results = judge(chosen, arguments, kept)
+            if arguments.out and text:
+                arguments.out.mkdir(parents=True, exist_ok=True)
+                (arguments.out / f"{arguments.judge}.md").write_text(text)
+            return finish(arguments, text, results)
         began, results = time.perf_counter(), []
         for task in chosen:
             results.append(study(task, arguments, kept))
@@ -149,7 +162,10 @@ def main():
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / "RESUME_STUDY.md").write_text(text)
             report.pictures(results, arguments.out)
-    data = [{key: value for key, value in result.items() if key not in ("runs", "base", "bases")} for result in results]
+    finish(arguments, text, [{key: value for key, value in result.items() if key not in ("runs", "base", "bases")} for result in results])
+
+
+def finish(arguments, text, data):
     if arguments.json == "-":
         print(json.dumps(data, indent=2))
     else:

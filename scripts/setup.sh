@@ -54,16 +54,22 @@ fi
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
 packages=(torch numpy safetensors transformers accelerate pytest)
+# Libraries whose own files the tests look at: optimizers, and what tests/real/zoo is made of; some 60 MB. What they ask for beyond
+# this list is large and not needed.
+writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
+    rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
+    peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils)
 if [ -n "${STEPFS_VENV:-}" ]; then
     [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
 else
     stamp=$VENV/.installed
-    if [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]}" ]; then
-        note "installing ${packages[*]} into ${VENV#"$ROOT"/}/ (a few minutes, once)"
+    if [ "$(cat "$stamp" 2>/dev/null)" != "${packages[*]} ${writers[*]}" ]; then
+        note "installing ${packages[*]} ${writers[*]} into ${VENV#"$ROOT"/}/ (a few minutes, once)"
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || die "current torch needs Python 3.10 or newer"
         "$python" -m venv "$VENV"
         "$PYTHON" -m pip install --quiet --disable-pip-version-check --upgrade pip
         "$PYTHON" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-        printf '%s' "${packages[*]}" >"$stamp"
+        "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-deps "${writers[@]}"
+        printf '%s' "${packages[*]} ${writers[*]}" >"$stamp"
     fi
 fi

@@ -133,3 +133,53 @@ def of_singles(task, runs, bases):
     return {"restores": len(rows), "rework": mean_and_interval(n for n, _ in found), "worst_rework": max(n for n, _ in found),
             "never_back": sum(not back for _, back in found), "offsets": {k: mean_and_interval(row["held_out"][k] for row in rows) for k in task.offsets},
             "behind": mean_and_interval(row["late_behind"] for row in rows if row["late_behind"] is not None)}
+
+
+ROUND = 0.25  # bandwidth of the smoothing of the loss over the logarithm of the iteration
+
+
+def fall(bases, iteration):
+    """Change of the loss per iteration, smoothed over a quarter of the run so far and over all seeds.
+
+    A line through the loss over the logarithm of the iteration, in which a training's loss is nearly straight.
+    """
+
+    def of(base):
+        points = [(math.log(int(n) / iteration), loss) for n, loss in base["held_out"].items() if abs(math.log(int(n) / iteration)) <= 3 * ROUND]
+        weights = [math.exp(-0.5 * (x / ROUND) ** 2) for x, _ in points]
+        total = sum(weights)
+        x0 = sum(w * x for w, (x, _) in zip(weights, points)) / total
+        return sum(w * (x - x0) * y for w, (x, y) in zip(weights, points)) / sum(w * (x - x0) ** 2 for w, (x, _) in zip(weights, points)) / iteration
+
+    return statistics.mean(of(base) for base in bases)
+
+
+def of_chain(task, segments, base, bases):
+    """Iterations that a restore of one chain costs: what the run is behind, 20 and more iterations after each restore, over the
+    number of restores; the slope through the origin.
+
+    `behind` is by the held-out loss of the mean of the states of those iterations, `states_behind` by the mean of their losses, and
+    `train_behind` by the losses on training batches before each update.
+    """
+    rows = []
+    for n, segment in enumerate(segments, 1):
+        at = segment["at"]
+        first, last = task.window(at)
+        gap = lambda n, what: segment[what][str(n)] - base[what][str(n)]
+        each = lambda what, found: statistics.mean(gap(n, what) / -fall(bases, n) for n in found)
+        name = f"{first}-{last}"
+        row = {"restores": n, "behind": (segment["averaged"][name] - base["averaged"][name]) / -fall(bases, (first + last) // 2),
+               "states_behind": each("held_out", [at + k for k in task.offsets if first <= at + k <= last]),
+               "train_behind": each("train", range(first, last + 1)),
+               "gaps": {k: gap(at + k, "held_out") for k in task.offsets if at + k <= last}}  # fmt: skip
+        rows.append(row)
+    return {"rows": rows, **{what: per_restore(rows, what)[0] for what in ("behind", "states_behind", "train_behind")}}
+
+
+def judge(task, chains):
+    """Chains of several seeds and starts together; each is one number, and the interval is over them."""
+    over = lambda what: mean_and_interval(chain[what] for chain in chains)
+    gaps = {k: mean_and_interval(row["gaps"][k] for chain in chains for row in chain["rows"] if k in row["gaps"]) for k in task.offsets}
+    mean, half = over("behind")
+    return {"chains": len(chains), "behind": (mean, half), "states_behind": over("states_behind"), "train_behind": over("train_behind"), "upper": None if half is None else mean + half, "gaps": gaps,
+            "each": [chain["behind"] for chain in chains]}

@@ -20,6 +20,7 @@ import torch
 
 import harness
 from . import sizes
+from .tasks import HISTORY
 from .training import digest, nudge
 
 ULP = "ulp"  # not a profile: exact restores, then weights moved by one unit in the last place
@@ -41,31 +42,60 @@ class Log:
     """What was measured, by iteration. JSON has no keys but strings."""
 
     def __init__(self):
-        self.train, self.held_out, self.figures = {}, {}, {}
+        self.train, self.held_out, self.figures, self.averaged = {}, {}, {}, {}
 
     def measure(self, run):
         self.held_out[str(run.iteration)], self.figures = run.measure()
 
     def data(self):
-        return {"train": self.train, "held_out": self.held_out, "figures": self.figures}
+        return {"train": self.train, "held_out": self.held_out, "figures": self.figures, "averaged": self.averaged}
 
 
-def advance(task, run, until, log, wanted, out=None):
-    """Train to iteration `until`; measure at those in `wanted`, and save the task's checkpoints into `out` if there is one."""
+class Average:
+    """The mean of a model's states over the iterations `first` to `last`. Its loss has less noise than that of any one state: a
+    run jumps about its path, and the mean does not."""
+
+    def __init__(self, first, last):
+        self.first, self.last, self.sums = first, last, None
+
+    def see(self, run, log):
+        if not self.first <= run.iteration <= self.last:
+            return
+        state = run.model.state_dict()
+        moving = {name: value for name, value in state.items() if value.is_floating_point()}
+        if self.sums is None:
+            self.sums = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in moving.items()}
+        for name, value in moving.items():
+            self.sums[name] += value
+        if run.iteration == self.last:
+            count = self.last - self.first + 1
+            kept = {name: value.clone() for name, value in state.items()}
+            run.model.load_state_dict({**state, **{name: total / count for name, total in self.sums.items()}})
+            log.averaged[f"{self.first}-{self.last}"] = run.measure()[0]
+            run.model.load_state_dict(kept)
+            self.sums = None
+
+
+def advance(task, run, until, log, wanted, out=None, needed=None, averages=()):
+    """Train to iteration `until`; measure at those in `wanted`, and the `averages`; save the task's checkpoints into `out` if there
+    is one: all, or those at the places `needed`."""
     while run.iteration < until:
         loss = run.step()
         log.train[str(run.iteration)] = loss
         if run.iteration in wanted or run.iteration == until:
             log.measure(run)
-        if out and task.saves(run.iteration):
-            save(run, Path(out) / task.file((run.iteration - task.start) // task.every))
+        for average in averages:
+            average.see(run, log)
+        place = (run.iteration - task.start) // task.every
+        if out and task.saves(run.iteration) and (needed is None or place in needed):
+            save(run, Path(out) / task.file(place))
 
 
 def uninterrupted(task, seed, raw, again=False, say=print):
     """Losses of the run and its checkpoints in `raw`; taken from there when they are those of this task."""
     out = folder(raw, task, seed)
     notes = out / "losses.json"
-    files = [task.file(place) for place in range(task.count)]
+    files = [task.file(place) for place in sorted(task.needed())]
     if not again and notes.exists():
         known = json.loads(notes.read_text())
         if known["recipe"] == task.recipe() and all((out / name).exists() for name in files):
@@ -75,10 +105,8 @@ def uninterrupted(task, seed, raw, again=False, say=print):
         path.unlink()
     say(f"{task.name}, seed {seed}: training the run that is not interrupted ...")
     began = time.perf_counter()
-    wanted = {task.iteration(place) + offset for place in range(task.count) for offset in task.offsets}
-    wanted |= set(range(task.start, task.length, task.grid))
     run, log = task.make(seed), Log()
-    advance(task, run, task.length, log, wanted, out)
+    advance(task, run, task.length, log, task.measured(), out, task.needed(), [Average(*window) for window in task.windows()])
     known = {"recipe": task.recipe(), "task": task.name, "seed": seed, "seconds": time.perf_counter() - began, "digest": digest(run.state()), **log.data()}
     write(notes, known)
     return known
@@ -156,21 +184,23 @@ def restore(task, seed, store, name, profile, count):
     return run
 
 
-def interrupted(task, seed, profile, restores, raw, where=None, extra=""):
-    """Crash `restores` times, and train to the end. One segment per restore, from there to the next crash or the end."""
-    origin, found = folder(raw, task, seed), places(task, restores)
-    segments, began = [], time.perf_counter()
+def interrupted(task, seed, profile, found, end, raw, where=None, extra=""):
+    """Crash once for each place of `found`, and train to iteration `end`. One segment per restore, from there to the next crash
+    or the end."""
+    origin, segments, began = folder(raw, task, seed), [], time.perf_counter()
+    oldest = max(0, found[0] - HISTORY) if task.starts else 0
     with Workplace(profile, where, extra) as store:
-        for place in range(found[0] + 2):
+        for place in range(oldest, found[0] + 2):
             shutil.copy2(origin / task.file(place), store.dir)
         for n, place in enumerate(found):
             run, log = restore(task, seed, store, task.file(place), profile, n), Log()
             at = run.iteration
             assert at == task.iteration(place), f"{task.file(place)} is of iteration {at}"
             log.measure(run)
-            until = task.iteration(found[n + 1] + 1) if n + 1 < restores else task.length
-            grid = range(task.start, task.length, task.grid) if n + 1 == restores else ()
-            advance(task, run, until, log, {at + offset for offset in task.offsets} | set(grid), store.dir)
+            until = task.iteration(found[n + 1] + 1) if n + 1 < len(found) else end
+            grid = range(task.start, end, task.grid) if n + 1 == len(found) and not task.starts else ()
+            averages = [Average(*task.window(at))] if task.starts else []
+            advance(task, run, until, log, {at + offset for offset in task.offsets} | set(grid), store.dir, averages=averages)
             segments.append({"at": at, "until": until, **log.data()})
         last = digest(run.state())
     return {"segments": segments, "digest": last, "seconds": time.perf_counter() - began}

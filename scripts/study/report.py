@@ -119,6 +119,63 @@ def markdown(results, about):
     return "\n".join(lines)
 
 
+def verdict_table(results, profile, promise):
+    offsets = sorted({k for result in results for k, gap in result["profiles"][profile]["gaps"].items() if k <= 10 and gap[0] is not None})
+    columns = [f"gap, k = {k}" for k in offsets]
+    yield from head("task", "stored", "iterations behind, a restore", "upper end", "by single states", "on training batches", "chains", "least to most", *columns, "promise")
+    for result in results:
+        found = result["profiles"][profile]
+        if not found["each"]:
+            continue
+        stored = f"{100 * found['total']['share']:.2f} %" if found["total"] else "-"
+        each = sorted(found["each"])
+        gaps = [number(found["gaps"][k], "+.4f") for k in offsets]
+        upper = "-" if found["upper"] is None else f"**{found['upper']:+.2f}**"
+        word = {True: f"<= {promise}: met", False: f"<= {promise}: **not met**", None: "-"}[found["met"]]
+        yield row(result["task"], stored, number(found["behind"], "+.2f"), upper, number(found["states_behind"], "+.2f"), number(found["train_behind"], "+.2f"), len(each), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps, word)
+    yield ""
+
+
+def role_table(results):
+    """Stored bytes by role, in % of the role's own."""
+    kinds = sorted({kind for result in results for found in result["profiles"].values() if found["total"] for kind in found["total"]["kinds"]} - {"framing"})
+    yield from head("task", "profile", "whole", *[kind.replace("_", " ") for kind in kinds], "framing, of the whole")
+    for result in results:
+        for profile, found in result["profiles"].items():
+            if sums := found["total"]:
+                part = lambda kind: sums["kinds"].get(kind, {"raw_bytes": 0, "stored_bytes": 0})
+                own = [f"{100 * part(kind)['stored_bytes'] / part(kind)['raw_bytes']:.2f} %" if part(kind)["raw_bytes"] else "-" for kind in kinds]
+                yield row(result["task"], profile, f"{100 * sums['share']:.2f} %", *own, f"{100 * part('framing')['stored_bytes'] / sums['raw_bytes']:.2f} %")
+    yield ""
+
+
+def verdicts(results, about):
+    """Do the promises hold? One table per profile."""
+    from .chains import PROMISES
+    from .tasks import HELD_OUT, JUDGED
+
+    held = about["set"] == HELD_OUT
+    others = ", ".join(f"`{task.name}`" for task in JUDGED if task.set != about["set"])
+    lines = ["# Do the promises hold on series that did not choose the steps?" if held else "# The series that choose the steps", ""]
+    lines += [f"These series only judge. They were written down before the steps were chosen, and nobody looked at their results before. The steps were chosen by {others}."
+              if held else f"The steps were chosen by these. Others judge them: {others}.", ""]
+    if about["quick"]:
+        lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
+    lines += ["A run crashes nine times, 40 to 50 iterations apart, and each time goes on from a *released* checkpoint, read through the mount. Later checkpoints "
+              "descend from it, so losses add up. Each restore is judged 20 to 60 iterations after it, or to the next crash. The held-out loss is measured there of the "
+              "mean of the states of those iterations, in both runs: one state jumps about the path of the run, and the mean does not. The gap to the uninterrupted run, "
+              "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the slope of that over its restores, "
+              "through the origin.", "",
+              f"Chains begin at three places of each run; there are {about['seeds']} runs, each of another seed. ± is the 95 % interval (Student's t) over the chains. "
+              "`By single states` is the mean of the losses of five states instead, and `on training batches` is by the losses before each update. `Gap, k` is the held-out "
+              "loss k iterations after a restore less that of the uninterrupted run, over all restores of all chains. Sizes are of 32 released files of seed 1. "
+              f"Build {about['build']}. Made by `scripts/resume_study.sh --judge {about['set']} --seeds {about['seeds']}`.", ""]
+    lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
+    for profile in results[0]["profiles"] if results else ():
+        lines += [f"## `{profile}`" if profile != ULP else f"## {NAMES[ULP]}", "", *verdict_table(results, profile, PROMISES.get(profile))]
+    return "\n".join([*lines, "## Sizes by role", "", "Each role in % of its own raw bytes; the whole with stubs.", "", *role_table(results)])
+
+
 def pictures(results, out):
     from . import plots  # matplotlib is only needed here
 

@@ -10,7 +10,7 @@ from typing import Callable
 import gpt
 import torch
 
-from . import glyphs, lenet, recommend, training
+from . import convolution, glyphs, language, lenet, mixture, recommend, training
 
 
 class Language(gpt.Run):
@@ -26,7 +26,21 @@ class Language(gpt.Run):
 
 
 # What decides the numbers of each program.
-SOURCES = {Language: (gpt,), lenet.Digits: (training, lenet, glyphs), recommend.Recommend: (training, recommend)}
+SOURCES = {
+    Language: (gpt,),
+    lenet.Digits: (training, lenet, glyphs),
+    recommend.Recommend: (training, recommend),
+    language.Language: (training, gpt, language),
+    language.FineTuned: (training, gpt, language),
+    language.Halves: (training, gpt, language),
+    mixture.Mixture: (training, gpt, language, mixture),
+    convolution.Noisy: (training, glyphs, convolution),
+}
+
+JUDGED_FROM = 20  # iterations after a restore from which on a promise is judged: held-out loss dips at first, and falls behind later
+CALIBRATION, HELD_OUT = "calibration", "held_out"
+HISTORY = 9  # checkpoints before the first restore of a chain that the store gets: one more than lie between two super-steps
+WEIGHED = 33  # checkpoints that a store gets to be weighed; the last one stays exact
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,12 @@ class Task:
     grid: int = 25  # iterations between two measurements where nothing else asks for one
     threads: int = 1
     singles: int = 0  # single restores, each from a checkpoint of its own, for the papers' rework
+    # Only for tasks that the promises are judged by:
+    set: str = ""  # CALIBRATION: its results choose the steps. HELD_OUT: was written down before the steps were chosen, and only judges them.
+    starts: tuple[int, ...] = ()  # places of the checkpoints that chains of restores begin with
+    apart: int = 0  # checkpoints from one restore of a chain to the next
+    chain: int = 9  # restores of a chain
+    weighed_only: bool = False  # no chains: too large a model for so many, and small enough a one to be weighed
     quick: dict = field(default_factory=dict)  # what is different in the smoke version
 
     def make(self, seed):
@@ -63,9 +83,42 @@ class Task:
         place, rest = divmod(iteration - self.start, self.every)
         return rest == 0 and 0 <= place < self.count
 
+    def needed(self):
+        """Places of the checkpoints that the uninterrupted run has to leave: what chains begin with, and what is weighed."""
+        before = (place for start in self.starts for place in range(max(0, start - HISTORY), start + 2))
+        return {*before, *self.weighed()} if self.starts else {*range(self.count)}
+
+    def weighed(self):
+        first = self.starts[0] if self.starts else 0
+        return range(first, min(first + WEIGHED, self.count))
+
+    def chain_from(self, start):
+        """Places of the restores of the chain that begins with the checkpoint at `start`, and the iteration that it ends with."""
+        found = [start + n * self.apart for n in range(self.chain)]
+        return found, self.iteration(found[-1]) + max(self.offsets)
+
+    def window(self, at):
+        """First and last of the iterations that a restore at iteration `at` is judged by, all before the next crash."""
+        return at + JUDGED_FROM, at + min(max(self.offsets), (self.apart + 1) * self.every)
+
+    def windows(self):
+        """Those of all chains."""
+        if self.weighed_only:
+            return []
+        return sorted({self.window(self.iteration(place)) for start in self.starts for place in self.chain_from(start)[0]})
+
+    def measured(self):
+        """Iterations at which the uninterrupted run is measured: there is something to compare restored runs with."""
+        grid = {*(range(self.grid, self.length + 1, self.grid) if self.starts else range(self.start, self.length, self.grid))}
+        if self.weighed_only:
+            return grid
+        restores = [place for start in self.starts for place in self.chain_from(start)[0]] or range(self.count)
+        return grid | {self.iteration(place) + offset for place in restores for offset in self.offsets}
+
     def recipe(self):
         """Changes when the uninterrupted run would: with the task, the program's text, torch, and Python (whose library GPT reads)."""
         parts = [self.settings, self.every, self.start, self.length, self.count, self.offsets, self.grid, self.threads]
+        parts += [self.starts, self.apart, self.chain] if self.starts else []
         found = hashlib.sha256(json.dumps([*parts, torch.__version__, platform.python_version()], sort_keys=True).encode())
         for module in SOURCES[self.program]:
             found.update(Path(module.__file__).read_bytes())
@@ -89,9 +142,58 @@ def digits(name, what, model, optimizer, rate, start, singles=28, batch=64):
     return Task(name, what, lenet.Digits, every=5, start=start, length=600, settings=settings, singles=singles, quick=SMALL)
 
 
+LATE = (0, 5, 10, 20, 30, 40, 60)  # promises are judged 20 to 60 iterations after a restore
+SMALL_JUDGED = {"every": 5, "start": 5, "count": 14, "length": 70, "starts": (1, 2, 3), "apart": 4, "chain": 2, "offsets": (0, 5, 10, 20, 25), "grid": 5}
+
+
+def judged(name, what, program, every, first, sets, quick=None, weighed_only=False, **settings):
+    """Three chains of nine restores each, 40 iterations apart or what comes next to it, that begin at iterations `first`."""
+    apart = max(1, -(-40 // every))
+    length = max(first) + (WEIGHED - 1) * every if weighed_only else max(first) + 8 * apart * every + max(LATE)
+    places = tuple((iteration - every) // every for iteration in first)
+    small = {**SMALL_JUDGED, "settings": {**settings, **(quick or {})}}
+    return Task(name, what, program, every=every, start=every, length=length, settings=settings, count=length // every, offsets=LATE, grid=10,
+                set=sets, starts=places, apart=apart, weighed_only=weighed_only, quick=small)
+
+
+SHORT = {"batch": 6, "windows": 64}  # many chains of short iterations tell more than few of long ones
+GPTS = {"layers": 1, "heads": 2, "width": 64, "context": 32, "batch": 4, "windows": 32}
+
+JUDGED = (
+    # Their results choose the steps.
+    judged("gpt_w96_i25", "GPT 0.37 M, width 96, 3 layers, beta2 .99, rate 1e-3, every 25 iterations", language.Language, 25, (100, 250, 400), CALIBRATION, GPTS,
+           width=96, layers=3, beta2=0.99, rate=1e-3, warmup=20),
+    judged("gpt_w64_i20", "GPT 0.12 M, width 64, 2 layers, beta2 .95, rate 2e-3, every 20 iterations", language.Language, 20, (100, 280, 460), CALIBRATION, GPTS,
+           width=64, layers=2, beta2=0.95, rate=2e-3, warmup=40),
+    judged("gpt_w80_i5", "GPT 0.18 M, width 80, 2 layers, beta2 .999, rate 1e-3, every 5 iterations", language.Language, 5, (100, 280, 460), CALIBRATION, GPTS,
+           width=80, layers=2, beta2=0.999, rate=1e-3, warmup=60),
+    judged("gpt_w64_i1", "GPT 0.12 M, width 64, 2 layers, beta2 .99, rate 1e-3, every iteration", language.Language, 1, (100, 280, 460), CALIBRATION, GPTS,
+           width=64, layers=2, beta2=0.99, rate=1e-3, warmup=20),
+    judged("dense_momentum_i10", "dense net 0.27 M, SGD with momentum, every 10 iterations", convolution.Noisy, 10, (100, 280, 460), CALIBRATION, {},
+           model="dense", rate=0.01),
+    # Written down before the steps were chosen; they judge them.
+    judged("held_gpt_w96_i20", "GPT 0.25 M, width 96, 2 layers, beta2 .95, rate 1.5e-3, warm-up 50, every 20 iterations", language.Language, 20, (60, 180, 300),
+           HELD_OUT, GPTS, width=96, layers=2, beta2=0.95, rate=1.5e-3, warmup=50, **SHORT),
+    judged("held_gpt_w128_i25", "GPT 0.24 M, width 128, 1 layer, beta2 .999, rate 6e-4, warm-up 100, every 25 iterations", language.Language, 25, (100, 200, 300),
+           HELD_OUT, GPTS, width=128, layers=1, beta2=0.999, rate=6e-4, warmup=100, **SHORT),
+    judged("held_gpt_w48_i5", "GPT 0.16 M, width 48, 5 layers, beta2 .98, rate 2e-3, warm-up 30, every 5 iterations", language.Language, 5, (60, 180, 300),
+           HELD_OUT, GPTS, width=48, layers=5, beta2=0.98, rate=2e-3, warmup=30, **SHORT),
+    judged("held_gpt_w128x5_i20", "GPT 1.03 M, width 128, 5 layers, beta2 .98, rate 1e-3, warm-up 50, every 20 iterations; weighed only", language.Language, 20, (20,),
+           HELD_OUT, GPTS, weighed_only=True, width=128, layers=5, beta2=0.98, rate=1e-3, warmup=50, batch=4, windows=16),
+    judged("held_convolution_i20", "convolutional net with batch norm 0.23 M, SGD with momentum, every 20 iterations", convolution.Noisy, 20, (60, 180, 300), HELD_OUT,
+           {}, model="convolutional", rate=0.01, batch=16, held=800),
+    judged("held_mixture_i20", "mixture of 8 experts, top-1, with a table of embeddings, 0.31 M, AdamW, every 20 iterations", mixture.Mixture, 20, (60, 180, 300),
+           HELD_OUT, {**GPTS, "experts": 4}, width=48, layers=1, experts=8, beta2=0.99, rate=1.5e-3, warmup=40, **SHORT),
+    judged("held_finetune_i20", "fine-tuning of a GPT 0.18 M, width 80, 2 layers, from Python to C++ headers, rate 2e-4, every 20 iterations", language.FineTuned, 20,
+           (40, 160, 280), HELD_OUT, {**GPTS, "before": 20}, width=80, layers=2, text="headers", rate=2e-4, beta2=0.999, warmup=20, **SHORT),
+    judged("held_masters_i20", "GPT 0.12 M, bf16 with fp32 masters, width 64, 2 layers, beta2 .95, rate 1e-3, every 20 iterations", language.Halves, 20, (60, 180, 300),
+           HELD_OUT, GPTS, width=64, layers=2, beta2=0.95, rate=1e-3, warmup=40, **SHORT),
+)  # fmt: skip
+
 TASKS = {
     task.name: task
     for task in (
+        *JUDGED,
         Task("gpt_i25", "GPT 1.08 M, fp32, AdamW, every 25 iterations", Language, every=25, start=25, length=890, threads=2, quick=SMALL_GPT),
         Task("gpt_i1", "GPT 1.08 M, fp32, AdamW, every iteration", Language, every=1, start=500, length=574, threads=2, grid=10, quick={**SMALL_GPT, "every": 1}),
         Task("gpt_bf16", "GPT 1.08 M, weights and moments bf16, AdamW, every 25 iterations", Language, every=25, start=25, length=890, threads=2,

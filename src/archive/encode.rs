@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::codec::floor::{self, Floor};
 use crate::codec::log::{Factors, FactorsBuilder};
 use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
@@ -54,11 +53,16 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
                 }
                 continue;
             }
-            // One of the two does not fit: each by itself.
+            // One of the two does not fit, and what is known of them is known of both: the second stays as it is, and the
+            // first is tried beside that.
             writer.rewind(start);
         }
         let plan = &job.plans[at];
-        let tensor = match encode_tensor(job, writer, (&done, &fits), at, plan.coding)? {
+        let coding = match first_moments.contains_key(&at) {
+            true => plan.lossless(job.source, job.base)?,
+            false => plan.coding,
+        };
+        let tensor = match encode_tensor(job, writer, (&done, &fits), at, coding)? {
             Some(tensor) => tensor,
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), plan.tensor.path);
@@ -130,7 +134,7 @@ impl<'a> Tiles<'a> {
     fn begin(job: &'a Job, writer: &mut ObjectWriter, at: usize, coding: Coding) -> io::Result<Tiles<'a>> {
         let tensor = &job.plans[at].tensor;
         let factors = match coding {
-            Coding::LogKey { .. } => Some(Arc::new(factors(job, tensor)?)),
+            coding if coding.has_factors() => Some(Arc::new(factors(job, tensor, coding)?)),
             _ => None,
         };
         let stored_factors = match &factors {
@@ -288,27 +292,21 @@ fn encode_moments(
     Ok(Some([of_second.finish()?, of_first.finish()?]))
 }
 
-/// The rank-1 prediction of a tensor, from all of it.
-fn factors(job: &Job, tensor: &Tensor) -> io::Result<Factors> {
+/// The rank-1 prediction of a tensor, or of the size of its elements, from all of it.
+fn factors(job: &Job, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
+    let of_sizes = matches!(coding, Coding::Sized { .. });
     let Some((rows, width)) = has_factors(&tensor.shape) else {
-        return Ok(Factors::flat_of(tensor.dtype, &read_tile(job.source, tensor, tiles(tensor) / 2)?));
+        let middle = read_tile(job.source, tensor, tiles(tensor) / 2)?;
+        let flat = if of_sizes { Factors::size_of } else { Factors::flat_of };
+        return Ok(flat(tensor.dtype, &middle));
     };
-    let mut builder = FactorsBuilder::new(rows, width);
+    let builder = if of_sizes { FactorsBuilder::of_sizes } else { FactorsBuilder::new };
+    let mut builder = builder(rows, width);
     for number in 0..tiles(tensor) {
         let data = read_tile(job.source, tensor, number)?;
         builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
     }
     Ok(builder.finish())
-}
-
-/// Whether a tile of a tensor of one sign keeps to the floor (`codec::floor`).
-pub(super) fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
-    let floor = match coding {
-        Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } => Floor::Sign,
-        Coding::Cast { .. } => Floor::Quarter,
-        _ => Floor::Eighth,
-    };
-    !coding.is_lossy() || floor::holds(dtype, floor, written, decoded)
 }
 
 struct EncodedTile {
@@ -353,7 +351,7 @@ impl Encoder<'_> {
         let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
-        if plan.one_sign && !is_above_floor(tensor.dtype, coding, &data, &decoded) {
+        if plan.one_sign && !payload::is_above_floor(tensor.dtype, coding, &data, &decoded) {
             return Ok(None);
         }
         let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
@@ -362,7 +360,7 @@ impl Encoder<'_> {
             return Ok(None);
         }
         let max_abs_error = match coding {
-            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } => {
+            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
                 lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
             }
             _ => error,

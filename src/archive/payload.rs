@@ -4,9 +4,10 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::floor::{self, Keep};
+use crate::codec::floor::{self, Floor, Keep};
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid, Parent};
+use crate::codec::moment::Rule;
 use crate::codec::rows::Rows;
 use crate::codec::{Dtype, cast, lattice, log, lossless, moment, published, rows};
 use crate::recall::State;
@@ -29,7 +30,7 @@ pub(super) type Beside<'a> = (Dtype, &'a [u8], &'a Arc<Vec<u8>>);
 pub(super) struct Around<'a> {
     /// The state that it becomes a difference to.
     pub(super) parent: Option<&'a State>,
-    /// For a logarithmic lattice without a parent: its tensor's.
+    /// For what has some of its own: its tensor's.
     pub(super) factors: Option<&'a Arc<Factors>>,
     /// The tensor beside it, as written and as decoded.
     pub(super) beside: Option<Beside<'a>>,
@@ -94,15 +95,15 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
             let error = log::quantize(dtype, data, grid, unit, keep, &mut q, &mut decoded).ok()?;
             Some((State::Log { factors: Arc::clone(factors), first, unit, q }, Arc::new(decoded), error))
         }
-        Coding::Moment { step, .. } => {
+        Coding::Moment { step, rule, .. } => {
             let (second_type, written, second) = around.beside?;
-            let (mut accumulators, mut exceptions) = (vec![0; elements], Vec::new());
             (second_type == dtype).then_some(())?;
-            moment::quantize(dtype, data, written, step, &mut accumulators, &mut exceptions).ok()?;
-            let state = State::Moment { second: Arc::clone(second), accumulators, step, exceptions };
-            let decoded = state.bytes(dtype).ok()?;
-            let error = moment::largest_error(dtype, data, written, &decoded, second, step)?;
-            Some((state, decoded, error))
+            ratios((rule, dtype), data, (written, second), step)
+        }
+        Coding::Sized { step, rule } => {
+            let grid = Grid { factors: around.factors?, first: place.rows.first };
+            let sizes = Arc::new(log::prediction(dtype, grid, elements).ok()?);
+            ratios((rule, dtype), data, (&sizes, &sizes), step)
         }
         Coding::Cast { .. } => {
             let (from, written, decoded) = around.beside?;
@@ -117,12 +118,37 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
     }
 }
 
+/// A tile in steps of its ratio to what `written` told when it was written and `second` tells when it is read.
+fn ratios(
+    (rule, dtype): (Rule, Dtype),
+    data: &Arc<Vec<u8>>,
+    (written, second): (&[u8], &Arc<Vec<u8>>),
+    step: f64,
+) -> Option<Quantized> {
+    let (mut accumulators, mut exceptions) = (vec![0; data.len() / dtype.size()], Vec::new());
+    moment::quantize((rule, dtype), data, written, step, &mut accumulators, &mut exceptions).ok()?;
+    let state = State::Moment { rule, second: Arc::clone(second), accumulators, step, exceptions };
+    let decoded = state.bytes(dtype).ok()?;
+    let error = moment::largest_error((rule, dtype), data, written, &decoded, second, step)?;
+    Some((state, decoded, error))
+}
+
 /// Keeps exactly the elements that a lattice would bring below the floor. `None`: so many that the tensor is to be lossless.
 fn kept(place: Place, keep: Keep, data: &[u8], decoded: &mut [u8], exceptions: &mut Vec<Exception>) -> Option<()> {
     /// An exception takes some 6 bytes, a lossless element of fp32 about 3.
     const MOST: usize = 8;
     floor::keep(place.dtype, keep, data, decoded, exceptions);
     (keep != Keep::Floor || exceptions.len() <= data.len() / place.dtype.size() / MOST).then_some(())
+}
+
+/// Whether a tile of a tensor of one sign keeps to the floor (`codec::floor`).
+pub(super) fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
+    let floor = match coding {
+        Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
+        Coding::Cast { .. } => Floor::Quarter,
+        _ => Floor::Eighth,
+    };
+    !coding.is_lossy() || floor::holds(dtype, floor, written, decoded)
 }
 
 /// The largest error that a tensor may have in this coding, of which `found` was found: what it is checked against once it
@@ -132,7 +158,7 @@ pub(super) fn bound(coding: Coding, found: f64) -> f64 {
         Coding::Lossless | Coding::LosslessDelta { .. } => 0.0,
         Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => step / 2.0,
         // Room for roundings is the codec's to give.
-        Coding::Moment { step, .. } => found.max(step / 2.0),
+        Coding::Moment { step, rule, .. } | Coding::Sized { step, rule } => found.max(step * rule.steps()),
         Coding::Log { unit, .. } => log::bound(unit, true),
         Coding::LogKey { unit } => log::bound(unit, false),
         // Each row has a bound of its own, which was checked when it was quantized; a copy that of what it is made from.
@@ -201,7 +227,7 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
             }
             _ => false,
         },
-        (Coding::Moment { .. }, State::Moment { accumulators, exceptions, .. }) => {
+        (Coding::Moment { .. } | Coding::Sized { .. }, State::Moment { accumulators, exceptions, .. }) => {
             lattice::encode_tile(accumulators, None, None, exceptions, out).is_ok()
         }
         (Coding::Cast { .. }, State::Bytes(_)) => true,

@@ -181,6 +181,11 @@ impl Move<'_> {
     ) -> io::Result<Option<Written>> {
         let parent = coding.parent().and_then(|parent| Some((parent as usize, self.parent?)));
         let mut written = Written { coding, factors: None, tiles: Vec::new(), states: Vec::new() };
+        if let (Coding::Sized { .. }, Some(factors)) = (coding, &entry.factors) {
+            let mut payload = Vec::new();
+            self.old.leaf().payload(factors, &mut payload)?;
+            written.factors = Some(writer.put(&payload, factors.decoded_hash)?);
+        }
         if let Coding::LogKey { .. } = coding
             && !entry.tiles.is_empty()
         {
@@ -250,7 +255,7 @@ impl Move<'_> {
 
 /// Whether nothing that such a tensor needs is in other objects.
 fn stays(coding: Coding) -> bool {
-    coding.beside().is_some() || coding == Coding::PublishedKey
+    coding.beside().is_some() || matches!(coding, Coding::PublishedKey | Coding::Sized { .. })
 }
 
 /// The coding of a tensor's state that is a difference to nothing.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::codec::log::Grid;
 use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Order, Patch, ReadAt};
 use crate::hash::Xxh3Of128;
@@ -9,7 +10,7 @@ use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
 use crate::store::object::Coding;
 
-use super::encode::is_above_floor;
+use super::payload::is_above_floor;
 use super::plan::Plan;
 use super::samples::Sampler;
 use super::skeleton::patch;
@@ -102,12 +103,18 @@ fn error_of(
     let entry = &tensors[tensor];
     Ok(match entry.coding {
         Coding::Log { .. } | Coding::LogKey { .. } => log::largest_error(entry.dtype, original, decoded),
-        Coding::Moment { second, step } => {
+        Coding::Sized { step, rule } => {
+            let factors = chain.leaf().factors(tensor)?;
+            let grid = Grid { factors: &factors, first: entry.first_element(number) };
+            let sizes = log::prediction(entry.dtype, grid, original.len() / entry.dtype.size())?;
+            moment::largest_error((rule, entry.dtype), original, &sizes, decoded, &sizes, step)
+        }
+        Coding::Moment { second, step, rule } => {
             let mut written = vec![0; original.len()];
             let start = tensors[second as usize].extent.start + number as u64 * TILE_BYTES as u64;
             source.read_exact_at(&mut written, start)?;
             let second = tile::decode_again(chain, second as usize, number)?;
-            moment::largest_error(entry.dtype, original, &written, decoded, &second, step)
+            moment::largest_error((rule, entry.dtype), original, &written, decoded, &second, step)
         }
         _ => lattice::largest_error(entry.dtype, original, decoded),
     })

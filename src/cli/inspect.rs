@@ -45,6 +45,8 @@ struct Row {
     shape: Vec<u64>,
     role: &'static str,
     why: &'static str,
+    /// Of a weight or an average: what in the file shows that it is trained; without that, only its moves may.
+    trained: Option<&'static str>,
     /// Path of the parameter that this is state or an average of, if that is known.
     of: Option<String>,
     /// Path of the parameter's other moment.
@@ -85,6 +87,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             dtype: tensor.dtype.name(),
             role: tensor.role.name(),
             why: tensor.why,
+            trained: tensor.trained,
             of: path_of(tensor.of),
             partner: path_of(tensor.partner),
             offset: tensor.extent.start,
@@ -135,9 +138,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             format!("{} {}", row.codec, row.kept),
             row.stored_bytes.map(size).unwrap_or_default(),
             if row.bound == 0.0 { "exact".into() } else { format!("{:.1e}", row.bound) },
-            match &row.of {
-                Some(of) => format!("{}; of {}", row.why, name(of)),
-                None => row.why.into(),
+            match (&row.of, row.trained, row.role) {
+                (Some(of), ..) => format!("{}; of {}", row.why, name(of)),
+                (None, Some(trained), _) => format!("{}; {trained}", row.why),
+                (None, None, "weight") => format!("{}; no optimizer in the file trains it", row.why),
+                (None, None, _) => row.why.into(),
             },
         ]);
     }

@@ -5,6 +5,7 @@
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
 use super::log::Grid;
+use super::moment::Rule;
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
 use crate::entropy::ints::{Symbols, add};
 use crate::entropy::level::Level;
@@ -168,11 +169,17 @@ pub fn log(
     Ok(())
 }
 
-/// Appends the tile of first moments of this payload, beside the decoded second ones.
+/// Appends the tile of this payload, whose divisors the decoded `second` tells.
 ///
 /// # Errors
 /// What is wrong with the payload, the step or a length.
-pub fn moment(dtype: Dtype, second: &[u8], step: f64, mut payload: &[u8], out: &mut Vec<u8>) -> Result<(), Corrupt> {
+pub fn moment(
+    (rule, dtype): (Rule, Dtype),
+    second: &[u8],
+    step: f64,
+    mut payload: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), Corrupt> {
     let size = dtype.size();
     let n = second.len() / size;
     let mut blocks = ints::Blocks::new(varint::take_bytes(&mut payload)?, n)?;
@@ -184,8 +191,8 @@ pub fn moment(dtype: Dtype, second: &[u8], step: f64, mut payload: &[u8], out: &
         let a = &mut a[..second.len() / size];
         let symbols = blocks.next(a)?;
         tile.append(second.len(), |out| match symbols {
-            Symbols::Small(classes) => moment::reconstruct_symbols(dtype, second, step, classes, out),
-            Symbols::Any(a) => moment::reconstruct_symbols(dtype, second, step, a, out),
+            Symbols::Small(classes) => moment::reconstruct_symbols((rule, dtype), second, step, classes, out),
+            Symbols::Any(a) => moment::reconstruct_symbols((rule, dtype), second, step, a, out),
         })?;
     }
     apply_exceptions(dtype, &exceptions, tile.bytes())

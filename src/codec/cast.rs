@@ -1,4 +1,4 @@
-//! A copy of a tensor in another floating-point type: each element rounded to it, nearest and ties to even, as trainers for
+//! A copy of a tensor in another floating-point type, or in the same: each element rounded to it, nearest and ties to even, as trainers for
 //! low precision make the weights that they compute with from the ones that they update.
 
 use super::float::{Float, for_float};
@@ -10,14 +10,18 @@ const CHUNK: usize = 512;
 
 const TYPES: Corrupt = Corrupt("types of a tensor and its copy");
 
-/// Fills `out` with the elements of `bytes`, rounded. Narrowing only: from a type with more bits.
+/// Fills `out` with the elements of `bytes`, rounded: from a type with more bits, or from the same.
 ///
 /// # Errors
-/// When the lengths are not those of as many elements, or the types are none of the lattice's, or not narrower.
+/// When the lengths are not those of as many elements, or the types are none of the lattice's, or wider.
 pub fn cast(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) -> Result<(), Corrupt> {
     let same = bytes.len() / from.size() == out.len() / to.size() && bytes.len().is_multiple_of(from.size());
     if !same || !out.len().is_multiple_of(to.size()) {
         return Err(Corrupt("lengths of a tensor and its copy differ"));
+    }
+    if from == to && to.is_lattice_float() {
+        out.copy_from_slice(bytes);
+        return Ok(());
     }
     if from.size() <= to.size() {
         return Err(TYPES);

@@ -25,6 +25,8 @@ pub(super) trait Float {
     fn sqrt(value: f64) -> f64;
     /// m / sqrt(v) of elements' values, computed in the same type.
     fn quotient(m: f64, v: f64) -> f64;
+    /// m / d of elements' values, computed in the same type.
+    fn ratio(m: f64, d: f64) -> f64;
     /// The bits, for exceptions.
     fn to_raw(element: Self::Bytes) -> u64;
     /// The element with these bits, if they are not too many.
@@ -96,6 +98,11 @@ macro_rules! float {
             #[allow(clippy::unnecessary_cast)]
             fn quotient(m: f64, v: f64) -> f64 {
                 f64::from(m as $sqrt_in / (v as $sqrt_in).sqrt())
+            }
+            #[inline(always)]
+            #[allow(clippy::unnecessary_cast)]
+            fn ratio(m: f64, d: f64) -> f64 {
+                f64::from(m as $sqrt_in / d as $sqrt_in)
             }
             fn to_raw(element: Self::Bytes) -> u64 {
                 <$bits>::from_le_bytes(element).into()

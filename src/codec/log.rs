@@ -239,6 +239,16 @@ pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut
     }, else Err(Corrupt("element type of the logarithmic lattice")))
 }
 
+/// What the factors alone predict: `n` elements, none of them 0.
+///
+/// # Errors
+/// When they are beyond the factors, or the type is not the lattice's.
+pub fn prediction(dtype: Dtype, grid: Grid<'_>, n: usize) -> Result<Vec<u8>, Corrupt> {
+    let mut out = vec![0; n * dtype.size()];
+    reconstruct(dtype, grid, 1 << FRACTION_BITS, &vec![0; n], &mut out)?;
+    Ok(out)
+}
+
 multiversion! {
     fn reconstruct_chunk<F: Float>(p: &[i32], steps: Steps, q: &[i32], out: &mut [F::Bytes]) {
         for ((&p, &q), out) in p.iter().zip(q).zip(out) {

@@ -1,16 +1,22 @@
-//! First moments in units of the second's root: **m_q = fl(g * A * sqrt(v_q))**, A = round(u / g), u = m / sqrt(v).
+//! What an optimizer holds against something else: **m_q = fl(g * A * d_q)**, A = u / g rounded, u = m / d.
 //!
 //! What Adam does with m is divide it by sqrt(v). Stored like this, the quotient comes back within g/2 whatever v was
 //! quantized to: u is taken with the v that was, and given back with the v_q that will be there. One step g suits the
-//! whole tensor, since u is of order 1 everywhere while m spans many octaves.
+//! whole tensor, since u is of order 1 everywhere while m spans many octaves. The divisor d, and how u is rounded, follow
+//! what the optimizer does: a [`Rule`].
 //!
-//! What must never happen: a decoded |m_q| / sqrt(v_q) well above |m| / sqrt(v), which makes a restored run jump
+//! What must never happen: a decoded |m_q| / d_q well above |m| / d, which makes a restored run jump
 //! ([`largest_error`] says what "well" is); a sign that flips; a value that is not finite. Where v is 0 there is no
 //! quotient: m is 0 there, or an exception.
 //!
 //! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`], [`super::lattice::decode_tile_add`];
 //! a parent's A is restated with [`super::lattice::predict`] before. Decoding is sqrt, which IEEE defines to the last
 //! bit, two multiplications in f64, and one rounding.
+
+mod rule;
+
+pub use rule::Rule;
+use rule::{Divide, for_rule};
 
 use super::float::{Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
@@ -27,19 +33,19 @@ pub fn is_quotient_step(g: f64) -> bool {
     is_step(g) && (1.0 / LARGEST..=LARGEST).contains(&g)
 }
 
-/// Relative error that a quotient may have beside half a step: m_q is rounded to its type, and u is computed in f32
-/// (2^-22 for its root, its division and its product).
+/// Relative error that a quotient may have beside its rule's share of a step: m_q is rounded to its type, and u is computed
+/// in f32 (2^-22 for its root, its division and its product).
 fn roundings<F: Float>() -> f64 {
     if size_of::<F::Bytes>() == 2 { 1.0 / 256.0 } else { 1.0 / f64::from(1 << 20) }
 }
 
-/// Quantizes the tile `m` whose second moments *as they were* are `v`. Slices are of as many elements (`a_out`) or their
+/// Quantizes the tile `m` whose divisors *as they were* are told by `v`. Slices are of as many elements (`a_out`) or their
 /// bytes. Appends the elements whose v is 0 and whose m is not to `exceptions`.
 ///
 /// # Errors
 /// When an element of m is not finite, one of v is not or is negative, or u is more than [`MAX_A`] steps.
 pub fn quantize(
-    dtype: Dtype,
+    (rule, dtype): (Rule, Dtype),
     m: &[u8],
     v: &[u8],
     g: f64,
@@ -52,11 +58,12 @@ pub fn quantize(
     if m.len() != a_out.len() * dtype.size() || v.len() != m.len() {
         return Err(Unfit("lengths differ"));
     }
-    for_float!(dtype, F => quantize_tile::<F>(F::elements(m), F::elements(v), g, a_out, exceptions),
+    for_float!(dtype, F => for_rule!(rule, R =>
+        quantize_tile::<F, R>(F::elements(m), F::elements(v), g, a_out, exceptions)),
         else Err(Unfit("element type")))
 }
 
-fn quantize_tile<F: Float>(
+fn quantize_tile<F: Float, R: Divide>(
     m: &[F::Bytes],
     v: &[F::Bytes],
     g: f64,
@@ -65,7 +72,7 @@ fn quantize_tile<F: Float>(
 ) -> Result<(), Unfit> {
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
-        let (fits, without) = quantize_chunk::<F>(level, m, v, g, a);
+        let (fits, without) = quantize_chunk::<F, R>(level, m, v, g, a);
         if !fits {
             return Err(Unfit("not finite, or too many steps"));
         }
@@ -82,32 +89,35 @@ fn quantize_tile<F: Float>(
 
 multiversion! {
     /// Quantizes up to one chunk; returns whether all elements can be, and whether some m have no v.
-    fn quantize_chunk<F: Float>(m: &[F::Bytes], v: &[F::Bytes], g: f64, a: &mut [i32]) -> (bool, bool) {
+    fn quantize_chunk<F: Float, R: Divide>(m: &[F::Bytes], v: &[F::Bytes], g: f64, a: &mut [i32]) -> (bool, bool) {
         let inverse = 1.0 / g;
         let (mut fits, mut without) = (true, false);
+        // Much more than what rounding takes of a quotient and of what it becomes.
+        let shrink = 1.0 - 4.0 * roundings::<F>();
         for ((&m, &v), a) in m.iter().zip(v).zip(a) {
             let (m, v) = (F::widen(m), F::widen(v));
-            let steps = F::quotient(m, v) * inverse;
+            let steps = R::quotient::<F>(m, v) * inverse;
             let none = v == 0.0;
             let steps = if none { 0.0 } else { steps };
             // False for NaN as well, which the root of a negative v is. An infinite v would make steps 0.
-            fits &= (steps.abs() <= f64::from(MAX_A)) & (m.abs() <= F::LARGEST) & (v <= F::LARGEST);
+            fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v >= 0.0) & (v <= F::LARGEST);
             without |= none & (m != 0.0);
+            let steps = R::rounded(steps, if none { 0.0 } else { m }, shrink);
             *a = (steps + ROUNDER).to_bits() as i32;
         }
         (fits, without)
     }
 }
 
-/// Computes m_q of a tile from its A and the decoded second moments `v_q`; exceptions are still to be applied.
-/// A product beyond the type's largest value becomes that.
-pub fn reconstruct(dtype: Dtype, v_q: &[u8], g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
-    reconstruct_symbols(dtype, v_q, g, a, out)
+/// Computes m_q of a tile from its A and what tells the decoded divisors, `v_q`; exceptions are still to be applied.
+/// A product beyond the type's largest value becomes that; [`Rule::Sign`] lets none become 0.
+pub fn reconstruct((rule, dtype): (Rule, Dtype), v_q: &[u8], g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    reconstruct_symbols((rule, dtype), v_q, g, a, out)
 }
 
 /// The same from A as they come out of a decoder.
 pub(super) fn reconstruct_symbols<S: Symbol>(
-    dtype: Dtype,
+    (rule, dtype): (Rule, Dtype),
     v_q: &[u8],
     g: f64,
     a: &[S],
@@ -120,47 +130,55 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         return Err(Corrupt("lengths of first and second moments differ"));
     }
     let level = Level::detect();
-    let sound = for_float!(dtype, F => reconstruct_elements::<F, S>(level, F::elements(v_q), g, a, F::elements_mut(out)),
+    let sound = for_float!(dtype, F => for_rule!(rule, R =>
+        reconstruct_elements::<F, R, S>(level, F::elements(v_q), g, a, F::elements_mut(out))),
         else return Err(Corrupt("element type of first moments")));
     if sound { Ok(()) } else { Err(Corrupt("second moments that are none")) }
 }
 
 multiversion! {
     /// Returns whether all second moments are at least 0 and finite: only then is no result a NaN.
-    fn reconstruct_elements<F: Float, S: Symbol>(v_q: &[F::Bytes], g: f64, a: &[S], out: &mut [F::Bytes]) -> bool {
+    fn reconstruct_elements<F: Float, R: Divide, S: Symbol>(
+        v_q: &[F::Bytes],
+        g: f64,
+        a: &[S],
+        out: &mut [F::Bytes],
+    ) -> bool {
         let mut sound = true;
         for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
             let v = F::widen(v);
             sound &= (v >= 0.0) & (v <= F::LARGEST);
-            let value = (g * f64::from(a.value())) * F::sqrt(v);
+            let value = (g * f64::from(a.value())) * R::divisor::<F>(v);
             let value = if value > F::LARGEST { F::LARGEST } else { value };
             let value = if value < -F::LARGEST { -F::LARGEST } else { value };
-            *out = F::round(value);
+            *out = F::round(R::kept::<F>(value));
         }
         sound
     }
 }
 
-/// The largest |m_q / sqrt(v_q) - m / sqrt(v)| of a tile whose step is `g`; elements whose v is 0 count as 0. `None` when
+/// The largest |m_q / d_q - m / d| of a tile whose step is `g`; elements whose v is 0 count as 0. `None` when
 /// what must never happen has, with r = 2^-8 for the 16-bit types and 2^-20 else:
 ///
 /// - something is not finite, or a v negative; or v_q is 0 where v is not, or the other way;
-/// - |m_q| / sqrt(v_q) is more than (|m| / sqrt(v) + g/2) * (1 + r), and half of the type's least value / sqrt(v_q);
 /// - m_q is not 0 and has another sign than m;
-/// - v is 0, and m_q neither has the bits of m nor is 0 like m.
-pub fn largest_error(dtype: Dtype, m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {
+/// - v is 0, and m_q neither has the bits of m nor is 0 like m;
+/// - |m_q| / d_q is more than (|m| / d + g/2) * (1 + r), and half of the type's least value / d_q;
+/// - by [`Rule::Inward`], |m_q| / d_q is more than |m| / d at all: what is left of v under the root never shrinks beside v;
+/// - by [`Rule::Sign`], m_q is 0 where m is not, or |m_q| / d_q is more than (|m| / d + g) * (1 + r), and the least value.
+pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {
     let alike = [v, m_q, v_q].iter().all(|of| of.len() == m.len());
     (alike && is_quotient_step(g)).then_some(())?;
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
         let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
-        compare::<F>(level, m, v, m_q, v_q, g)
+        for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g))
     }, else (0.0, false));
     sound.then_some(largest)
 }
 
 multiversion! {
-    fn compare<F: Float>(
+    fn compare<F: Float, R: Divide>(
         m: &[F::Bytes],
         v: &[F::Bytes],
         m_q: &[F::Bytes],
@@ -178,25 +196,27 @@ multiversion! {
             sound &= none == (v_q == 0.0);
             // In the type that u was quantized in: half as long as in f64.
             let (v, v_q) = (if none { 1.0 } else { v }, if none { 1.0 } else { v_q });
-            let (u, u_q) = (F::quotient(m, v), F::quotient(m_q, v_q));
-            let inflated = m_q.abs() > (u.abs() + g * 0.5) * more * F::sqrt(v_q) + F::LEAST * 0.5;
+            let (u, u_q) = (R::quotient::<F>(m, v), R::quotient::<F>(m_q, v_q));
+            let most = (u.abs() + g * R::GROWS) * more * R::divisor::<F>(v_q) + F::LEAST * R::LEAST;
+            let inflated = (m_q.abs() > most) | (R::INWARD & (u_q.abs() > u.abs()));
             let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
+            let lost = R::SIGNS & ((m_q == 0.0) != (m == 0.0));
             // Equal as values: the two zeros are, and of other values that means their bits.
-            sound &= if none { m == m_q } else { !inflated & !flipped };
+            sound &= if none { m == m_q } else { !inflated & !flipped & !lost };
             largest = largest.max((u_q - u).abs().to_bits() as i64);
         }
         (f64::from_bits(largest as u64), sound)
     }
 }
 
-/// u = m / sqrt(v) of the samples, 0 where v is, for choosing g as a multiple of their root mean square
+/// u = m / d of the samples, 0 where v is, for choosing g as a multiple of their root mean square
 /// ([`super::lattice::choose_g`]).
-pub fn ratios(dtype: Dtype, m: &[u8], v: &[u8]) -> Vec<f64> {
-    fn all<F: Float>(m: &[u8], v: &[u8]) -> Vec<f64> {
+pub fn ratios((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8]) -> Vec<f64> {
+    fn all<F: Float, R: Divide>(m: &[u8], v: &[u8]) -> Vec<f64> {
         let pairs = F::elements(m).iter().zip(F::elements(v)).map(|(&m, &v)| (F::widen(m), F::widen(v)));
-        pairs.map(|(m, v)| if v == 0.0 { 0.0 } else { m / v.sqrt() }).collect()
+        pairs.map(|(m, v)| if v == 0.0 { 0.0 } else { R::exact(m, v) }).collect()
     }
-    for_float!(dtype, F => all::<F>(m, v), else Vec::new())
+    for_float!(dtype, F => for_rule!(rule, R => all::<F, R>(m, v)), else Vec::new())
 }
 
 #[cfg(test)]

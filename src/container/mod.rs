@@ -5,6 +5,7 @@
 
 mod best;
 pub mod elasticdl;
+mod kinds;
 mod pairing;
 mod patch;
 mod path;
@@ -93,7 +94,7 @@ pub enum Role {
     SquareSum,
     /// An average of weights over time.
     Ema,
-    /// The copy of a parameter that an optimizer for low precision updates.
+    /// An optimizer's own copy of a parameter: the one that it updates for low precision, another iterate, an average.
     Master,
 }
 
@@ -141,6 +142,26 @@ impl Role {
     }
 }
 
+/// What an optimizer does with a tensor of its state, where its role alone does not say it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Use {
+    /// What the role says.
+    #[default]
+    ByRole,
+    /// Of both: the update is the first divided by the second itself, not by its root (Adamax).
+    Norm,
+    /// Of both: the update divides by the root of the second less the square of the first (centered RMSprop).
+    Centered,
+    /// Of a momentum: its direction is the update, whatever its size (Lion).
+    Direction,
+    /// Of a momentum: the update asks for its sign and for nothing else (Rprop).
+    Sign,
+    /// Of a copy of a parameter: another iterate of it, element by element (schedule-free, ASGD).
+    Iterate,
+    /// Of a mean of squares: they are squares of updates, and their root multiplies the next one (Adadelta).
+    Updates,
+}
+
 /// One tensor payload: a run of bytes in the file that holds elements of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
@@ -162,6 +183,8 @@ pub struct Tensor {
     /// Index of the parameter's other moment, of the same shape and type: of a first moment the second, of a second
     /// moment the first.
     pub partner: Option<usize>,
+    /// What its optimizer does with it, where the role does not say it.
+    pub used: Use,
     /// Not to be quantized whatever its role: by where it stands it is no weight.
     pub lossless: bool,
     /// Of a weight or an average: what shows that it is a trained parameter. Without that it is never quantized because
@@ -203,8 +226,20 @@ impl Tensor {
         (role, why): (Role, &'static str),
         extent: Range<u64>,
     ) -> Tensor {
-        let (aliases, lossless) = (Vec::new(), false);
-        Tensor { path, aliases, dtype, shape, role, why, of: None, partner: None, lossless, trained: None, extent }
+        Tensor {
+            path,
+            aliases: Vec::new(),
+            dtype,
+            shape,
+            role,
+            why,
+            of: None,
+            partner: None,
+            used: Use::ByRole,
+            lossless: false,
+            trained: None,
+            extent,
+        }
     }
 
     /// A parameter of a model, or an average of one that stands where models do.

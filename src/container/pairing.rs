@@ -6,50 +6,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::kinds::{self, FULL, Slots, State, is_real};
 use super::role;
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Role, Tensor};
-use crate::codec::Dtype;
-
-/// Names of state that say what it is.
-const CLAIMS: [&str; 11] =
-    ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
-
-/// State with an entry for each element of the parameter.
-const FULL: [&str; 17] = [
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "grad_avg",
-    "acc_delta",
-    "exp_inf",
-    "sum",
-    "ax",
-    "prev",
-    "step_size",
-    "variance",
-    "m",
-    "v",
-    "mu",
-    "nu",
-];
 
 /// Optimizers in one file whose parameters are looked for by number, which takes time in proportion to all weights. A GAN
 /// has two; thousands would be an attack.
 const MAX_NUMBERED: usize = 64;
-
-/// One parameter's state: slots with the indices of their tensors.
-type Slots<'a> = Vec<(&'a str, usize)>;
-
-/// What a tensor turns out to be.
-struct Verdict {
-    tensor: usize,
-    role: Role,
-    why: &'static str,
-    partner: Option<usize>,
-}
 
 /// Gives optimizer state its kind and pairs it with its parameter and its other moment; finds averages of weights.
 /// `tensors` by ascending extent, with what is known of where each stands; roles as `role` has them.
@@ -90,9 +54,10 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
                 (Parameter::Number(n), Some(groups)) => *n < groups.iter().fold(0, |a, &g| a.saturating_add(g)),
                 (_, groups) => groups.is_some_and(|groups| !groups.is_empty()),
             };
+            let foreign = optimizers.foreign.get(&(*owner, (*parameter).clone())).map_or(&[][..], Vec::as_slice);
             let found = match misfit {
-                true => doubt(slots, "named like optimizer state, but not of its parameter's shape"),
-                false => kinds(tensors, slots, known, of.is_some()),
+                true => kinds::doubt(slots, "named like optimizer state, but not of its parameter's shape"),
+                false => kinds::kinds(&State { tensors, slots, foreign, known, matched: of.is_some() }),
             };
             for verdict in found {
                 let full = slots.iter().any(|&(slot, i)| i == verdict.tensor && FULL.contains(&slot));
@@ -104,9 +69,8 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
     for (verdict, of) in verdicts {
         let tensor = &mut tensors[verdict.tensor];
         (tensor.role, tensor.why, tensor.partner) = (verdict.role, verdict.why, verdict.partner);
+        tensor.used = verdict.used;
         tensor.of = of.filter(|_| verdict.role != Role::Other);
-        // Part of an optimizer's state: never was a weight.
-        tensor.lossless = verdict.role == Role::Ema;
     }
     for (i, tensor) in tensors.iter_mut().enumerate() {
         if !done[i] && tensor.role == Role::Optimizer && role::by_name_only(tensor.why) {
@@ -123,123 +87,6 @@ fn full_shape<'t>(tensors: &'t [Tensor], slots: &Slots) -> Option<&'t Vec<u64>> 
     let many: Vec<_> = shapes.by_ref().filter(|t| !(t.shape.is_empty() && slots.len() > 2)).map(|t| &t.shape).collect();
     let (first, rest) = many.split_first()?;
     rest.iter().all(|shape| shape == first).then_some(*first)
-}
-
-fn is_real(dtype: Dtype) -> bool {
-    matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
-}
-
-/// Everything with a name that says what it is becomes `Other`.
-fn doubt(slots: &Slots, why: &'static str) -> Vec<Verdict> {
-    let claims = slots.iter().filter(|(slot, _)| CLAIMS.contains(slot));
-    claims.map(|&(_, tensor)| Verdict { tensor, role: Role::Other, why, partner: None }).collect()
-}
-
-/// What one parameter's state is. `known`: it is below `state` of an optimizer's `state_dict()`; `matched`: there is a
-/// parameter of its name or number, and its shape, in the file. What is not in the answer stays what it is.
-fn kinds(tensors: &[Tensor], slots: &Slots, known: bool, matched: bool) -> Vec<Verdict> {
-    let get = |name: &str| slots.iter().find(|(slot, _)| *slot == name).map(|&(_, i)| i);
-    let only = |names: &[&str]| {
-        // A pickle may repeat keys; then nobody knows which one counts.
-        let mut seen: Vec<&str> = slots.iter().map(|&(slot, _)| slot).collect();
-        seen.sort_unstable();
-        seen.iter().all(|slot| names.contains(slot)) && seen.windows(2).all(|w| w[0] != w[1])
-    };
-    let same = |a: usize, b: usize| {
-        let (a, b) = (&tensors[a], &tensors[b]);
-        a.shape == b.shape && a.dtype == b.dtype && is_real(a.dtype)
-    };
-    let is = |tensor, role, why| Verdict { tensor, role, why, partner: None };
-    let pair = |m: usize, v: usize, why: [&'static str; 2]| {
-        let first = Verdict { partner: Some(v), ..is(m, Role::FirstMoment, why[0]) };
-        let second = Verdict { partner: Some(m), ..is(v, Role::SecondMoment, why[1]) };
-        vec![first, second]
-    };
-    if let (Some(m), Some(v)) = (get("exp_avg"), get("exp_avg_sq")) {
-        if !only(&["step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "mu_product"]) {
-            return doubt(slots, "named like Adam's moments, beside state that Adam does not have");
-        }
-        if !same(m, v) {
-            return doubt(slots, "named like Adam's moments, but they differ in shape or type");
-        }
-        let mut found = pair(
-            m,
-            v,
-            ["exp_avg beside exp_avg_sq of the same parameter", "exp_avg_sq beside exp_avg of the same parameter"],
-        );
-        if let Some(max) = get("max_exp_avg_sq") {
-            found.push(match same(max, m) {
-                true => Verdict {
-                    partner: Some(m),
-                    ..is(max, Role::SecondMoment, "max_exp_avg_sq: the largest second moment so far (AMSGrad)")
-                },
-                false => is(max, Role::Other, "named max_exp_avg_sq, but not of the moments' shape"),
-            });
-        }
-        return found;
-    }
-    let letters = get("m").zip(get("v")).or(get("mu").zip(get("nu")));
-    if let Some((m, v)) = letters.filter(|_| !known) {
-        if matched && only(&["m", "v", "mu", "nu"]) && slots.len() == 2 && same(m, v) {
-            return pair(
-                m,
-                v,
-                ["m beside v, both of a weight's name and shape", "v beside m, both of a weight's name and shape"],
-            );
-        }
-        return doubt(slots, "named like a moment, but not of a weight's name and shape");
-    }
-    if !known && !matched {
-        return doubt(slots, "named like optimizer state, but nothing beside it bears that out");
-    }
-    let real = |i: &usize| is_real(tensors[*i].dtype);
-    if let (Some(m), Some(inf)) = (get("exp_avg"), get("exp_inf"))
-        && only(&["step", "exp_avg", "exp_inf"])
-    {
-        // Divided by the norm itself and not by its root, so no first moment in Adam's sense.
-        return vec![
-            is(m, Role::Optimizer, "exp_avg beside exp_inf (Adamax): not in units of a second moment"),
-            is(inf, Role::Optimizer, "exp_inf: the largest gradient so far (Adamax)"),
-        ];
-    }
-    if let Some(square) = get("square_avg").filter(real)
-        && only(&["step", "square_avg", "momentum_buffer", "grad_avg", "acc_delta"])
-    {
-        let mut found = Vec::new();
-        if let Some(mean) = get("grad_avg") {
-            // The step divides by the root of square_avg - grad_avg^2: an error in either can make it negative.
-            let why = "centered RMSprop: the difference of square_avg and grad_avg squared must stay positive";
-            found.extend([is(square, Role::Optimizer, why), is(mean, Role::Optimizer, why)]);
-        } else {
-            found.push(is(square, Role::SecondMoment, "square_avg: mean of squared gradients (RMSprop, Adadelta)"));
-        }
-        if let Some(delta) = get("acc_delta") {
-            found.push(is(delta, Role::Optimizer, "acc_delta: mean of squared updates (Adadelta)"));
-        }
-        if let Some(buffer) = get("momentum_buffer") {
-            found.push(match same(buffer, square) {
-                true => is(buffer, Role::Momentum, "momentum_buffer of RMSprop"),
-                false => is(buffer, Role::Other, "named momentum_buffer, but not of its parameter's shape"),
-            });
-        }
-        return found;
-    }
-    if let Some(buffer) = get("momentum_buffer").filter(real)
-        && only(&["step", "momentum_buffer"])
-    {
-        return vec![is(buffer, Role::Momentum, "momentum_buffer, alone but for the step (SGD, Muon)")];
-    }
-    if let Some(sum) = get("sum").filter(real)
-        && only(&["step", "sum"])
-    {
-        return vec![is(sum, Role::SquareSum, "sum, alone but for the step: squared gradients so far (Adagrad)")];
-    }
-    if let Some(ax) = get("ax").filter(real)
-        && only(&["step", "eta", "mu", "ax"])
-    {
-        return vec![is(ax, Role::Ema, "ax: the average of the parameter (ASGD)")];
-    }
-    doubt(slots, "named like optimizer state, but its parameter's state is not that of a known optimizer")
 }
 
 /// A name without what wrappers (DistributedDataParallel, AveragedModel) put before it.

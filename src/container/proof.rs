@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::slots::{Optimizers, Parameter, Standing};
-use super::{Role, Tensor};
+use super::{Role, Tensor, role};
 
 /// The parameters that one optimizer trains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Training {
     pub(super) fn of(tensors: &mut [Tensor], standings: &[Option<Standing>], known: &Optimizers) -> Training {
         let training =
             Training { optimizers: optimizers(tensors, standings, known), families: families(tensors, standings) };
-        by_pairs(tensors);
+        by_pairs(tensors, standings);
         training.prove(tensors, &training.optimizers);
         training
     }
@@ -79,13 +79,20 @@ const MOST_OPTIMIZERS: usize = 64;
 /// Most mappings of weights that are compared with the optimizers.
 const MOST_FAMILIES: usize = 256;
 
+/// Reasons. What rests on numbers and shapes alone is looked at once more where the name is not that of a layer's parameter.
+const BY_NAME: &str = "an optimizer keeps state under its name";
 const OF_ITS_OWN: &str = "an optimizer keeps state of it";
 const OF_ITS_SHAPE: &str = "an optimizer keeps state of as many parameters of its shape as there are";
 const COUNTED: &str = "an optimizer trains as many parameters as there are";
+/// Workers push gradients to a parameter server for each of its variables, and for nothing else.
+pub(super) const FORMAT: &str = "a variable of a parameter server";
+
+/// Slots of one parameter with their tensors, by parameter.
+type Parameters<'a> = BTreeMap<&'a Parameter, Vec<(&'a str, &'a Tensor)>>;
 
 /// The optimizers of a file, by what stands below each.
 fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) -> Vec<Trained> {
-    let mut slots: BTreeMap<u32, BTreeMap<&Parameter, Vec<(&str, &Tensor)>>> = BTreeMap::new();
+    let mut slots: BTreeMap<u32, Parameters> = BTreeMap::new();
     for (tensor, standing) in tensors.iter().zip(standings) {
         if let Some(Standing::Slot { owner, parameter, slot }) = standing
             && !matches!(tensor.role, Role::Weight | Role::Other)
@@ -97,7 +104,7 @@ fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &O
     for owner in optimizers.groups.keys() {
         slots.entry(*owner).or_default();
     }
-    let trained = |(owner, parameters): (u32, BTreeMap<&Parameter, Vec<(&str, &Tensor)>>)| {
+    let trained = |(owner, parameters): (u32, Parameters)| {
         let groups = optimizers.groups.get(&owner).map_or(&[][..], |groups| groups);
         let mut trained = Trained { count: groups.iter().fold(0, |n, &g| n.saturating_add(g)), ..Trained::default() };
         for shape in parameters.values().filter_map(|slots| shape_of(slots)) {
@@ -111,9 +118,10 @@ fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &O
 /// The shape of the parameter whose state these slots are.
 fn shape_of(slots: &[(&str, &Tensor)]) -> Option<Vec<u64>> {
     let get = |name: &str| slots.iter().find(|(slot, _)| *slot == name).map(|(_, tensor)| &tensor.shape);
+    // Also in a mapping or an object that is a slot (bitsandbytes, torchao).
     let full = slots
         .iter()
-        .filter(|(slot, _)| FULL.contains(slot))
+        .filter(|(slot, _)| slot.split('/').any(|part| FULL.contains(&part)))
         .max_by_key(|(_, tensor)| tensor.extent.end - tensor.extent.start);
     if let Some((_, tensor)) = full {
         return Some(tensor.shape.clone());
@@ -139,56 +147,95 @@ fn families(tensors: &[Tensor], standings: &[Option<Standing>]) -> Vec<Vec<usize
     families.into_values().collect()
 }
 
-/// Proves the weights that an optimizer's state is paired with, and averages of proven weights.
-fn by_pairs(tensors: &mut [Tensor]) {
-    let paired: Vec<usize> =
-        tensors.iter().filter(|t| t.role.group() == Role::Optimizer).filter_map(|t| t.of).collect();
-    for i in paired {
+/// Proves the weights that an optimizer's state is paired with.
+fn by_pairs(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
+    let state = tensors.iter().zip(standings).filter(|(tensor, _)| tensor.role.group() == Role::Optimizer);
+    let named =
+        |standing: &Option<Standing>| matches!(standing, Some(Standing::Slot { parameter: Parameter::Name(_), .. }));
+    let paired: Vec<(usize, bool)> =
+        state.filter_map(|(tensor, standing)| Some((tensor.of?, named(standing)))).collect();
+    for (i, named) in paired {
         if tensors[i].is_weight() {
-            tensors[i].trained = Some(OF_ITS_OWN);
+            tensors[i].trained = Some(if named { BY_NAME } else { OF_ITS_OWN });
         }
     }
 }
 
+impl Tensor {
+    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may train a
+    /// parameter of this shape that is in no file, and this be a buffer.
+    pub fn is_trained_by_shape_only(&self) -> bool {
+        self.trained.is_some_and(|why| why != BY_NAME && why != FORMAT) && !is_of_layer(&self.path)
+    }
+}
+
+/// Proves the weights of the mappings that these optimizers train.
 fn by_optimizers(tensors: &mut [Tensor], families: &[Vec<usize>], optimizers: &[Trained]) {
-    let together = |optimizers: &[Trained]| {
-        let mut all = Trained::default();
-        for one in optimizers {
-            all.count = all.count.saturating_add(one.count);
-            one.shapes.iter().for_each(|(shape, n)| *all.shapes.entry(shape.clone()).or_default() += n);
-        }
-        all
-    };
     let mut candidates: Vec<Trained> = optimizers.iter().take(MOST_OPTIMIZERS).cloned().collect();
     if candidates.len() > 1 {
         candidates.push(together(&candidates));
     }
     let families = &families[..families.len().min(MOST_FAMILIES)];
-    let all: Vec<usize> = families.iter().flatten().copied().collect();
+    for trained in &candidates {
+        let mut fitting: Vec<&Vec<usize>> = families.iter().filter(|family| fits(tensors, family, trained)).collect();
+        if fitting.len() > 1 {
+            // A model, and what is kept of each of its parameters.
+            fitting.retain(|family| family.iter().all(|&i| stands_in_model(&tensors[i].path)));
+        }
+        fitting.iter().for_each(|family| prove(tensors, family, trained));
+    }
     // A model and its critic may be two mappings of one optimizer.
-    let alone = families.iter().map(Vec::as_slice).chain((families.len() > 1).then_some(all.as_slice()));
-    for family in alone {
-        candidates.iter().for_each(|trained| prove(tensors, family, trained));
+    let all: Vec<usize> = families.iter().flatten().copied().collect();
+    if families.len() > 1
+        && let Some(trained) = candidates.last()
+        && fits(tensors, &all, trained)
+    {
+        prove(tensors, &all, trained);
     }
     averages(tensors);
 }
 
-/// Proves what one optimizer shows of the weights in one mapping.
-fn prove(tensors: &mut [Tensor], family: &[usize], trained: &Trained) {
+/// Several optimizers as one: two may train parts of one model.
+fn together(optimizers: &[Trained]) -> Trained {
+    let mut all = Trained::default();
+    for one in optimizers {
+        all.count = all.count.saturating_add(one.count);
+        one.shapes.iter().for_each(|(shape, n)| *all.shapes.entry(shape.clone()).or_default() += n);
+    }
+    all
+}
+
+/// Whether the mapping's name, or one above it, says that it is a model.
+fn stands_in_model(path: &str) -> bool {
+    path.rsplit_once('/').is_some_and(|(mapping, _)| mapping.split('/').any(role::names_model))
+}
+
+/// How many of a mapping's weights have each shape.
+fn shapes_of<'a>(tensors: &'a [Tensor], family: &[usize]) -> HashMap<&'a Vec<u64>, u64> {
     let mut shapes: HashMap<&Vec<u64>, u64> = HashMap::new();
     for &i in family {
         *shapes.entry(&tensors[i].shape).or_default() += 1;
     }
-    if family.is_empty() || trained.shapes.iter().any(|(shape, n)| shapes.get(shape).is_none_or(|have| have < n)) {
-        return;
-    }
-    // Where the optimizer keeps no state, the number alone speaks: then the names must be those of layers, too.
-    let counted = trained.count == family.len() as u64
-        && (!trained.shapes.is_empty() || family.iter().all(|&i| is_of_layer(&tensors[i].path)));
-    let proven: Vec<bool> =
+    shapes
+}
+
+/// Whether a mapping has all the parameters that an optimizer keeps state of.
+fn fits(tensors: &[Tensor], family: &[usize], trained: &Trained) -> bool {
+    let shapes = shapes_of(tensors, family);
+    !family.is_empty() && trained.shapes.iter().all(|(shape, n)| shapes.get(shape).is_some_and(|have| have >= n))
+}
+
+/// Proves what one optimizer shows of the weights in a mapping that it fits.
+fn prove(tensors: &mut [Tensor], family: &[usize], trained: &Trained) {
+    let shapes = shapes_of(tensors, family);
+    // A number says less than a shape: then the names must be those of layers, too, and all of them where it stands alone.
+    let named: Vec<bool> = family.iter().map(|&i| is_of_layer(&tensors[i].path)).collect();
+    let counted =
+        trained.count == family.len() as u64 && (!trained.shapes.is_empty() || named.iter().all(|named| *named));
+    let shaped: Vec<bool> =
         family.iter().map(|&i| trained.shapes.get(&tensors[i].shape) == shapes.get(&tensors[i].shape)).collect();
-    for (&i, of_its_shape) in family.iter().zip(proven) {
-        let why = if of_its_shape { Some(OF_ITS_SHAPE) } else { counted.then_some(COUNTED) };
+    for (at, &i) in family.iter().enumerate() {
+        let why = if shaped[at] { Some(OF_ITS_SHAPE) } else { (counted && named[at]).then_some(COUNTED) };
         tensors[i].trained = tensors[i].trained.or(why);
     }
 }
@@ -204,20 +251,27 @@ fn averages(tensors: &mut [Tensor]) {
     }
 }
 
-/// Whether a tensor is called as layers call their parameters (`weight`, `kernel`, `lora_A`, `gate_up_proj`), by the last part
-/// of its name, or the one before where that names an adapter. A name proves nothing by itself.
+/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`, `weight_ih_l0`,
+/// `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
 pub fn is_of_layer(path: &str) -> bool {
-    let last = path.rsplit('/').next().unwrap_or(path);
-    // `weight_mask`, `weight_scale` and the like are about a weight.
-    const ABOUT: [&str; 7] = ["mask", "scale", "zero", "absmax", "quant", "norm", "_u"];
-    let mut parts = last.rsplit('.');
-    let name = parts.next().unwrap_or(last);
+    // `weight_mask`, `weight_mean` and the like are about a weight.
+    const ABOUT: [&str; 19] = [
+        "mask", "scale", "scales", "inv", "zero", "absmax", "quant", "norm", "u", "mean", "sq", "var", "std", "avg",
+        "ema", "cov", "sum", "grad", "count",
+    ];
+    let Some(at) = path.rfind(['.', '/']) else { return false };
+    let (module, name) = (&path[..at], &path[at + 1..]);
+    let of_adapter = |part: &str| part.starts_with("lora_");
+    // peft: `lora_A.default.weight`, `lora_embedding_A.default`.
+    if of_adapter(name) || module.rsplit(['.', '/']).next().is_some_and(of_adapter) {
+        return true;
+    }
+    let about = || name.split('_').any(|word| ABOUT.contains(&word));
     match name {
-        "weight" | "bias" | "kernel" | "embedding" | "embeddings" | "original0" | "original1" => true,
-        // peft: `lora_A.default.weight`, `lora_embedding_A.default`.
-        _ if [Some(name), parts.next()].into_iter().flatten().any(|part| part.starts_with("lora_")) => true,
-        _ if name.ends_with("_proj") => true,
-        _ => name.contains("weight") && !ABOUT.iter().any(|about| name.contains(about)),
+        "weight" | "bias" | "kernel" | "embedding" | "original0" | "original1" | "weight_orig" | "weight_g"
+        | "weight_v" => true,
+        _ if name.starts_with("weight_ih") || name.starts_with("weight_hh") => true,
+        _ => (name.ends_with("_weight") || name.ends_with("_proj")) && !about(),
     }
 }
 
@@ -250,10 +304,10 @@ mod tests {
             ("model/fc.weight", &[64, 32]),
             ("model/fc.bias", &[64]),
         ];
-        let adam = trained(2, &[(&[64, 32], 1), (&[64], 1)]);
-        assert_eq!(proven(&tensors, &[&[0, 1, 2, 3]], &[adam.clone()]), [false, false, true, false]);
+        let adam = [trained(2, &[(&[64, 32], 1), (&[64], 1)])];
+        assert_eq!(proven(&tensors, &[&[0, 1, 2, 3]], &adam), [false, false, true, false]);
         // In a mapping of its own it is not what the optimizer trains.
-        assert_eq!(proven(&tensors, &[&[0, 1], &[2, 3]], &[adam]), [false, false, true, true]);
+        assert_eq!(proven(&tensors, &[&[0, 1], &[2, 3]], &adam), [false, false, true, true]);
     }
 
     #[test]
@@ -271,6 +325,20 @@ mod tests {
             [("g/a.weight", &[4, 8]), ("g/a.bias", &[4]), ("d/a.weight", &[1, 4]), ("d/stats", &[4])];
         let optimizers = [trained(2, &[(&[4, 8], 1), (&[4], 1)]), trained(1, &[(&[1, 4], 1)])];
         assert_eq!(proven(&gan, &[&[0, 1], &[2, 3]], &optimizers), [true, true, true, false]);
+    }
+
+    #[test]
+    fn statistics_of_each_parameter_are_not_proven_beside_the_model() {
+        let fisher: [(&str, &[u64]); 2] = [("model/fc.weight", &[8, 8]), ("fisher/fc.weight", &[8, 8])];
+        assert_eq!(proven(&fisher, &[&[0], &[1]], &[trained(1, &[(&[8, 8], 1)])]), [true, false]);
+        let unnamed: [(&str, &[u64]); 2] = [("proj/weight", &[8, 8]), ("whiten/covariance", &[8, 8])];
+        assert_eq!(proven(&unnamed, &[&[0], &[1]], &[trained(1, &[(&[8, 8], 1)])]), [false, false]);
+    }
+
+    #[test]
+    fn a_number_proves_names_of_layers_only() {
+        let actor: [(&str, &[u64]); 3] = [("m/fc.weight", &[8, 8]), ("m/_mean", &[8]), ("m/_var", &[8])];
+        assert_eq!(proven(&actor, &[&[0, 1, 2]], &[trained(3, &[(&[8, 8], 1)])]), [true, false, false]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 /// What tells the parameters of an optimizer apart: the key of its state. torch numbers them through all groups.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Parameter {
     Number(u64),
     Name(String),
@@ -71,6 +71,8 @@ pub(super) struct Optimizers {
     /// Number of parameters in each group, by the node that holds the state of all parameters. Empty if there are no
     /// groups as optimizers have them: then it is not believed.
     pub(super) groups: HashMap<u32, Rc<Vec<u64>>>,
+    /// Names of what an optimizer keeps of one parameter beside tensors, by the node of its state.
+    pub(super) foreign: HashMap<(u32, Parameter), Vec<String>>,
     /// The node of the state, by the node of the list of the optimizer's own copies.
     pub(super) masters: HashMap<u32, u32>,
 }

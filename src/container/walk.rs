@@ -207,6 +207,7 @@ impl Walk<'_, '_, '_> {
         shape.moments = moments;
         let (cursor, path_len) = (0, self.path.len());
         self.frames.push(Frame { node: index, cursor, path_len, context, shape, part, beside_slot, is_slot, average });
+        self.note_foreign(children);
         Ok(())
     }
 
@@ -225,21 +226,51 @@ impl Walk<'_, '_, '_> {
         }
         let owner = above.unwrap_or(frame.node);
         if frame.beside_slot || above.is_some_and(|node| self.optimizers.groups.contains_key(&node)) {
-            let parameter = match frame.part {
-                Part::Key(Item::Int(n)) if n >= 0 => Parameter::Number(n as u64),
-                Part::Index(n) => Parameter::Number(n),
-                Part::Key(name) => {
-                    self.graph.str(name).map_or(Parameter::Node(frame.node), |n| Parameter::Name(n.into()))
-                }
-                _ => Parameter::Node(frame.node),
+            return Some(Standing::Slot { owner, parameter: self.parameter(parent), slot: key.into() });
+        }
+        // In an object or a mapping that is a slot: it must not pass for one of another parameter.
+        let kept = |p: &usize| self.optimizers.groups.contains_key(&self.frames[*p].node);
+        if let Some(state) = (0..parent.saturating_sub(1)).rev().find(kept) {
+            let container = match self.frames[state + 2].part {
+                Part::Key(name) => self.graph.str(name).unwrap_or(""),
+                _ => "",
             };
-            return Some(Standing::Slot { owner, parameter, slot: key.into() });
+            let slot = format!("{container}/{key}");
+            let (owner, parameter) = (self.frames[state].node, self.parameter(state + 1));
+            return Some(Standing::Slot { owner, parameter, slot });
         }
         if let (true, Part::Key(slot)) = (frame.is_slot, frame.part) {
             let slot = self.graph.str(slot)?.into();
             return Some(Standing::Slot { owner, parameter: Parameter::Name(key.into()), slot });
         }
         Some(Standing::named(frame.node, key, frame.average))
+    }
+
+    /// The parameter whose state a frame is.
+    fn parameter(&self, frame: usize) -> Parameter {
+        let Frame { part, node, .. } = self.frames[frame];
+        match part {
+            Part::Key(Item::Int(n)) if n >= 0 => Parameter::Number(n as u64),
+            Part::Index(n) => Parameter::Number(n),
+            Part::Key(name) => self.graph.str(name).map_or(Parameter::Node(node), |n| Parameter::Name(n.into())),
+            _ => Parameter::Node(node),
+        }
+    }
+
+    /// Notes what an optimizer keeps of a parameter beside tensors, if the last frame is its state.
+    fn note_foreign(&mut self, pairs: &[(Item, Item)]) {
+        let Some(owner) = self.frames.len().checked_sub(2).map(|p| self.frames[p].node) else { return };
+        if !self.optimizers.groups.contains_key(&owner) {
+            return;
+        }
+        let graph = self.graph;
+        let beside = pairs.iter().filter(|&&(_, value)| value != Item::None && !view::is_tensor(graph, value));
+        // A name that is none, or longer than any, is one that nobody knows.
+        let name = |&(key, _): &(Item, Item)| graph.str(key).filter(|name| name.len() <= MAX_MODEL_NAME).unwrap_or("?");
+        let names: Vec<String> = beside.map(name).map(String::from).collect();
+        if !names.is_empty() {
+            self.optimizers.foreign.insert((owner, self.parameter(self.frames.len() - 1)), names);
+        }
     }
 
     /// Notes the optimizer that a mapping is, or that it wraps with copies of the parameters.

@@ -13,7 +13,7 @@ use crate::store::object::Coding;
 
 use super::chain::Step;
 use super::memory::{Claim, Kept};
-use super::tile::{NO_BASE, apply, beside, state_from, tile_len};
+use super::tile::{NO_BASE, apply, beside, sizes, state_from, tile_len};
 use super::{Chain, ReadError, State};
 
 /// Whether somebody will ask for a tile that lies beside another once more.
@@ -160,7 +160,7 @@ fn is_run(base: &Base, steps: &[Step]) -> bool {
         (View::None, [first, rest @ ..]) => match first.entry.coding {
             Coding::LatticeKey { .. } => all(rest, lattice),
             Coding::LogKey { .. } => all(rest, log),
-            Coding::Moment { .. } => rest.is_empty(),
+            Coding::Moment { .. } | Coding::Sized { .. } => rest.is_empty(),
             _ => false,
         },
         (View::Bytes(_) | View::Lattice { .. }, steps) => all(steps, lattice),
@@ -195,14 +195,18 @@ fn run(
     match (view, coding) {
         (View::None, None) => Err(fail(last, NO_BASE.into())),
         (View::Bytes(bytes), None) => Ok((Arc::clone(bytes), keep.then(|| Kept::Bytes(Arc::clone(bytes))))),
-        (View::None, Some(Coding::Moment { step, .. })) => {
+        (View::None, Some(coding @ (Coding::Moment { .. } | Coding::Sized { .. }))) => {
             let step_of = first.unwrap_or(last);
-            let (_, second) = beside(chain, step_of, tile)?.ok_or_else(|| fail(step_of, NO_BASE.into()))?;
+            let (step, rule) = coding.ratio().ok_or_else(|| fail(step_of, NO_BASE.into()))?;
+            let second = match coding {
+                Coding::Sized { .. } => sizes(step_of, tile, n).map_err(|error| fail(step_of, error))?,
+                _ => beside(chain, step_of, tile)?.ok_or_else(|| fail(step_of, NO_BASE.into()))?.1,
+            };
             let mut out = Vec::new();
             if second.len() != len {
                 return Err(fail(step_of, NO_BASE.into()));
             }
-            along::moment(dtype, &second, step, &payloads[0], &mut out).map_err(corrupt)?;
+            along::moment((rule, dtype), &second, step, &payloads[0], &mut out).map_err(corrupt)?;
             Ok((Arc::new(out), None))
         }
         (

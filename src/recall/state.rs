@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::codec::log::{Factors, Grid};
+use crate::codec::moment::Rule;
 use crate::codec::published::tile::{Before, Decoded};
 use crate::codec::{Corrupt, Dtype, lattice, log, moment};
 use crate::hash::{Xxh3, xxh3_64};
@@ -36,9 +37,11 @@ pub enum State {
         /// The steps from P, or [`log::ZERO`].
         q: Vec<i32>,
     },
-    /// m = fl(g*A*sqrt(v)).
+    /// m = fl(g*A*d).
     Moment {
-        /// The bytes of the second moment's tile, v.
+        /// What d is to the tensor.
+        rule: Rule,
+        /// The bytes that tell d: of the second moment's tile, v, or of what the tensor's factors predict.
         second: Arc<Vec<u8>>,
         /// The ratios A, in units of `step`.
         accumulators: Vec<i32>,
@@ -107,9 +110,9 @@ impl State {
                 out.resize(q.len() * dtype.size(), 0);
                 log::reconstruct(dtype, Grid { factors, first: *first }, *unit, q, &mut out)?;
             }
-            State::Moment { second, accumulators, step, exceptions } => {
+            State::Moment { rule, second, accumulators, step, exceptions } => {
                 out.resize(accumulators.len() * dtype.size(), 0);
-                moment::reconstruct(dtype, second, *step, accumulators, &mut out)?;
+                moment::reconstruct((*rule, dtype), second, *step, accumulators, &mut out)?;
                 lattice::apply_exceptions(dtype, exceptions, &mut out)?;
             }
         }
@@ -141,7 +144,7 @@ impl State {
                 hash.update(&unit.to_le_bytes());
                 integers(&mut hash, q);
             }
-            State::Moment { second, accumulators, step, exceptions: kept } => {
+            State::Moment { second, accumulators, step, exceptions: kept, .. } => {
                 hash.update(&xxh3_64(second).to_le_bytes());
                 hash.update(&step.to_le_bytes());
                 integers(&mut hash, accumulators);

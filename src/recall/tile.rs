@@ -189,11 +189,17 @@ pub(super) fn apply(
             }
             _ => return Err(NO_BASE.into()),
         },
-        Coding::Moment { step, .. } => {
+        Coding::Moment { rule, step, .. } => {
             let (_, second) = beside.ok_or(NO_BASE)?;
             let (mut accumulators, mut exceptions) = (vec![0; elements], Vec::new());
             lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
-            return Ok(State::Moment { second, accumulators, step, exceptions });
+            return Ok(State::Moment { rule, second, accumulators, step, exceptions });
+        }
+        Coding::Sized { step: g, rule } => {
+            let second = sizes(step, tile, elements)?;
+            let (mut accumulators, mut exceptions) = (vec![0; elements], Vec::new());
+            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
+            return Ok(State::Moment { rule, second, accumulators, step: g, exceptions });
         }
         Coding::Cast { .. } => {
             let (from, bytes) = beside.ok_or(NO_BASE)?;
@@ -205,6 +211,13 @@ pub(super) fn apply(
     let mut exceptions = Vec::new();
     lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
     Ok(State::Lattice { keyframe, accumulators, step, exceptions })
+}
+
+/// The sizes that a tensor's own factors predict for the elements of a tile.
+pub(super) fn sizes(step: &Step, tile: usize, elements: usize) -> std::io::Result<Arc<Vec<u8>>> {
+    let factors = step.object.factors(step.tensor)?;
+    let grid = Grid { factors: &factors, first: step.entry.first_element(tile) };
+    Ok(Arc::new(log::prediction(step.entry.dtype, grid, elements)?))
 }
 
 fn published(parent: Option<State>, entry: &TensorEntry, len: usize, payload: &[u8]) -> std::io::Result<State> {

@@ -21,7 +21,7 @@ fn the_newest_is_exact_and_all_others_are_within_their_bounds() {
         let lattices: Vec<&str> =
             index.tensors.iter().filter(|t| t.coding.step().is_some()).map(|t| &*t.path).collect();
         // Nothing proves a vector, and what does not move loses nothing.
-        assert_eq!(lattices, ["a.weight", "b.weight", "c.weight"]);
+        assert_eq!(lattices, ["c.weight", "a.weight", "b.weight"], "in order of their bytes");
         let (frozen, weight) = (entry(&index, "frozen.weight"), entry(&index, "a.weight"));
         // The first of a lineage is a keyframe.
         let (of_frozen, of_weight) = if at == 1 { (15_000, 65_536 / 3) } else { (100, 65_536 / 10) };

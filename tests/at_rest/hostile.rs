@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use stepfs::archive::ReadError;
+use stepfs::codec::moment::Rule;
 use stepfs::recall::Chain;
 use stepfs::store::object::{Coding, Object, ObjectWriter, TensorEntry, Tile};
 use stepfs::store::{Id, Objects};
@@ -62,6 +63,7 @@ pub(crate) fn coding_name(coding: Coding) -> &'static str {
         Coding::Log { .. } => "log",
         Coding::LogKey { .. } => "log keyframe",
         Coding::Moment { .. } => "moment",
+        Coding::Sized { .. } => "sized",
         Coding::Cast { .. } => "cast",
         Coding::Published { .. } => "published",
         Coding::PublishedKey => "published keyframe",
@@ -254,7 +256,7 @@ fn any_coding() -> impl Strategy<Value = Coding> {
         (0i32..30).prop_map(|e| f64::from(-e).exp2()),
     ];
     let unit = prop_oneof![(0u32..32).prop_map(|bits| 1 << bits), any::<u32>()];
-    (number, step, unit, 0..13).prop_map(|(number, step, unit, kind)| match kind {
+    (number, step, unit, 0..14).prop_map(|(number, step, unit, kind)| match kind {
         0 => Coding::Lossless,
         1 => Coding::LosslessDelta { parent: number },
         2 => Coding::Lattice { parent: number, step },
@@ -264,9 +266,10 @@ fn any_coding() -> impl Strategy<Value = Coding> {
         6 => Coding::RowsKey { step },
         7 => Coding::Log { parent: number, unit },
         8 => Coding::LogKey { unit },
-        9 => Coding::Moment { second: number, step },
+        9 => Coding::Moment { second: number, step, rule: [Rule::Root, Rule::Norm, Rule::Inward][number as usize % 3] },
         10 => Coding::Published { parent: number },
         11 => Coding::PublishedKey,
+        12 => Coding::Sized { step, rule: [Rule::Norm, Rule::Sign][number as usize % 2] },
         _ => Coding::Cast { of: number },
     })
 }

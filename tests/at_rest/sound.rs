@@ -2,6 +2,7 @@
 //! asked.
 
 use stepfs::codec::Dtype;
+use stepfs::codec::moment::Rule;
 use stepfs::store::object::{Coding, Index, TensorEntry};
 
 use super::series::Rest;
@@ -77,9 +78,10 @@ impl Both<'_> {
         }
     }
 
-    /// A first moment whose second is `second`: an update is never inflated by more than half a step, no sign flips.
+    /// A first moment whose second is `second`: an update is never inflated by more than half a step, or not at all, and no
+    /// sign flips.
     #[track_caller]
-    fn is_first_moment(&self, second: &Both, step: f64) {
+    fn is_first_moment(&self, second: &Both, step: f64, rule: Rule) {
         self.are_finite();
         let (path, (least, rounding)) = (&self.entry.path, precision(self.entry.dtype));
         for ((m, m_is), (v, v_is)) in self.pairs().zip(second.pairs()) {
@@ -87,10 +89,48 @@ impl Both<'_> {
                 assert_eq!(m, m_is, "{path}: where the second moment is 0");
                 continue;
             }
-            let (ratio, ratio_is) = (m.abs() / v.sqrt(), m_is.abs() / v_is.sqrt());
-            let most = (ratio + step / 2.0) * (1.0 + rounding) + least / v_is.sqrt();
+            let divisor = |v: f64| if rule == Rule::Norm { v } else { v.sqrt() };
+            let (ratio, ratio_is) = (m.abs() / divisor(v), m_is.abs() / divisor(v_is));
+            let grows = if rule == Rule::Inward { 0.0 } else { step / 2.0 };
+            let most = (ratio + grows) * (1.0 + rounding) + least / divisor(v_is);
+            if rule == Rule::Inward {
+                // What centered RMSprop divides by the root of.
+                let (left, left_is) = ((v - m * m) / v, (v_is - m_is * m_is) / v_is);
+                assert!(left_is >= left && (left_is > 0.0 || left <= 0.0), "{path}: {m}, {v} became {m_is}, {v_is}");
+            }
             assert!(ratio_is <= most, "{path}: {m}, {v} became {m_is}, {v_is}");
             assert!(m_is == 0.0 || (m_is > 0.0) == (m > 0.0), "{path}: {m} became {m_is}");
+        }
+    }
+}
+
+impl Both<'_> {
+    /// In units of the size of rows and columns, which are computed once more here: no sign flips; by `Rule::Sign` none is lost,
+    /// else no element is off by more than half a step. Sizes of small
+    /// tensors are stored in quarters of an octave.
+    #[track_caller]
+    fn is_sized(&self, step: f64, rule: Rule) {
+        self.are_finite();
+        let path = &self.entry.path;
+        let width = match self.entry.shape.as_slice() {
+            [_, rest @ ..] if !rest.is_empty() => rest.iter().product::<u64>() as usize,
+            _ => self.was.len(),
+        };
+        let root = |sum: f64, count: usize| (sum / count as f64).sqrt();
+        let rows: Vec<f64> =
+            self.was.chunks(width).map(|row| root(row.iter().map(|m| m * m).sum(), row.len())).collect();
+        let column = |at: usize| self.was.iter().skip(at).step_by(width).map(|m| m * m).sum::<f64>();
+        let columns: Vec<f64> = (0..width).map(|at| root(column(at), rows.len())).collect();
+        let all = root(self.was.iter().map(|m| m * m).sum(), self.was.len());
+        let is_matrix = rows.len() > 1 && width > 1;
+        let (_, rounding) = precision(self.entry.dtype);
+        for (at, (was, is)) in self.pairs().enumerate() {
+            let size = if is_matrix { rows[at / width] * columns[at % width] / all } else { all };
+            assert!(is == 0.0 || (is > 0.0) == (was > 0.0), "{path}: {was} became {is}");
+            assert!(rule != Rule::Sign || (is == 0.0) == (was == 0.0), "{path}: {was} became {is}");
+            let steps = if rule == Rule::Sign { 1.0 } else { 0.5 };
+            let most = steps * step * size * 1.6 * (1.0 + rounding) + rounding * was.abs();
+            assert!((was - is).abs() <= most, "{path}: {was} became {is}, size {size}, step {step}");
         }
     }
 }
@@ -130,7 +170,8 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
             | Coding::Published { .. }
             | Coding::PublishedKey => both(number).is_within_bound(),
             Coding::Log { unit, .. } | Coding::LogKey { unit } => both(number).is_second_moment(unit),
-            Coding::Moment { second, step } => both(number).is_first_moment(&both(second), step),
+            Coding::Moment { second, step, rule } => both(number).is_first_moment(&both(second), step, rule),
+            Coding::Sized { step, rule } => both(number).is_sized(step, rule),
         }
         if let Coding::Cast { of } = entry.coding {
             let (copy, original) = (both(number), both(of));
@@ -138,6 +179,7 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
             assert_eq!(original.entry.dtype, Dtype::F32);
             let rounded = |value: &f64| match entry.dtype {
                 Dtype::F16 => half::f16::from_f32(*value as f32).to_f64(),
+                Dtype::F32 => *value,
                 _ => half::bf16::from_f32(*value as f32).to_f64(),
             };
             assert_eq!(copy.is, original.is.iter().map(rounded).collect::<Vec<_>>(), "{}", entry.path);

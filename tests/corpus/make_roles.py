@@ -143,7 +143,16 @@ def hostile():
     m, v = torch.randn(4, 6), torch.rand(4, 6)
     other, state = ["other", None, None], ["optimizer", None, None]
     cases = {
-        "alone": (slot(exp_avg=m), groups, {"exp_avg": other}),
+        "alone": (slot(exp_avg=m.int()), groups, {"exp_avg": other}),
+        "beside": (slot(exp_avg=m, fast=v), groups, {"exp_avg": other, "fast": state}),
+        "list": ({0: {"step": torch.tensor(1.0), "exp_avg": m, "exp_avg_sq": v, "factors": [torch.rand(6)]}}, groups,
+                 {"exp_avg": other, "exp_avg_sq": other, "factors/0": state}),
+        "number": ({0: {"step": 1, "exp_avg": m, "exp_avg_sq": v, "exp_avg_lr_1": 0.1}}, groups,
+                   {"exp_avg": other, "exp_avg_sq": other}),
+        "nested": ({0: {"step": torch.tensor(1.0), "exp_avg": {"scale": v}, "exp_avg_sq": {"scale": v + 1}}}, groups,
+                   {"exp_avg/scale": state, "exp_avg_sq/scale": state}),
+        "iterate": (slot(z=m, exp_avg_sq=v, s=v + 1), groups, {"z": state, "exp_avg_sq": other, "s": state}),
+        "rprop": (slot(prev=m, step_size=v, exp_avg=m + 1), groups, {"prev": state, "step_size": state, "exp_avg": other}),
         "other_alone": (slot(exp_avg_sq=v), groups, {"exp_avg_sq": other}),
         "shapes": (slot(exp_avg=m, exp_avg_sq=torch.rand(6, 4)), groups, {"exp_avg": other, "exp_avg_sq": other}),
         "types": (slot(exp_avg=m, exp_avg_sq=v.double()), groups, {"exp_avg": other, "exp_avg_sq": other}),
@@ -156,7 +165,8 @@ def hostile():
     }
     for name, (states, param_groups, want) in cases.items():
         key = next(iter(states))
-        want = {f"state/{key}/{slot}": role for slot, role in {"step": state, **want}.items()}
+        step = {"step": state} if isinstance(states[key].get("step"), torch.Tensor) else {}
+        want = {f"state/{key}/{slot}": role for slot, role in {**step, **want}.items()}
         write(f"bad_{name}.pt", {"state": states, "param_groups": param_groups}, want)
     write("bad_names.pt", {"model": {"a": m, "b": torch.randn(4)}, "exp_avg": {"a": v}, "momentum_buffer": {"z": m + 1}},
           {"model/a": ["weight", None, None], "model/b": ["weight", None, None], "exp_avg/a": other, "momentum_buffer/z": other})

@@ -26,12 +26,12 @@ if hasattr(torch.optim, "Muon"):
     OPTIMIZERS["muon"] = lambda p: torch.optim.Muon([q for q in p if q.dim() == 2])
 
 KINDS = {"exp_avg": "first_moment", "exp_avg_sq": "second_moment", "max_exp_avg_sq": "second_moment", "square_avg": "second_moment",
-         "momentum_buffer": "momentum", "sum": "square_sum", "ax": "ema"}
-PARTNERS = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg", "max_exp_avg_sq": "exp_avg"}
-# Not what their names say elsewhere: Adamax divides by a norm; centered RMSprop by a difference.
-UNKNOWN = {"adamax": ("exp_avg",), "rmsprop_centered": ("square_avg",)}
-# Claimed for a parameter although of no kind.
-OF = {"adamax": ("exp_avg", "exp_inf"), "rmsprop_centered": ("square_avg", "grad_avg"), "adadelta": ("acc_delta",)}
+         "exp_inf": "second_moment", "grad_avg": "first_moment", "acc_delta": "second_moment", "momentum_buffer": "momentum",
+         "prev": "momentum", "sum": "square_sum", "ax": "master"}
+PARTNERS = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg", "max_exp_avg_sq": "exp_avg", "exp_inf": "exp_avg", "grad_avg": "square_avg"}
+# What the update divides by is not what its name says elsewhere.
+OTHER_PARTNERS = {("adam_amsgrad", "exp_avg"): "max_exp_avg_sq", ("adamax", "exp_avg"): "exp_inf",
+                  ("rmsprop_centered", "square_avg"): "grad_avg"}
 
 
 def model():
@@ -73,8 +73,8 @@ def expect_state(optimizer, net, state, at, weights, names=None):
                 want |= {f"{path}/{j}": ["optimizer", None, None] for j, v in enumerate(value) if isinstance(v, torch.Tensor)}
             if not isinstance(value, torch.Tensor):
                 continue
-            kind = KINDS.get(slot, "optimizer") if slot not in UNKNOWN.get(optimizer, ()) else "optimizer"
-            of = f"{weights}/{names[i]}" if weights and names[i] and (kind != "optimizer" or slot in OF.get(optimizer, ())) else None
-            partner = f"{prefix}state/{i}/{PARTNERS[slot]}" if slot in PARTNERS and kind != "optimizer" else None
-            want[path] = [kind, of, partner]
+            kind = KINDS.get(slot, "optimizer")
+            of = f"{weights}/{names[i]}" if weights and names[i] and kind != "optimizer" else None
+            other = OTHER_PARTNERS.get((optimizer, slot), PARTNERS.get(slot))
+            want[path] = [kind, of, f"{prefix}state/{i}/{other}" if other else None]
     return want

@@ -1,5 +1,6 @@
 """The study of restores in small: that its protocol is exact where nothing is lost, and that its figures mean what they say."""
 
+import copy
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import sys
 import harness
 import pytest
 from conftest import make_base, remove_base
-from study import gaps, protocol, sizes, tasks
+from study import gaps, lean, protocol, sizes, tasks, training
 
 
 @pytest.mark.stepfs
@@ -40,6 +41,112 @@ def test_quick_study():
         assert again.returncode == 0 and " ..." not in again.stderr, f"finished runs were done again:\n{again.stderr}"
     finally:
         remove_base(base)
+
+
+@pytest.mark.stepfs
+def test_quick_judging():
+    """Chains from several starts, on models of every kind that judge the promises, in small."""
+    base = make_base()
+    try:
+        chosen = ["held_gpt_w96_i20", "held_convolution_i20", "held_masters_i20"]
+        command = [sys.executable, harness.ROOT / "scripts/resume_study.py", "--quick", "--judge", "held_out", "--tasks", ",".join(chosen), "--profiles",
+                   "exact,balanced", "--starts", "0", "--raw", base / "raw", "--dir", base, "--seeds", "2", "--no-control", "--json", "-"]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env={**os.environ, "STEPFS_BIN": harness.BIN})
+        assert done.returncode == 0, done.stderr
+        results = {result["task"]: result["profiles"] for result in json.loads(done.stdout)}
+        assert list(results) == chosen
+        for name, found in results.items():
+            assert found["exact"]["each"] == [0, 0] and found["exact"]["upper"] == 0, f"{name}: nothing was lost, but it is behind"
+            assert found["balanced"]["each"] != [0, 0], f"{name}: what was restored is exact"
+            assert found["balanced"]["met"] is not None and found["exact"]["met"] is None
+            assert found["balanced"]["total"]["share"] < found["exact"]["total"]["share"], name
+    finally:
+        remove_base(base)
+
+
+@pytest.mark.parametrize("name", [task.name for task in tasks.JUDGED])
+def test_a_judged_run_goes_on_as_if_never_interrupted(name):
+    task = tasks.TASKS[name].smoke()
+    whole, first, second = task.make(3), task.make(3), task.make(3)
+    losses = [whole.step() for _ in range(6)]
+    for _ in range(3):
+        first.step()
+    second.load(first.state())
+    assert [second.step() for _ in range(3)] == losses[3:]
+    assert training.digest(second.state()) == training.digest(whole.state())
+
+
+def test_what_judges_is_not_what_chooses():
+    sets = {name: {task.name for task in tasks.JUDGED if task.set == name} for name in (tasks.CALIBRATION, tasks.HELD_OUT)}
+    assert not sets[tasks.CALIBRATION] & sets[tasks.HELD_OUT] and sum(map(len, sets.values())) == len(tasks.JUDGED)
+    settings = lambda of: [str(sorted(tasks.TASKS[name].settings.items())) + str(tasks.TASKS[name].every) for name in of]
+    assert not {*settings(sets[tasks.CALIBRATION])} & {*settings(sets[tasks.HELD_OUT])}
+
+
+def test_chains_find_the_checkpoints_they_begin_with():
+    for task in (task for task in tasks.JUDGED if not task.weighed_only):
+        for start in task.starts:
+            found, end = task.chain_from(start)
+            assert len(found) == 9 and found[-1] + 1 < task.count and end <= task.length
+            assert 35 <= (found[1] - found[0]) * task.every <= 50
+            assert {*range(max(0, start - tasks.HISTORY), start + 2)} <= task.needed()
+            assert {task.iteration(place) + k for place in found for k in task.offsets} <= task.measured()
+
+
+def test_a_chain_that_loses_two_iterations_a_restore():
+    """However the loss falls, and though the loss dips at first after each restore."""
+    task = tasks.TASKS["gpt_w64_i20"]
+    loss = lambda n: 1 + 4 * n**-0.4
+    base = {"averaged": {}, **{what: {str(n): loss(n) for n in range(10, task.length + 1)} for what in ("held_out", "train")}}
+    found, end = task.chain_from(task.starts[1])
+    segments = []
+    for n, place in enumerate(found, 1):
+        at = task.iteration(place)
+        until = task.iteration(found[n] + 1) if n < len(found) else end
+        late = {str(k): loss(k - 2 * n) - (0.1 if k - at <= 10 else 0) for k in range(at, until + 1)}
+        middle = at + (20 + 60) // 2
+        base["averaged"][f"{at + 20}-{at + 60}"] = loss(middle)
+        segments.append({"at": at, "until": until, "held_out": late, "train": late, "averaged": {f"{at + 20}-{at + 60}": loss(middle - 2 * n)}})
+    chain = gaps.of_chain(task, segments, base, [base])
+    assert all(chain[what] == pytest.approx(2, rel=0.06) for what in ("behind", "states_behind", "train_behind"))
+    assert chain["rows"][0]["gaps"][0] < 0 < chain["rows"][0]["gaps"][20]
+    verdict = gaps.judge(task, [chain, {**chain, "behind": chain["behind"] + 1}])
+    assert verdict["upper"] == pytest.approx(chain["behind"] + 0.5 + gaps.t95(1) / 2)
+
+
+def test_coarse_steps_keep_less_of_what_training_did():
+    task = tasks.TASKS["gpt_w64_i20"].smoke()
+    run, states = task.make(1), []
+    for _ in range(3):
+        for _ in range(task.every):
+            run.step()
+        states.append(copy.deepcopy(run.state()))
+    kept = lambda sums: sums.both / sums.square
+    for measure, of in ((lean.moments, states), (lean.weights, [tuple(states)])):
+        fine, coarse = measure(of, 0.5), measure(of, 6.0)
+        assert abs(kept(fine) - 1) < 0.06 and fine.error < 0.03 * fine.square
+        assert coarse.error > 0.5 * coarse.square and fine.bits > coarse.bits + 1
+    assert kept(lean.moments(states, 6.0)) < 0.1
+
+
+def test_two_processes_share_jobs(tmp_path):
+    """Each job is done once, though both ask for all of them."""
+    program = (
+        "import sys, time; from study import chains\n"
+        "def job(n):\n"
+        "    path = f'{sys.argv[1]}/{n}'\n"
+        "    def work():\n"
+        "        try: open(path, 'x').write(sys.argv[2]); time.sleep(0.05)\n"
+        "        except FileExistsError: pass\n"
+        "        return open(path).read()\n"
+        "    return path, work\n"
+        "print(''.join(chains.share([job(n) for n in range(20)])))"
+    )
+    paths = os.pathsep.join(str(harness.ROOT / part) for part in ("scripts", "tests/real"))
+    start = lambda who: subprocess.Popen([sys.executable, "-c", program, tmp_path, who], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
+    both = [start("a"), start("b")]
+    first, second = (one.communicate(timeout=120)[0].strip() for one in both)
+    assert first == second and len(first) == 20
 
 
 def test_settings_are_replaced_and_appended():
@@ -73,7 +180,7 @@ def test_per_restore_finds_the_rate_in_noise():
 
 
 def test_places_leave_a_newer_checkpoint():
-    for task in tasks.TASKS.values():
+    for task in (task for task in tasks.TASKS.values() if not task.set):
         for restores in (1, 5, 9, 10, task.count - 2):
             found = protocol.places(task, restores)
             assert len(set(found)) == restores and found == sorted(found) and 0 <= found[0] and found[-1] < task.count - 1

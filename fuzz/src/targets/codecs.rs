@@ -2,6 +2,7 @@
 
 use stepfs::codec::along::{self, From};
 use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
+use stepfs::codec::moment::Rule;
 use stepfs::codec::rows::{Base, Rows};
 use stepfs::codec::{Dtype, Integers, cast, lattice, log, lossless, moment, rows};
 
@@ -174,18 +175,18 @@ pub(crate) fn moment_decode(data: &[u8]) {
         true => input.filled(n * dtype.size()),
         false => elements(dtype, &(0..n).map(|_| input.value().abs()).collect::<Vec<f64>>()),
     };
-    let step = input.step();
+    let (step, rule) = (input.step(), input.pick(&Rule::ALL));
     let payload = payload(&mut input, n);
     let one_by_one = || -> Option<Vec<u8>> {
         let (mut a, mut exceptions) = (vec![0; n], Vec::new());
         lattice::decode_tile_add(&payload, &mut a, &mut exceptions).ok()?;
         let mut out = vec![0; n * dtype.size()];
-        moment::reconstruct(dtype, &second, step, &a, &mut out).ok()?;
+        moment::reconstruct((rule, dtype), &second, step, &a, &mut out).ok()?;
         lattice::apply_exceptions(dtype, &exceptions, &mut out).ok()?;
         Some(out)
     };
     let mut out = Vec::new();
-    let fused = along::moment(dtype, &second, step, &payload, &mut out).ok().map(|()| out);
+    let fused = along::moment((rule, dtype), &second, step, &payload, &mut out).ok().map(|()| out);
     if n > 0 {
         assert!(fused == one_by_one(), "one pass gives what many give");
     }
@@ -293,15 +294,15 @@ fn moments(input: &mut Input, dtype: Dtype, n: usize, v: &[u8], m: &[u8]) {
     let mut back = vec![0; n];
     log::decode_tile(&out, Some(grid), &mut back).expect("what was written can be read");
     assert_eq!(back, q);
-    let step = input.step();
+    let (step, rule) = (input.step(), input.pick(&Rule::ALL));
     let (mut a, mut kept) = (vec![0; n], Vec::new());
-    if moment::quantize(dtype, m, v, step, &mut a, &mut kept).is_err() {
+    if moment::quantize((rule, dtype), m, v, step, &mut a, &mut kept).is_err() {
         return;
     }
     let mut is = vec![0; m.len()];
-    moment::reconstruct(dtype, &decoded, step, &a, &mut is).expect("a sound second moment");
+    moment::reconstruct((rule, dtype), &decoded, step, &a, &mut is).expect("a sound second moment");
     lattice::apply_exceptions(dtype, &kept, &mut is).expect("they are of this tile");
-    if moment::largest_error(dtype, m, v, &is, &decoded, step).is_some() {
+    if moment::largest_error((rule, dtype), m, v, &is, &decoded, step).is_some() {
         for (m, is) in values(dtype, m).into_iter().zip(values(dtype, &is)) {
             assert!(is.is_finite() && (is == 0.0 || (is > 0.0) == (m > 0.0)), "{m} became {is}");
         }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use stepfs::codec::Dtype;
+use stepfs::codec::moment::Rule;
 use stepfs::container::Role;
 use stepfs::recall::{Chain, Layout, ReadError, stream, tile};
 use stepfs::store::object::{
@@ -187,7 +188,7 @@ pub(crate) fn chain(data: &[u8]) {
                 let length = shape.iter().product::<u64>() * dtype.size() as u64;
                 let coding = coding(&mut input, parent.is_some(), count as u32);
                 let factors = match coding {
-                    Coding::LogKey { .. } => {
+                    coding if coding.has_factors() => {
                         let text = factors(&mut input, shape);
                         Some(writer.put(&text, 0).expect("room"))
                     }
@@ -283,8 +284,8 @@ fn coding(input: &mut Input, with_parent: bool, tensors: u32) -> Coding {
     let unit = if input.byte() == 0 { input.u32() } else { 1 << (14 + input.upto(6)) };
     let number = input.upto(tensors as usize) as u32;
     let kinds: &[u8] =
-        if with_parent { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12] } else { &[0, 3, 4, 6, 8, 9, 11, 12] };
-    let kind = if input.byte() == 0 { input.byte() % 13 } else { input.pick(kinds) };
+        if with_parent { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13] } else { &[0, 3, 4, 6, 8, 9, 11, 12, 13] };
+    let kind = if input.byte() == 0 { input.byte() % 14 } else { input.pick(kinds) };
     match kind {
         0 => Coding::Lossless,
         1 => Coding::LosslessDelta { parent: number },
@@ -295,9 +296,10 @@ fn coding(input: &mut Input, with_parent: bool, tensors: u32) -> Coding {
         6 => Coding::RowsKey { step },
         7 => Coding::Log { parent: number, unit },
         8 => Coding::LogKey { unit },
-        9 => Coding::Moment { second: number, step },
+        9 => Coding::Moment { second: number, step, rule: input.pick(&[Rule::Root, Rule::Norm, Rule::Inward]) },
         10 => Coding::Published { parent: number },
         11 => Coding::PublishedKey,
+        12 => Coding::Sized { step, rule: input.pick(&[Rule::Norm, Rule::Sign]) },
         _ => Coding::Cast { of: number },
     }
 }
@@ -329,7 +331,7 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
             let parent = coding.parent().map(|_| vec![0; bytes.len()]);
             lossless::encode(dtype, &bytes, parent.as_deref(), &mut out);
         }
-        Coding::Lattice { .. } | Coding::LatticeKey { .. } | Coding::Moment { .. } => {
+        Coding::Lattice { .. } | Coding::LatticeKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
             let _ = lattice::encode_tile(&symbols, None, None, &[], &mut out);
         }
         Coding::LatticeWithKeyframe { .. } => {

@@ -75,8 +75,8 @@ fn note() -> impl Strategy<Value = Note> {
         1 => (file.clone(), file).prop_map(|(a, b)| Note::Link(a, b)),
         1 => (0..FILES.len()).prop_map(Note::Profile),
         4 => (0..FILES.len(), 0..TARGETS.len(), 0..3i64).prop_map(|(f, t, at)| Note::Says(f, t, at)),
-        1 => 0..FILES.len().prop_map(Note::SaysNothing),
-        4 => 0..FILES.len().prop_map(Note::HoldBest),
+        1 => (0..FILES.len()).prop_map(Note::SaysNothing),
+        4 => (0..FILES.len()).prop_map(Note::HoldBest),
         1 => Just(Note::Retry),
         2 => (0..5u64).prop_map(Note::Later),
     ]

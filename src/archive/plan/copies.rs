@@ -1,11 +1,12 @@
-//! Copies of a tensor in a narrower type: the weights that a trainer for low precision computes with, beside the ones that it
-//! updates. Found by what they hold, whatever they are called.
+//! Copies of a tensor. In a narrower type: the weights that a trainer for low precision computes with, beside the ones that it
+//! updates; found by what they hold, whatever they are called. And in the same type an optimizer's iterate of a parameter that
+//! has not left it yet (ASGD's average before it begins).
 
 use std::collections::HashMap;
 use std::io;
 
 use crate::codec::{Dtype, cast};
-use crate::container::{ReadAt, Tensor};
+use crate::container::{ReadAt, Tensor, Use};
 use crate::hash::xxh3_64;
 
 /// Elements looked at, in the middle of a tensor, or all. They are all compared when it is encoded.
@@ -13,11 +14,11 @@ const LOOKED_AT: u64 = 256;
 /// Tensors of fewer are not looked at: their copies have a place in the skeleton anyway.
 const LEAST_ELEMENTS: u64 = 128;
 
-/// For tensors of 16 bits that seem to be copies: which tensor each is a copy of. Numbers are those of the description.
+/// For tensors that seem to be copies: which tensor each is a copy of. Numbers are those of the description.
 pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
     let narrow = |tensor: &&Tensor| matches!(tensor.dtype, Dtype::F16 | Dtype::Bf16);
     let mut originals: HashMap<(Dtype, &[u64], u64), usize> = HashMap::new();
-    let mut found = HashMap::new();
+    let mut found = iterates(source, tensors)?;
     if !tensors.iter().any(|tensor| narrow(&tensor)) {
         return Ok(found);
     }
@@ -38,6 +39,21 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
         if narrow(&tensor) && elements(tensor) >= LEAST_ELEMENTS {
             let hash = xxh3_64(&middle(source, tensor)?);
             found.extend(originals.get(&(tensor.dtype, &tensor.shape, hash)).map(|original| (index, *original)));
+        }
+    }
+    Ok(found)
+}
+
+/// Iterates that are their parameter.
+fn iterates(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
+    let mut found = HashMap::new();
+    for (index, tensor) in tensors.iter().enumerate() {
+        let Some(of) = tensor.of.filter(|_| tensor.used == Use::Iterate && elements(tensor) >= LEAST_ELEMENTS) else {
+            continue;
+        };
+        let same_type = tensors[of].dtype == tensor.dtype && tensor.dtype.is_lattice_float();
+        if same_type && middle(source, tensor)? == middle(source, &tensors[of])? {
+            found.insert(index, of);
         }
     }
     Ok(found)

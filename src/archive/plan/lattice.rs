@@ -13,7 +13,7 @@ use super::archived::Archived;
 use super::phase;
 use super::rates::VECTOR;
 use super::{Choice, Material, Subject, read_tile, tiles};
-use crate::container::Role;
+use crate::container::{Role, Use};
 
 /// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
 /// to 1% even where a few rows move a hundred times more than the others.
@@ -31,7 +31,7 @@ const MOST_OF_LAST: f64 = 1.5;
 /// 1.4, between a model and zeros 1. Neither must decide how much of this one is kept.
 const MOST_OF_WEIGHTS: f64 = 0.7;
 /// An update's root mean square counts at most this many times the third quartile of its magnitudes. Under Adam it is .86 to 1.03
-/// of it, under SGD up to 1.6; beyond, a few elements have most of the energy, and the others would drown in the step.
+/// of it, under SGD with and without momentum up to 1.41; beyond, a few elements have most of the energy, and the others would drown in the step.
 const MOST_OF_QUARTILE: f64 = 2.0;
 /// And where it is this many times that quartile, no step suits both: the tensor stays lossless.
 const HEAVY_TAIL: f64 = 8.0;
@@ -114,8 +114,9 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
 fn step(subject: &Subject, rms: f64) -> Option<f64> {
     let tensor = subject.tensor;
     // An optimizer's flat copies of matrices are vectors by their shape only.
-    let is_vector = tensor.shape.len() < 2 && tensor.role != Role::Master;
-    let share = if is_vector { VECTOR } else { subject.sensitivity };
+    let is_flat = tensor.role == Role::Master && tensor.used != Use::Iterate;
+    let is_vector = tensor.shape.len() < 2 && !is_flat;
+    let share = if is_vector { VECTOR } else { 1.0 };
     lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.relief)
 }
 

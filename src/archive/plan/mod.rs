@@ -8,6 +8,7 @@ mod moments;
 mod phase;
 mod proof;
 mod rates;
+mod steep;
 
 use std::collections::HashMap;
 use std::io;
@@ -17,8 +18,8 @@ use rayon::prelude::*;
 use crate::codec::floor::{Keep, Signs};
 use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
-use crate::codec::{TILE_BYTES, log, lossless, published};
-use crate::container::{Description, ReadAt, Role, Tensor};
+use crate::codec::{TILE_BYTES, lossless, published};
+use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::recall::{Chain, tile};
 use crate::store::Profiles;
 use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
@@ -155,9 +156,7 @@ struct Subject<'a> {
     /// The tensor in the state before.
     previous: Option<Archived<'a>>,
     rates: Rates,
-    /// See [`rates::sensitivity`].
-    sensitivity: f64,
-    /// Factor on the step of weights, see [`interval::relief`].
+    /// Factor on the step of weights, see [`interval::relief`] and [`steep::caution`].
     relief: f64,
     /// Its other moment, and that one's place among the plans.
     partner: Option<(&'a Tensor, u32)>,
@@ -177,8 +176,8 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         twin.map(|twin| without_edges(twin))
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
-    let sensitivities = sensitivities(material, &all, &twins)?;
     let relief = interval::relief(material)?;
+    let seconds = steep::second_moments(written);
     let mut copies = copies::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
@@ -217,23 +216,31 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::Lossless);
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
+            let twin = twins[index].as_ref();
+            let caution = match (kind, twin, seconds[index]) {
+                (Kind::Weight, Some(twin), Some(second)) => steep::caution(material, tensor, twin, &all[second])?,
+                _ => 1.0,
+            };
             let subject = Subject {
                 material,
                 tensor,
-                twin: twins[index].as_ref(),
+                twin,
                 parent,
                 previous: previous.get(tensor),
                 rates,
-                sensitivity: sensitivities.get(&index).copied().unwrap_or(1.0),
-                relief,
+                relief: relief * caution,
                 partner,
             };
             lossy = match kind {
                 Kind::Weight => lattice::weight(&subject)?,
                 Kind::FirstMoment => moments::first(&subject)?,
-                Kind::SecondMoment => moments::second(&subject, rates.second_moment)?,
+                Kind::SecondMoment if is_of_adam(tensor) => moments::second(&subject, rates.second_moment)?,
+                Kind::SecondMoment => moments::second(&subject, rates.square_sum)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
+                Kind::Norm => moments::second(&subject, rates.square_sum / 2)?,
                 Kind::Momentum => moments::momentum(&subject)?,
+                Kind::Direction => moments::direction(&subject)?,
+                Kind::Sign => moments::signs(&subject)?,
             };
             row_step = rates.row;
         }
@@ -257,6 +264,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         forecast.keyframe += bits.1 / 8.0 * share;
         plans.push(plan);
     }
+    moments::keep_together(&all, &mut plans);
     let forecast = Some(forecast).filter(|_| material.super_step && material.base.is_some());
     if forecast.is_some_and(|forecast| forecast.wants_keyframe()) {
         plans.iter_mut().for_each(Plan::begin_anew);
@@ -266,74 +274,24 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
 
 /// Which codec a tensor is for, and its numbers; none if it is kept as it is.
 fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
-    let kind = rates::kind(tensor.role, tensor.partner.is_some(), tensor.lossless)?;
+    let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
+}
+
+/// Whether a second moment has its first in units of it. Then the update keeps its size whatever becomes of the second; other
+/// optimizers divide by it what is not stored.
+fn is_of_adam(tensor: &Tensor) -> bool {
+    tensor.used == Use::ByRole && tensor.partner.is_some()
 }
 
 /// The published system that a tensor is for. They quantize models; what none of them speaks of, the optimizer's state and averages,
 /// is lossless.
 fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     let system = material.profiles.of(tensor.role).system()?;
-    let is_model = matches!(tensor.role, Role::Weight | Role::Master) && !tensor.lossless && !tensor.shape.is_empty();
+    let is_parameter = matches!(tensor.role, Role::Weight | Role::Master) && tensor.used == Use::ByRole;
+    let is_model = is_parameter && !tensor.lossless && !tensor.shape.is_empty();
     (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
-}
-
-/// A parameter whose mean squared gradient is known.
-struct Gradients {
-    parameter: usize,
-    /// log2 of the mean square, up to what all have in common.
-    octaves: f64,
-    /// Bytes.
-    len: f64,
-}
-
-/// Factors on the steps of parameters, by index in the description.
-fn sensitivities(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<HashMap<usize, f64>> {
-    let mut known = second_moments(material, tensors)?;
-    if !tensors.iter().any(|tensor| tensor.role == Role::SecondMoment) {
-        known = updates(material, tensors, twins)?;
-    }
-    let total: f64 = known.iter().map(|gradients| gradients.len).sum();
-    let mean = known.iter().map(|gradients| gradients.octaves * gradients.len).sum::<f64>() / f64::max(total, 1.0);
-    let mut factors = HashMap::new();
-    for gradients in known {
-        let factor = rates::sensitivity(gradients.octaves - mean);
-        factors.insert(gradients.parameter, factor);
-    }
-    Ok(factors)
-}
-
-/// From second moments, for the parameters that they are found to belong to.
-fn second_moments(material: &Material, tensors: &[Tensor]) -> io::Result<Vec<Gradients>> {
-    const SIXTEENTHS: f64 = 16.0;
-    let one = |tensor: &Tensor| -> io::Result<Option<Gradients>> {
-        let second = tensor.role == Role::SecondMoment && tensor.dtype.is_lattice_float();
-        let Some(of) = tensor.of.filter(|_| second && tensor.extent.end > tensor.extent.start) else {
-            return Ok(None);
-        };
-        let middle = read_tile(material.source, tensor, tiles(tensor) / 2)?;
-        let mean = f64::from(log::Factors::flat_of(tensor.dtype, &middle).base()) / SIXTEENTHS;
-        let len = (tensor.extent.end - tensor.extent.start) as f64;
-        Ok(Some(Gradients { parameter: of, octaves: mean, len }))
-    };
-    let known: io::Result<Vec<Option<Gradients>>> = tensors.par_iter().map(one).collect();
-    Ok(known?.into_iter().flatten().collect())
-}
-
-/// From the updates, where no optimizer keeps mean squares: then they are sums of gradients (SGD).
-fn updates(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<Gradients>> {
-    let mut known = Vec::new();
-    for (parameter, (tensor, twin)) in tensors.iter().zip(twins).enumerate() {
-        let Some(twin) = twin.as_ref().filter(|_| tensor.is_weight() && tensor.dtype.is_lattice_float()) else {
-            continue;
-        };
-        if let Some(update) = lattice::next_update(material, tensor, twin)? {
-            let len = (tensor.extent.end - tensor.extent.start) as f64;
-            known.push(Gradients { parameter, octaves: 2.0 * update.rms.log2(), len });
-        }
-    }
-    Ok(known)
 }
 
 /// Alone or as difference to the base, whichever is estimated to be smaller.

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::codec::floor::Keep;
+use crate::codec::moment::Rule;
 use crate::container::{InOrder, ReadAt as _, describe};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, tile};
@@ -120,6 +121,8 @@ impl Rebuild<'_> {
         let coding = match entry.coding {
             Coding::Rows { parent, step } => Coding::Lattice { parent, step },
             Coding::RowsKey { step } => Coding::LatticeKey { step },
+            // What was rounded inward is on the lattice already, and must not be rounded inward once more.
+            Coding::Moment { second, step, rule: Rule::Inward } => Coding::Moment { second, step, rule: Rule::Root },
             // What lies beside it, or its keyframe, may be lost as well.
             Coding::LatticeWithKeyframe { .. } | Coding::Published { .. } | Coding::PublishedKey => return Ok(None),
             coding => coding,
@@ -133,7 +136,7 @@ impl Rebuild<'_> {
             _ => None,
         };
         let factors = match entry.coding {
-            Coding::LogKey { .. } => self.object.factors(number).ok(),
+            coding if coding.has_factors() => self.object.factors(number).ok(),
             _ => None,
         };
         let beside = second.as_ref().map(|second| (entry.dtype, second.as_slice(), second));

@@ -120,7 +120,7 @@ proptest! {
     fn any_bytes_are_an_answer_or_an_error(payload in prop::collection::vec(any::<u8>(), 0..200), n in 0..3000usize) {
         let second = vec![0; 4 * n];
         let mut out = Vec::new();
-        let _ = super::moment(Dtype::F32, &second, 0.5, &payload, &mut out);
+        let _ = super::moment((Rule::Root, Dtype::F32), &second, 0.5, &payload, &mut out);
         let _ = super::lattice((Dtype::F32, None), (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };

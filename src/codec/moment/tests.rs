@@ -11,11 +11,16 @@ fn tile(dtype: Dtype, values: &[f64]) -> Vec<u8> {
 }
 
 /// Decodes A with these second moments, exceptions and all.
-fn decode(dtype: Dtype, v_q: &[u8], g: f64, a: &[i32], exceptions: &[Exception]) -> Vec<u8> {
+fn decode((rule, dtype): (Rule, Dtype), v_q: &[u8], g: f64, a: &[i32], exceptions: &[Exception]) -> Vec<u8> {
     let mut out = vec![3; v_q.len()];
-    reconstruct(dtype, v_q, g, a, &mut out).unwrap();
+    reconstruct((rule, dtype), v_q, g, a, &mut out).unwrap();
     apply_exceptions(dtype, exceptions, &mut out).unwrap();
     out
+}
+
+/// d by this rule.
+fn divisor(rule: Rule, v: f64) -> f64 {
+    if matches!(rule, Rule::Root | Rule::Inward) { v.sqrt() } else { v }
 }
 
 /// The second moments as the logarithmic lattice gives them back, if it takes them.
@@ -41,27 +46,28 @@ proptest! {
         triples in prop::collection::vec((magnitude(), -3.0..3.0f64, magnitude()), 1..1500),
         exponent in -6..2i32,
         dtype in prop::sample::select(FLOATS.as_slice()),
+        rule in prop::sample::select(Rule::ALL.as_slice()),
     ) {
         let largest = for_float!(dtype, F => F::LARGEST, else 0.0);
         let v = tile(dtype, &triples.iter().map(|t| t.0.min(largest)).collect::<Vec<_>>());
         // Mostly u in proportion; where v is 0, sometimes an m of its own.
-        let m: Vec<f64> = triples.iter().map(|t| if t.0 == 0.0 { t.2 } else { t.1 * t.0.sqrt() }).collect();
+        let m: Vec<f64> = triples.iter().map(|t| if t.0 == 0.0 { t.2 } else { t.1 * divisor(rule, t.0) }).collect();
         let m = tile(dtype, &m.iter().map(|m| m.clamp(-largest, largest)).collect::<Vec<_>>());
         let g = 2f64.powi(exponent);
         let (mut a, mut exceptions) = (vec![7; triples.len()], Vec::new());
-        if quantize(dtype, &m, &v, g, &mut a, &mut exceptions).is_err() {
+        if quantize((rule, dtype), &m, &v, g, &mut a, &mut exceptions).is_err() {
             // What is left of a tiny v once it is rounded can make u of any size.
-            prop_assert!(ratios(dtype, &m, &v).iter().any(|u| u.abs() / g > 1e9), "unfit without reason");
+            prop_assert!(ratios((rule, dtype), &m, &v).iter().any(|u| u.abs() / g > 1e9), "unfit without reason");
             return Ok(());
         }
         let v_q = [Some(v.clone()), quantized(dtype, &v)];
         for v_q in v_q.iter().flatten() {
-            let m_q = decode(dtype, v_q, g, &a, &exceptions);
-            let error = largest_error(dtype, &m, &v, &m_q, v_q, g);
+            let m_q = decode((rule, dtype), v_q, g, &a, &exceptions);
+            let error = largest_error((rule, dtype), &m, &v, &m_q, v_q, g);
             prop_assert!(error.is_some());
             // Subnormals of m_q are coarser than their quotient, but where it is the largest of the type that is cut off.
             if dtype == Dtype::F32 && triples.iter().all(|t| (1e-30..1e30).contains(&t.0)) {
-                prop_assert!(error.unwrap() <= g * 0.5 + 3.0 / 1048576.0);
+                prop_assert!(error.unwrap() <= g * rule.steps() + 3.0 / 1048576.0 + 8.0 / 1048576.0 * g.max(3.0));
             }
         }
         let mut payload = Vec::new();
@@ -75,6 +81,7 @@ proptest! {
     fn any_bits_hold_the_invariants_or_are_unfit(
         bits in prop::collection::vec(any::<(u64, u64)>(), 1..200),
         dtype in prop::sample::select(FLOATS.as_slice()),
+        rule in prop::sample::select(Rule::ALL.as_slice()),
         exponent in -60..60i32,
         positive: bool,
     ) {
@@ -84,9 +91,9 @@ proptest! {
         let v: Vec<u8> = bits.iter().flat_map(|b| of(b.1 & mask)).collect();
         let (mut a, mut exceptions) = (vec![7; bits.len()], Vec::new());
         let g = 2f64.powi(exponent);
-        if quantize(dtype, &m, &v, g, &mut a, &mut exceptions).is_ok() {
-            let m_q = decode(dtype, &v, g, &a, &exceptions);
-            prop_assert!(largest_error(dtype, &m, &v, &m_q, &v, g).is_some());
+        if quantize((rule, dtype), &m, &v, g, &mut a, &mut exceptions).is_ok() {
+            let m_q = decode((rule, dtype), &v, g, &a, &exceptions);
+            prop_assert!(largest_error((rule, dtype), &m, &v, &m_q, &v, g).is_some());
         }
     }
 
@@ -94,13 +101,14 @@ proptest! {
     fn no_payload_decodes_to_what_is_not_finite(
         pairs in prop::collection::vec((any::<i32>(), any::<u64>()), 1..200),
         dtype in prop::sample::select(FLOATS.as_slice()),
+        rule in prop::sample::select(Rule::ALL.as_slice()),
         exponent in -64..64i32,
     ) {
         let v: Vec<u8> = pairs.iter().flat_map(|p| p.1.to_le_bytes()[..dtype.size()].to_vec()).collect();
         let a: Vec<i32> = pairs.iter().map(|p| p.0).collect();
         let mut out = vec![0; v.len()];
         let sound = for_float!(dtype, F => F::elements(&v).iter().all(|&v| F::widen(v).is_finite() && F::widen(v) >= 0.0), else false);
-        let done = reconstruct(dtype, &v, 2f64.powi(exponent), &a, &mut out);
+        let done = reconstruct((rule, dtype), &v, 2f64.powi(exponent), &a, &mut out);
         prop_assert_eq!(done.is_ok(), sound);
         if sound {
             let finite = for_float!(dtype, F => F::elements(&out).iter().all(|&m| F::widen(m).is_finite()), else false);
@@ -112,8 +120,9 @@ proptest! {
     fn all_levels_give_the_same_bits(
         values in prop::collection::vec((magnitude(), -3.0..3.0f64, any::<i32>()), 1..300),
         exponent in -10..3i32,
+        rule in prop::sample::select(Rule::ALL.as_slice()),
     ) {
-        fn compare_levels<F: Float>(dtype: Dtype, values: &[(f64, f64, i32)], g: f64)
+        fn compare_levels<F: Float, R: Divide>(dtype: Dtype, values: &[(f64, f64, i32)], g: f64)
         where F::Bytes: PartialEq + std::fmt::Debug {
             let v = tile(dtype, &values.iter().map(|v| v.0).collect::<Vec<_>>());
             let m = tile(dtype, &values.iter().map(|v| v.0.sqrt() * v.1).collect::<Vec<_>>());
@@ -121,9 +130,9 @@ proptest! {
             let (m, v) = (F::elements(&m), F::elements(&v));
             let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
                 let (mut a_out, mut out) = (vec![0; a.len()], m.to_vec());
-                let flags = quantize_chunk::<F>(level, m, v, g, &mut a_out);
-                let sound = reconstruct_elements::<F, i32>(level, v, g, &a, &mut out);
-                let (error, ok) = compare::<F>(level, m, v, &out, v, g);
+                let flags = quantize_chunk::<F, R>(level, m, v, g, &mut a_out);
+                let sound = reconstruct_elements::<F, R, i32>(level, v, g, &a, &mut out);
+                let (error, ok) = compare::<F, R>(level, m, v, &out, v, g);
                 // Of NaN only that it is one is the same: nothing is stored then.
                 let out = sound.then_some(out);
                 (flags, flags.0.then_some(a_out), out, ok, ok.then_some(error.to_bits()))
@@ -133,10 +142,10 @@ proptest! {
             }
         }
         let g = 2f64.powi(exponent);
-        compare_levels::<F16>(Dtype::F16, &values, g);
-        compare_levels::<Bf16>(Dtype::Bf16, &values, g);
-        compare_levels::<F32>(Dtype::F32, &values, g);
-        compare_levels::<F64>(Dtype::F64, &values, g);
+        for_rule!(rule, R => compare_levels::<F16, R>(Dtype::F16, &values, g));
+        for_rule!(rule, R => compare_levels::<Bf16, R>(Dtype::Bf16, &values, g));
+        for_rule!(rule, R => compare_levels::<F32, R>(Dtype::F32, &values, g));
+        for_rule!(rule, R => compare_levels::<F64, R>(Dtype::F64, &values, g));
     }
 
     #[test]
@@ -167,14 +176,14 @@ fn what_cannot_be_is_unfit() {
         let good = tile(dtype, &[1.0; 4]);
         for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
             let bad = tile(dtype, &[1.0, bad, 1.0, 1.0]);
-            assert!(quantize(dtype, &bad, &good, g, &mut [0; 4], &mut Vec::new()).is_err());
-            assert!(quantize(dtype, &good, &bad, g, &mut [0; 4], &mut Vec::new()).is_err());
-            assert_eq!(largest_error(dtype, &good, &bad, &good, &bad, g), None);
+            assert!(quantize((Rule::Root, dtype), &bad, &good, g, &mut [0; 4], &mut Vec::new()).is_err());
+            assert!(quantize((Rule::Root, dtype), &good, &bad, g, &mut [0; 4], &mut Vec::new()).is_err());
+            assert_eq!(largest_error((Rule::Root, dtype), &good, &bad, &good, &bad, g), None);
         }
         let negative = tile(dtype, &[1.0, -1.0, 1.0, 1.0]);
-        assert!(quantize(dtype, &good, &negative, g, &mut [0; 4], &mut Vec::new()).is_err());
-        assert!(quantize(dtype, &good, &good, f64::NAN, &mut [0; 4], &mut Vec::new()).is_err());
-        assert!(quantize(dtype, &good, &good, 2f64.powi(-40), &mut [0; 4], &mut Vec::new()).is_err());
+        assert!(quantize((Rule::Root, dtype), &good, &negative, g, &mut [0; 4], &mut Vec::new()).is_err());
+        assert!(quantize((Rule::Root, dtype), &good, &good, f64::NAN, &mut [0; 4], &mut Vec::new()).is_err());
+        assert!(quantize((Rule::Root, dtype), &good, &good, 2f64.powi(-40), &mut [0; 4], &mut Vec::new()).is_err());
     }
 }
 
@@ -182,7 +191,7 @@ fn what_cannot_be_is_unfit() {
 fn broken_invariants_are_seen() {
     let of = |values: &[f64]| tile(Dtype::F32, values);
     let error = |m: f64, v: f64, m_q: f64, v_q: f64| {
-        largest_error(Dtype::F32, &of(&[m]), &of(&[v]), &of(&[m_q]), &of(&[v_q]), 1.0)
+        largest_error((Rule::Root, Dtype::F32), &of(&[m]), &of(&[v]), &of(&[m_q]), &of(&[v_q]), 1.0)
     };
     assert_eq!(error(1.0, 1.0, 2.0, 4.0), Some(0.0));
     assert_eq!(error(1.0, 1.0, 1.5, 1.0), Some(0.5));
@@ -208,12 +217,74 @@ fn quotients_of_order_one_cost_little() {
     let m: Vec<f64> =
         v.iter().map(|v| v.sqrt() * (0..12).map(|_| unit() / 4.0).sum::<f64>() - v.sqrt() * 1.5).collect();
     let (m, v) = (tile(Dtype::F32, &m), tile(Dtype::F32, &v));
-    let g = choose_g(Dtype::F32, &ratios(Dtype::F32, &m, &v), 1.0).unwrap();
+    let g = choose_g(Dtype::F32, &ratios((Rule::Root, Dtype::F32), &m, &v), 1.0).unwrap();
     let mut a = vec![0; 20_000];
-    quantize(Dtype::F32, &m, &v, g, &mut a, &mut Vec::new()).unwrap();
+    quantize((Rule::Root, Dtype::F32), &m, &v, g, &mut a, &mut Vec::new()).unwrap();
     let mut payload = Vec::new();
     encode_tile(&a, None, None, &[], &mut payload).unwrap();
     let percent = payload.len() as f64 * 100.0 / m.len() as f64;
     // The entropy of a normal in steps of its deviation is 2.05 bits, 6.4% of fp32.
     assert!((5.0..7.5).contains(&percent), "{percent}%");
+}
+
+#[test]
+fn each_rule_keeps_what_its_optimizer_needs() {
+    // Values of every size, one exactly on a step, and one whose square is nearly all of v.
+    let v: [f64; 6] = [1e-12, 4e-6, 1.0, 1.0, 9.0, 1e-4];
+    let m = [3e-7, -1e-3, 0.75, 1.0 - 1e-7, -2.9, 1e-9];
+    let close = |rule: Rule| v.map(|v| if divisor(rule, 4.0) == 2.0 { v } else { v.sqrt() });
+    for dtype in [Dtype::F32, Dtype::F64] {
+        for rule in Rule::ALL {
+            let (was_m, was_v) = (tile(dtype, &m), tile(dtype, &close(rule)));
+            let v_q = quantized(dtype, &was_v).unwrap();
+            let (mut a, mut kept) = ([0; 6], Vec::new());
+            quantize((rule, dtype), &was_m, &was_v, 0.25, &mut a, &mut kept).unwrap();
+            let m_q = decode((rule, dtype), &v_q, 0.25, &a, &kept);
+            let error = largest_error((rule, dtype), &was_m, &was_v, &m_q, &v_q, 0.25).unwrap();
+            assert!(error <= 0.25 * rule.steps() + 1e-5, "{rule:?}: {error}");
+            let of = |bytes: &[u8]| -> Vec<f64> {
+                for_float!(dtype, F => F::elements(bytes).iter().map(|&x| F::widen(x)).collect(), else unreachable!())
+            };
+            for ((m, v), (m_q, v_q)) in of(&was_m).into_iter().zip(of(&was_v)).zip(of(&m_q).into_iter().zip(of(&v_q))) {
+                let (u, u_q) = (m / divisor(rule, v), m_q / divisor(rule, v_q));
+                assert!(m_q == 0.0 || (m_q > 0.0) == (m > 0.0));
+                match rule {
+                    Rule::Root | Rule::Norm => assert!(u_q.abs() <= u.abs() + 0.126),
+                    // What is left of v when the square is taken off it.
+                    Rule::Inward => assert!((v_q - m_q * m_q) / v_q >= (v - m * m) / v && v_q > m_q * m_q),
+                    Rule::Sign => assert!(m_q != 0.0),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn inward_and_sign_are_checked_as_what_they_are() {
+    let of = |values: &[f64]| tile(Dtype::F32, values);
+    let error = |rule: Rule, m: f64, m_q: f64| {
+        let one = of(&[1.0]);
+        largest_error((rule, Dtype::F32), &of(&[m]), &one, &of(&[m_q]), &one, 0.5)
+    };
+    assert_eq!(error(Rule::Inward, 0.75, 0.5), Some(0.25));
+    assert_eq!(error(Rule::Inward, 0.75, 0.75 + 1e-5), None, "it grew");
+    assert_eq!(error(Rule::Inward, 0.75, -0.1), None, "it flipped");
+    assert_eq!(error(Rule::Sign, 0.25, 0.5), Some(0.25));
+    assert_eq!(error(Rule::Sign, 0.25, 0.0), None, "the sign is lost");
+    assert_eq!(error(Rule::Sign, 0.0, 0.5), None, "a sign out of nothing");
+    assert_eq!(error(Rule::Sign, 0.25, 0.8), None, "inflated by more than a step");
+    assert_eq!(error(Rule::Norm, 0.25, 0.51), None, "inflated by more than half a step");
+}
+
+#[test]
+fn the_least_value_keeps_its_sign() {
+    for dtype in FLOATS {
+        let least = for_float!(dtype, F => F::LEAST, else 0.0);
+        let sizes = tile(dtype, &[least, 1.0]);
+        let m = tile(dtype, &[-least, 1e-3]);
+        let (mut a, mut kept) = ([0; 2], Vec::new());
+        quantize((Rule::Sign, dtype), &m, &sizes, 0.25, &mut a, &mut kept).unwrap();
+        let m_q = decode((Rule::Sign, dtype), &sizes, 0.25, &a, &kept);
+        assert!(largest_error((Rule::Sign, dtype), &m, &sizes, &m_q, &sizes, 0.25).is_some(), "{dtype:?}");
+    }
 }

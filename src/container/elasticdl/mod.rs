@@ -18,7 +18,7 @@ pub use reshard::{Refusal, Reshard, Source};
 
 use std::collections::HashSet;
 
-use super::proof::Training;
+use super::proof::{self, Training};
 use super::read::Fail;
 use super::role::{self, Context};
 use super::table::Table;
@@ -84,8 +84,7 @@ fn tensors(model: Model) -> (Vec<Tensor>, Vec<Table>) {
     found.sort_by_key(|(tensor, _)| tensor.extent.start);
     let (mut tensors, mut tables) = (Vec::with_capacity(found.len()), Vec::new());
     for (mut tensor, rows) in found {
-        // Workers push gradients to a server for each of its variables, and for nothing else.
-        tensor.trained = (tensor.role == Role::Weight).then_some("a variable of a parameter server");
+        tensor.trained = (tensor.role == Role::Weight).then_some(proof::FORMAT);
         let rows = rows.map(|(row, ids)| Table::new(tensors.len(), tensor.extent.clone(), row, &ids));
         tables.extend(rows);
         tensors.push(tensor);

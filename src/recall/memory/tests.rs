@@ -53,7 +53,13 @@ fn states_come_back_narrow_or_wide() {
     // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes; -32768 stands for a zero of
     // the logarithmic lattice, so a lattice with it is wide.
     assert_eq!(memory.status().bytes, 400 + 200 + 400 + 400 + 3 * 16 + 6);
-    let moment = State::Moment { second: Arc::default(), accumulators: vec![1], step: 0.5, exceptions: Vec::new() };
+    let moment = State::Moment {
+        rule: crate::codec::moment::Rule::Root,
+        second: Arc::default(),
+        accumulators: vec![1],
+        step: 0.5,
+        exceptions: Vec::new(),
+    };
     assert!(Kept::of(&moment).is_none());
     memory.forget(object.header().id);
     assert_eq!(memory.status().bytes, 0);

@@ -1,5 +1,7 @@
 //! How a tensor's tiles are encoded (docs/FORMAT.md, "Decoding").
 
+use crate::codec::moment::Rule;
+
 /// How a tensor's tiles are encoded. `parent` is an index in the parent object's table of tensors; every other index is one
 /// in the same object's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,12 +54,21 @@ pub enum Coding {
         /// Step in octaves / 65536.
         unit: u32,
     },
-    /// A first moment in units of its second's root.
+    /// In units of what lies beside it, or of its root, as the rule says: a first moment.
     Moment {
         /// The second moment.
         second: u32,
         /// Step of the ratio.
         step: f64,
+        /// What is done with the two; never [`Rule::Sign`].
+        rule: Rule,
+    },
+    /// In units of the size that its row and column have, from factors of its own.
+    Sized {
+        /// Step of the ratio.
+        step: f64,
+        /// [`Rule::Norm`] or [`Rule::Sign`].
+        rule: Rule,
     },
     /// Another tensor of this object, each element rounded to this one's type. No payload.
     Cast {
@@ -89,6 +100,7 @@ impl Coding {
             | RowsKey { .. }
             | LogKey { .. }
             | Moment { .. }
+            | Sized { .. }
             | Cast { .. }
             | PublishedKey => None,
         }
@@ -130,6 +142,19 @@ impl Coding {
         }
     }
 
+    /// The step in ratios, and the rule they follow.
+    pub fn ratio(self) -> Option<(f64, Rule)> {
+        match self {
+            Coding::Moment { step, rule, .. } | Coding::Sized { step, rule } => Some((step, rule)),
+            _ => None,
+        }
+    }
+
+    /// Whether factors are stored with it.
+    pub fn has_factors(self) -> bool {
+        matches!(self, Coding::LogKey { .. } | Coding::Sized { .. })
+    }
+
     /// Whether the bytes may differ from those that were written.
     pub fn is_lossy(self) -> bool {
         !matches!(self, Coding::Lossless | Coding::LosslessDelta { .. })
@@ -144,6 +169,8 @@ impl Coding {
             Rows { .. } | RowsKey { .. } => "rows",
             Log { .. } | LogKey { .. } => "log",
             Moment { .. } => "moment",
+            Sized { rule: Rule::Sign, .. } => "signs",
+            Sized { .. } => "sized",
             Cast { .. } => "cast",
             Published { .. } | PublishedKey => "published",
         }

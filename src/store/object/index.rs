@@ -180,7 +180,7 @@ impl Index {
         let coding = tensor.coding;
         let of_lattice = tensor.dtype.is_lattice_float();
         let step = match coding {
-            Coding::Moment { step, .. } => Some(step),
+            Coding::Moment { step, .. } | Coding::Sized { step, .. } => Some(step),
             _ => coding.step(),
         };
         if step.is_some_and(|step| !(lattice::is_step(step) && of_lattice)) {
@@ -195,7 +195,7 @@ impl Index {
         if coding.is_published() && !published::tile::is_for(tensor.dtype) {
             return Err(Damage("a published system's tensor is of a type that none has"));
         }
-        if tensor.factors.is_some() != matches!(coding, Coding::LogKey { .. }) {
+        if tensor.factors.is_some() != coding.has_factors() {
             return Err(Damage("a tensor's factors are missing, or not needed"));
         }
         // As many are made room for as the shape says.

@@ -2,6 +2,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::codec::moment::Rule;
 use crate::codec::{Dtype, TILE_BYTES};
 use crate::container::Role;
 
@@ -45,6 +46,8 @@ fn coding() -> impl Strategy<Value = Coding> {
         (any::<u32>(), step.clone()).prop_map(|(parent, step)| Coding::Lattice { parent, step }),
         step.clone().prop_map(|step| Coding::LatticeKey { step }),
         step.clone().prop_map(|step| Coding::LatticeWithKeyframe { step }),
+        step.clone().prop_map(|step| Coding::Sized { step, rule: Rule::Norm }),
+        step.clone().prop_map(|step| Coding::Sized { step, rule: Rule::Sign }),
         (any::<u32>(), step).prop_map(|(parent, step)| Coding::Rows { parent, step }),
         (any::<u32>(), 14u32..=20).prop_map(|(parent, unit)| Coding::Log { parent, unit: 1 << unit }),
         (14u32..=20).prop_map(|unit| Coding::LogKey { unit: 1 << unit }),
@@ -85,7 +88,7 @@ prop_compose! {
         let coding = if fits || !coding.is_lossy() { coding } else { Coding::Lossless };
         let role = Role::ALL[role];
         let len = len - len % dtype.size() as u64;
-        let factors = matches!(coding, Coding::LogKey { .. }).then(|| tiles(1, !seed)[0]);
+        let factors = coding.has_factors().then(|| tiles(1, !seed)[0]);
         // Factors are believed for as many elements as there are only.
         let shape = if factors.is_some() { vec![len / dtype.size() as u64] } else { shape };
         let tiles = tiles(len, seed);
@@ -99,7 +102,9 @@ prop_compose! {
 fn family(((gap, tensor), ways): ((u64, TensorEntry), u8)) -> Vec<(u64, TensorEntry)> {
     let of_lattice = tensor.dtype.is_lattice_float();
     let mut family = vec![(gap, tensor.clone())];
-    let others = [Coding::Moment { second: 1, step: 0.5 }, Coding::Cast { of: 1 }];
+    let moment = |rule| Coding::Moment { second: 1, step: 0.5, rule };
+    let rule = [Rule::Root, Rule::Norm, Rule::Inward][usize::from(ways / 3 % 3)];
+    let others = [moment(rule), Coding::Cast { of: 1 }];
     for coding in others.into_iter().take(if of_lattice { usize::from(ways % 3) } else { 0 }) {
         family.push((gap / 2, TensorEntry { coding, bound: 1.5, factors: None, ..tensor.clone() }));
     }
@@ -159,7 +164,7 @@ fn is_sound(index: &Index, len: u64) {
             let elements = |t: &TensorEntry| (t.extent.end - t.extent.start) / t.dtype.size() as u64;
             assert_eq!(elements(tensor), elements(other));
         }
-        assert_eq!(tensor.factors.is_some(), matches!(tensor.coding, Coding::LogKey { .. }));
+        assert_eq!(tensor.factors.is_some(), tensor.coding.has_factors());
     }
     within(
         &index.skeleton,
@@ -312,7 +317,7 @@ fn an_unfinished_object_leaves_nothing_and_is_none() {
 #[test]
 fn a_number_of_tensors_that_no_file_has_is_not_believed() {
     let count = index::MAX_TENSORS + 1;
-    // Four texts, the generations, no original.
+    // Four texts, no restores, no hash of the original.
     let mut bytes = vec![0; 6];
     crate::entropy::varint::put(count as u64, &mut bytes);
     bytes.resize(bytes.len() + 12 * count, 0);

@@ -2,6 +2,7 @@
 //! nothing that follows from something else.
 
 use crate::codec::Dtype;
+use crate::codec::moment::Rule;
 use crate::container::Role;
 use crate::entropy::varint;
 use crate::store::Damage;
@@ -32,10 +33,10 @@ fn columns(code: u8) -> Result<[bool; 4], Damage> {
         0 => [false; 4],
         1 => [true, false, false, false],
         2 | 5 => [true, false, true, false],
-        3 | 4 | 10 => [false, false, true, false],
+        3 | 4 | 10 | 15 | 16 => [false, false, true, false],
         6 => [true, false, false, true],
         7 => [false, false, false, true],
-        8 => [false, true, true, false],
+        8 | 13 | 14 => [false, true, true, false],
         9 => [false, true, false, false],
         11 => [true, false, false, false],
         12 => [false; 4],
@@ -53,13 +54,23 @@ fn parts(coding: Coding) -> Parts {
         Coding::Rows { step, .. } => (5, Some(step), None),
         Coding::Log { unit, .. } => (6, None, Some(unit)),
         Coding::LogKey { unit } => (7, None, Some(unit)),
-        Coding::Moment { step, .. } => (8, Some(step), None),
+        Coding::Moment { step, rule, .. } => (moment_code(rule), Some(step), None),
+        Coding::Sized { step, rule } => (if rule == Rule::Sign { 16 } else { 15 }, Some(step), None),
         Coding::Cast { .. } => (9, None, None),
         Coding::RowsKey { step } => (10, Some(step), None),
         Coding::Published { .. } => (11, None, None),
         Coding::PublishedKey => (12, None, None),
     };
     Parts { code, parent: coding.parent(), beside: coding.beside(), step, unit }
+}
+
+/// The code of a first moment by its rule; that of signs has another coding.
+fn moment_code(rule: Rule) -> u8 {
+    match rule {
+        Rule::Root | Rule::Sign => 8,
+        Rule::Norm => 13,
+        Rule::Inward => 14,
+    }
 }
 
 fn coding(parts: &Parts) -> Result<Coding, Damage> {
@@ -75,10 +86,14 @@ fn coding(parts: &Parts) -> Result<Coding, Damage> {
         5 => Coding::Rows { parent: parent?, step: step? },
         6 => Coding::Log { parent: parent?, unit: unit? },
         7 => Coding::LogKey { unit: unit? },
-        8 => Coding::Moment { second: beside?, step: step? },
+        8 => Coding::Moment { second: beside?, step: step?, rule: Rule::Root },
         9 => Coding::Cast { of: beside? },
         10 => Coding::RowsKey { step: step? },
         11 => Coding::Published { parent: parent? },
+        13 => Coding::Moment { second: beside?, step: step?, rule: Rule::Norm },
+        14 => Coding::Moment { second: beside?, step: step?, rule: Rule::Inward },
+        15 => Coding::Sized { step: step?, rule: Rule::Norm },
+        16 => Coding::Sized { step: step?, rule: Rule::Sign },
         _ => Coding::PublishedKey,
     })
 }
@@ -187,7 +202,7 @@ pub(super) fn decode(bytes: &[u8], version: u32, logical_len: u64) -> Result<Ind
     let lossy = || codings.iter().map(|coding| coding.is_lossy());
     let bounds = lossy().map(|lossy| if lossy { fields.f64() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
     let errors = lossy().map(|lossy| if lossy { fields.f32() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
-    let with_factors = |coding: &&Coding| matches!(coding, Coding::LogKey { .. });
+    let with_factors = |coding: &&Coding| coding.has_factors();
     let factors = codings.iter().filter(with_factors).count();
     let lens: Vec<u64> = extents.iter().map(|extent| extent.end - extent.start).collect();
     let skeleton = tiles_of(logical_len - lens.iter().sum::<u64>());
