@@ -1,4 +1,4 @@
-//! Stores that earlier versions wrote (`tests/golden/v1` to `v6`): this one must read them, bit for bit, for ever.
+//! Stores that earlier versions wrote (`tests/golden/v1` to `v8`): this one must read them, bit for bit, for ever.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -265,6 +265,18 @@ fn version_4_is_read_for_ever() {
 fn version_6_is_read_for_ever() {
     has_halved_values(&golden("v6"));
     assert_eq!(is_read("v6", 3).len(), 2);
+}
+
+#[test]
+fn version_8_is_read_for_ever() {
+    let objects = golden("v8").join("objects");
+    let objects = stepfs::store::Objects::load(&objects, |id, error| panic!("{id}: {error}")).unwrap();
+    for Header { id, .. } in objects.all() {
+        assert!(objects.open(id).unwrap().index().original.is_some(), "{id}");
+    }
+    let codings = is_read("v8", 14);
+    let new = ["lattice with its keyframe", "log keyframe", "moment", "lossless difference"];
+    assert!(new.iter().all(|coding| codings.contains(coding)), "{codings:?}");
 }
 
 /// A file as a reader gets it, in pieces.
