@@ -31,7 +31,7 @@ fn trained(passthrough: bool, settings: &str, count: u64) -> (Mounted, Vec<PathB
     .unwrap();
     let m = Mounted::on(dir, passthrough);
     let mut random = Random(3);
-    let mut model = vec![Tensor::new("w", Dtype::F32, &[1024, 2048], &mut random)];
+    let mut model = vec![Tensor::new("w.weight", Dtype::F32, &[1024, 2048], &mut random)];
     let paths: Vec<PathBuf> = (1..=count).map(|at| m.mnt().join(format!("step_{at}.safetensors"))).collect();
     for path in &paths {
         train(&mut model, 1e-3, &mut random);

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import resume_study
-from study import gaps, protocol, sizes, tasks
+from study import chains, gaps, protocol, sizes, tasks
 
 # No fall-back to more bits, whatever was restored how often: for figures of one bit width.
 FIXED_WIDTH = "expected_restores = 1000000"
@@ -17,7 +17,7 @@ class Lab:
     """`minutes`: no run is begun after so many; what is missing then is None, and the document says that it was not run."""
 
     def __init__(self, raw, where=None, quick=False, minutes=None, figures=None, again=False):
-        self.kept = resume_study.Kept(raw / ("runs-quick" if quick else "runs"), again)
+        self.kept = chains.Kept(raw / ("runs-quick" if quick else "runs"), again)
         self.raw, self.where, self.quick = raw / "quick" if quick else raw, where, quick
         self.figures_program = figures
         self.end = None if minutes is None else time.monotonic() + 60 * minutes

@@ -144,7 +144,7 @@ fn kept(place: Place, keep: Keep, data: &[u8], decoded: &mut [u8], exceptions: &
 /// Whether a tile of a tensor of one sign keeps to the floor (`codec::floor`).
 pub(super) fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
     let floor = match coding {
-        Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
+        Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
         Coding::Cast { .. } => Floor::Quarter,
         _ => Floor::Eighth,
     };

@@ -82,7 +82,7 @@ pub enum Floor {
     Eighth,
     /// The same of what it is a copy of in a narrower type, whose roundings come on top.
     Quarter,
-    /// Its sign: a logarithmic codec has a bound of its own, and nobody divides by a mean of gradients.
+    /// Its sign: nobody divides by a mean of gradients. (A logarithmic codec keeps signs and zeros by itself.)
     Sign,
 }
 

@@ -250,8 +250,11 @@ pub(super) fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -
 /// Mean square of an update, as far as [`MOST_OF_QUARTILE`] lets it count, and its root in units of the third quartile of the
 /// elements that move.
 fn power_and_tail(updates: &[f64]) -> (f64, f64) {
+    /// Elements that the quartile is taken of: it is good to 2%.
+    const ELEMENTS: usize = 4096;
     let power = mean_square(updates);
-    let mut moved: Vec<f64> = updates.iter().map(|update| update.abs()).filter(|update| *update > 0.0).collect();
+    let some = updates.iter().step_by(updates.len().div_ceil(ELEMENTS).max(1));
+    let mut moved: Vec<f64> = some.map(|update| update.abs()).filter(|update| *update > 0.0).collect();
     if moved.is_empty() || !power.is_finite() {
         return (power, 0.0);
     }

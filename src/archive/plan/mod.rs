@@ -52,7 +52,7 @@ pub(super) struct Plan {
     pub(super) row_step: f64,
     /// The published system that it is for.
     pub(super) system: Option<SystemId>,
-    /// No two of its elements have different signs: it has a floor (`codec::floor`).
+    /// No two of its elements have different signs: it has a floor (`codec::floor`), which its codec does not know of itself.
     pub(super) one_sign: bool,
 }
 
@@ -250,7 +250,9 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         };
         let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
         let system = systems[index].filter(|_| coding.is_published());
-        let one_sign = coding.is_lossy() && has_one_sign(material.source, tensor)?;
+        // What is positive by its codec need not be looked through.
+        let of_logs = matches!(coding, Coding::Log { .. } | Coding::LogKey { .. });
+        let one_sign = coding.is_lossy() && !of_logs && has_one_sign(material.source, tensor)?;
         Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, system, one_sign }, bits))
     };
     // Each decodes some tiles of the base.

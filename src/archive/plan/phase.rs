@@ -48,7 +48,6 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
     let tensor = subject.tensor;
     let middle = tiles(tensor) / 2;
     let now = read_tile(subject.material.source, tensor, middle)?;
-    let zero = vec![0; now.len()];
     let keyframe = match subject.parent.filter(|_| chained) {
         Some(parent) => match tile::state(parent.chain, parent.number as usize, middle)? {
             State::Lattice { keyframe, .. } => keyframe,
@@ -57,10 +56,17 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
         },
         None => None,
     };
-    let keyframe = keyframe.as_ref().map_or(&zero, |keyframe| keyframe.as_ref());
-    let (distances, values) = (updates(tensor.dtype, &now, keyframe), updates(tensor.dtype, &now, &zero));
-    let every = distances.len().div_ceil(ELEMENTS).max(1);
-    Ok(distances.into_iter().zip(values).step_by(every).collect())
+    let size = tensor.dtype.size();
+    let every = (now.len() / size).div_ceil(ELEMENTS).max(1);
+    let some = |bytes: &[u8]| -> Vec<u8> { bytes.chunks_exact(size).step_by(every).flatten().copied().collect() };
+    let now = some(&now);
+    let zero = vec![0; now.len()];
+    let values = updates(tensor.dtype, &now, &zero);
+    let distances = match keyframe {
+        Some(keyframe) => updates(tensor.dtype, &now, &some(&keyframe)),
+        None => values.clone(),
+    };
+    Ok(distances.into_iter().zip(values).collect())
 }
 
 /// Mean cosine of the elements' places between two points of a lattice. `steps_of_octave`: elements whose own grid is about as
