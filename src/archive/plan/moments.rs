@@ -76,7 +76,7 @@ pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
 }
 
 /// A momentum of which small elements count as much as large ones: in units of the size that its row and column have. One
-/// step for the tensor takes all from rows with small gradients, and costs 1.5 iterations of Lion where this costs .2.
+/// step for the tensor takes all from rows with small gradients, and costs an iteration of Lion where this costs a quarter.
 pub(super) fn direction(subject: &Subject) -> io::Result<Option<Choice>> {
     let is_vector = has_factors(&subject.tensor.shape).is_none();
     sized(subject, subject.rates.momentum * if is_vector { VECTOR } else { 1.0 }, Rule::Norm)
