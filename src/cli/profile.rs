@@ -13,7 +13,7 @@ use super::words::name;
 
 /// Show, or set, how faithfully files are kept once a newer one of their lineage is durable.
 ///
-/// exact: bit for bit. balanced: a restore costs at most half an iteration of training. compact: at most two. Or a published
+/// exact: bit for bit. balanced: a restore is meant to cost half an iteration of training. compact: up to two. docs/QUALITY.md has what it cost. Or a published
 /// system, for comparison; they are listed below.
 ///
 /// What is set on a file, or on a directory for all below it, goes before the rules of stepfs.toml; the nearest wins. It

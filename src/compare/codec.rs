@@ -47,8 +47,8 @@ impl Codec {
     pub fn about(self) -> &'static str {
         match self {
             Codec::Profile(Profile::Exact) => "stepfs, every bit",
-            Codec::Profile(Profile::Balanced) => "stepfs, a restore costs at most half an iteration of training",
-            Codec::Profile(Profile::Compact) => "stepfs, a restore costs at most two iterations",
+            Codec::Profile(Profile::Balanced) => "stepfs, a restore is meant to cost half an iteration of training",
+            Codec::Profile(Profile::Compact) => "stepfs, a restore is meant to cost up to two iterations",
             Codec::Profile(Profile::Published(system)) => system.about(),
             Codec::Zstd(_) => "zstd at this level (1 to 22), each file alone",
             Codec::ZstdPatch(_) => "zstd --patch-from at this level (1 to 22), each file as a patch to the one before",

@@ -19,9 +19,9 @@ use crate::container::Role;
 pub enum Profile {
     /// Lossless.
     Exact,
-    /// A restore costs at most half an iteration of training.
+    /// A restore is meant to cost half an iteration of training; docs/QUALITY.md has what it cost.
     Balanced,
-    /// A restore costs at most two iterations of training.
+    /// A restore is meant to cost up to two iterations of training.
     Compact,
     /// Models by a published system, everything else lossless. What it costs is for whoever chose it to know: it is neither finer
     /// nor coarser than the others, and restores do not change it, unless the system says how.

@@ -61,8 +61,8 @@ pub(super) fn template(id: Id) -> String {
          \n\
          # How faithfully a checkpoint is kept once a newer one of its lineage is durable:\n\
          #   exact     bit-exact\n\
-         #   balanced  a restore costs at most half an iteration of training\n\
-         #   compact   a restore costs at most two iterations\n\
+         #   balanced  a restore is meant to cost half an iteration of training\n\
+         #   compact   a restore is meant to cost up to two iterations\n\
          # or a published system, for comparison: lc-3, scar-5, topn-10, ... (`stepfs profile --help` lists them). What is\n\
          # still good enough by a score of your own: `stepfs tune`.\n\
          # What is not understood is bit-exact in all of them. `stepfs profile` sets another one for a file or directory.\n\
