@@ -25,14 +25,16 @@ const BOUND: f32 = 2e-3;
 
 /// The checkpoint of a step: a safetensors file with one tensor.
 fn state(step: u32) -> Vec<u8> {
-    let header = format!(r#"{{"w":{{"dtype":"F32","shape":[100,200],"data_offsets":[0,{}]}}}}"#, NUMBERS * 4);
+    let header = format!(r#"{{"l.weight":{{"dtype":"F32","shape":[100,200],"data_offsets":[0,{}]}}}}"#, NUMBERS * 4);
     let mut out = (header.len() as u64).to_le_bytes().to_vec();
     out.extend_from_slice(header.as_bytes());
     let mut noise = 1u32;
     for at in 0..NUMBERS {
         noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let update = ((noise >> 8) % 2001) as f32 / 1e6 - 1e-3;
-        out.extend_from_slice(&((at as f32).sin() + step as f32 * update).to_le_bytes());
+        // Rows of different lengths, as parameters have.
+        let value = (at as f32).sin() * (1.0 + at as f32 / NUMBERS as f32);
+        out.extend_from_slice(&(value + step as f32 * update).to_le_bytes());
     }
     out
 }
