@@ -159,8 +159,8 @@ def verdicts(results, about):
     held = about["set"] == HELD_OUT
     others = ", ".join(f"`{task.name}`" for task in JUDGED if task.set != about["set"])
     lines = ["# Do the promises hold on series that did not choose the steps?" if held else "# The series that choose the steps", ""]
-    lines += [f"These series only judge. They were written down before the steps were chosen, and nobody looked at their results before. The steps were chosen by {others}."
-              if held else f"The steps were chosen by these. Others judge them: {others}.", ""]
+    lines += [f"These series only judge. They were written down before the steps were chosen. Only {others} may choose steps; [steps.md](steps.md) says which did."
+              if held else f"Only these may choose steps. Others judge them: {others}.", ""]
     if about["quick"]:
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
     lines += ["A run crashes nine times, 40 to 50 iterations apart, and each time goes on from a *released* checkpoint, read through the mount. Later checkpoints "
