@@ -32,6 +32,19 @@ def of_torch(optimizer, **more):
     return library("torch.optim", optimizer, **more)
 
 
+class Group(dict):
+    """A group whose rate is a tensor and stays one, as torchao asks for."""
+
+    def __setitem__(self, key, value):
+        self["lr"].fill_(value) if key == "lr" else super().__setitem__(key, value)
+
+
+def torchao(model, rate):
+    optimizer = importlib.import_module("torchao.optim").AdamW8bit(list(model.parameters()), lr=rate)
+    optimizer.param_groups = [Group(group) for group in optimizer.param_groups]
+    return optimizer
+
+
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon for matrices and AdamW for all else in one, as Moonlight's training script has it: `moment1` and `moment2` are
     AdamW's. Muon's own steps are torch's."""
@@ -95,7 +108,7 @@ ENTRIES = {
     "Shampoo": Entry("pytorch_optimizer", 1e-2, library("pytorch_optimizer", "Shampoo", preconditioning_compute_steps=20), "pytorch_optimizer"),
     "AdamW, 8 bits": Entry("bitsandbytes", 1e-3, library("bitsandbytes.optim", "AdamW8bit"), "bitsandbytes"),
     "AdamW, 32 bits": Entry("bitsandbytes", 1e-3, library("bitsandbytes.optim", "AdamW32bit"), "bitsandbytes"),
-    "AdamW, 8 bits of torchao": Entry("torchao", 1e-3, library("torchao.optim", "AdamW8bit"), "torchao"),
+    "AdamW, 8 bits of torchao": Entry("torchao", 1e-3, torchao, "torchao"),
 }
 
 
