@@ -71,11 +71,6 @@ class MuonAndAdamW(torch.optim.Optimizer):
                 p.mul_(1 - group["lr"] * 0.1).add_(m / (1e-8 + v.sqrt()), alpha=-group["lr"] / scale)
 
 
-def as_tensors(optimizer, *_):
-    for group in optimizer.param_groups:
-        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32)
-
-
 def galore(model, rate):
     optimizer = importlib.import_module("galore_torch").GaLoreAdamW
     matrices = [p for p in model.parameters() if p.dim() == 2]
@@ -120,8 +115,6 @@ class Run(gpt.Run):
         config = gpt.Config(**{**vars(config), "rate": entry.rate})
         super().__init__(config, seed)
         self.optimizer = entry.make(self.model, entry.rate)
-        if isinstance(self.optimizer.param_groups[0]["lr"], torch.Tensor):
-            self.optimizer.register_step_pre_hook(as_tensors)  # torchao's, which does not take numbers
         # Schedule-free optimizers hold another iterate of the parameters while they are evaluated and saved.
         self.has_modes = hasattr(self.optimizer, "eval") and hasattr(self.optimizer, "train")
         self.mode("train")

@@ -32,10 +32,9 @@ ROLES = {
     "GaLore AdamW": {"exp_avg": "first_moment", "exp_avg_sq": "second_moment"},
     "SOAP": {"exp_avg_sq": "second_moment"},
     "Shampoo": {},
-    # Tensors below 4,096 elements keep 32 bits.
-    "AdamW, 8 bits": {"state1": "first_moment", "state2": "second_moment"},
+    "AdamW, 8 bits": {},
     "AdamW, 32 bits": {"state1": "first_moment", "state2": "second_moment"},
-    "AdamW, 8 bits of torchao": {"exp_avg": "first_moment", "exp_avg_sq": "second_moment"},
+    "AdamW, 8 bits of torchao": {},
 }
 
 # Most of a whole file that a difference takes under balanced and compact, in percent, and each slot's codec. Of files of a
