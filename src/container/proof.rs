@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::kinds::FULL;
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Role, Tensor, role};
 
@@ -45,31 +46,6 @@ impl Training {
         by_optimizers(tensors, &self.families, optimizers);
     }
 }
-
-/// Slots with an entry for each element of their parameter.
-const FULL: [&str; 21] = [
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "square_avg",
-    "grad_avg",
-    "acc_delta",
-    "exp_inf",
-    "sum",
-    "ax",
-    "z",
-    "prev",
-    "step_size",
-    "variance",
-    "momentum",
-    "state1",
-    "state2",
-    "m",
-    "v",
-    "mu",
-    "nu",
-];
 
 /// Slots of factored second moments: one for the rows, one for the columns (torch's Adafactor, transformers').
 const FACTORS: [[&str; 2]; 2] = [["row_var", "col_var"], ["exp_avg_sq_row", "exp_avg_sq_col"]];
