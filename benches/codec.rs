@@ -158,7 +158,7 @@ impl Special {
         let u_step =
             lattice::choose_g(Dtype::F32, &moment::ratios((Rule::Root, Dtype::F32), &m, &v), 1.0).expect("moments");
         let mut it = Special {
-            factors: builder.finish(),
+            factors: builder.finish(0),
             v,
             parent_q: vec![0; N],
             v_payload: Vec::new(),

@@ -306,7 +306,11 @@ fn factors(job: &Job, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
         let data = read_tile(job.source, tensor, number)?;
         builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
     }
-    Ok(builder.finish())
+    let unit = match coding {
+        Coding::Log { unit, .. } | Coding::LogKey { unit } => unit,
+        _ => 0,
+    };
+    Ok(builder.finish(unit))
 }
 
 struct EncodedTile {

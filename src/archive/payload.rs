@@ -82,14 +82,12 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
             Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
         }
         Coding::Log { unit, .. } | Coding::LogKey { unit } => {
-            let (factors, keep) = match (coding, around.parent) {
-                (Coding::Log { .. }, Some(State::Log { factors, q, unit: from, .. })) if *from == unit => {
-                    (factors, Some(q.as_slice()))
-                }
-                (Coding::LogKey { .. }, _) => (around.factors?, None),
+            let keep = match (coding, around.parent) {
+                (Coding::Log { .. }, Some(State::Log { q, unit: from, .. })) if *from == unit => Some(q.as_slice()),
+                (Coding::LogKey { .. }, _) => None,
                 _ => return None,
             };
-            let first = place.rows.first;
+            let (factors, first) = (around.factors?, place.rows.first);
             let (mut q, mut decoded) = (vec![0; elements], vec![0; data.len()]);
             let grid = Grid { factors, first };
             let error = log::quantize(dtype, data, grid, unit, keep, &mut q, &mut decoded).ok()?;
@@ -221,8 +219,8 @@ pub(super) fn payload(place: Place, state: &State, parent: Option<&State>, out: 
         (Coding::LogKey { .. }, State::Log { factors, first, q, .. }) => {
             log::encode_tile(q, Parent::Factors(Grid { factors, first: *first }), out).is_ok()
         }
-        (Coding::Log { unit, .. }, State::Log { factors, q, .. }) => match parent {
-            Some(State::Log { factors: same, unit: from, q: before, .. }) if same == factors && *from == unit => {
+        (Coding::Log { unit, .. }, State::Log { q, .. }) => match parent {
+            Some(State::Log { unit: from, q: before, .. }) if *from == unit => {
                 log::encode_tile(q, Parent::State(before), out).is_ok()
             }
             _ => false,

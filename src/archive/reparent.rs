@@ -186,7 +186,7 @@ impl Move<'_> {
             self.old.leaf().payload(factors, &mut payload)?;
             written.factors = Some(writer.put(&payload, factors.decoded_hash)?);
         }
-        if let Coding::LogKey { .. } = coding
+        if let Coding::Log { .. } | Coding::LogKey { .. } = coding
             && !entry.tiles.is_empty()
         {
             let State::Log { factors, .. } = self.state(number, 0)? else { return Ok(None) };

@@ -19,6 +19,8 @@ const BLOCK: usize = ints::BLOCK;
 pub enum From<'a> {
     /// Zeros: a keyframe, or the state that K is.
     Zeros,
+    /// The steps that a logarithmic lattice without a parent begins with.
+    Factors(Grid<'a>),
     /// The integers of a state.
     Kept(&'a Integers),
     /// The same, as they come out of a decoder.
@@ -30,6 +32,7 @@ impl From<'_> {
     fn suits(self, n: usize) -> bool {
         match self {
             From::Zeros => true,
+            From::Factors(grid) => grid.holds(n),
             From::Kept(integers) => integers.len() == n,
             From::Wide(integers) => integers.len() == n,
         }
@@ -38,6 +41,7 @@ impl From<'_> {
     fn fill(self, start: usize, out: &mut [i32]) {
         match self {
             From::Zeros => out.fill(0),
+            From::Factors(grid) => grid.initial(start, out),
             From::Kept(integers) => integers.fill(start, out),
             From::Wide(integers) => out.copy_from_slice(&integers[start..][..out.len()]),
         }
@@ -124,22 +128,22 @@ pub fn lattice(
     apply_exceptions(dtype, exceptions, tile.bytes())
 }
 
-/// Appends the `n` elements of the tile of the logarithmic lattice that these payloads lead to from `from`; without it the first of
-/// them is of a state without a parent. What is to be kept of the last state, its q, goes to `kept`.
+/// Appends the `n` elements of the tile of the logarithmic lattice that these payloads lead to from `from`. `grid` is of the last
+/// state. Its q, where they are to be kept, go to `kept`.
 ///
 /// # Errors
 /// What is wrong with a payload, the unit or a length.
 pub fn log(
     dtype: Dtype,
     (grid, unit): (Grid, u32),
-    from: Option<From>,
+    from: From,
     payloads: &[&[u8]],
     n: usize,
     out: &mut Vec<u8>,
     mut kept: Option<&mut Integers>,
 ) -> Result<(), Corrupt> {
     let size = dtype.size();
-    if from.is_some_and(|from| !from.suits(n)) || !grid.holds(n) {
+    if !from.suits(n) || !grid.holds(n) {
         return Err(LENGTHS);
     }
     let deltas: Result<Vec<_>, _> = payloads.iter().map(|payload| ints::Blocks::new(payload, n)).collect();
@@ -150,10 +154,7 @@ pub fn log(
     for start in (0..n).step_by(BLOCK) {
         let length = BLOCK.min(n - start);
         let (q, symbols) = (&mut q[..length], &mut symbols[..length]);
-        match from {
-            Some(from) => from.fill(start, q),
-            None => grid.initial(start, q),
-        }
+        from.fill(start, q);
         for blocks in &mut deltas {
             match blocks.next(symbols)? {
                 Symbols::Small(classes) => log::apply_symbols(level, classes, q)?,

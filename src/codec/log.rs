@@ -12,7 +12,8 @@
 //! finite. None can: v_q is 0 if and only if q is [`ZERO`], which an encoder writes for 0 alone.
 //!
 //! Encoding a tensor: [`FactorsBuilder`]; each tile: [`quantize`], then [`encode_tile`]. Decoding: [`Grid`] and
-//! [`decode_tile`] along the chain, whose states all have the factors and the unit of its first, then [`reconstruct`].
+//! [`decode_tile`] along the chain, whose states all have one unit, then [`reconstruct`]. Each state has factors of its own: kept
+//! over a chain, they would lag behind a second moment that grows, and what decodes would be too small.
 
 mod factors;
 mod tile;

@@ -134,9 +134,7 @@ impl Base {
             Base::State(State::Lattice { keyframe, accumulators, step, exceptions }) => {
                 View::Lattice { keyframe: keyframe.as_ref(), from: From::Wide(accumulators), step: *step, exceptions }
             }
-            Base::State(State::Log { factors, first, unit, q }) => {
-                View::Log { factors, first: *first, unit: *unit, from: From::Wide(q) }
-            }
+            Base::State(State::Log { factors, unit, q, .. }) => View::Log { factors, unit: *unit, from: From::Wide(q) },
             Base::State(State::Moment { .. }) => View::Other,
         }
     }
@@ -147,7 +145,7 @@ pub(super) enum View<'a> {
     None,
     Bytes(&'a Arc<Vec<u8>>),
     Lattice { keyframe: Option<&'a Arc<Vec<u8>>>, from: From<'a>, step: f64, exceptions: &'a [Exception] },
-    Log { factors: &'a Arc<Factors>, first: u64, unit: u32, from: From<'a> },
+    Log { factors: &'a Arc<Factors>, unit: u32, from: From<'a> },
     Other,
 }
 
@@ -235,27 +233,35 @@ fn run(
             Ok((Arc::new(out), kept))
         }
         (view @ (View::None | View::Log { .. }), Some(Coding::Log { .. } | Coding::LogKey { .. }) | None) => {
-            let own;
-            let (factors, start, unit, from) = match view {
-                View::Log { factors, first, unit, from } => (factors, first, unit, Some(from)),
+            let factors_of = |step: &Step| step.object.factors(step.tensor).map_err(|error| fail(step, error));
+            let start = last.entry.first_element(tile);
+            let unit_of = |step: &Step| match step.entry.coding {
+                Coding::Log { unit, .. } | Coding::LogKey { unit } => Some(unit),
+                _ => None,
+            };
+            // Steps are differences, but each state is predicted by its own factors.
+            let factors = match (&view, steps.last()) {
+                (View::Log { factors, .. }, None) => Arc::clone(factors),
+                (_, newest) => factors_of(newest.unwrap_or(last))?,
+            };
+            let oldest;
+            let (from, unit) = match view {
+                View::Log { unit, from, .. } => (from, Some(unit)),
                 _ => {
                     let step = first.unwrap_or(last);
-                    own = step.object.factors(step.tensor).map_err(|error| fail(step, error))?;
-                    let unit = if let Coding::LogKey { unit } = step.entry.coding { unit } else { 0 };
-                    (&own, step.entry.first_element(tile), unit, None)
+                    oldest = factors_of(step)?;
+                    (From::Factors(Grid { factors: &oldest, first: start }), unit_of(step))
                 }
             };
-            for step in steps {
-                match step.entry.coding {
-                    Coding::Log { unit: same, .. } | Coding::LogKey { unit: same } if same == unit => {}
-                    _ => return Err(fail(step, NO_BASE.into())),
-                }
+            let unit = unit.unwrap_or_default();
+            if let Some(step) = steps.iter().find(|step| unit_of(step) != Some(unit)) {
+                return Err(fail(step, NO_BASE.into()));
             }
             let deltas: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
             let mut out = Vec::new();
-            let grid = Grid { factors, first: start };
+            let grid = Grid { factors: &factors, first: start };
             along::log(dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut()).map_err(corrupt)?;
-            let kept = integers.map(|q| Kept::Log { factors: Arc::clone(factors), first: start, unit, q });
+            let kept = integers.map(|q| Kept::Log { factors, first: start, unit, q });
             Ok((Arc::new(out), kept))
         }
         _ => Err(fail(last, NO_BASE.into())),

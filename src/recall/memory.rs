@@ -71,9 +71,7 @@ impl Kept {
             Kept::Lattice { keyframe, accumulators, step, exceptions } => {
                 View::Lattice { keyframe: keyframe.as_ref(), from: From::Kept(accumulators), step: *step, exceptions }
             }
-            Kept::Log { factors, first, unit, q } => {
-                View::Log { factors, first: *first, unit: *unit, from: From::Kept(q) }
-            }
+            Kept::Log { factors, unit, q, .. } => View::Log { factors, unit: *unit, from: From::Kept(q) },
         }
     }
 

@@ -28,7 +28,7 @@ pub enum State {
     },
     /// v = 2^(P + unit*q), P from the factors.
     Log {
-        /// Those of the whole tensor, from the object that its chain was begun with.
+        /// Those of the whole tensor.
         factors: Arc<Factors>,
         /// Number of the tile's first element in the tensor.
         first: u64,

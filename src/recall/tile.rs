@@ -175,20 +175,18 @@ pub(super) fn apply(
             let rest = lattice::take_keyframe(entry.dtype, payload, &mut keyframe)?;
             (Some(Arc::new(keyframe)), vec![0; elements], step, rest)
         }
-        Coding::LogKey { unit } => {
+        Coding::LogKey { unit } | Coding::Log { unit, .. } => {
             let factors = step.object.factors(step.tensor)?;
             let first = entry.first_element(tile);
-            let mut q = vec![0; elements];
-            log::decode_tile(payload, Some(Grid { factors: &factors, first }), &mut q)?;
+            let grid = Grid { factors: &factors, first };
+            let (mut q, alone) = match (entry.coding, parent) {
+                (Coding::LogKey { .. }, _) => (vec![0; elements], Some(grid)),
+                (_, Some(State::Log { unit: from, q, .. })) if from == unit => (q, None),
+                _ => return Err(NO_BASE.into()),
+            };
+            log::decode_tile(payload, alone, &mut q)?;
             return Ok(State::Log { factors, first, unit, q });
         }
-        Coding::Log { unit, .. } => match parent {
-            Some(State::Log { factors, first, unit: from, mut q }) if from == unit => {
-                log::decode_tile(payload, None, &mut q)?;
-                return Ok(State::Log { factors, first, unit, q });
-            }
-            _ => return Err(NO_BASE.into()),
-        },
         Coding::Moment { rule, step, .. } => {
             let (_, second) = beside.ok_or(NO_BASE)?;
             let (mut accumulators, mut exceptions) = (vec![0; elements], Vec::new());

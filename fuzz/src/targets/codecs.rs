@@ -151,7 +151,8 @@ pub(crate) fn log_decode(data: &[u8]) {
     };
     let runs: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
     let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
-    let fused = along::log(dtype, (grid, unit), None, &runs, n, &mut out, Some(&mut kept)).ok().map(|()| out);
+    let fused =
+        along::log(dtype, (grid, unit), From::Factors(grid), &runs, n, &mut out, Some(&mut kept)).ok().map(|()| out);
     let (single, q) = one_by_one().unzip();
     if n > 0 {
         assert!(fused == single, "one pass gives what many give");
@@ -278,7 +279,7 @@ fn moments(input: &mut Input, dtype: Dtype, n: usize, v: &[u8], m: &[u8]) {
         false => {
             let mut builder = FactorsBuilder::new(n.div_ceil(width), width);
             builder.add(dtype, 0, v);
-            builder.finish()
+            builder.finish(0)
         }
     };
     let unit = 1 << (14 + input.upto(6));

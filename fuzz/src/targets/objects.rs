@@ -313,7 +313,7 @@ fn factors(input: &mut Input, shape: &[u64]) -> Vec<u8> {
     let values: Vec<f64> = (0..rows * width).map(|_| f64::from(input.byte())).collect();
     builder.add(Dtype::F64, 0, &elements(Dtype::F64, &values));
     let mut out = Vec::new();
-    builder.finish().encode(&mut out);
+    builder.finish(0).encode(&mut out);
     out
 }
 

@@ -15,8 +15,8 @@ use super::lattice::{mean_square, read, root_mean_square, sample};
 use super::rates::VECTOR;
 use super::{Choice, Plan, Subject, read_tile, tiles};
 
-/// Bits that a factor takes, in units of a sixteenth of an octave.
-const FACTOR_BITS: f64 = 4.0;
+/// Bits that a factor takes, about.
+const FACTOR_BITS: f64 = 3.0;
 
 /// What Adam divides is a mean of what the divisor is the root mean square of. So by Cauchy and Schwarz |m| / sqrt(v) is at
 /// most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)): 7.3 for b2 = .999, 23 for .9999, 73 for .99999. Optimizers that keep other
@@ -129,7 +129,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
         Ok(fits.then_some(8.0 * out.len() as f64 + extra))
     };
     let alone = Coding::LogKey { unit };
-    let factors = Arc::new(factors_of_tile(subject, middle, &data));
+    let factors = Arc::new(factors_of_tile(subject, middle, &data, unit));
     let (rows, width) = rows_and_width(&tensor.shape);
     let share = data.len() as f64 / (tensor.extent.end - tensor.extent.start) as f64;
     let factor_bits = if factors.is_flat() { 0.0 } else { FACTOR_BITS * (rows + width) as f64 * share };
@@ -142,7 +142,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
         return Ok(Some(key));
     }
     let coding = Coding::Log { parent: parent.number, unit };
-    let delta = bits(coding, Around { parent: Some(&state), ..Around::default() }, 0.0)?;
+    let delta = bits(coding, Around { parent: Some(&state), ..around }, factor_bits)?;
     Ok(Some(match delta.filter(|delta| *delta < key_bits) {
         Some(delta) => Choice { coding, alone, bits: (delta, key_bits) },
         None => key,
@@ -150,13 +150,13 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
 }
 
 /// Factors as far as one tile tells: enough to weigh them.
-fn factors_of_tile(subject: &Subject, number: usize, data: &[u8]) -> Factors {
+fn factors_of_tile(subject: &Subject, number: usize, data: &[u8], unit: u32) -> Factors {
     let tensor = subject.tensor;
     match has_factors(&tensor.shape) {
         Some((rows, width)) => {
             let mut builder = FactorsBuilder::new(rows, width);
             builder.add(tensor.dtype, super::rows(tensor, number).first, data);
-            builder.finish()
+            builder.finish(unit)
         }
         None => Factors::flat_of(tensor.dtype, data),
     }

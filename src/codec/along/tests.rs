@@ -87,7 +87,7 @@ proptest! {
             .collect();
         let mut builder = FactorsBuilder::new(rows, width);
         builder.add(Dtype::F32, 0, &v);
-        let factors = if flat { Factors::flat_of(Dtype::F32, &v) } else { builder.finish() };
+        let factors = if flat { Factors::flat_of(Dtype::F32, &v) } else { builder.finish(0) };
         let grid = Grid { factors: &factors, first: 0 };
         let unit = 1 << 16;
         let q_of = |seed: u64| -> Vec<i32> {
@@ -108,7 +108,7 @@ proptest! {
         let mut wanted = vec![0; 4 * n];
         log::reconstruct(Dtype::F32, grid, unit, &before, &mut wanted).unwrap();
         for from in froms(&first, &Integers::of(&first)) {
-            let from = (!alone).then_some(from);
+            let from = if alone { From::Factors(grid) } else { from };
             let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
             super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut out, Some(&mut kept)).unwrap();
             prop_assert_eq!(&out, &wanted);
@@ -124,6 +124,6 @@ proptest! {
         let _ = super::lattice((Dtype::F32, None), (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };
-        let _ = super::log(Dtype::F32, (grid, 1 << 16), None, &[&payload], n, &mut out, None);
+        let _ = super::log(Dtype::F32, (grid, 1 << 16), From::Factors(grid), &[&payload], n, &mut out, None);
     }
 }

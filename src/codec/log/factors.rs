@@ -20,8 +20,9 @@ const SHIFT: u32 = FRACTION_BITS - 4;
 const LIMIT: i32 = (1 << 15) - 1;
 
 /// Elements for each factor from which factors are kept to a sixteenth of an octave; in smaller tensors to a quarter, since
-/// their own size counts there and a tenth of an octave is lost in the residual.
+/// their own size counts there and a tenth of an octave is lost in the residual. The same where a step is so long.
 const LARGE: usize = 256;
+const LONG: u32 = 2 << FRACTION_BITS;
 const COARSE: u32 = 2;
 
 /// Prediction of every element of a tensor: base + rows\[i\] + columns\[j\], in sixteenths of an octave of the
@@ -329,8 +330,8 @@ impl FactorsBuilder {
         }
     }
 
-    /// The factors of everything that was added.
-    pub fn finish(self) -> Factors {
+    /// The factors of everything that was added, for steps of `unit`; 0 where they are none of octaves.
+    pub fn finish(self, unit: u32) -> Factors {
         let (height, width) = (self.rows.len(), self.columns.len());
         if height == 0 || width == 0 {
             return Factors::flat(0);
@@ -338,7 +339,8 @@ impl FactorsBuilder {
         let mut all = Sum::default();
         self.rows.iter().for_each(|row| all.add(*row));
         let base = self.mean(&all).unwrap_or(0);
-        let coarse = if height * width < LARGE * (height + width) { COARSE } else { 0 };
+        let is_coarse = unit >= LONG || height * width < LARGE * (height + width);
+        let coarse = if is_coarse { COARSE } else { 0 };
         let factor = |sum: &Sum| match self.mean(sum) {
             Some(mean) => {
                 let most = LIMIT >> coarse;

@@ -19,7 +19,7 @@ fn factors_of(dtype: Dtype, data: &[u8], width: usize) -> Factors {
     for (number, piece) in data.chunks(7 * dtype.size()).enumerate() {
         builder.add(dtype, number as u64 * 7, piece);
     }
-    builder.finish()
+    builder.finish(0)
 }
 
 struct Quantized {

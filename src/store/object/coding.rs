@@ -42,14 +42,14 @@ pub enum Coding {
         /// Step g of the lattice, of which every row takes a power of two.
         step: f64,
     },
-    /// A logarithmic lattice, as difference to the parent's, which has the same factors and unit.
+    /// A logarithmic lattice with its factors; its steps as difference to those of the parent, which has the same unit.
     Log {
         /// Tensor of the parent object.
         parent: u32,
         /// Step in octaves / 65536.
         unit: u32,
     },
-    /// A logarithmic lattice with its factors.
+    /// A logarithmic lattice with its factors, alone.
     LogKey {
         /// Step in octaves / 65536.
         unit: u32,
@@ -152,7 +152,7 @@ impl Coding {
 
     /// Whether factors are stored with it.
     pub fn has_factors(self) -> bool {
-        matches!(self, Coding::LogKey { .. } | Coding::Sized { .. })
+        matches!(self, Coding::Log { .. } | Coding::LogKey { .. } | Coding::Sized { .. })
     }
 
     /// Whether the bytes may differ from those that were written.
