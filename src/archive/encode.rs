@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::codec::log::{Factors, FactorsBuilder};
+use crate::codec::log::Factors;
 use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
 use crate::hash::xxh3_64;
@@ -17,9 +17,9 @@ use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps}
 use super::STAGES;
 use super::job::{BATCH, Job};
 use super::payload::{self, Around, Beside, Place, Quantized};
-use super::plan::{self, Plan, has_factors, read_tile, tiles};
+use super::plan::{self, Plan, read_tile, tiles};
 use super::published::Fits;
-use super::skeleton;
+use super::{factors, skeleton};
 
 /// What was written, and which bytes of the skeleton differ from the file's.
 pub(super) struct Encoded {
@@ -134,7 +134,7 @@ impl<'a> Tiles<'a> {
     fn begin(job: &'a Job, writer: &mut ObjectWriter, at: usize, coding: Coding) -> io::Result<Tiles<'a>> {
         let tensor = &job.plans[at].tensor;
         let factors = match coding {
-            coding if coding.has_factors() => Some(Arc::new(factors(job, tensor, coding)?)),
+            coding if coding.has_factors() => Some(Arc::new(factors::factors(job.source, tensor, coding)?)),
             _ => None,
         };
         let stored_factors = match &factors {
@@ -290,27 +290,6 @@ fn encode_moments(
     }
     log::trace!(target: STAGES, "encode both moments");
     Ok(Some([of_second.finish()?, of_first.finish()?]))
-}
-
-/// The rank-1 prediction of a tensor, or of the size of its elements, from all of it.
-fn factors(job: &Job, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
-    let of_sizes = matches!(coding, Coding::Sized { .. });
-    let Some((rows, width)) = has_factors(&tensor.shape) else {
-        let middle = read_tile(job.source, tensor, tiles(tensor) / 2)?;
-        let flat = if of_sizes { Factors::size_of } else { Factors::flat_of };
-        return Ok(flat(tensor.dtype, &middle));
-    };
-    let builder = if of_sizes { FactorsBuilder::of_sizes } else { FactorsBuilder::new };
-    let mut builder = builder(rows, width);
-    for number in 0..tiles(tensor) {
-        let data = read_tile(job.source, tensor, number)?;
-        builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
-    }
-    let unit = match coding {
-        Coding::Log { unit, .. } | Coding::LogKey { unit } => unit,
-        _ => 0,
-    };
-    Ok(builder.finish(unit))
 }
 
 struct EncodedTile {

@@ -13,6 +13,7 @@ mod companions;
 mod copies;
 mod difference;
 mod encode;
+mod factors;
 mod job;
 mod lineage;
 mod lossy;

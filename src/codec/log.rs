@@ -15,10 +15,12 @@
 //! [`decode_tile`] along the chain, whose states all have one unit, then [`reconstruct`]. Each state has factors of its own: kept
 //! over a chain, they would lag behind a second moment that grows, and what decodes would be too small.
 
+mod centre;
 mod factors;
 mod tile;
 
-pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid};
+pub use centre::{Piece, centred};
+pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
 pub(super) use tile::apply_symbols;
 pub use tile::{Parent, decode_tile, encode_tile};
 

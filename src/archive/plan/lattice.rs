@@ -275,7 +275,10 @@ pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
 }
 
 /// Calls `look` with ranges of bytes in a tensor: all of it, if it is small, else `SAMPLES` places spread over it.
-pub(super) fn sample(tensor: &Tensor, mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>) -> io::Result<()> {
+pub(in super::super) fn sample(
+    tensor: &Tensor,
+    mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>,
+) -> io::Result<()> {
     let size = tensor.dtype.size() as u64;
     let elements = (tensor.extent.end - tensor.extent.start) / size;
     let take = (SAMPLE_ELEMENTS as u64).min(elements);
@@ -288,7 +291,11 @@ pub(super) fn sample(tensor: &Tensor, mut look: impl FnMut(std::ops::Range<u64>)
 }
 
 /// Reads these bytes of a tensor.
-pub(super) fn read(source: &dyn ReadAt, tensor: &Tensor, range: &std::ops::Range<u64>) -> io::Result<Vec<u8>> {
+pub(in super::super) fn read(
+    source: &dyn ReadAt,
+    tensor: &Tensor,
+    range: &std::ops::Range<u64>,
+) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; (range.end - range.start) as usize];
     source.read_exact_at(&mut bytes, tensor.extent.start + range.start)?;
     Ok(bytes)

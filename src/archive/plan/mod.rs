@@ -24,6 +24,7 @@ use crate::recall::{Chain, tile};
 use crate::store::Profiles;
 use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
 
+pub(super) use lattice::{read, sample};
 pub(super) use moments::has_factors;
 
 use archived::{Archived, Tensors};
@@ -156,7 +157,7 @@ struct Subject<'a> {
     /// The tensor in the state before.
     previous: Option<Archived<'a>>,
     rates: Rates,
-    /// Factor on the step of weights, see [`interval::relief`] and [`steep::caution`].
+    /// Factor on the step of weights, see [`interval::relief`] and [`steep::cautions`].
     relief: f64,
     /// Its other moment, and that one's place among the plans.
     partner: Option<(&'a Tensor, u32)>,
@@ -177,7 +178,6 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
     let relief = interval::relief(material)?;
-    let seconds = steep::second_moments(written);
     let mut copies = copies::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
@@ -193,6 +193,13 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     // Which tensors get tiles must be known before one of them can be said to be beside another.
     let lossy = |(tensor, proven): (&Tensor, &bool)| lossy_kind(material, tensor).filter(|_| *proven);
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
+    let seconds = steep::second_moments(written);
+    let known = |index: usize| {
+        let is_weight = matches!(kinds[index], Some((Kind::Weight, _)));
+        let second = seconds[index].filter(|_| is_weight).map(|second| &all[second]);
+        Some((&all[index], twins[index].as_ref()?, second?))
+    };
+    let cautions = steep::cautions(material, &(0..all.len()).map(known).collect::<Vec<_>>())?;
     let system = |(tensor, proven): (&Tensor, &bool)| system(material, tensor).filter(|_| *proven);
     let systems: Vec<Option<SystemId>> = all.iter().zip(&proven).map(system).collect();
     let is_planned = |index: &usize| {
@@ -217,10 +224,6 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
             let twin = twins[index].as_ref();
-            let caution = match (kind, twin, seconds[index]) {
-                (Kind::Weight, Some(twin), Some(second)) => steep::caution(material, tensor, twin, &all[second])?,
-                _ => 1.0,
-            };
             let subject = Subject {
                 material,
                 tensor,
@@ -228,7 +231,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 parent,
                 previous: previous.get(tensor),
                 rates,
-                relief: relief * caution,
+                relief: relief * cautions[index],
                 partner,
             };
             lossy = match kind {

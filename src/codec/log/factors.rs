@@ -14,15 +14,16 @@ use crate::entropy::{ints, varint};
 pub const ALL_ZERO: i32 = i32::MIN;
 
 /// Factors count sixteenths of an octave: a residual that is stored to a quarter of one at best loses nothing by it.
-const SHIFT: u32 = FRACTION_BITS - 4;
+pub(super) const SHIFT: u32 = FRACTION_BITS - 4;
 
 /// Largest magnitude of a factor: f64 spans 2047 octaves.
 const LIMIT: i32 = (1 << 15) - 1;
 
 /// Elements for each factor from which factors are kept to a sixteenth of an octave; in smaller tensors to a quarter, since
-/// their own size counts there and a tenth of an octave is lost in the residual. The same where a step is so long.
+/// their own size counts there and a tenth of an octave is lost in the residual.
 const LARGE: usize = 256;
-const LONG: u32 = 2 << FRACTION_BITS;
+/// A unit from which on most elements are what the prediction says: factors are coarse, too, and [`super::centred`] counts.
+pub const LONG: u32 = 2 << FRACTION_BITS;
 const COARSE: u32 = 2;
 
 /// Prediction of every element of a tensor: base + rows\[i\] + columns\[j\], in sixteenths of an octave of the
@@ -86,6 +87,12 @@ impl Factors {
         }
         let mean = for_float!(dtype, F => mean_square::<F>(F::elements(sample)), else 0.0);
         Factors::flat(if mean > 0.0 { sixteenths(pseudo_log(mean.sqrt()).into()) } else { 0 })
+    }
+
+    /// The prediction of every element so many sixteenths of an octave higher.
+    #[must_use]
+    pub(super) fn moved(self, sixteenths: i32) -> Factors {
+        Factors { base: self.base.saturating_add(sixteenths).clamp(0, LIMIT), ..self }
     }
 
     /// Appends the payload.

@@ -1,0 +1,45 @@
+//! The prediction that a logarithmic lattice begins with, from all of a tensor.
+
+use std::io;
+
+use crate::codec::log::{self, Factors, FactorsBuilder};
+use crate::container::{ReadAt, Tensor};
+use crate::store::object::Coding;
+
+use super::plan::{self, has_factors, read_tile, tiles};
+
+/// The rank-1 prediction of a tensor, or of the size of its elements.
+///
+/// # Errors
+/// What the device reports.
+pub(super) fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
+    let unit = match coding {
+        Coding::Log { unit, .. } | Coding::LogKey { unit } => unit,
+        _ => 0,
+    };
+    let of_sizes = matches!(coding, Coding::Sized { .. });
+    let middle = || read_tile(source, tensor, tiles(tensor) / 2);
+    let found = match has_factors(&tensor.shape) {
+        None if of_sizes => Factors::size_of(tensor.dtype, &middle()?),
+        None => Factors::flat_of(tensor.dtype, &middle()?),
+        Some((rows, width)) => {
+            let builder = if of_sizes { FactorsBuilder::of_sizes } else { FactorsBuilder::new };
+            let mut builder = builder(rows, width);
+            for number in 0..tiles(tensor) {
+                let data = read_tile(source, tensor, number)?;
+                builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
+            }
+            builder.finish(unit)
+        }
+    };
+    // Shorter steps leave nothing to correct.
+    if unit < log::LONG {
+        return Ok(found);
+    }
+    let (mut pieces, first) = (Vec::new(), plan::rows(tensor, 0).first);
+    plan::sample(tensor, |range| {
+        pieces.push((first + range.start / tensor.dtype.size() as u64, plan::read(source, tensor, &range)?));
+        Ok(())
+    })?;
+    Ok(log::centred(found, tensor.dtype, &pieces, unit))
+}
