@@ -37,7 +37,7 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
         // A published system has its own.
         Profile::Exact | Profile::Published(_) => None,
         Profile::Balanced => Some(Rates {
-            weight: 1.6,
+            weight: 1.7,
             row: 1.0,
             first_moment: 1.75,
             second_moment: 2 * OCTAVE,
@@ -45,9 +45,9 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
             square_sum: OCTAVE,
         }),
         Profile::Compact => Some(Rates {
-            weight: 3.0,
+            weight: 4.0,
             row: 1.25,
-            first_moment: 2.5,
+            first_moment: 2.6,
             second_moment: 4 * OCTAVE,
             momentum: 2.0,
             square_sum: 2 * OCTAVE,
