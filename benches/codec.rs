@@ -278,8 +278,15 @@ impl Work {
 
     fn moment_encode(&mut self, tile: &Special) -> &[u8] {
         self.clear();
-        moment::quantize((Rule::Root, Dtype::F32), &tile.m, &tile.v, tile.u_step, &mut self.a, &mut self.exceptions)
-            .expect("fits");
+        moment::quantize(
+            (Rule::Root, Dtype::F32),
+            &tile.m,
+            &tile.v,
+            (tile.u_step, 0.0),
+            &mut self.a,
+            &mut self.exceptions,
+        )
+        .expect("fits");
         lattice::encode_tile(&self.a, None, None, &self.exceptions, &mut self.payload).expect("fits");
         black_box(&self.payload)
     }
@@ -288,7 +295,8 @@ impl Work {
         self.clear();
         self.a.fill(0);
         lattice::decode_tile_add(&tile.m_payload, &mut self.a, &mut self.exceptions).expect("own payload");
-        moment::reconstruct((Rule::Root, Dtype::F32), &tile.v, tile.u_step, &self.a, &mut self.bytes).expect("lengths");
+        moment::reconstruct((Rule::Root, Dtype::F32), &tile.v, (tile.u_step, 0.0), &self.a, &mut self.bytes)
+            .expect("lengths");
         lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
         black_box(&self.bytes);
     }

@@ -330,7 +330,14 @@ impl Encoder<'_> {
         let data = Arc::new(read_tile(self.job.source, tensor, number)?);
         let parent = self.parent(coding, number)?;
         let plan = &self.job.plans[at];
-        let around = Around { parent: parent.as_ref(), factors, beside, row_step: plan.row_step, keep: plan.keep() };
+        let around = Around {
+            parent: parent.as_ref(),
+            factors,
+            beside,
+            row_step: plan.row_step,
+            outward: plan.outward,
+            keep: plan.keep(),
+        };
         let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
@@ -414,7 +421,7 @@ impl Encoder<'_> {
             let coding = done.entry.coding;
             let parent = self.parent(coding, piece)?;
             let (factors, row_step, keep) = (done.factors.as_ref(), plan.row_step, plan.keep());
-            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step, keep };
+            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step, keep, ..Around::default() };
             let quantized = self.quantize(at, coding, &data, around, piece)?;
             let Some((_, bytes, _)) = quantized else { return Ok(None) };
             let first = piece * TILE_BYTES;

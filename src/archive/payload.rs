@@ -36,6 +36,8 @@ pub(super) struct Around<'a> {
     pub(super) beside: Option<Beside<'a>>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
+    /// For first moments: the share of a step that is added before rounding.
+    pub(super) outward: f64,
     /// Which elements of a lattice are kept exactly.
     pub(super) keep: Keep,
 }
@@ -96,12 +98,12 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
         Coding::Moment { step, rule, .. } => {
             let (second_type, written, second) = around.beside?;
             (second_type == dtype).then_some(())?;
-            ratios((rule, dtype), data, (written, second), step)
+            ratios((rule, dtype), data, (written, second), (step, around.outward))
         }
         Coding::Sized { step, rule } => {
             let grid = Grid { factors: around.factors?, first: place.rows.first };
             let sizes = Arc::new(log::prediction(dtype, grid, elements).ok()?);
-            ratios((rule, dtype), data, (&sizes, &sizes), step)
+            ratios((rule, dtype), data, (&sizes, &sizes), (step, 0.0))
         }
         Coding::Cast { .. } => {
             let (from, written, decoded) = around.beside?;
@@ -121,10 +123,10 @@ fn ratios(
     (rule, dtype): (Rule, Dtype),
     data: &Arc<Vec<u8>>,
     (written, second): (&[u8], &Arc<Vec<u8>>),
-    step: f64,
+    (step, outward): (f64, f64),
 ) -> Option<Quantized> {
     let (mut accumulators, mut exceptions) = (vec![0; data.len() / dtype.size()], Vec::new());
-    moment::quantize((rule, dtype), data, written, step, &mut accumulators, &mut exceptions).ok()?;
+    moment::quantize((rule, dtype), data, written, (step, outward), &mut accumulators, &mut exceptions).ok()?;
     let state = State::Moment { rule, second: Arc::clone(second), accumulators, step, exceptions };
     let decoded = state.bytes(dtype).ok()?;
     let error = moment::largest_error((rule, dtype), data, written, &decoded, second, step)?;

@@ -1,6 +1,6 @@
 //! What an optimizer holds against something else: **m_q = fl(g * A * d_q)**, A = u / g rounded, u = m / d.
 //!
-//! What Adam does with m is divide it by sqrt(v). Stored like this, the quotient comes back within g/2 whatever v was
+//! What Adam does with m is divide it by sqrt(v). Stored like this, the quotient comes back within g * 9/16 whatever v was
 //! quantized to: u is taken with the v that was, and given back with the v_q that will be there. One step g suits the
 //! whole tensor, since u is of order 1 everywhere while m spans many octaves. The divisor d, and how u is rounded, follow
 //! what the optimizer does: a [`Rule`].
@@ -15,8 +15,8 @@
 
 mod rule;
 
-pub use rule::Rule;
 use rule::{Divide, for_rule};
+pub use rule::{OUTWARD, Rule};
 
 use super::float::{Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
@@ -40,7 +40,8 @@ fn roundings<F: Float>() -> f64 {
 }
 
 /// Quantizes the tile `m` whose divisors *as they were* are told by `v`. Slices are of as many elements (`a_out`) or their
-/// bytes. Appends the elements whose v is 0 and whose m is not to `exceptions`.
+/// bytes. `step`: g, and the share of it that is added to a quotient before it is rounded, from 0 to [`OUTWARD`]. Appends the
+/// elements whose v is 0 and whose m is not to `exceptions`.
 ///
 /// # Errors
 /// When an element of m is not finite, one of v is not or is negative, or u is more than [`MAX_A`] steps.
@@ -48,31 +49,31 @@ pub fn quantize(
     (rule, dtype): (Rule, Dtype),
     m: &[u8],
     v: &[u8],
-    g: f64,
+    step: (f64, f64),
     a_out: &mut [i32],
     exceptions: &mut Vec<Exception>,
 ) -> Result<(), Unfit> {
-    if !is_quotient_step(g) {
+    if !is_quotient_step(step.0) || !(0.0..=OUTWARD).contains(&step.1) {
         return Err(Unfit("no step"));
     }
     if m.len() != a_out.len() * dtype.size() || v.len() != m.len() {
         return Err(Unfit("lengths differ"));
     }
     for_float!(dtype, F => for_rule!(rule, R =>
-        quantize_tile::<F, R>(F::elements(m), F::elements(v), g, a_out, exceptions)),
+        quantize_tile::<F, R>(F::elements(m), F::elements(v), step, a_out, exceptions)),
         else Err(Unfit("element type")))
 }
 
 fn quantize_tile<F: Float, R: Divide>(
     m: &[F::Bytes],
     v: &[F::Bytes],
-    g: f64,
+    step: (f64, f64),
     a: &mut [i32],
     exceptions: &mut Vec<Exception>,
 ) -> Result<(), Unfit> {
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
-        let (fits, without) = quantize_chunk::<F, R>(level, m, v, g, a);
+        let (fits, without) = quantize_chunk::<F, R>(level, m, v, step, a);
         if !fits {
             return Err(Unfit("not finite, or too many steps"));
         }
@@ -89,8 +90,13 @@ fn quantize_tile<F: Float, R: Divide>(
 
 multiversion! {
     /// Quantizes up to one chunk; returns whether all elements can be, and whether some m have no v.
-    fn quantize_chunk<F: Float, R: Divide>(m: &[F::Bytes], v: &[F::Bytes], g: f64, a: &mut [i32]) -> (bool, bool) {
-        let inverse = 1.0 / g;
+    fn quantize_chunk<F: Float, R: Divide>(
+        m: &[F::Bytes],
+        v: &[F::Bytes],
+        step: (f64, f64),
+        a: &mut [i32],
+    ) -> (bool, bool) {
+        let (inverse, outward) = (1.0 / step.0, step.1);
         let (mut fits, mut without) = (true, false);
         // Much more than what rounding takes of a quotient and of what it becomes.
         let shrink = 1.0 - 4.0 * roundings::<F>();
@@ -102,7 +108,7 @@ multiversion! {
             // False for NaN as well, which the root of a negative v is. An infinite v would make steps 0.
             fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v >= 0.0) & (v <= F::LARGEST);
             without |= none & (m != 0.0);
-            let steps = R::rounded(steps, if none { 0.0 } else { m }, shrink);
+            let steps = R::rounded(steps, if none { 0.0 } else { m }, outward, shrink);
             *a = (steps + ROUNDER).to_bits() as i32;
         }
         (fits, without)
@@ -163,7 +169,7 @@ multiversion! {
 /// - something is not finite, or a v negative; or v_q is 0 where v is not, or the other way;
 /// - m_q is not 0 and has another sign than m;
 /// - v is 0, and m_q neither has the bits of m nor is 0 like m;
-/// - |m_q| / d_q is more than (|m| / d + g/2) * (1 + r), and half of the type's least value / d_q;
+/// - |m_q| / d_q is more than (|m| / d + g * (1/2 + [`OUTWARD`])) * (1 + r), and half of the type's least value / d_q;
 /// - by [`Rule::Inward`], |m_q| / d_q is more than |m| / d at all: what is left of v under the root never shrinks beside v;
 /// - by [`Rule::Sign`], m_q is 0 where m is not, or |m_q| / d_q is more than (|m| / d + g) * (1 + r), and the least value.
 pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {

@@ -78,7 +78,7 @@ impl Both<'_> {
         }
     }
 
-    /// A first moment whose second is `second`: an update is never inflated by more than half a step, or not at all, and no
+    /// A first moment whose second is `second`: an update is never inflated by more than its rule allows, or not at all, and no
     /// sign flips.
     #[track_caller]
     fn is_first_moment(&self, second: &Both, step: f64, rule: Rule) {
@@ -91,7 +91,7 @@ impl Both<'_> {
             }
             let divisor = |v: f64| if rule == Rule::Norm { v } else { v.sqrt() };
             let (ratio, ratio_is) = (m.abs() / divisor(v), m_is.abs() / divisor(v_is));
-            let grows = if rule == Rule::Inward { 0.0 } else { step / 2.0 };
+            let grows = if rule == Rule::Inward { 0.0 } else { step * Rule::Root.steps() };
             let most = (ratio + grows) * (1.0 + rounding) + least / divisor(v_is);
             if rule == Rule::Inward {
                 // What centered RMSprop divides by the root of.

@@ -176,7 +176,7 @@ pub(crate) fn moment_decode(data: &[u8]) {
         true => input.filled(n * dtype.size()),
         false => elements(dtype, &(0..n).map(|_| input.value().abs()).collect::<Vec<f64>>()),
     };
-    let (step, rule) = (input.step(), input.pick(&Rule::ALL));
+    let (step, rule, outward) = (input.step(), input.pick(&Rule::ALL), input.pick(&[0.0, moment::OUTWARD]));
     let payload = payload(&mut input, n);
     let one_by_one = || -> Option<Vec<u8>> {
         let (mut a, mut exceptions) = (vec![0; n], Vec::new());
@@ -295,9 +295,9 @@ fn moments(input: &mut Input, dtype: Dtype, n: usize, v: &[u8], m: &[u8]) {
     let mut back = vec![0; n];
     log::decode_tile(&out, Some(grid), &mut back).expect("what was written can be read");
     assert_eq!(back, q);
-    let (step, rule) = (input.step(), input.pick(&Rule::ALL));
+    let (step, rule, outward) = (input.step(), input.pick(&Rule::ALL), input.pick(&[0.0, moment::OUTWARD]));
     let (mut a, mut kept) = (vec![0; n], Vec::new());
-    if moment::quantize((rule, dtype), m, v, step, &mut a, &mut kept).is_err() {
+    if moment::quantize((rule, dtype), m, v, (step, outward), &mut a, &mut kept).is_err() {
         return;
     }
     let mut is = vec![0; m.len()];

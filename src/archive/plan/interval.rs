@@ -17,7 +17,7 @@ const USUAL: f64 = 20.0;
 const MOST: f64 = 6.0;
 /// Updates add up like something between a random walk, whose root mean square grows by the root of the interval, and a drift.
 /// On GPT every 5 iterations, a step of 6 updates has half the error of one of 3 every 20; this makes them alike.
-const EXPONENT: f64 = 0.9;
+const EXPONENT: f64 = 0.75;
 
 /// Factor on the steps of weights. 1 where the optimizer does not count.
 pub(super) fn relief(material: &Material) -> io::Result<f64> {

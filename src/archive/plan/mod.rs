@@ -51,6 +51,8 @@ pub(super) struct Plan {
     parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
+    /// For first moments: the share of a step that is added before rounding.
+    pub(super) outward: f64,
     /// The published system that it is for.
     pub(super) system: Option<SystemId>,
     /// No two of its elements have different signs: it has a floor (`codec::floor`), which its codec does not know of itself.
@@ -212,7 +214,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let choose = |&index: &usize| -> io::Result<(Plan, (f64, f64))> {
         let tensor = &all[index];
         let parent = base.get(tensor);
-        let (mut lossy, mut row_step) = (None, 0.0);
+        let (mut lossy, mut row_step, mut outward) = (None, 0.0, 0.0);
         let original = copies.get(&index).and_then(|original| place(*original));
         if let Some(of) = original {
             let coding = Coding::Cast { of: of as u32 };
@@ -245,7 +247,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
                 Kind::Direction => moments::direction(&subject)?,
                 Kind::Sign => moments::signs(&subject)?,
             };
-            row_step = rates.row;
+            (row_step, outward) = (rates.row, rates.outward);
         }
         let Choice { coding, alone, bits } = match lossy {
             Some(choice) => choice,
@@ -256,7 +258,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         // What is positive by its codec need not be looked through.
         let of_logs = matches!(coding, Coding::Log { .. } | Coding::LogKey { .. });
         let one_sign = coding.is_lossy() && !of_logs && has_one_sign(material.source, tensor)?;
-        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, system, one_sign }, bits))
+        Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, outward, system, one_sign }, bits))
     };
     // Each decodes some tiles of the base.
     let chosen: io::Result<Vec<(Plan, (f64, f64))>> = planned.par_iter().map(choose).collect();

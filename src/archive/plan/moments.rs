@@ -45,7 +45,8 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
     }
     let rms = mean_square(&ratios).sqrt();
     // Rounded toward 0, it may be off by a whole step.
-    let step = lattice_step(rms, subject.rates.first_moment * 0.5 / rule.steps());
+    let share = if rule == Rule::Inward { 0.5 } else { 1.0 };
+    let step = lattice_step(rms, subject.rates.first_moment * share);
     // The same with a base and without: the two need not be weighed.
     Ok(step.map(|step| {
         let coding = Coding::Moment { second: place, step, rule };

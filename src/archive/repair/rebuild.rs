@@ -140,8 +140,13 @@ impl Rebuild<'_> {
             _ => None,
         };
         let beside = second.as_ref().map(|second| (entry.dtype, second.as_slice(), second));
-        let around =
-            Around { parent: parent.as_ref(), factors: factors.as_ref(), beside, row_step: 0.0, keep: Keep::Bits };
+        let around = Around {
+            parent: parent.as_ref(),
+            factors: factors.as_ref(),
+            beside,
+            keep: Keep::Bits,
+            ..Around::default()
+        };
         let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, at) };
         let Some((state, decoded, _)) = payload::quantize(place, bytes, around) else { return Ok(None) };
         if decoded != *bytes {
