@@ -87,7 +87,6 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
         container: job.description.kind.name().to_string(),
         note: job.note.to_string(),
         generations: 0,
-        original: None,
         tensors,
         skeleton,
     };
