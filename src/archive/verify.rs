@@ -5,6 +5,7 @@ use std::io;
 use crate::codec::log::Grid;
 use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Order, Patch, ReadAt};
+use crate::entropy::scratch::Scratch;
 use crate::hash::Xxh3Of128;
 use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
@@ -114,7 +115,7 @@ fn error_of(
             moment::largest_error((rule, entry.dtype), original, &sizes, decoded, &sizes, step)
         }
         Coding::Moment { second, step, rule } => {
-            let mut written = vec![0; original.len()];
+            let mut written = Scratch::new(original.len());
             let start = tensors[second as usize].extent.start + number as u64 * TILE_BYTES as u64;
             source.read_exact_at(&mut written, start)?;
             let second = tile::decode_again(chain, second as usize, number)?;

@@ -100,7 +100,11 @@ multiversion! {
             let none = v == 0.0;
             let steps = if none { 0.0 } else { steps };
             // False for NaN as well, which the root of a negative v is. An infinite v would make steps 0.
-            fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v >= 0.0) & (v <= F::LARGEST);
+            fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v <= F::LARGEST);
+            // One comparison more keeps the loop from being vectorized.
+            if !R::ROOT {
+                fits &= v >= 0.0;
+            }
             without |= none & (m != 0.0);
             let steps = R::rounded(steps, if none { 0.0 } else { m }, shrink);
             *a = (steps + ROUNDER).to_bits() as i32;

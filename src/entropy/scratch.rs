@@ -7,7 +7,7 @@
 //! are reached late and hardly ever again.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Buffers that are not in use. The last that came goes first: it is the one most likely to be in a cache.
 pub(crate) struct Shelf<T> {
@@ -78,9 +78,37 @@ impl<T: Copy + Default> Shelf<T> {
 /// Byte buffers. A tile has at most ten in use (eight planes and what codes one of them), each at most of its size.
 static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
 
-/// Gives the allocator the byte buffers that nobody has taken since the last call.
+/// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of the one beside it are in use at once.
+static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(8, 1 << 20));
+static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(6, 1 << 18));
+
+/// Room for the bytes of a tile, with [`Shelf::take`]'s caution.
+pub(crate) fn bytes(length: usize) -> Vec<u8> {
+    TILES.take(length)
+}
+
+/// Room for the integers of a tile, with [`Shelf::take`]'s caution.
+pub(crate) fn integers(length: usize) -> Vec<i32> {
+    INTEGERS.take(length)
+}
+
+/// Takes back the bytes of a tile that nobody else holds.
+pub(crate) fn give_bytes(bytes: Arc<Vec<u8>>) {
+    if let Some(bytes) = Arc::into_inner(bytes) {
+        TILES.give(bytes);
+    }
+}
+
+/// Takes back the integers of a tile.
+pub(crate) fn give_integers(integers: Vec<i32>) {
+    INTEGERS.give(integers);
+}
+
+/// Gives the allocator the buffers that nobody has taken since the last call.
 pub(crate) fn let_go() {
     BYTES.let_go();
+    TILES.let_go();
+    INTEGERS.let_go();
 }
 
 /// A byte buffer that goes back to its shelf.
