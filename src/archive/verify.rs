@@ -5,7 +5,7 @@ use std::io;
 use crate::codec::log::Grid;
 use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Order, Patch, ReadAt};
-use crate::entropy::scratch::Scratch;
+use crate::entropy::scratch::{self, Scratch};
 use crate::hash::Xxh3Of128;
 use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
@@ -119,7 +119,9 @@ fn error_of(
             let start = tensors[second as usize].extent.start + number as u64 * TILE_BYTES as u64;
             source.read_exact_at(&mut written, start)?;
             let second = tile::decode_again(chain, second as usize, number)?;
-            moment::largest_error((rule, entry.dtype), original, &written, decoded, &second, step)
+            let error = moment::largest_error((rule, entry.dtype), original, &written, decoded, &second, step);
+            scratch::give_bytes(second);
+            error
         }
         _ => lattice::largest_error(entry.dtype, original, decoded),
     })

@@ -45,6 +45,7 @@ impl<T: Copy + Default> Shelf<T> {
             idle.untouched = idle.untouched.min(idle.buffers.len());
             buffer.unwrap_or_default()
         };
+        buffer.reserve_exact(length.saturating_sub(buffer.len()));
         buffer.resize(length, T::default());
         buffer
     }
@@ -79,29 +80,41 @@ impl<T: Copy + Default> Shelf<T> {
 static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
 
 /// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of the one beside it are in use at once.
-static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(8, 1 << 20));
+static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(16, 1 << 20));
 static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(6, 1 << 18));
 
-/// Room for the bytes of a tile, with [`Shelf::take`]'s caution.
+/// Tiles of fewer bytes or integers have buffers of their own. What holds on to many small ones must not hold large buffers.
+const LEAST: usize = 1 << 17;
+
+/// The bytes of a tile, with [`Shelf::take`]'s caution.
 pub(crate) fn bytes(length: usize) -> Vec<u8> {
-    TILES.take(length)
+    if length < LEAST { vec![0; length] } else { TILES.take(length) }
 }
 
-/// Room for the integers of a tile, with [`Shelf::take`]'s caution.
+/// Room for the bytes of a tile that are appended.
+pub(crate) fn room(length: usize) -> Vec<u8> {
+    let mut room = bytes(length);
+    room.clear();
+    room
+}
+
+/// The integers of a tile, with [`Shelf::take`]'s caution.
 pub(crate) fn integers(length: usize) -> Vec<i32> {
-    INTEGERS.take(length)
+    if length < LEAST { vec![0; length] } else { INTEGERS.take(length) }
 }
 
 /// Takes back the bytes of a tile that nobody else holds.
 pub(crate) fn give_bytes(bytes: Arc<Vec<u8>>) {
-    if let Some(bytes) = Arc::into_inner(bytes) {
+    if let Some(bytes) = Arc::into_inner(bytes).filter(|bytes| bytes.capacity() >= LEAST) {
         TILES.give(bytes);
     }
 }
 
 /// Takes back the integers of a tile.
 pub(crate) fn give_integers(integers: Vec<i32>) {
-    INTEGERS.give(integers);
+    if integers.capacity() >= LEAST {
+        INTEGERS.give(integers);
+    }
 }
 
 /// Gives the allocator the buffers that nobody has taken since the last call.

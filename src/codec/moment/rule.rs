@@ -40,8 +40,6 @@ pub(super) trait Divide {
     const INWARD: bool = false;
     /// Whether 0 comes back for 0 alone.
     const SIGNS: bool = false;
-    /// Whether d is a root, which a negative v makes NaN.
-    const ROOT: bool = false;
     /// d of an element.
     fn divisor<F: Float>(v: f64) -> f64;
     /// m / d, computed in f32 for the types that f32 holds.
@@ -68,7 +66,6 @@ pub(super) struct Sign;
 
 impl Divide for Root {
     const GROWS: f64 = 0.5;
-    const ROOT: bool = true;
     #[inline(always)]
     fn divisor<F: Float>(v: f64) -> f64 {
         F::sqrt(v)
@@ -102,7 +99,6 @@ impl Divide for Norm {
 impl Divide for Inward {
     const GROWS: f64 = 0.0;
     const INWARD: bool = true;
-    const ROOT: bool = true;
     #[inline(always)]
     fn divisor<F: Float>(v: f64) -> f64 {
         Root::divisor::<F>(v)
