@@ -295,8 +295,7 @@ impl Work {
         self.clear();
         self.a.fill(0);
         lattice::decode_tile_add(&tile.m_payload, &mut self.a, &mut self.exceptions).expect("own payload");
-        moment::reconstruct((Rule::Root, Dtype::F32), &tile.v, (tile.u_step, 0.0), &self.a, &mut self.bytes)
-            .expect("lengths");
+        moment::reconstruct((Rule::Root, Dtype::F32), &tile.v, tile.u_step, &self.a, &mut self.bytes).expect("lengths");
         lattice::apply_exceptions(Dtype::F32, &self.exceptions, &mut self.bytes).expect("own exceptions");
         black_box(&self.bytes);
     }

@@ -58,7 +58,7 @@ impl Archive {
         if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
             return Ok(());
         }
-        let object = match self.twin(&profiles, sealed, &source)? {
+        let object = match self.twin(&profiles, sealed, &source, &stale)? {
             Some(object) => object,
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
                 Some(object) => object,
@@ -152,7 +152,7 @@ impl Archive {
             sealed,
             own: (source, description),
             newer: (after, of_newer),
-            written: Some(written),
+            written,
             base,
             profiles,
             generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),

@@ -8,7 +8,7 @@ use crate::container::{Description, Order, ReadAt};
 use crate::recall::{Chain, Memory};
 use crate::store::Profiles;
 use crate::store::durable::Io;
-use crate::store::object::{Header, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter};
+use crate::store::object::{Header, ObjectWriter};
 
 use super::base::Base;
 use super::catalog::Sealed;
@@ -26,8 +26,8 @@ pub(super) struct Difference<'a> {
     pub(super) own: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The state after it.
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
-    /// The file as it was written, if its hash is to be noted.
-    pub(super) written: Option<&'a (dyn ReadAt + Sync)>,
+    /// The file as it was written.
+    pub(super) written: &'a (dyn ReadAt + Sync),
     pub(super) base: &'a Base,
     pub(super) profiles: &'a Profiles,
     /// Restores that are behind the file; asked when all is encoded.
@@ -95,30 +95,32 @@ impl Difference<'_> {
             return Ok(None);
         }
         encoded.index.generations = (self.generations)();
-        encoded.index.original = original.wait()?;
         writer.close(&encoded.index)?;
         log::trace!(target: STAGES, "make durable");
         let rows = Order::of(description);
         let mut header = Header {
             id: writer.id(),
-            version: if rows.is_kept() { OBJECT_VERSION } else { ORDERED_VERSION },
             parent: chain.map(|chain| chain.leaf().header().id),
             depth: chain.map_or(0, |chain| chain.objects().len() as u32),
             position,
             logical_len: sealed.len,
+            lossy: false,
+            ordered: !rows.is_kept(),
             decoded_hash: 0,
-            source_hash: 0,
-            sample: 0,
+            decoded_sample: 0,
+            source_sample: sealed.sample,
+            original: [0; 32],
             modified_ns: sealed.modified_ns,
             lineage: sealed.lineage,
             signature: sealed.signature,
         };
         // A base that went bad on the device while memory had it is found by the next super-step.
         let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.memory, base.super_step);
-        let hashes = verify::verify(&chain, (source, &rows), &plans, &encoded.patches, self.cancelled)
+        let decoded = verify::verify(&chain, (source, &rows), &plans, &encoded.patches, self.cancelled)
             .inspect_err(|_| self.memory.forget(header.id))?;
         log::trace!(target: STAGES, "verify");
-        (header.source_hash, header.decoded_hash, header.sample) = (hashes.source, hashes.decoded, hashes.sample);
+        (header.lossy, header.decoded_hash, header.decoded_sample) = (decoded.lossy, decoded.hash, decoded.sample);
+        header.original = original.wait()?;
         Ok(Some(Written { writer, header, chain }))
     }
 }

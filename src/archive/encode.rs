@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use crate::codec::log::Factors;
 use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::{ChangedTensor, Kind, Patch, ReadAt, Tensor};
+use crate::entropy::scratch;
 use crate::hash::xxh3_64;
 use crate::recall::{State, tile};
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, Tile, gaps};
@@ -87,7 +88,6 @@ pub(super) fn encode(job: &Job, writer: &mut ObjectWriter) -> io::Result<Encoded
         container: job.description.kind.name().to_string(),
         note: job.note.to_string(),
         generations: 0,
-        original: None,
         tensors,
         skeleton,
     };
@@ -233,7 +233,7 @@ fn encode_tensor(
                     true => encoder.published(fits, at, coding, tile)?,
                     false => encoder.encode(at, coding, tensor.factors.as_ref(), None, tile)?,
                 };
-                Ok(encoded.map(|(tile, ..)| tile))
+                Ok(encoded.map(only_tile))
             })
             .collect();
         for tile in batch {
@@ -279,7 +279,7 @@ fn encode_moments(
                 let Some((of_second, written, decoded)) = done else { return Ok(None) };
                 let beside = Some((dtype, written.as_slice(), &decoded));
                 let done = encoder.encode(first, codings[1], None, beside, tile)?;
-                Ok(done.map(|(of_first, ..)| [of_second, of_first]))
+                Ok(done.map(|of_first| [only_tile((of_second, written, decoded)), only_tile(of_first)]))
             })
             .collect();
         let batch: io::Result<Option<Vec<[EncodedTile; 2]>>> = batch.into_iter().collect();
@@ -316,6 +316,12 @@ struct Encoder<'a> {
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
 
+/// A tile whose bytes nobody needs any more.
+fn only_tile((tile, written, decoded): WithBytes) -> EncodedTile {
+    [written, decoded].into_iter().for_each(scratch::give_bytes);
+    tile
+}
+
 impl Encoder<'_> {
     /// `beside`: what is known already of the tensor beside this one.
     fn encode(
@@ -349,6 +355,7 @@ impl Encoder<'_> {
         if !payload::payload(place, &state, parent.as_ref(), &mut payload)? {
             return Ok(None);
         }
+        [Some(state), parent].into_iter().flatten().for_each(State::give_back);
         let max_abs_error = match coding {
             Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
                 lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)

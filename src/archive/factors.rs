@@ -4,6 +4,7 @@ use std::io;
 
 use crate::codec::log::{self, Factors, FactorsBuilder};
 use crate::container::{ReadAt, Tensor};
+use crate::entropy::scratch;
 use crate::store::object::Coding;
 
 use super::plan::{self, has_factors, read_tile, tiles};
@@ -28,6 +29,7 @@ pub(super) fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> i
             for number in 0..tiles(tensor) {
                 let data = read_tile(source, tensor, number)?;
                 builder.add(tensor.dtype, plan::rows(tensor, number).first, &data);
+                scratch::give_bytes(data.into());
             }
             builder.finish(unit)
         }

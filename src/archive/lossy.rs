@@ -9,7 +9,6 @@ use crate::store::object::{Index, Object};
 
 use super::Archive;
 use super::catalog::{Entry, State};
-use super::samples;
 
 impl Archive {
     /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was brought back.
@@ -20,7 +19,7 @@ impl Archive {
             // Where a program has written since, the samples are other ones.
             State::Sealed(sealed) => entry.keeps.filter(|id| {
                 let known = self.objects.get(*id);
-                known.is_some_and(|(header, _)| header.sample == samples::short(sealed.sample))
+                known.is_some_and(|(header, _)| header.decoded_sample == sealed.sample)
             }),
             State::Staged | State::Closed | State::Resident(_) => entry.keeps,
         }
@@ -41,7 +40,7 @@ impl Archive {
             State::Archived(_, id) => Some(*id),
             _ => self.decoded_from(&entry),
         };
-        Some(hex(&self.objects.open(id?).ok()?.index().original?))
+        Some(hex(&self.objects.get(id?)?.0.original))
     }
 
     /// The profile that the bytes of a lossy file were made with, where they are less than is asked for.
@@ -75,7 +74,7 @@ impl Archive {
 /// Whether an object decodes to what was written: `0`; or `1` and the largest |read - written| of each kind of tensor, as
 /// in `1 weight 1.2e-4, second_moment 3.0e-9`.
 pub fn words(object: &Object) -> String {
-    if !object.header().is_lossy() {
+    if !object.header().lossy {
         return "0".into();
     }
     let mut largest: BTreeMap<u8, (&'static str, f64)> = BTreeMap::new();

@@ -15,30 +15,54 @@ use crate::store::{Profile, Profiles};
 
 use super::catalog::{Entry, Sealed, State};
 use super::namespace::found_at;
-use super::settle;
 use super::stays::{DAMAGED_STUB, OTHER_STORE, UNREADABLE};
 use super::{Archive, ReadError};
+use super::{original, settle};
 
 impl Archive {
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
     /// a released file), or it was made from them and is as faithful as these profiles ask for. It must
     /// still decode: this file may be the last good copy of what it holds.
-    pub(super) fn twin(&self, profiles: &Profiles, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
+    pub(super) fn twin(
+        &self,
+        profiles: &Profiles,
+        sealed: &Sealed,
+        source: &DeviceFile,
+        stale: &(dyn Fn() -> bool + Sync),
+    ) -> io::Result<Option<Id>> {
+        if let Some(object) = self.decoded_twin(sealed, source)? {
+            return Ok(Some(object));
+        }
+        // An object that is not lossy decodes to what it was made from.
         let mut candidates = self.objects.of_signature(sealed.signature);
-        candidates.retain(|header| header.logical_len == sealed.len);
+        candidates.retain(|h| h.lossy && (h.logical_len, h.source_sample) == (sealed.len, sealed.sample));
+        candidates.retain(|header| self.is_faithful(header.id, profiles));
+        if candidates.is_empty() {
+            return Ok(None);
+        }
+        let original = original::hash_of(source, sealed.len, stale)?;
+        candidates.retain(|header| header.original == original);
+        candidates.sort_by_key(|header| header.id);
+        Ok(candidates.iter().find(|header| self.decodes(header)).map(|header| header.id))
+    }
+
+    /// An object that decodes to the very bytes of a file, and still does. Of two states of a lineage hardly a sample is the
+    /// same, so that other files are not even hashed.
+    pub(super) fn decoded_twin(&self, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
+        let mut candidates = self.objects.of_signature(sealed.signature);
+        candidates.retain(|h| (h.logical_len, h.decoded_sample) == (sealed.len, sealed.sample));
         if candidates.is_empty() {
             return Ok(None);
         }
         let hash = settle::hash(&InOrder::new(source, &describe(source)?), sealed.len)?;
-        let holds = |h: &&Header| h.decoded_hash == hash || (h.source_hash == hash && self.is_faithful(h.id, profiles));
-        let mut twins: Vec<&Header> = candidates.iter().filter(holds).collect();
-        twins.sort_by_key(|header| (header.decoded_hash != hash, header.id));
-        Ok(twins.into_iter().find(|header| self.decodes(header)).map(|header| header.id))
+        candidates.retain(|header| header.decoded_hash == hash);
+        candidates.sort_by_key(|header| header.id);
+        Ok(candidates.iter().find(|header| self.decodes(header)).map(|header| header.id))
     }
 
     /// Whether an object decodes to other bytes than it was made from.
     pub(super) fn is_lossy(&self, id: Id) -> bool {
-        self.objects.get(id).is_some_and(|(header, _)| header.is_lossy())
+        self.objects.get(id).is_some_and(|(header, _)| header.lossy)
     }
 
     /// Whether an object was made with these profiles, or with one that is at least as fine as any of them.

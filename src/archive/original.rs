@@ -15,19 +15,19 @@ const PIECE: usize = 256 << 10;
 
 /// A hash that is being made.
 pub(super) enum Pending<'scope> {
-    Made(Option<[u8; 32]>),
+    Made([u8; 32]),
     Thread(ScopedJoinHandle<'scope, io::Result<[u8; 32]>>),
 }
 
 impl Pending<'_> {
-    /// The hash; `None` where none was asked for.
+    /// The hash.
     ///
     /// # Errors
     /// What the device reports; `Interrupted` when cancelled.
-    pub(super) fn wait(self) -> io::Result<Option<[u8; 32]>> {
+    pub(super) fn wait(self) -> io::Result<[u8; 32]> {
         match self {
             Pending::Made(hash) => Ok(hash),
-            Pending::Thread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map(Some),
+            Pending::Thread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         }
     }
 }
@@ -37,15 +37,14 @@ impl Pending<'_> {
 /// # Errors
 /// As of `work`; what the system reports if there can be no thread.
 pub(super) fn beside<T>(
-    written: Option<&(dyn ReadAt + Sync)>,
+    written: &(dyn ReadAt + Sync),
     len: u64,
     cancelled: &(dyn Fn() -> bool + Sync),
     work: impl FnOnce(Pending<'_>) -> io::Result<T>,
 ) -> io::Result<T> {
-    let Some(written) = written else { return work(Pending::Made(None)) };
     // A test's scheduler knows its own threads only, and `cancelled` takes its locks.
     if cfg!(feature = "shuttle") {
-        return work(Pending::Made(Some(hash_of(written, len, cancelled)?)));
+        return work(Pending::Made(hash_of(written, len, cancelled)?));
     }
     let ended = AtomicBool::new(false);
     let stop = || ended.load(Ordering::Relaxed) || cancelled();
@@ -96,13 +95,12 @@ mod tests {
         let bytes: Vec<u8> = (0..3 * PIECE + 5).map(|at| (at * at / 7) as u8).collect();
         let file: &(dyn ReadAt + Sync) = &bytes.as_slice();
         let len = bytes.len() as u64;
-        let made = beside(Some(file), len, &|| false, |pending| pending.wait()).unwrap();
-        assert_eq!(made, Some(sha256(&bytes)));
-        assert_eq!(beside(None, len, &|| false, |pending| pending.wait()).unwrap(), None);
-        let cancelled = beside(Some(file), len, &|| true, |pending| pending.wait()).unwrap_err();
+        let made = beside(file, len, &|| false, |pending| pending.wait()).unwrap();
+        assert_eq!(made, sha256(&bytes));
+        let cancelled = beside(file, len, &|| true, |pending| pending.wait()).unwrap_err();
         assert_eq!(cancelled.kind(), io::ErrorKind::Interrupted);
         // Work that fails does not wait for it.
-        let failed = beside(Some(file), len, &|| false, |_| Err::<(), _>(io::ErrorKind::InvalidData.into()));
+        let failed = beside(file, len, &|| false, |_| Err::<(), _>(io::ErrorKind::InvalidData.into()));
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -10,6 +10,7 @@ use crate::codec::log::{Factors, Grid, Parent};
 use crate::codec::moment::Rule;
 use crate::codec::rows::Rows;
 use crate::codec::{Dtype, cast, lattice, log, lossless, moment, published, rows};
+use crate::entropy::scratch;
 use crate::recall::State;
 use crate::store::object::Coding;
 
@@ -58,7 +59,8 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
         }
         Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
             let keyframe = keyframe(coding, around.parent);
-            let (mut accumulators, mut decoded, mut exceptions) = (vec![0; elements], vec![0; data.len()], Vec::new());
+            let (mut accumulators, mut decoded) = (scratch::integers(elements), scratch::bytes(data.len()));
+            let mut exceptions = Vec::new();
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
             let error =
                 lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
@@ -90,7 +92,7 @@ pub(super) fn quantize(place: Place, data: &Arc<Vec<u8>>, around: Around) -> Opt
                 _ => return None,
             };
             let (factors, first) = (around.factors?, place.rows.first);
-            let (mut q, mut decoded) = (vec![0; elements], vec![0; data.len()]);
+            let (mut q, mut decoded) = (scratch::integers(elements), scratch::bytes(data.len()));
             let grid = Grid { factors, first };
             let error = log::quantize(dtype, data, grid, unit, keep, &mut q, &mut decoded).ok()?;
             Some((State::Log { factors: Arc::clone(factors), first, unit, q }, Arc::new(decoded), error))
@@ -125,7 +127,7 @@ fn ratios(
     (written, second): (&[u8], &Arc<Vec<u8>>),
     (step, outward): (f64, f64),
 ) -> Option<Quantized> {
-    let (mut accumulators, mut exceptions) = (vec![0; data.len() / dtype.size()], Vec::new());
+    let (mut accumulators, mut exceptions) = (scratch::integers(data.len() / dtype.size()), Vec::new());
     moment::quantize((rule, dtype), data, written, (step, outward), &mut accumulators, &mut exceptions).ok()?;
     let state = State::Moment { rule, second: Arc::clone(second), accumulators, step, exceptions };
     let decoded = state.bytes(dtype).ok()?;

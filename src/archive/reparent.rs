@@ -92,7 +92,6 @@ impl Move<'_> {
         writer.close(&index)?;
         let parent = self.parent.filter(|_| index.tensors.iter().any(|entry| entry.coding.parent().is_some()));
         let header = Header {
-            version: leaf.header().written_anew(),
             parent: parent.map(|chain| chain.leaf().header().id),
             depth: parent.map_or(0, |chain| chain.objects().len() as u32),
             ..leaf.header().clone()

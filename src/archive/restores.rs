@@ -109,7 +109,7 @@ impl Noticed {
 impl Archive {
     /// Half of a released file, or more, was read through one handle. For any thread: waits for nothing.
     pub fn restored(&self, object: Id) {
-        let lossy = |(header, _): &(Header, u64)| header.source_hash != header.decoded_hash;
+        let lossy = |(header, _): &(Header, u64)| header.lossy;
         if !self.objects.get(object).as_ref().is_some_and(lossy) {
             return;
         }

@@ -61,15 +61,10 @@ impl Sampler {
         }
     }
 
-    /// The hash, as it stands in an object's header.
-    pub(super) fn finish(self) -> u32 {
-        short(self.hash.digest())
+    /// The fingerprint, as it stands in an object's header.
+    pub(super) fn finish(self) -> u64 {
+        self.hash.digest()
     }
-}
-
-/// The hash of samples as it stands in an object's header: 0 means there that nobody knows.
-pub(super) fn short(hash: u64) -> u32 {
-    (hash as u32).max(1)
 }
 
 #[cfg(test)]
@@ -90,7 +85,7 @@ mod tests {
             for piece in [1000, 4096, 524_288] {
                 let mut sampler = Sampler::new(len);
                 bytes.chunks(piece).enumerate().for_each(|(n, run)| sampler.update((n * piece) as u64, run));
-                assert_eq!(sampler.finish(), short(xxhash_rust::xxh3::xxh3_64(&whole)), "{len} in {piece}");
+                assert_eq!(sampler.finish(), xxhash_rust::xxh3::xxh3_64(&whole), "{len} in {piece}");
             }
         }
     }

@@ -192,7 +192,7 @@ impl Series {
                 sealed: &state.sealed,
                 own: (&source, &state.description),
                 newer: (&after, &of_newer),
-                written: None,
+                written: &state.file,
                 base: &previous.as_ref().map_or_else(Base::default, after_it),
                 profiles: &profiles,
                 generations: &|| 0,

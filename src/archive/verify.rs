@@ -5,6 +5,7 @@ use std::io;
 use crate::codec::log::Grid;
 use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Order, Patch, ReadAt};
+use crate::entropy::scratch::{self, Scratch};
 use crate::hash::Xxh3Of128;
 use crate::recall::layout::Unit;
 use crate::recall::{Chain, Layout, order, stream, tile};
@@ -15,12 +16,14 @@ use super::plan::Plan;
 use super::samples::Sampler;
 use super::skeleton::patch;
 
-/// Hashes of a file as written and as it will be read, xxh3-128.
-pub(super) struct Hashes {
-    pub(super) source: u128,
-    pub(super) decoded: u128,
-    /// Of samples of what will be read.
-    pub(super) sample: u32,
+/// What a file will be read as.
+pub(super) struct Decoded {
+    /// xxh3-128 of it.
+    pub(super) hash: u128,
+    /// Its fingerprint.
+    pub(super) sample: u64,
+    /// Whether it differs from the file as it was written.
+    pub(super) lossy: bool,
 }
 
 /// Decodes the object at the chain's leaf and compares it with `source`: lossless tensors and skeleton byte for byte
@@ -35,10 +38,11 @@ pub(super) fn verify(
     plans: &[Plan],
     patches: &[Patch],
     cancelled: &(dyn Fn() -> bool + Sync),
-) -> io::Result<Hashes> {
+) -> io::Result<Decoded> {
     let layout = Layout::of(chain.leaf());
     let tensors = &chain.leaf().index().tensors;
-    let (mut source_hash, mut decoded_hash) = (Xxh3Of128::new(), Xxh3Of128::new());
+    let mut hash = Xxh3Of128::new();
+    let mut lossy = false;
     let mut sample = Sampler::new(chain.leaf().header().logical_len);
     let mut original = Vec::new();
     let mut expected = 0;
@@ -53,9 +57,10 @@ pub(super) fn verify(
         expected = offset + decoded.len() as u64;
         original.resize(decoded.len(), 0);
         source.read_exact_at(&mut original, offset)?;
-        source_hash.update(&original);
-        decoded_hash.update(decoded);
+        hash.update(decoded);
         sample.update(offset, decoded);
+        let differs = original != decoded;
+        lossy |= differs;
         match unit {
             Unit::Tile { tensor, tile } if tensors[tensor as usize].coding.is_lossy() => {
                 let entry = &tensors[tensor as usize];
@@ -68,7 +73,7 @@ pub(super) fn verify(
                     return Err(wrong(format!("tensor {} lost a sign, or an element that is not 0", entry.path)));
                 }
             }
-            Unit::Tile { tensor, .. } if original != decoded => {
+            Unit::Tile { tensor, .. } if differs => {
                 return Err(wrong(format!("tensor {} is not bit-exact", tensors[tensor as usize].path)));
             }
             Unit::Tile { .. } => {}
@@ -87,7 +92,7 @@ pub(super) fn verify(
     if expected != chain.leaf().header().logical_len || source.size() != expected {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the end of the file is missing"));
     }
-    Ok(Hashes { source: source_hash.digest(), decoded: decoded_hash.digest(), sample: sample.finish() })
+    Ok(Decoded { hash: hash.digest(), sample: sample.finish(), lossy })
 }
 
 /// The largest error of a tile in the terms of its codec; `None` when what must hold of it does not.
@@ -110,11 +115,13 @@ fn error_of(
             moment::largest_error((rule, entry.dtype), original, &sizes, decoded, &sizes, step)
         }
         Coding::Moment { second, step, rule } => {
-            let mut written = vec![0; original.len()];
+            let mut written = Scratch::new(original.len());
             let start = tensors[second as usize].extent.start + number as u64 * TILE_BYTES as u64;
             source.read_exact_at(&mut written, start)?;
             let second = tile::decode_again(chain, second as usize, number)?;
-            moment::largest_error((rule, entry.dtype), original, &written, decoded, &second, step)
+            let error = moment::largest_error((rule, entry.dtype), original, &written, decoded, &second, step);
+            scratch::give_bytes(second);
+            error
         }
         _ => lattice::largest_error(entry.dtype, original, decoded),
     })

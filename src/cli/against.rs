@@ -146,12 +146,9 @@ fn compare(store: &Store, objects: &Objects, place: &Place, line: &Line) -> Resu
     }
     let Some(stub) = stub(store, &path)? else { return Ok((Verdict::Differs, None)) };
     let object = Object::open(&store.objects(), stub.object)?;
-    Ok(match object.index().original {
-        Some(original) if original == line.digest => (Verdict::Lossy, None),
-        None if object.header().is_lossy() => {
-            (Verdict::Differs, Some("it is lossy, and the hash of what it was made from is not known".into()))
-        }
-        _ => (Verdict::Differs, None),
+    Ok(match object.header().original == line.digest {
+        true => (Verdict::Lossy, None),
+        false => (Verdict::Differs, None),
     })
 }
 

@@ -206,7 +206,7 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     entry.stored_bytes += object.stored();
     entry.profile = object.index().profile.clone();
     entry.lossy = lossy_words(&object);
-    entry.original = object.index().original.map(|digest| hex(&digest));
+    entry.original = Some(hex(&header.original));
     entry.generations = Some(object.index().generations);
     entry.note = object.index().note.clone();
     // Chains of published systems have none, whatever place a state has in them.

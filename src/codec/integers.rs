@@ -1,6 +1,7 @@
 //! The integers of a tile, which hardly ever need 32 bits, kept in 16 where they all fit.
 
 use crate::entropy::level::{Level, multiversion};
+use crate::entropy::scratch;
 
 /// Integers of a tile; `i16::MIN` stands for `i32::MIN`.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,7 +53,7 @@ impl Integers {
 
     /// All of them.
     pub fn values(&self) -> Vec<i32> {
-        let mut values = vec![0; self.len()];
+        let mut values = scratch::integers(self.len());
         self.fill(0, &mut values);
         values
     }

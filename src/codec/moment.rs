@@ -102,13 +102,14 @@ multiversion! {
         let shrink = 1.0 - 4.0 * roundings::<F>();
         for ((&m, &v), a) in m.iter().zip(v).zip(a) {
             let (m, v) = (F::widen(m), F::widen(v));
-            let steps = R::quotient::<F>(m, v) * inverse;
+            // Without branches, which would keep the loop from being vectorized.
             let none = v == 0.0;
-            let steps = if none { 0.0 } else { steps };
+            let some = |value: f64| f64::from_bits(value.to_bits() & u64::from(none).wrapping_sub(1));
+            let steps = some(R::quotient::<F>(m, if none { 1.0 } else { v }) * inverse);
             // False for NaN as well, which the root of a negative v is. An infinite v would make steps 0.
             fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v >= 0.0) & (v <= F::LARGEST);
             without |= none & (m != 0.0);
-            let steps = R::rounded(steps, if none { 0.0 } else { m }, outward, shrink);
+            let steps = R::rounded(steps, some(m), outward, shrink);
             *a = (steps + ROUNDER).to_bits() as i32;
         }
         (fits, without)

@@ -7,7 +7,7 @@
 //! are reached late and hardly ever again.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// Buffers that are not in use. The last that came goes first: it is the one most likely to be in a cache.
 pub(crate) struct Shelf<T> {
@@ -45,6 +45,7 @@ impl<T: Copy + Default> Shelf<T> {
             idle.untouched = idle.untouched.min(idle.buffers.len());
             buffer.unwrap_or_default()
         };
+        buffer.reserve_exact(length.saturating_sub(buffer.len()));
         buffer.resize(length, T::default());
         buffer
     }
@@ -78,9 +79,49 @@ impl<T: Copy + Default> Shelf<T> {
 /// Byte buffers. A tile has at most ten in use (eight planes and what codes one of them), each at most of its size.
 static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
 
-/// Gives the allocator the byte buffers that nobody has taken since the last call.
+/// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of the one beside it are in use at once.
+static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(16, 1 << 20));
+static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(6, 1 << 18));
+
+/// Tiles of fewer bytes or integers have buffers of their own. What holds on to many small ones must not hold large buffers.
+const LEAST: usize = 1 << 17;
+
+/// The bytes of a tile, with [`Shelf::take`]'s caution.
+pub(crate) fn bytes(length: usize) -> Vec<u8> {
+    if length < LEAST { vec![0; length] } else { TILES.take(length) }
+}
+
+/// Room for the bytes of a tile that are appended.
+pub(crate) fn room(length: usize) -> Vec<u8> {
+    let mut room = bytes(length);
+    room.clear();
+    room
+}
+
+/// The integers of a tile, with [`Shelf::take`]'s caution.
+pub(crate) fn integers(length: usize) -> Vec<i32> {
+    if length < LEAST { vec![0; length] } else { INTEGERS.take(length) }
+}
+
+/// Takes back the bytes of a tile that nobody else holds.
+pub(crate) fn give_bytes(bytes: Arc<Vec<u8>>) {
+    if let Some(bytes) = Arc::into_inner(bytes).filter(|bytes| bytes.capacity() >= LEAST) {
+        TILES.give(bytes);
+    }
+}
+
+/// Takes back the integers of a tile.
+pub(crate) fn give_integers(integers: Vec<i32>) {
+    if integers.capacity() >= LEAST {
+        INTEGERS.give(integers);
+    }
+}
+
+/// Gives the allocator the buffers that nobody has taken since the last call.
 pub(crate) fn let_go() {
     BYTES.let_go();
+    TILES.let_go();
+    INTEGERS.let_go();
 }
 
 /// A byte buffer that goes back to its shelf.

@@ -8,6 +8,7 @@ use crate::codec::along::{self, From};
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid};
 use crate::codec::{Dtype, Integers};
+use crate::entropy::scratch;
 use crate::store::Damage;
 use crate::store::object::Coding;
 
@@ -200,7 +201,7 @@ fn run(
                 Coding::Sized { .. } => sizes(step_of, tile, n).map_err(|error| fail(step_of, error))?,
                 _ => beside(chain, step_of, tile)?.ok_or_else(|| fail(step_of, NO_BASE.into()))?.1,
             };
-            let mut out = Vec::new();
+            let mut out = scratch::room(len);
             if second.len() != len {
                 return Err(fail(step_of, NO_BASE.into()));
             }
@@ -219,7 +220,7 @@ fn run(
             };
             let deltas: Vec<(&[u8], f64)> =
                 payloads.iter().zip(steps).map(|(p, s)| (p.as_slice(), step_of(s))).collect();
-            let (mut out, mut exceptions) = (Vec::new(), before.to_vec());
+            let (mut out, mut exceptions) = (scratch::room(len), before.to_vec());
             let k = keyframe.map(|keyframe| keyframe.as_slice());
             along::lattice((dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())
                 .map_err(corrupt)?;
@@ -258,7 +259,7 @@ fn run(
                 return Err(fail(step, NO_BASE.into()));
             }
             let deltas: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-            let mut out = Vec::new();
+            let mut out = scratch::room(len);
             let grid = Grid { factors: &factors, first: start };
             along::log(dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut()).map_err(corrupt)?;
             let kept = integers.map(|q| Kept::Log { factors, first: start, unit, q });

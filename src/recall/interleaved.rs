@@ -16,7 +16,7 @@ const MUCH: u64 = 1 << 30;
 /// A released file of a golden store whose object is a difference to another one, and what it decodes to.
 fn released() -> (PathBuf, Id, Arc<Vec<u8>>) {
     static DECODED: OnceLock<Vec<u8>> = OnceLock::new();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v3");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adam");
     let store = Store::look(&root).unwrap();
     let file = File::open(store.tree().join("state/at_3.safetensors")).unwrap();
     let id = Stub::read(&file, store.id()).unwrap().unwrap().object;

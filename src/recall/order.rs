@@ -21,7 +21,7 @@ const MAX_CHUNKS: usize = (512 << 20) / TILE_BYTES;
 pub fn order(chain: &Chain) -> Result<Order, ReadError> {
     let leaf = chain.leaf();
     let index = leaf.index();
-    if !leaf.header().is_ordered() {
+    if !leaf.header().ordered {
         return Ok(Order::default());
     }
     let wrong = |what| ReadError::object(leaf.header().id, Damage(what));

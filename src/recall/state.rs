@@ -6,6 +6,7 @@ use crate::codec::log::{Factors, Grid};
 use crate::codec::moment::Rule;
 use crate::codec::published::tile::{Before, Decoded};
 use crate::codec::{Corrupt, Dtype, lattice, log, moment};
+use crate::entropy::scratch;
 use crate::hash::{Xxh3, xxh3_64};
 
 /// What a tile is made of: enough to give its bytes, and to encode its successor. It belongs to the state, not to the
@@ -97,26 +98,36 @@ impl State {
     /// # Errors
     /// What is wrong with the state, as words.
     pub fn bytes(&self, dtype: Dtype) -> Result<Arc<Vec<u8>>, Corrupt> {
-        let mut out = Vec::new();
+        let mut out;
         match self {
             State::Bytes(bytes) | State::Published { bytes, .. } => return Ok(Arc::clone(bytes)),
             State::Lattice { keyframe, accumulators, step, exceptions } => {
-                out.resize(accumulators.len() * dtype.size(), 0);
+                out = scratch::bytes(accumulators.len() * dtype.size());
                 let keyframe = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
                 lattice::reconstruct(dtype, keyframe, *step, accumulators, &mut out)?;
                 lattice::apply_exceptions(dtype, exceptions, &mut out)?;
             }
             State::Log { factors, first, unit, q } => {
-                out.resize(q.len() * dtype.size(), 0);
+                out = scratch::bytes(q.len() * dtype.size());
                 log::reconstruct(dtype, Grid { factors, first: *first }, *unit, q, &mut out)?;
             }
             State::Moment { rule, second, accumulators, step, exceptions } => {
-                out.resize(accumulators.len() * dtype.size(), 0);
+                out = scratch::bytes(accumulators.len() * dtype.size());
                 moment::reconstruct((*rule, dtype), second, *step, accumulators, &mut out)?;
                 lattice::apply_exceptions(dtype, exceptions, &mut out)?;
             }
         }
         Ok(Arc::new(out))
+    }
+
+    /// Gives back its integers, for the next tile.
+    pub(crate) fn give_back(self) {
+        match self {
+            State::Lattice { accumulators: integers, .. }
+            | State::Log { q: integers, .. }
+            | State::Moment { accumulators: integers, .. } => scratch::give_integers(integers),
+            State::Bytes(_) | State::Published { .. } => {}
+        }
     }
 
     /// xxh3-64 of everything that the state is to its successors and its readers.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::entropy::scratch;
+
 use super::layout::{Layout, Unit};
 use super::{Chain, ReadError, tile};
 
@@ -45,7 +47,11 @@ pub fn stream<E: From<ReadError>>(
             let unit = layout.units[segment.unit];
             let len = (segment.range.end - segment.range.start) as usize;
             match tile {
-                Some(bytes) => sink(segment.range.start, unit, &bytes?)?,
+                Some(bytes) => {
+                    let bytes = bytes?;
+                    sink(segment.range.start, unit, &bytes)?;
+                    scratch::give_bytes(bytes);
+                }
                 None => {
                     // Chunks come in order, each scattered over many segments: keep the last one.
                     let bytes = match chunk.take() {

@@ -28,10 +28,6 @@ impl<'a> Fields<'a> {
         Ok(array)
     }
 
-    pub(crate) fn u8(&mut self) -> Result<u8, Damage> {
-        Ok(self.array::<1>()?[0])
-    }
-
     pub(crate) fn u32(&mut self) -> Result<u32, Damage> {
         Ok(u32::from_le_bytes(self.array()?))
     }
@@ -42,6 +38,11 @@ impl<'a> Fields<'a> {
 
     pub(crate) fn u128(&mut self) -> Result<u128, Damage> {
         Ok(u128::from_le_bytes(self.array()?))
+    }
+
+    /// A SHA-256.
+    pub(crate) fn digest(&mut self) -> Result<[u8; 32], Damage> {
+        self.array()
     }
 
     pub(crate) fn f64(&mut self) -> Result<f64, Damage> {

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, Weak};
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
 use super::durable::{CrashPoint, Io};
-use super::object::{Header, Id, Object, ObjectWriter, path_of};
+use super::object::{DEVELOPMENT, Header, Id, Object, ObjectWriter, path_of};
 use super::parallel::in_parallel;
 
 mod graph;
@@ -20,7 +20,7 @@ mod tests;
 
 pub use graph::Merge;
 
-/// Longest chain of objects that is read, in stores of before super-steps; those written now have at most 12. Also the
+/// Longest chain of objects that is read: a published system's. All others have at most 12. Also the
 /// number of states after which a new chain begins: a lattice keyframe costs about as much as 32 merged deltas (facts
 /// measured before the first line of code: 4 to 10 bits against 1.9 to 4.0), so longer ones save nothing.
 pub const MAX_CHAIN: u32 = 32;
@@ -61,6 +61,11 @@ struct Inside {
     tried: HashMap<Id, Vec<Id>>,
 }
 
+/// Whether an object could not be read because a development version wrote it.
+fn is_of_development(error: &io::Error) -> bool {
+    error.get_ref().and_then(|inner| inner.downcast_ref()) == Some(&DEVELOPMENT)
+}
+
 /// The objects of one store.
 #[derive(Debug)]
 pub struct Objects {
@@ -77,7 +82,7 @@ impl Objects {
     /// and left alone: the files that name it answer with EIO, and `verify` says why.
     ///
     /// # Errors
-    /// What the device reports about the directories.
+    /// What the device reports about the directories; `InvalidData` if a development version wrote the store.
     pub fn load(directory: &Path, damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         Objects::load_on(Io::disk(), directory, damaged)
     }
@@ -112,6 +117,7 @@ impl Objects {
                 Ok((header, stored)) => inside.insert(header, stored),
                 // Removed since its name was read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) if is_of_development(&error) => return Err(error),
                 Err(error) => damaged(id, error),
             }
         }

@@ -115,7 +115,7 @@ fn objects_under_each_others_names_are_refused() {
     assert_eq!(code, Some(3));
     assert_eq!(report["damaged"].as_array().unwrap().len(), 2);
     // Nor is the header of one on the body of the other.
-    let mixed = [&fs::read(&b).unwrap()[..128], &fs::read(&a).unwrap()[128..]].concat();
+    let mixed = [&fs::read(&b).unwrap()[..HEADER_BYTES], &fs::read(&a).unwrap()[HEADER_BYTES..]].concat();
     fs::write(&a, mixed).unwrap();
     let error = rest.read(&step(2)).unwrap_err();
     assert!(error.to_string().contains("its end belongs to another object"), "{error}");

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use stepfs::archive::Archive;
-use stepfs::store::object::{OBJECT_VERSION, ORDERED_VERSION};
 
 use super::series::{Random, Rest};
 
@@ -123,7 +122,7 @@ fn rows_come_back_in_the_order_in_which_they_were_written() {
         for version in 1..4 {
             let (name, written) = (name(version), &rest.written[&name(version)]);
             let (header, index) = (rest.object(&name).header().clone(), rest.object(&name).index().clone());
-            assert_eq!((header.version, index.container.as_str()), (ORDERED_VERSION, "elasticdl"));
+            assert_eq!((header.ordered, index.container.as_str()), (true, "elasticdl"));
             let table = index.tensors.iter().find(|t| t.path == "embedding_tables/emb").unwrap();
             assert!(table.coding.is_lossy() && table.tiles.len() > 1);
             assert!(version == 1 || table.stored() < (ROWS * WIDTH * 4 / 10) as u64, "{}", table.stored());
@@ -157,7 +156,7 @@ fn rows_that_are_in_order_need_nothing() {
     let rest = settled(("cache_mib = 10240", "cache_mib = 10240"), false);
     let (shuffled, archive) = (settled(("cache_mib = 10240", "cache_mib = 10240"), true), rest.open());
     for version in 1..4 {
-        assert_eq!(rest.object(&name(version)).header().version, OBJECT_VERSION);
+        assert!(!rest.object(&name(version)).header().ordered);
         assert_eq!(whole(&archive, &rest, &name(version), 50_000), rest.read(&name(version)).unwrap());
         // An order costs nothing but the ids, which are exact.
         let stored = |rest: &Rest| rest.object(&name(version)).index().tensors.iter().map(|t| t.stored()).sum::<u64>();
@@ -176,7 +175,7 @@ fn what_a_parent_goes_from_under_keeps_its_order() {
         std::fs::remove_file(rest.path(&name(version))).unwrap();
     }
     rest.settle();
-    assert_eq!(rest.object(&name(3)).header().version, ORDERED_VERSION);
+    assert!(rest.object(&name(3)).header().ordered);
     assert_eq!(rest.object(&name(3)).header().parent, None);
     assert_eq!(whole(&rest.open(), &rest, &name(3), 50_000), before);
 }

@@ -321,7 +321,7 @@ fn the_hash_is_of_the_file_also_where_rows_are_kept_in_order() {
     let archive = rest.open();
     work(&archive);
     let released: Vec<&String> = rest.written.keys().filter(|name| rest.stub(name).is_some()).collect();
-    assert!(released.iter().any(|name| rest.object(name).header().is_ordered()));
+    assert!(released.iter().any(|name| rest.object(name).header().ordered));
     for name in released {
         assert_eq!(attribute(&archive, name, "original"), Some(sha256(&rest.written[name])), "{name}");
     }

@@ -1,5 +1,6 @@
-//! Stores that earlier versions wrote (`tests/golden/v1` to `v8`): this one must read them, bit for bit, for ever.
+//! Stores of the format as it is (`tests/golden`): every later version must read them, bit for bit, for ever.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,15 +13,16 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::elasticdl;
 use super::hostile::{coding_name, states};
+use super::optimizers;
 use super::series::{Dtype, Random, Rest, Tensor, copy, decode, entry, safetensors, step, train, until, work};
 use super::sound::sound;
 
-fn golden(version: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(version)
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Every coding and every lattice type, small: what makes the files long enough to be released costs nothing.
-fn written() -> Rest {
+/// Weights of every lattice type, and states of Adam, small: what makes the files long enough to be released costs nothing.
+fn adam() -> Rest {
     let mut random = Random(8);
     let mut model = vec![
         Tensor::new("a.weight", Dtype::F32, &[24, 64], &mut random),
@@ -44,14 +46,14 @@ fn written() -> Rest {
         rest.write(&format!("log_{at}.txt"), &text);
     }
     // As many states as it takes to begin another chain.
-    let mut model = vec![model.swap_remove(4), Tensor::new("w", Dtype::F32, &[64, 40], &mut random)];
+    let mut model = vec![model.swap_remove(4), Tensor::new("w.weight", Dtype::F32, &[64, 80], &mut random)];
     for at in 1..=35 {
         model[1].update(1e-3, &mut random);
         rest.write(&key(at), &safetensors(&model));
     }
     // A chain whose first object goes, so that another holds its keyframe.
     let mut model = vec![
-        Tensor::new("w", Dtype::F32, &[64, 160], &mut random),
+        Tensor::new("w.weight", Dtype::F32, &[64, 160], &mut random),
         Tensor::new("b.bias", Dtype::F32, &[8000], &mut random),
         Tensor::new("ids", Dtype::I64, &[4000], &mut random),
     ];
@@ -97,9 +99,9 @@ fn names() -> Vec<String> {
     (1..=4).map(step).chain((33..=34).map(key)).chain(log).chain((2..=3).map(heir)).chain(state).collect()
 }
 
-/// What version 4 has and the others do not: a series under each family of published systems, ElasticDL's tables with rows in
-/// another order at every save, updates whose rows and columns differ in how busy they are, and exact updates.
-fn written_later() -> Rest {
+/// A series under each family of published systems, ElasticDL's tables with rows in another order at every save, updates whose
+/// rows and columns differ in how busy they are, and exact updates.
+fn published() -> Rest {
     let mut random = Random(21);
     let mut rest = Rest::under("compact");
     let mut profiles: Vec<(String, String)> = vec![("exact".into(), "exact".into()), ("busy".into(), "compact".into())];
@@ -112,21 +114,21 @@ fn written_later() -> Rest {
         let dir = rest.path(run);
         fs::create_dir_all(&dir).unwrap();
         xattr::set(&dir, PROFILE, profile.as_bytes()).unwrap();
-        let mut model = vec![Tensor::new("w", Dtype::F32, &[130, 130], &mut random)];
-        let busy: Vec<f64> = (0..130).map(|_| [1.0, 8.0, 64.0][random.below(3) as usize]).collect();
+        let mut model = vec![
+            Tensor::new("w.weight", Dtype::F32, &[72, 72], &mut random),
+            Tensor::new("ids", Dtype::I64, &[7000], &mut random),
+        ];
+        model[1].values.fill(3.0);
+        let busy: Vec<f64> = (0..72).map(|_| [1.0, 8.0, 64.0][random.below(3) as usize]).collect();
         for at in 1..=4 {
             match run.as_str() {
                 "busy" => {
                     for (number, value) in model[0].values.iter_mut().enumerate() {
-                        *value += 1e-5 * busy[number / 130] * busy[number % 130] * random.normal();
+                        *value += 1e-5 * busy[number / 72] * busy[number % 72] * random.normal();
                     }
                 }
                 "exact" => model[0].update(1e-4, &mut random),
-                // Few bits, so that what a system keeps as it is takes little room here.
-                _ => {
-                    model[0].update(1e-3, &mut random);
-                    model[0].values.iter_mut().for_each(|value| *value = (*value * 2048.0).round() / 2048.0);
-                }
+                _ => model[0].update(1e-3, &mut random),
             }
             rest.write(&state_of(run, at), &safetensors(&model));
         }
@@ -145,26 +147,27 @@ fn written_later() -> Rest {
     rest
 }
 
-fn names_later(rest: &Rest) -> Vec<String> {
+/// Names of the files that are still in the tree.
+fn left(rest: &Rest) -> Vec<String> {
     rest.written.keys().filter(|name| rest.path(name).exists()).cloned().collect()
 }
 
 #[test]
-fn later_series_can_be_archived_today() {
-    let rest = written_later();
-    let names = names_later(&rest);
+fn published_systems_can_be_archived_today() {
+    let rest = published();
+    let names = left(&rest);
     assert_eq!(names.len(), 3 * (FAMILIES.len() + 3));
     for name in names.iter().filter(|name| name.ends_with(".safetensors")) {
         let index = rest.faithful(name);
-        assert!(entry(&index, "w").tiles.len() == 1);
+        assert!(entry(&index, "w.weight").tiles.len() == 1);
     }
     assert!(rest.read(&state_of("exact", 3)).unwrap() == rest.written[&state_of("exact", 3)]);
-    keep(&rest, &names, "STEPFS_GOLDEN_LATER");
+    keep(&rest, &names, "published");
 }
 
-/// What version 6 has and the others do not: values whose low bits are packed, in tensors of as many elements as a whole tile of
-/// f32 and more; those of bf16 are no multiple of anything.
-fn written_wide() -> Rest {
+/// Values whose low bits are packed, in tensors of as many elements as a whole tile of f32 and more; those of bf16 are no multiple
+/// of anything.
+fn wide() -> Rest {
     let mut random = Random(6);
     let mut rest = Rest::under("compact");
     let mut model = vec![
@@ -185,12 +188,37 @@ fn written_wide() -> Rest {
 }
 
 #[test]
-fn wide_series_can_be_archived_today() {
-    let rest = written_wide();
-    let names: Vec<String> = (1..=3).map(step).collect();
+fn wide_tensors_can_be_archived_today() {
+    let rest = wide();
+    let names = left(&rest);
     names.iter().for_each(|name| drop(rest.faithful(name)));
     has_halved_values(&rest.root());
-    keep(&rest, &names, "STEPFS_GOLDEN_WIDE");
+    keep(&rest, &names, "wide");
+}
+
+/// Optimizers whose slots have codings of their own.
+fn others() -> Rest {
+    let mut rest = Rest::under("compact");
+    for (run, optimizer) in optimizers::UNLIKE_ADAM {
+        optimizers::write_small(&mut rest, run, optimizer, 4);
+    }
+    rest.settle();
+    for (run, _) in optimizers::UNLIKE_ADAM {
+        fs::remove_file(rest.path(&optimizers::name_in(run, 4))).unwrap();
+    }
+    let archive = rest.open();
+    work(&archive);
+    archive.stop();
+    rest
+}
+
+#[test]
+fn other_optimizers_can_be_archived_today() {
+    let rest = others();
+    let names = left(&rest);
+    assert_eq!(names.len(), 3 * optimizers::UNLIKE_ADAM.len());
+    names.iter().for_each(|name| drop(sound(&rest, name)));
+    keep(&rest, &names, "optimizers");
 }
 
 /// A keyframe of this store, and only that, has values whose low bits are packed: behind the length of a tile's symbols is a 0.
@@ -206,11 +234,12 @@ fn has_halved_values(root: &Path) {
     }
 }
 
-/// Where this variable names a directory that does not exist, the store goes there, with the hashes of what it decodes to.
-fn keep(rest: &Rest, names: &[String], variable: &str) {
-    let Some(to) = std::env::var_os(variable) else { return };
-    let to = Path::new(&to);
-    assert!(!to.exists(), "a golden store is never made anew");
+/// Where `STEPFS_GOLDEN` names a directory, the store goes there under this name, with the hashes of what it decodes to
+/// (`scripts/golden.sh`).
+fn keep(rest: &Rest, names: &[String], name: &str) {
+    let Some(to) = std::env::var_os("STEPFS_GOLDEN") else { return };
+    let to = Path::new(&to).join(name);
+    assert!(!to.exists(), "{} is there already", to.display());
     for part in ["tree", "objects"] {
         copy(&rest.root().join(part), &to.join(part));
     }
@@ -223,60 +252,44 @@ fn keep(rest: &Rest, names: &[String], variable: &str) {
     fs::write(to.join("hashes.txt"), names.iter().map(hash).collect::<String>()).unwrap();
 }
 
-/// What this version makes of the same files is as faithful as ever. `v1` to `v3` were made so.
 #[test]
-fn the_same_series_can_be_archived_today() {
-    let rest = written();
+fn states_of_adam_can_be_archived_today() {
+    let rest = adam();
     for name in names() {
         match name.ends_with(".safetensors") {
             true => drop(sound(&rest, &name)),
             false => assert!(rest.read(&name).unwrap() == rest.written[&name]),
         }
     }
-    keep(&rest, &names(), "STEPFS_GOLDEN");
+    keep(&rest, &names(), "adam");
 }
 
+/// All golden stores are read, and there is no coding that none of them has.
 #[test]
-fn version_1_is_read_for_ever() {
-    // With parents and without: both codecs.
-    assert_eq!(is_read("v1", 7).len(), 4);
+fn golden_stores_are_read_for_ever() {
+    has_halved_values(&golden("wide"));
+    let stores = [("adam", 14), ("published", 3 * (FAMILIES.len() + 3)), ("wide", 3), ("optimizers", 12)];
+    let codings: BTreeSet<_> = stores.into_iter().flat_map(|(name, files)| is_read(name, files)).collect();
+    assert_eq!(codings.len(), 17, "{codings:?}");
 }
 
+/// A store of before the first release is refused as a whole, in words that say what to do.
 #[test]
-fn version_2_is_read_for_ever() {
-    let codings = is_read("v2", 9);
-    assert!(codings.contains("lattice with its keyframe"), "{codings:?}");
-    assert_eq!(codings.len(), 5);
+fn a_store_of_a_development_version_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("store");
+    copy(&golden("wide"), &root);
+    let object = first_object(&root.join("objects"));
+    let mut bytes = fs::read(&object).unwrap();
+    bytes[..8].copy_from_slice(b"stepfsOB");
+    fs::write(&object, bytes).unwrap();
+    let error = Archive::open(Store::open(&root).unwrap()).err().unwrap().to_string();
+    assert!(error.contains("export its files with that version"), "{error}");
 }
 
-#[test]
-fn version_3_is_read_for_ever() {
-    let codings = is_read("v3", 14);
-    assert_eq!(codings.len(), 11, "{codings:?}");
-}
-
-#[test]
-fn version_4_is_read_for_ever() {
-    let codings = is_read("v4", 3 * 18);
-    assert!(codings.contains("published") && codings.contains("published keyframe"), "{codings:?}");
-}
-
-#[test]
-fn version_6_is_read_for_ever() {
-    has_halved_values(&golden("v6"));
-    assert_eq!(is_read("v6", 3).len(), 2);
-}
-
-#[test]
-fn version_8_is_read_for_ever() {
-    let objects = golden("v8").join("objects");
-    let objects = stepfs::store::Objects::load(&objects, |id, error| panic!("{id}: {error}")).unwrap();
-    for Header { id, .. } in objects.all() {
-        assert!(objects.open(id).unwrap().index().original.is_some(), "{id}");
-    }
-    let codings = is_read("v8", 14);
-    let new = ["log keyframe", "moment", "rows", "lossless difference"];
-    assert!(new.iter().all(|coding| codings.contains(coding)), "{codings:?}");
+fn first_object(objects: &Path) -> PathBuf {
+    let shard = fs::read_dir(objects).unwrap().next().unwrap().unwrap().path();
+    fs::read_dir(shard).unwrap().next().unwrap().unwrap().path()
 }
 
 /// A file as a reader gets it, in pieces.
@@ -291,17 +304,17 @@ fn whole(archive: &Arc<Archive>, stub: &Stub) -> Vec<u8> {
 
 /// Reads every file of a golden store, and again after one of each chain was removed and the rest merged. Returns the
 /// codings in it.
-fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static str> {
+fn is_read(name: &str, files: usize) -> BTreeSet<&'static str> {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("store");
-    copy(&golden(version), &root);
+    copy(&golden(name), &root);
     // It is not part of a store.
     let hashes = fs::read_to_string(root.join("hashes.txt")).unwrap();
     fs::remove_file(root.join("hashes.txt")).unwrap();
     let archive = Archive::open(Store::open(&root).unwrap()).unwrap();
     let objects = stepfs::store::Objects::load(&root.join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
     let mut read = 0;
-    let mut codings = std::collections::BTreeSet::new();
+    let mut codings = BTreeSet::new();
     for line in hashes.lines() {
         let (hash, name) = line.split_once(' ').unwrap();
         let file = fs::File::open(root.join("tree").join(name)).unwrap();
@@ -310,7 +323,7 @@ fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static s
         assert_eq!(format!("{:032x}", xxh3_128(&bytes)), hash, "{name}");
         // An object by itself knows nothing of the order of a file's rows.
         let object = objects.open(stub.object).unwrap();
-        let in_order = object.header().is_ordered();
+        let in_order = object.header().ordered;
         assert!(in_order || bytes == decode(&objects, stub.object).unwrap(), "{name}");
         codings.extend(object.index().tensors.iter().map(|tensor| coding_name(tensor.coding)));
         read += 1;
@@ -321,6 +334,7 @@ fn is_read(version: &str, files: usize) -> std::collections::BTreeSet<&'static s
     let gone = gone
         .into_iter()
         .chain(FAMILIES.iter().map(|family| state_of(family.word, 2)))
+        .chain(optimizers::UNLIKE_ADAM.iter().map(|(run, _)| optimizers::name_in(run, 2)))
         .chain([state_of("busy", 1), elasticdl::name(2)]);
     let there = gone.map(|name| root.join("tree").join(name)).filter(|path| path.exists());
     there.for_each(|path| fs::remove_file(path).unwrap());

@@ -20,7 +20,7 @@ struct Parameter {
 }
 
 /// An optimizer: its slots, and one step of one element. `slots` are as they were, the gradient, the number of the step.
-struct Optimizer {
+pub(crate) struct Optimizer {
     slots: &'static [&'static str],
     step: fn(w: &mut f64, slots: &mut [f64], gradient: f64, number: i32),
     /// What each slot is stored as.
@@ -162,6 +162,10 @@ const ADOPT: Optimizer = Optimizer {
     share: [70.0, 70.0],
 };
 
+/// Those with slots that are stored as none of Adam's is.
+pub(crate) const UNLIKE_ADAM: [(&str, &Optimizer); 4] =
+    [("lion", &LION), ("adamax", &ADAMAX), ("centered", &CENTERED), ("rprop", &RPROP)];
+
 impl Parameter {
     fn new(name: &str, slots: &[&str], dtype: Dtype, shape: &[usize], random: &mut Random) -> Parameter {
         let width = shape.iter().skip(1).product::<usize>().max(1);
@@ -191,7 +195,24 @@ impl Parameter {
 }
 
 fn name(at: usize) -> String {
-    format!("run/step_{at:05}.pt")
+    name_in("run", at)
+}
+
+/// A file of a run that has no place of its own.
+pub(crate) fn name_in(run: &str, at: usize) -> String {
+    format!("{run}/step_{at:05}.pt")
+}
+
+/// Writes a series of few elements, three steps between states.
+pub(crate) fn write_small(rest: &mut Rest, run: &str, optimizer: &Optimizer, count: usize) {
+    let mut random = Random(6);
+    let mut parameters = [Parameter::new("a.weight", optimizer.slots, Dtype::F32, &[80, 128], &mut random)];
+    for at in 1..=count {
+        for number in 3 * at - 2..=3 * at {
+            parameters[0].train(optimizer, number as i32, &mut random);
+        }
+        rest.write(&name_in(run, at), &file(&parameters));
+    }
 }
 
 fn file(parameters: &[Parameter]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! Objects of every version and coding, damaged in every way.
+//! Objects of every coding, damaged in every way.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +11,7 @@ use stepfs::store::object::{FOOTER_BYTES, HEADER_BYTES, Object};
 
 use super::store::{Victim, each, is_full, paths};
 
-const VERSIONS: [&str; 5] = ["v1", "v2", "v3", "v4", "v6"];
+const STORES: [&str; 4] = ["adam", "published", "wide", "optimizers"];
 /// What a byte becomes: one bit, all bits, zero.
 const CHANGES: [fn(u8) -> u8; 4] = [|byte| byte ^ 1, |byte| byte ^ 0x80, |byte| !byte, |_| 0];
 
@@ -57,16 +57,16 @@ fn places(victim: &Victim, stride: u64) -> Vec<Place> {
 #[test]
 fn every_byte_is_noticed_where_it_is_needed() {
     let harmless = Mutex::new(Vec::new());
-    for version in VERSIONS {
-        let victim = Victim::golden(version);
+    for store in STORES {
+        let victim = Victim::golden(store);
         let stride = if is_full() { 1 } else { 211 };
         let places = places(&victim, stride);
-        assert!(places.len() > 250, "{version}: {}", places.len());
+        assert!(places.len() > 250, "{store}: {}", places.len());
         let changes = if is_full() { &CHANGES[..] } else { &CHANGES[..1] };
         let chains = victim.chains();
         each(
             &places,
-            || Victim::golden(version),
+            || Victim::golden(store),
             |victim, place| {
                 let path = victim.path(place.object);
                 let file = fs::File::options().read(true).write(true).open(&path).unwrap();
@@ -76,7 +76,7 @@ fn every_byte_is_noticed_where_it_is_needed() {
                 let turn = (place.at % 4) as usize;
                 let changes = if changes.len() > 1 { changes } else { &CHANGES[turn..turn + 1] };
                 for change in changes.iter().filter(|change| change(byte[0]) != byte[0]) {
-                    let what = format!("{version}, object {}, byte {}", place.object, place.at);
+                    let what = format!("{store}, object {}, byte {}", place.object, place.at);
                     file.write_all_at(&[change(byte[0])], place.at).unwrap();
                     let objects = victim.objects();
                     match victim.check(&objects, &place.file, &what) {
@@ -106,14 +106,14 @@ fn every_byte_is_noticed_where_it_is_needed() {
 /// Every shorter file, and longer ones.
 #[test]
 fn no_length_but_its_own_will_do() {
-    for version in VERSIONS {
-        let victim = Victim::golden(version);
+    for store in STORES {
+        let victim = Victim::golden(store);
         let mut files: Vec<_> = victim.files.iter().map(|(path, (id, _))| (path.clone(), *id)).collect();
         files.sort_by_key(|(_, id)| fs::metadata(victim.path(*id)).unwrap().len());
         files.truncate(if is_full() { usize::MAX } else { 3 });
         each(
             &files,
-            || Victim::golden(version),
+            || Victim::golden(store),
             |victim, (file, id)| {
                 let path = victim.path(*id);
                 let whole = fs::read(&path).unwrap();
@@ -121,13 +121,13 @@ fn no_length_but_its_own_will_do() {
                 for length in (0..whole.len()).step_by(step).chain([whole.len() - 1]) {
                     fs::write(&path, &whole[..length]).unwrap();
                     let error = victim.check(&victim.objects(), file, "shorter");
-                    assert_eq!(error.map(|error| error.object), Some(*id), "{version}, {length} bytes of {id}");
+                    assert_eq!(error.map(|error| error.object), Some(*id), "{store}, {length} bytes of {id}");
                 }
                 for more in [&b"x"[..], &[0; 64], &[0; 5000], &whole] {
                     fs::write(&path, [&whole, more].concat()).unwrap();
                     let error = victim.check(&victim.objects(), file, "longer");
                     // Twice the object is the object with something in between that nobody needs: its end says where its index is.
-                    assert_eq!(error.map(|error| error.object), Some(*id), "{version}, {} more", more.len());
+                    assert_eq!(error.map(|error| error.object), Some(*id), "{store}, {} more", more.len());
                 }
                 fs::write(&path, &whole).unwrap();
             },
@@ -138,7 +138,7 @@ fn no_length_but_its_own_will_do() {
 /// Pages of zeros, as a device returns them that lost a write.
 #[test]
 fn pages_of_zeros_are_noticed() {
-    let victim = Victim::golden("v3");
+    let victim = Victim::golden("adam");
     let chains = victim.chains();
     for (file, (id, _)) in &victim.files {
         let path = victim.path(*id);
@@ -159,7 +159,7 @@ fn pages_of_zeros_are_noticed() {
 /// Objects under the names of others, and others in the place of a directory, a pipe, a link: never waited for, never followed.
 #[test]
 fn what_is_not_the_object_is_refused() {
-    let victim = Victim::golden("v3");
+    let victim = Victim::golden("adam");
     let chains = victim.chains();
     let ids: Vec<Id> = victim.files.values().map(|(id, _)| *id).collect();
     let one = ids[0];
@@ -241,8 +241,8 @@ fn an_older_encoding_is_as_good_or_an_error() {
 /// `verify` names exactly the files that cannot be read, the object that is damaged, and nothing else.
 #[test]
 fn verify_names_what_is_damaged_and_nothing_else() {
-    for version in VERSIONS {
-        let victim = Victim::golden(version);
+    for store in STORES {
+        let victim = Victim::golden(store);
         assert_eq!(victim.verify(&[]).0, 0);
         let all = places(&victim, if is_full() { 997 } else { 20_011 });
         for place in all.iter().step_by(if is_full() { 3 } else { 60 }) {
@@ -253,13 +253,7 @@ fn verify_names_what_is_damaged_and_nothing_else() {
             fs::write(&path, changed).unwrap();
             let failed = victim.check_all("verify", |_| true);
             let (code, report) = victim.verify(&[]);
-            assert_eq!(
-                (code, paths(&report)),
-                (3, failed),
-                "{version}, byte {} of {}: {report}",
-                place.at,
-                place.object
-            );
+            assert_eq!((code, paths(&report)), (3, failed), "{store}, byte {} of {}: {report}", place.at, place.object);
             for damaged in report["damaged"].as_array().unwrap() {
                 assert_eq!(damaged["object"].as_str(), Some(place.object.to_string().as_str()), "{report}");
                 assert!(damaged["remedy"].is_string(), "one wrong byte can be put right: {report}");

@@ -13,7 +13,7 @@ use super::store::{Victim, is_full, write_stub};
 /// Every byte of a stub: an error, never a file of other bytes, and never another object's.
 #[test]
 fn every_byte_of_a_stub() {
-    let victim = Victim::golden("v3");
+    let victim = Victim::golden("adam");
     let (path, _) = victim.files.iter().next().unwrap();
     let absolute = victim.root.join("tree").join(path);
     let file = fs::File::options().read(true).write(true).open(&absolute).unwrap();
@@ -49,7 +49,7 @@ fn every_byte_of_a_stub() {
 /// A stub of another store is a file; one that names an object of another length, or none, is an error.
 #[test]
 fn stubs_of_others() {
-    let victim = Victim::golden("v3");
+    let victim = Victim::golden("adam");
     let (path, (own, _)) = victim.files.iter().next().unwrap();
     let absolute = victim.root.join("tree").join(path);
     let store = Store::look(&victim.root).unwrap().id();
@@ -80,7 +80,7 @@ fn stubs_of_others() {
 /// Every byte of `stepfs.toml`: refused in words, or settings that say what the text says. Never another store's id.
 #[test]
 fn every_byte_of_the_settings() {
-    let victim = Victim::golden("v1");
+    let victim = Victim::golden("wide");
     let path = victim.root.join("stepfs.toml");
     let text = fs::read(&path).unwrap();
     let id = Store::look(&victim.root).unwrap().id();

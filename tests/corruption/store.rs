@@ -27,8 +27,8 @@ pub(crate) struct Victim {
 }
 
 impl Victim {
-    pub(crate) fn golden(version: &str) -> Victim {
-        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(version);
+    pub(crate) fn golden(store: &str) -> Victim {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(store);
         let dir = in_memory();
         let root = dir.path().join("store");
         copy(&from, &root);

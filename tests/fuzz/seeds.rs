@@ -76,14 +76,13 @@ fn seeds_are_made_of_real_files() {
                 put("object_header", &format!("{name}-end"), &bytes[bytes.len() - FOOTER_BYTES..][..FOOTER_BYTES - 8]);
                 put("object_header", name, &bytes[..HEADER_BYTES - 8]);
                 let (header, end, text) = index(&bytes);
-                let version = header.version as u8 - 1;
                 let length = header.logical_len;
-                let numbers = [&[version][..], &length.to_le_bytes(), &[0], &end.to_le_bytes(), &[0]].concat();
+                let numbers = [&length.to_le_bytes()[..], &[0], &end.to_le_bytes(), &[0]].concat();
                 put("object_index", name, &[&numbers[..], &text].concat());
                 let payloads = &bytes[HEADER_BYTES..end as usize];
                 let length = &(length as u32).to_be_bytes()[1..];
                 let count = &(payloads.len() as u16).to_be_bytes();
-                put("object_file", name, &[&[version][..], length, count, payloads, &text].concat());
+                put("object_file", name, &[&[header.ordered.into()][..], length, count, payloads, &text].concat());
             }
             false if name == "stepfs.toml" => {
                 put("settings", &path.iter().rev().nth(1).unwrap().to_string_lossy(), &bytes)

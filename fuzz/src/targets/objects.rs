@@ -8,8 +8,7 @@ use stepfs::codec::moment::Rule;
 use stepfs::container::Role;
 use stepfs::recall::{Chain, Layout, ReadError, stream, tile};
 use stepfs::store::object::{
-    Coding, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, OBJECT_VERSION, ORDERED_VERSION, ObjectWriter,
-    TensorEntry, Tile, gaps, path_of, tiles_of,
+    Coding, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, TensorEntry, Tile, gaps, path_of, tiles_of,
 };
 use stepfs::store::{Id, Objects};
 use xxhash_rust::xxh3::xxh3_64;
@@ -28,10 +27,7 @@ pub(crate) fn header(data: &[u8]) {
     let sum = xxh3_64(&bytes[..HEADER_BYTES - 8]);
     bytes[HEADER_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
     if let Ok(header) = Header::decode(&bytes) {
-        let written = header.encode();
-        assert_eq!(Header::decode(&written), Ok(header.clone()));
-        // Version 1 has something else in eight bytes.
-        assert!(header.version == 1 || written == bytes);
+        assert!(header.encode() == bytes);
     }
     let mut bytes = [0; FOOTER_BYTES];
     let length = data.len().min(FOOTER_BYTES);
@@ -44,22 +40,17 @@ pub(crate) fn header(data: &[u8]) {
     }
 }
 
-/// An index, not compressed, of any version.
+/// An index, not compressed.
 pub(crate) fn index(data: &[u8]) {
     let mut input = Input::new(data);
-    let version = 1 + input.upto(ORDERED_VERSION as usize - 1) as u32;
     let logical_len = input.u64() >> input.upto(63);
     let payload_end = input.u64() >> input.upto(63);
-    let Ok(index) = Index::decode(input.rest(), version, logical_len, payload_end) else { return };
+    let Ok(index) = Index::decode(input.rest(), logical_len, payload_end) else { return };
     sound(&index, logical_len, payload_end);
     let written = index.encode();
-    let again = Index::decode(&written, OBJECT_VERSION, logical_len, payload_end);
-    match version {
-        // An error is an f64 there.
-        1 | 2 => drop(again),
-        // As bytes: a bound may be NaN.
-        _ => assert!(again.expect("what was written can be read").encode() == written),
-    }
+    let again = Index::decode(&written, logical_len, payload_end);
+    // As bytes: a bound may be NaN.
+    assert!(again.expect("what was written can be read").encode() == written);
 }
 
 /// What a reader may believe of an index.
@@ -116,32 +107,34 @@ fn read(objects: &Path, id: Id) -> Result<Vec<u8>, ReadError> {
     Ok(bytes)
 }
 
-fn header_of(id: Id, version: u32, parent: Option<Id>, logical_len: u64) -> Header {
+fn header_of(id: Id, ordered: bool, parent: Option<Id>, logical_len: u64) -> Header {
     Header {
         id,
-        version,
+        lossy: true,
+        ordered,
         parent,
         depth: u32::from(parent.is_some()),
         position: 0,
         logical_len,
         decoded_hash: 0,
-        source_hash: 0,
-        sample: 0,
+        decoded_sample: 0,
+        source_sample: 0,
+        original: [0; 32],
         modified_ns: 0,
         lineage: 1,
         signature: 1,
     }
 }
 
-/// A whole object of any version, from the bytes of its index and its payloads: all checksums are right.
+/// A whole object, from the bytes of its index and its payloads: all checksums are right.
 pub(crate) fn file(data: &[u8]) {
     let mut input = Input::new(data);
-    let version = 1 + input.upto(ORDERED_VERSION as usize - 1) as u32;
+    let ordered = input.byte() & 1 == 1;
     let logical_len = input.upto(MOST as usize) as u64;
     let payloads = input.bytes(20_000);
     let text = input.rest();
     let end = (HEADER_BYTES + payloads.len()) as u64;
-    let Ok(mut index) = Index::decode(text, version, logical_len, end) else { return };
+    let Ok(mut index) = Index::decode(text, logical_len, end) else { return };
     let own = |tile: &Tile| {
         let from = tile.offset.checked_sub(HEADER_BYTES as u64)? as usize;
         payloads.get(from..from + tile.stored as usize)
@@ -159,8 +152,7 @@ pub(crate) fn file(data: &[u8]) {
         index_hash: xxh3_64(&stored),
         id,
     };
-    let version = version.max(3);
-    let header = header_of(id, version, None, logical_len);
+    let header = header_of(id, ordered, None, logical_len);
     in_place(|objects, _| {
         let path = path_of(objects, id);
         fs::create_dir_all(path.parent().expect("a shard")).expect("a directory");
@@ -223,7 +215,7 @@ pub(crate) fn chain(data: &[u8]) {
                 index.skeleton.push(writer.put(&frame, xxh3_64(&chunk)).expect("room"));
             }
             writer.close(&index).expect("room");
-            writer.finish(&header_of(id, OBJECT_VERSION, parent, logical_len), objects).expect("room");
+            writer.finish(&header_of(id, false, parent, logical_len), objects).expect("room");
             parent = Some(id);
         }
         let id = parent.expect("at least one object");

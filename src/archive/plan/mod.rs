@@ -20,6 +20,7 @@ use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, lossless, published};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
+use crate::entropy::scratch;
 use crate::recall::{Chain, tile};
 use crate::store::Profiles;
 use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
@@ -359,7 +360,7 @@ pub(super) fn rows(tensor: &Tensor, tile: usize) -> Rows {
 /// Reads a tile of a tensor as written.
 pub(super) fn read_tile(source: &dyn ReadAt, tensor: &Tensor, tile: usize) -> io::Result<Vec<u8>> {
     let start = tensor.extent.start + tile as u64 * TILE_BYTES as u64;
-    let mut data = vec![0; (tensor.extent.end - start).min(TILE_BYTES as u64) as usize];
+    let mut data = scratch::bytes((tensor.extent.end - start).min(TILE_BYTES as u64) as usize);
     source.read_exact_at(&mut data, start)?;
     Ok(data)
 }

@@ -153,7 +153,7 @@ fn index(file: &DeviceFile, header: &Header, footer: &Footer, at: u64) -> io::Re
         (stored, mended) = (right, true);
     }
     let Ok(bytes) = zstd::bulk::decompress(&stored, footer.index_len as usize) else { return Ok(None) };
-    let index = Index::decode(&bytes, header.version, header.logical_len, footer.index_offset);
+    let index = Index::decode(&bytes, header.logical_len, footer.index_offset);
     Ok(index.ok().map(|index| (index, mended)))
 }
 
@@ -219,7 +219,7 @@ impl Patient {
             }
         }
         writer.close(&index)?;
-        let header = Header { version: self.header.written_anew(), ..self.header.clone() };
+        let header = self.header.clone();
         // Read back from the device: only what can be opened takes the place of anything.
         drop(writer.reopen(header.clone())?);
         super::set_aside(store, &path_of(&objects, id))?;

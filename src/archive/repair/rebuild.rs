@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use crate::codec::floor::Keep;
 use crate::codec::moment::Rule;
-use crate::container::{InOrder, ReadAt as _, describe};
+use crate::container::{InOrder, describe};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, tile};
 use crate::store::object::{Coding, Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
 
-use super::super::original::hash_of;
 use super::super::payload::{self, Around, Place};
 use super::super::skeleton;
 use super::patient::{Part, open_plain, parts};
@@ -59,8 +58,7 @@ impl Rebuild<'_> {
         }
         writer.close(&index)?;
         let needs_parent = index.tensors.iter().any(|entry| entry.coding.parent().is_some());
-        let header =
-            Header { version: header.written_anew(), parent: header.parent.filter(|_| needs_parent), ..header.clone() };
+        let header = Header { parent: header.parent.filter(|_| needs_parent), ..header.clone() };
         let parent = match (header.parent, &self.chain) {
             (None, _) => None,
             (Some(id), Some(chain)) => chain.from_ancestor(id),
@@ -210,8 +208,6 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
         origin: "restored from a file with the same bytes".into(),
         profile: "exact".into(),
         container: description.kind.name().into(),
-        // Of what a lossy object was made from, nothing has the hash any more.
-        original: if header.is_lossy() { None } else { Some(hash_of(&file, file.size(), &|| false)?) },
         ..Index::default()
     };
     let none = Tile { offset: 0, stored: 0, payload_hash: 0, decoded_hash: 0 };
@@ -249,7 +245,7 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
         }
     }
     writer.close(&index)?;
-    let header = Header { version: header.written_anew(), parent: None, depth: 0, position: 0, ..header.clone() };
+    let header = Header { parent: None, depth: 0, position: 0, ..header.clone() };
     let chain = Chain::of_rewritten(writer.reopen(header.clone())?, None);
     decodes(&chain, header.decoded_hash)?;
     set_aside(store, &path_of(&store.objects(), header.id))?;

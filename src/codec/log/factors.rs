@@ -261,9 +261,22 @@ impl Sum {
     }
 }
 
+/// Sums of columns, totals and counts apart: so the processor adds many at once.
+#[derive(Debug)]
+struct Columns {
+    totals: Vec<f64>,
+    counts: Vec<u32>,
+}
+
+impl Columns {
+    fn sum(&self, column: usize) -> Sum {
+        Sum { total: self.totals[column], count: self.counts[column].into() }
+    }
+}
+
 /// What is added up of an element, and whether it counts.
 trait Summand {
-    fn of<F: Float>(v: f64) -> Sum;
+    fn of<F: Float>(v: f64) -> (f64, u32);
 }
 
 /// Pseudo-logarithms of what is positive and finite. They are integers, so that the order of tiles does not matter.
@@ -273,17 +286,17 @@ struct Square;
 
 impl Summand for Logarithm {
     #[inline(always)]
-    fn of<F: Float>(v: f64) -> Sum {
-        let count = if v > 0.0 && v <= F::LARGEST { 1.0 } else { 0.0 };
-        Sum { total: count * f64::from(pseudo_log(v)), count }
+    fn of<F: Float>(v: f64) -> (f64, u32) {
+        let counts = (v > 0.0) & (v <= F::LARGEST);
+        (if counts { f64::from(pseudo_log(v)) } else { 0.0 }, counts.into())
     }
 }
 
 impl Summand for Square {
     #[inline(always)]
-    fn of<F: Float>(v: f64) -> Sum {
+    fn of<F: Float>(v: f64) -> (f64, u32) {
         let square = v * v;
-        Sum { total: if square <= f64::MAX { square } else { 0.0 }, count: 1.0 }
+        (if square <= f64::MAX { square } else { 0.0 }, 1)
     }
 }
 
@@ -291,7 +304,7 @@ impl Summand for Square {
 #[derive(Debug)]
 pub struct FactorsBuilder {
     rows: Vec<Sum>,
-    columns: Vec<Sum>,
+    columns: Columns,
     /// The factors are of the elements' size: of their root mean squares.
     squared: bool,
 }
@@ -299,7 +312,8 @@ pub struct FactorsBuilder {
 impl FactorsBuilder {
     /// For a tensor of so many rows and elements a row: geometric means of its elements.
     pub fn new(rows: usize, width: usize) -> FactorsBuilder {
-        FactorsBuilder { rows: vec![Sum::default(); rows], columns: vec![Sum::default(); width], squared: false }
+        let columns = Columns { totals: vec![0.0; width], counts: vec![0; width] };
+        FactorsBuilder { rows: vec![Sum::default(); rows], columns, squared: false }
     }
 
     /// The same for the size of elements of either sign: their root mean square.
@@ -310,10 +324,10 @@ impl FactorsBuilder {
     /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite does not
     /// count, nor does what is beyond the last row.
     pub fn add(&mut self, dtype: Dtype, first: u64, tile: &[u8]) {
-        if self.columns.is_empty() {
+        let width = self.columns.totals.len() as u64;
+        if width == 0 {
             return;
         }
-        let width = self.columns.len() as u64;
         let (row, column) = ((first / width) as usize, (first % width) as usize);
         let rows = self.rows.get_mut(row..).unwrap_or_default();
         let level = Level::detect();
@@ -339,7 +353,7 @@ impl FactorsBuilder {
 
     /// The factors of everything that was added, for steps of `unit`; 0 where they are none of octaves.
     pub fn finish(self, unit: u32) -> Factors {
-        let (height, width) = (self.rows.len(), self.columns.len());
+        let (height, width) = (self.rows.len(), self.columns.totals.len());
         if height == 0 || width == 0 {
             return Factors::flat(0);
         }
@@ -355,35 +369,40 @@ impl FactorsBuilder {
             }
             None => ALL_ZERO,
         };
-        let (rows, columns) = (self.rows.iter().map(factor).collect(), self.columns.iter().map(factor).collect());
+        let columns = (0..width).map(|column| factor(&self.columns.sum(column))).collect();
+        let rows = self.rows.iter().map(factor).collect();
         Factors::new(base, width as u64, rows, columns)
     }
 }
 
 multiversion! {
     /// Adds each element to the sums of its row and column.
-    fn sum_rows<F: Float, S: Summand>(tile: &[F::Bytes], column: usize, rows: &mut [Sum], columns: &mut [Sum]) {
+    fn sum_rows<F: Float, S: Summand>(tile: &[F::Bytes], column: usize, rows: &mut [Sum], columns: &mut Columns) {
         let (mut column, mut tile) = (column, tile);
         for row in rows {
-            let (piece, rest) = tile.split_at(tile.len().min(columns.len() - column));
+            let (piece, rest) = tile.split_at(tile.len().min(columns.totals.len() - column));
             // Eight sums side by side, as one would make each addition wait for the last.
-            let mut sums = [Sum::default(); 8];
-            let columns = &mut columns[column..][..piece.len()];
+            let (mut totals, mut counts) = ([0.0; 8], [0; 8]);
             let (eights, tail) = piece.as_chunks::<8>();
-            let (column_eights, column_tail) = columns.as_chunks_mut::<8>();
-            for (eight, columns) in eights.iter().zip(column_eights) {
-                for ((&v, column), sum) in eight.iter().zip(columns).zip(&mut sums) {
-                    let one = S::of::<F>(F::widen(v));
-                    column.add(one);
-                    sum.add(one);
+            let (column_totals, total_tail) = columns.totals[column..][..piece.len()].as_chunks_mut::<8>();
+            let (column_counts, count_tail) = columns.counts[column..][..piece.len()].as_chunks_mut::<8>();
+            for ((eight, column_totals), column_counts) in eights.iter().zip(column_totals).zip(column_counts) {
+                for at in 0..8 {
+                    let (total, count) = S::of::<F>(F::widen(eight[at]));
+                    column_totals[at] += total;
+                    column_counts[at] += count;
+                    totals[at] += total;
+                    counts[at] += count;
                 }
             }
-            for ((&v, column), sum) in tail.iter().zip(column_tail).zip(&mut sums) {
-                let one = S::of::<F>(F::widen(v));
-                column.add(one);
-                sum.add(one);
+            for (at, &v) in tail.iter().enumerate() {
+                let (total, count) = S::of::<F>(F::widen(v));
+                total_tail[at] += total;
+                count_tail[at] += count;
+                totals[at] += total;
+                counts[at] += count;
             }
-            sums.into_iter().for_each(|sum| row.add(sum));
+            totals.into_iter().zip(counts).for_each(|(total, count)| row.add(Sum { total, count: count.into() }));
             (column, tile) = (0, rest);
             if tile.is_empty() {
                 break;

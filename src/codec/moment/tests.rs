@@ -132,7 +132,7 @@ proptest! {
             let (m, v) = (F::elements(&m), F::elements(&v));
             let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
                 let (mut a_out, mut out) = (vec![0; a.len()], m.to_vec());
-                let flags = quantize_chunk::<F, R>(level, m, v, g, &mut a_out);
+                let flags = quantize_chunk::<F, R>(level, m, v, (g, 0.0), &mut a_out);
                 let sound = reconstruct_elements::<F, R, i32>(level, v, g, &a, &mut out);
                 let (error, ok) = compare::<F, R>(level, m, v, &out, v, g);
                 // Of NaN only that it is one is the same: nothing is stored then.

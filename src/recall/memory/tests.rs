@@ -1,20 +1,22 @@
 use super::*;
 use crate::codec::log::Factors;
-use crate::store::object::{Header, Index, OBJECT_VERSION, ObjectWriter};
+use crate::store::object::{Header, Index, ObjectWriter};
 
 fn object(dir: &std::path::Path) -> Arc<Object> {
     let mut writer = ObjectWriter::create(dir).unwrap();
     writer.close(&Index::default()).unwrap();
     let header = Header {
         id: writer.id(),
-        version: OBJECT_VERSION,
+        lossy: false,
+        ordered: false,
         parent: None,
         depth: 0,
         position: 0,
         logical_len: 0,
         decoded_hash: 0,
-        source_hash: 0,
-        sample: 0,
+        original: [0; 32],
+        decoded_sample: 0,
+        source_sample: 0,
         modified_ns: 0,
         lineage: 0,
         signature: 0,

@@ -7,8 +7,7 @@ use crate::codec::{Dtype, TILE_BYTES, lattice, log, published};
 use crate::container::Role;
 use crate::store::Damage;
 
-mod version2;
-mod version3;
+mod columns;
 
 /// One tile: a run of at most [`TILE_BYTES`] decoded bytes that decodes alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +78,6 @@ pub struct Index {
     pub note: String,
     /// Lossy generations: restores from quantized states that are behind this one.
     pub generations: u32,
-    /// SHA-256 of the file as it was written, its rows in their own order; none in objects of before version 8, and where it is lost.
-    pub original: Option<[u8; 32]>,
     /// Tensors by ascending, disjoint extents.
     pub tensors: Vec<TensorEntry>,
     /// All other bytes of the file, concatenated, in chunks of [`TILE_BYTES`].
@@ -136,27 +133,24 @@ impl Index {
         gaps(self.tensors.iter().map(|t| t.extent.clone()), logical_len)
     }
 
-    /// The index's bytes, of [`super::OBJECT_VERSION`].
+    /// The index's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        version3::encode(self)
+        columns::encode(self)
     }
 
-    /// Reads an index of an object of this version, whose payloads end at `payload_end` and whose file has
+    /// Reads the index of an object whose payloads end at `payload_end` and whose file has
     /// `logical_len` bytes. What it returns is sound: extents ascend within the file, tiles lie within the payloads
     /// and cover their tensors, and what a tensor needs beside it is there and has its length and type.
     ///
     /// # Errors
     /// [`Damage`] says which rule was broken.
-    pub fn decode(bytes: &[u8], version: u32, logical_len: u64, payload_end: u64) -> Result<Index, Damage> {
-        let index = match version {
-            1 | 2 => version2::decode(bytes, version, logical_len)?,
-            _ => version3::decode(bytes, version, logical_len)?,
-        };
+    pub fn decode(bytes: &[u8], logical_len: u64, payload_end: u64) -> Result<Index, Damage> {
+        let index = columns::decode(bytes, logical_len)?;
         index.check(payload_end)?;
         Ok(index)
     }
 
-    /// What must hold in every version.
+    /// What must hold of what the bytes say.
     fn check(&self, payload_end: u64) -> Result<(), Damage> {
         let factors = self.tensors.iter().filter_map(|tensor| tensor.factors.as_ref());
         let tiles = self.tensors.iter().flat_map(|tensor| &tensor.tiles).chain(&self.skeleton);

@@ -12,7 +12,8 @@ mod reader;
 mod writer;
 
 pub use coding::Coding;
-pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, OBJECT_VERSION, ORDERED_VERSION, SUPER_STEP};
+pub(in crate::store) use header::DEVELOPMENT;
+pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, SUPER_STEP};
 pub use id::Id;
 pub use index::{HEAD_BYTES, Index, TAIL_BYTES, TensorEntry, Tile, first_element, gaps, rows_and_width, tiles_of};
 pub use reader::{Object, path_of};

@@ -100,7 +100,7 @@ impl Object {
             .ok()
             .filter(|bytes| bytes.len() as u64 == footer.index_len)
             .ok_or(Damage("its index does not decompress"))?;
-        let index = Index::decode(&bytes, header.version, header.logical_len, footer.index_offset)?;
+        let index = Index::decode(&bytes, header.logical_len, footer.index_offset)?;
         let place = (metadata.dev(), metadata.ino());
         Ok(Object { stored: metadata.blocks() * 512, place, file, header, index, factors: Mutex::default() })
     }

@@ -16,21 +16,24 @@ prop_compose! {
         parent in proptest::option::of(self::id()),
         depth: u32,
         position: u32,
-        version in 1..=ORDERED_VERSION,
-        numbers in any::<[u64; 3]>(),
-        hashes in any::<[u128; 2]>(),
+        flags in any::<[bool; 2]>(),
+        numbers in any::<[u64; 5]>(),
+        decoded_hash: u128,
+        original in any::<[u8; 32]>(),
         modified_ns: i64,
     ) -> Header {
         Header {
             id,
             parent,
             depth,
-            version,
-            position: if version == 1 { depth } else { position },
-            sample: if version == 1 { 0 } else { position.rotate_left(9) },
+            position,
+            lossy: flags[0],
+            ordered: flags[1],
             logical_len: numbers[0],
-            decoded_hash: hashes[0],
-            source_hash: hashes[1],
+            decoded_hash,
+            decoded_sample: numbers[3],
+            source_sample: numbers[4],
+            original,
             modified_ns,
             lineage: numbers[1],
             signature: numbers[2],
@@ -125,7 +128,7 @@ prop_compose! {
     fn index()(
         tensors in vec((tensor(), any::<u8>()), 0..4),
         texts in any::<[String; 4]>(),
-        (generations, original) in any::<(u32, Option<[u8; 32]>)>(),
+        generations: u32,
         rest in 0u64..2 * TILE_BYTES as u64,
         seed: u64,
     ) -> (Index, u64) {
@@ -140,7 +143,7 @@ prop_compose! {
         });
         let tensors = tensors.collect();
         let [origin, profile, container, note] = texts;
-        (Index { origin, profile, container, note, generations, original, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
+        (Index { origin, profile, container, note, generations, tensors, skeleton: tiles(skeleton, seed) }, end + rest)
     }
 }
 
@@ -203,7 +206,7 @@ proptest! {
     fn an_index_comes_back((index, len) in index()) {
         let bytes = index.encode();
         is_sound(&index, len);
-        prop_assert_eq!(Index::decode(&bytes, OBJECT_VERSION, len, PAYLOAD_END), Ok(index));
+        prop_assert_eq!(Index::decode(&bytes, len, PAYLOAD_END), Ok(index));
     }
 
     /// Its checksum is the footer's; without it a reader must still never panic or believe what is not sound.
@@ -213,21 +216,21 @@ proptest! {
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= mask;
-            if let Ok(index) = Index::decode(&changed, OBJECT_VERSION, len, PAYLOAD_END) {
+            if let Ok(index) = Index::decode(&changed, len, PAYLOAD_END) {
                 is_sound(&index, len);
             }
-            prop_assert!(Index::decode(&bytes[..at], OBJECT_VERSION, len, PAYLOAD_END).is_err());
+            prop_assert!(Index::decode(&bytes[..at], len, PAYLOAD_END).is_err());
         }
         let mut longer = bytes.clone();
         longer.push(0);
-        prop_assert!(Index::decode(&longer, OBJECT_VERSION, len, PAYLOAD_END).is_err());
+        prop_assert!(Index::decode(&longer, len, PAYLOAD_END).is_err());
         // Of a shorter file, or of one whose payloads end earlier.
-        if let Ok(index) = Index::decode(&bytes, OBJECT_VERSION, len / 2, PAYLOAD_END) {
+        if let Ok(index) = Index::decode(&bytes, len / 2, PAYLOAD_END) {
             is_sound(&index, len / 2);
         }
         let stored = index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
         if let Some(end) = stored.max() {
-            prop_assert!(end == 0 || Index::decode(&bytes, OBJECT_VERSION, len, end - 1).is_err());
+            prop_assert!(end == 0 || Index::decode(&bytes, len, end - 1).is_err());
         }
     }
 }
@@ -251,9 +254,9 @@ fn one_tensor() -> (Index, u64) {
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Index)) {
     let (mut index, len) = one_tensor();
-    Index::decode(&index.encode(), OBJECT_VERSION, len, PAYLOAD_END).unwrap();
+    Index::decode(&index.encode(), len, PAYLOAD_END).unwrap();
     change(&mut index);
-    Index::decode(&index.encode(), OBJECT_VERSION, len, PAYLOAD_END).unwrap_err();
+    Index::decode(&index.encode(), len, PAYLOAD_END).unwrap_err();
 }
 
 #[test]
@@ -273,15 +276,28 @@ fn what_lies_about_its_tensors_is_refused() {
     }
 }
 
+/// A later version may add fields, and says of each whether this one may do without it.
+#[test]
+fn a_later_field_is_skipped_or_refused() {
+    let (index, len) = one_tensor();
+    let bytes = index.encode();
+    let with = |number: u8| [&bytes[..], &[number, 3, 1, 2, 3]].concat();
+    assert_eq!(Index::decode(&with(2), len, PAYLOAD_END), Ok(index.clone()));
+    assert_eq!(Index::decode(&[with(2), vec![4, 0]].concat(), len, PAYLOAD_END), Ok(index));
+    for wrong in [with(3), [with(2), vec![5, 0]].concat(), [&bytes[..], &[2, 4, 1, 2, 3]].concat()] {
+        Index::decode(&wrong, len, PAYLOAD_END).unwrap_err();
+    }
+}
+
 #[test]
 fn counts_beyond_what_follows_are_refused() {
     let (index, len) = one_tensor();
     let bytes = index.encode();
     // The four texts are empty: the lengths of these, the generations, the number of tensors, the first one's path.
-    for at in [0, 1, 2, 3, 5, 6] {
+    for at in [0, 1, 2, 3, 5] {
         for lie in [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1][..], &[0xff, 0xff, 3], &[0xe8, 7]] {
             let changed = [&bytes[..at], lie, &bytes[at + 1..]].concat();
-            assert!(Index::decode(&changed, OBJECT_VERSION, len, PAYLOAD_END).is_err(), "{lie:?} at {at}");
+            assert!(Index::decode(&changed, len, PAYLOAD_END).is_err(), "{lie:?} at {at}");
         }
     }
 }
@@ -317,10 +333,10 @@ fn an_unfinished_object_leaves_nothing_and_is_none() {
 #[test]
 fn a_number_of_tensors_that_no_file_has_is_not_believed() {
     let count = index::MAX_TENSORS + 1;
-    // Four texts, no restores, no hash of the original.
-    let mut bytes = vec![0; 6];
+    // Four texts, no restores.
+    let mut bytes = vec![0; 5];
     crate::entropy::varint::put(count as u64, &mut bytes);
     bytes.resize(bytes.len() + 12 * count, 0);
-    let refused = Index::decode(&bytes, OBJECT_VERSION, 1 << 40, 1 << 40);
+    let refused = Index::decode(&bytes, 1 << 40, 1 << 40);
     assert_eq!(refused, Err(crate::store::Damage("it has more tensors than any file")));
 }

@@ -2,19 +2,21 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::object::{Index, OBJECT_VERSION};
+use crate::store::object::Index;
 
 fn header(id: Id, parent: Option<Id>, at: u32) -> Header {
     Header {
         id,
-        version: OBJECT_VERSION,
+        lossy: false,
+        ordered: false,
         parent,
         depth: at,
         position: at,
         logical_len: 0,
         decoded_hash: 0,
-        source_hash: 0,
-        sample: 0,
+        original: [0; 32],
+        decoded_sample: 0,
+        source_sample: 0,
         modified_ns: at.into(),
         lineage: 1,
         signature: 2,

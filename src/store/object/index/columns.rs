@@ -1,0 +1,286 @@
+//! The bytes of an index: a column for each field, so that tensors which are alike cost a few bytes each. Nothing in them
+//! follows from something else.
+
+use crate::codec::Dtype;
+use crate::codec::moment::Rule;
+use crate::container::Role;
+use crate::entropy::varint;
+use crate::store::Damage;
+use crate::store::bytes::{Fields, put_short_text};
+
+use super::super::{Coding, HEADER_BYTES};
+use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
+
+/// Least bytes of a tensor, whatever its fields: path, type, role, coding, dimensions, gap, length, error.
+const LEAST_TENSOR: usize = 11;
+/// Bytes of a tile's two hashes.
+const HASHES: usize = 12;
+
+/// What a coding is, as columns: those that its code does not have are not written.
+struct Parts {
+    code: u8,
+    parent: Option<u32>,
+    beside: Option<u32>,
+    /// Step in the units of its codec.
+    step: Option<f64>,
+    unit: Option<u32>,
+}
+
+/// Which columns a code has: parent, beside, step, unit.
+fn columns(code: u8) -> Result<[bool; 4], Damage> {
+    Ok(match code {
+        0 => [false; 4],
+        1 => [true, false, false, false],
+        2 | 5 => [true, false, true, false],
+        3 | 4 | 10 | 15 | 16 => [false, false, true, false],
+        6 => [true, false, false, true],
+        7 => [false, false, false, true],
+        8 | 13 | 14 => [false, true, true, false],
+        9 => [false, true, false, false],
+        11 => [true, false, false, false],
+        12 => [false; 4],
+        _ => return Err(Damage("a tensor's coding is unknown")),
+    })
+}
+
+fn parts(coding: Coding) -> Parts {
+    let (code, step, unit) = match coding {
+        Coding::Lossless => (0, None, None),
+        Coding::LosslessDelta { .. } => (1, None, None),
+        Coding::Lattice { step, .. } => (2, Some(step), None),
+        Coding::LatticeKey { step } => (3, Some(step), None),
+        Coding::LatticeWithKeyframe { step } => (4, Some(step), None),
+        Coding::Rows { step, .. } => (5, Some(step), None),
+        Coding::Log { unit, .. } => (6, None, Some(unit)),
+        Coding::LogKey { unit } => (7, None, Some(unit)),
+        Coding::Moment { step, rule, .. } => (moment_code(rule), Some(step), None),
+        Coding::Sized { step, rule } => (if rule == Rule::Sign { 16 } else { 15 }, Some(step), None),
+        Coding::Cast { .. } => (9, None, None),
+        Coding::RowsKey { step } => (10, Some(step), None),
+        Coding::Published { .. } => (11, None, None),
+        Coding::PublishedKey => (12, None, None),
+    };
+    Parts { code, parent: coding.parent(), beside: coding.beside(), step, unit }
+}
+
+/// The code of a first moment by its rule; that of signs has another coding.
+fn moment_code(rule: Rule) -> u8 {
+    match rule {
+        Rule::Root | Rule::Sign => 8,
+        Rule::Norm => 13,
+        Rule::Inward => 14,
+    }
+}
+
+fn coding(parts: &Parts) -> Result<Coding, Damage> {
+    let missing = Damage("a tensor's coding is incomplete");
+    let (parent, beside) = (parts.parent.ok_or(missing), parts.beside.ok_or(missing));
+    let (step, unit) = (parts.step.ok_or(missing), parts.unit.ok_or(missing));
+    Ok(match parts.code {
+        0 => Coding::Lossless,
+        1 => Coding::LosslessDelta { parent: parent? },
+        2 => Coding::Lattice { parent: parent?, step: step? },
+        3 => Coding::LatticeKey { step: step? },
+        4 => Coding::LatticeWithKeyframe { step: step? },
+        5 => Coding::Rows { parent: parent?, step: step? },
+        6 => Coding::Log { parent: parent?, unit: unit? },
+        7 => Coding::LogKey { unit: unit? },
+        8 => Coding::Moment { second: beside?, step: step?, rule: Rule::Root },
+        9 => Coding::Cast { of: beside? },
+        10 => Coding::RowsKey { step: step? },
+        11 => Coding::Published { parent: parent? },
+        13 => Coding::Moment { second: beside?, step: step?, rule: Rule::Norm },
+        14 => Coding::Moment { second: beside?, step: step?, rule: Rule::Inward },
+        15 => Coding::Sized { step: step?, rule: Rule::Norm },
+        16 => Coding::Sized { step: step?, rule: Rule::Sign },
+        _ => Coding::PublishedKey,
+    })
+}
+
+/// How far another tensor's number is from this one's: small in both directions, and the same for many.
+fn put_relative(out: &mut Vec<u8>, other: u32, own: usize) {
+    let distance = i64::from(other) - own as i64;
+    varint::put(((distance << 1) ^ (distance >> 63)) as u64, out);
+}
+
+fn relative(fields: &mut Fields, own: usize) -> Result<u32, Damage> {
+    let zigzag = fields.varint()?;
+    let distance = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+    let number = (own as i64).checked_add(distance).and_then(|number| u32::try_from(number).ok());
+    number.ok_or(Damage("a tensor refers to one that cannot be"))
+}
+
+pub(super) fn encode(index: &Index) -> Vec<u8> {
+    let mut out = Vec::new();
+    for text in [&index.origin, &index.profile, &index.container, &index.note] {
+        put_short_text(&mut out, text);
+    }
+    varint::put(index.generations.into(), &mut out);
+    let tensors = &index.tensors;
+    varint::put(tensors.len() as u64, &mut out);
+    tensors.iter().for_each(|tensor| put_short_text(&mut out, &tensor.path));
+    out.extend(tensors.iter().map(|tensor| tensor.dtype as u8));
+    out.extend(tensors.iter().map(|tensor| tensor.role as u8));
+    let parts: Vec<Parts> = tensors.iter().map(|tensor| parts(tensor.coding)).collect();
+    out.extend(parts.iter().map(|parts| parts.code));
+    out.extend(tensors.iter().map(|tensor| tensor.shape.len() as u8));
+    tensors.iter().flat_map(|tensor| &tensor.shape).for_each(|&dim| varint::put(dim, &mut out));
+    let mut end = 0;
+    for tensor in tensors {
+        // Wraps where tensors overlap, which no reader takes.
+        varint::put(tensor.extent.start.wrapping_sub(end), &mut out);
+        end = tensor.extent.end;
+    }
+    tensors.iter().for_each(|tensor| varint::put(tensor.extent.end - tensor.extent.start, &mut out));
+    let numbered = || parts.iter().enumerate();
+    numbered().for_each(|(own, parts)| parts.parent.iter().for_each(|&parent| put_relative(&mut out, parent, own)));
+    numbered().for_each(|(own, parts)| parts.beside.iter().for_each(|&beside| put_relative(&mut out, beside, own)));
+    parts.iter().filter_map(|parts| parts.step).for_each(|step| out.extend_from_slice(&step.to_le_bytes()));
+    parts.iter().filter_map(|parts| parts.unit).for_each(|unit| varint::put(unit.into(), &mut out));
+    let lossy = || tensors.iter().filter(|tensor| tensor.coding.is_lossy());
+    lossy().for_each(|tensor| out.extend_from_slice(&tensor.bound.to_le_bytes()));
+    lossy().for_each(|tensor| out.extend_from_slice(&round_up(tensor.max_abs_error).to_le_bytes()));
+    let factors = || tensors.iter().filter_map(|tensor| tensor.factors.as_ref());
+    let tiles = || factors().chain(tensors.iter().flat_map(|tensor| &tensor.tiles)).chain(&index.skeleton);
+    tiles().for_each(|tile| varint::put(tile.stored.into(), &mut out));
+    let mut expected = HEADER_BYTES as u64;
+    for tile in tiles() {
+        let distance = tile.offset.wrapping_sub(expected) as i64;
+        varint::put(((distance << 1) ^ (distance >> 63)) as u64, &mut out);
+        expected = tile.offset.wrapping_add(tile.stored.into());
+    }
+    tiles().for_each(|tile| out.extend_from_slice(&tile.payload_hash.to_le_bytes()));
+    tiles().for_each(|tile| out.extend_from_slice(&tile.decoded_hash.to_le_bytes()));
+    out
+}
+
+/// The least f32 that is not below `value`: an error is never said to be smaller than it was.
+fn round_up(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) < value { near.next_up() } else { near }
+}
+
+pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
+    let fields = &mut Fields::new(bytes);
+    let (origin, profile, container, note) =
+        (fields.short_text()?, fields.short_text()?, fields.short_text()?, fields.short_text()?);
+    let generations = u32::try_from(fields.varint()?).map_err(|_| Damage("its generations are not a number"))?;
+    let count = believed(fields.varcount(LEAST_TENSOR)?)?;
+    let paths = (0..count).map(|_| fields.short_text()).collect::<Result<Vec<_>, _>>()?;
+    let dtypes = fields.take(count)?.iter().map(|&code| Dtype::from_code(code));
+    let dtypes = dtypes.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's type is unknown"))?;
+    let roles = fields.take(count)?.iter().map(|&code| Role::ALL.get(usize::from(code)).copied());
+    let roles = roles.collect::<Option<Vec<_>>>().ok_or(Damage("a tensor's role is unknown"))?;
+    let codes = fields.take(count)?;
+    let has = codes.iter().map(|&code| columns(code)).collect::<Result<Vec<_>, _>>()?;
+    let dims = fields.take(count)?;
+    if dims.iter().any(|&dims| usize::from(dims) > MAX_DIMS) {
+        return Err(Damage("a tensor has too many dimensions"));
+    }
+    let shapes = dims.iter().map(|&dims| (0..dims).map(|_| fields.varint()).collect::<Result<Vec<_>, _>>());
+    let shapes = shapes.collect::<Result<Vec<_>, _>>()?;
+    let extents = extents(fields, count, logical_len)?;
+    let mut parts: Vec<Parts> =
+        codes.iter().map(|&code| Parts { code, parent: None, beside: None, step: None, unit: None }).collect();
+    let mut each = |column: usize, read: &mut dyn FnMut(usize, &mut Parts) -> Result<(), Damage>| {
+        let with = parts.iter_mut().enumerate().zip(&has).filter(|(_, has)| has[column]);
+        with.map(|((own, parts), _)| (own, parts)).try_for_each(|(own, parts)| read(own, parts))
+    };
+    each(0, &mut |own, parts| relative(fields, own).map(|parent| parts.parent = Some(parent)))?;
+    each(1, &mut |own, parts| relative(fields, own).map(|beside| parts.beside = Some(beside)))?;
+    each(2, &mut |_, parts| fields.f64().map(|step| parts.step = Some(step)))?;
+    each(3, &mut |_, parts| {
+        let unit = u32::try_from(fields.varint()?).map_err(|_| Damage("a unit is no number"))?;
+        parts.unit = Some(unit);
+        Ok(())
+    })?;
+    let codings = parts.iter().map(coding).collect::<Result<Vec<_>, _>>()?;
+    let lossy = || codings.iter().map(|coding| coding.is_lossy());
+    let bounds = lossy().map(|lossy| if lossy { fields.f64() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
+    let errors = lossy().map(|lossy| if lossy { fields.f32() } else { Ok(0.0) }).collect::<Result<Vec<_>, _>>()?;
+    let with_factors = |coding: &&Coding| coding.has_factors();
+    let factors = codings.iter().filter(with_factors).count();
+    let lens: Vec<u64> = extents.iter().map(|extent| extent.end - extent.start).collect();
+    let skeleton = tiles_of(logical_len - lens.iter().sum::<u64>());
+    let total = lens.iter().map(|&len| tiles_of(len)).sum::<u64>().saturating_add(skeleton);
+    let total = total.saturating_add(factors as u64);
+    let mut tiles = tiles(fields, total)?.into_iter();
+    later_fields(fields)?;
+    let mut factors: Vec<Option<Tile>> =
+        codings.iter().map(|coding| with_factors(&coding).then(|| tiles.next()).flatten()).collect();
+    let mut tensors = Vec::with_capacity(count);
+    for (own, path) in paths.into_iter().enumerate() {
+        tensors.push(TensorEntry {
+            path,
+            dtype: dtypes[own],
+            role: roles[own],
+            shape: shapes[own].clone(),
+            extent: extents[own].clone(),
+            coding: codings[own],
+            bound: bounds[own],
+            max_abs_error: errors[own].into(),
+            factors: factors[own].take(),
+            tiles: tiles.by_ref().take(tiles_of(lens[own]) as usize).collect(),
+        });
+    }
+    Ok(Index { origin, profile, container, note, generations, tensors, skeleton: tiles.collect() })
+}
+
+/// Fields that this version does not know stand at the end, each with its length. An even number says that a reader may skip
+/// the field, an odd one that it must not.
+fn later_fields(fields: &mut Fields) -> Result<(), Damage> {
+    while fields.remaining() > 0 {
+        let must_be_understood = fields.varint()? % 2 == 1;
+        let length = fields.varcount(1)?;
+        fields.take(length)?;
+        if must_be_understood {
+            return Err(Damage("a newer version of stepfs wrote it"));
+        }
+    }
+    Ok(())
+}
+
+fn extents(fields: &mut Fields, count: usize, logical_len: u64) -> Result<Vec<std::ops::Range<u64>>, Damage> {
+    let gaps = (0..count).map(|_| fields.varint()).collect::<Result<Vec<_>, _>>()?;
+    let mut end = 0u64;
+    gaps.into_iter()
+        .map(|gap| {
+            let start = end.checked_add(gap);
+            let last = start.and_then(|start| start.checked_add(fields.varint().ok()?));
+            match (start, last) {
+                (Some(start), Some(last)) if last <= logical_len => {
+                    end = last;
+                    Ok(start..last)
+                }
+                _ => Err(Damage("its tensors reach beyond the file")),
+            }
+        })
+        .collect()
+}
+
+fn tiles(fields: &mut Fields, count: u64) -> Result<Vec<Tile>, Damage> {
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|count| count.checked_mul(HASHES + 2).is_some_and(|bytes| bytes <= fields.remaining()));
+    let count = count.ok_or(Damage("the number of tiles is not what the bytes need"))?;
+    let mut tiles = Vec::with_capacity(count);
+    for _ in 0..count {
+        let stored =
+            u32::try_from(fields.varint()?).map_err(|_| Damage("a tile's payload is longer than any can be"))?;
+        tiles.push(Tile { offset: 0, stored, payload_hash: 0, decoded_hash: 0 });
+    }
+    let mut expected = HEADER_BYTES as u64;
+    for tile in &mut tiles {
+        let zigzag = fields.varint()?;
+        let distance = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
+        tile.offset = expected.wrapping_add(distance as u64);
+        expected = tile.offset.wrapping_add(tile.stored.into());
+    }
+    for tile in &mut tiles {
+        tile.payload_hash = fields.u32()?;
+    }
+    for tile in &mut tiles {
+        tile.decoded_hash = fields.u64()?;
+    }
+    Ok(tiles)
+}
