@@ -176,7 +176,7 @@ pub(crate) fn moment_decode(data: &[u8]) {
         true => input.filled(n * dtype.size()),
         false => elements(dtype, &(0..n).map(|_| input.value().abs()).collect::<Vec<f64>>()),
     };
-    let (step, rule, outward) = (input.step(), input.pick(&Rule::ALL), input.pick(&[0.0, moment::OUTWARD]));
+    let (step, rule) = (input.step(), input.pick(&Rule::ALL));
     let payload = payload(&mut input, n);
     let one_by_one = || -> Option<Vec<u8>> {
         let (mut a, mut exceptions) = (vec![0; n], Vec::new());
