@@ -4,6 +4,7 @@ mod archived;
 mod copies;
 mod interval;
 mod lattice;
+mod memory;
 mod moments;
 mod phase;
 mod proof;
@@ -240,7 +241,10 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             lossy = match kind {
                 Kind::Weight => lattice::weight(&subject)?,
                 Kind::FirstMoment => moments::first(&subject)?,
-                Kind::SecondMoment if is_of_adam(tensor) => moments::second(&subject, rates.second_moment)?,
+                Kind::SecondMoment if is_of_adam(tensor) => {
+                    let unit = memory::unit(&subject)?;
+                    moments::second(&subject, unit)?
+                }
                 Kind::SecondMoment => moments::second(&subject, rates.square_sum)?,
                 Kind::SquareSum => moments::second(&subject, rates.square_sum)?,
                 Kind::Norm => moments::second(&subject, rates.square_sum / 2)?,

@@ -21,6 +21,8 @@ pub(super) struct Rates {
     /// Second moments beside their first: octaves / 65536, residual to a rank-1 prediction or to the state before. On GPT the
     /// deviation from the prediction is .4 to .6 octaves, so that at 4 octaves little but the prediction is stored.
     pub(super) second_moment: u32,
+    /// Change of second moments to the next checkpoint, in octaves, below which their steps are finer ([`super::memory`]).
+    pub(super) full_change: f64,
     /// Momentum buffers: root mean squares of the buffer, or of its row and column where small elements count as much.
     pub(super) momentum: f64,
     /// Sums of squares, and second moments alone: octaves / 65536. The first never decay, so an error in them stays; by the
@@ -40,11 +42,12 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
         // A published system has its own.
         Profile::Exact | Profile::Published(_) => None,
         Profile::Balanced => Some(Rates {
-            weight: 1.7,
+            weight: 2.0,
             row: 1.0,
             first_moment: 1.75,
             outward: 0.0,
             second_moment: 2 * OCTAVE,
+            full_change: 0.2,
             momentum: 1.0,
             square_sum: OCTAVE,
         }),
@@ -54,6 +57,7 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
             first_moment: 2.9,
             outward: 0.06,
             second_moment: 4 * OCTAVE,
+            full_change: 0.1,
             momentum: 2.0,
             square_sum: 2 * OCTAVE,
         }),
