@@ -11,7 +11,7 @@ const CLAIMS: [&str; 11] =
     ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
 
 /// State with an entry for each element of the parameter.
-pub(super) const FULL: [&str; 24] = [
+pub(super) const FULL: [&str; 25] = [
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
@@ -20,6 +20,7 @@ pub(super) const FULL: [&str; 24] = [
     "grad_avg",
     "acc_delta",
     "exp_inf",
+    "master_param",
     "sum",
     "ax",
     "z",
@@ -190,7 +191,8 @@ impl State<'_> {
             let square = is(v, Role::SecondMoment, "exp_avg_sq of Adafactor, of a vector: nothing is factored");
             return vec![is(m, Role::Momentum, why), square];
         }
-        let mut names = vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+        // Transformer Engine and apex keep the parameter's own copy among its state.
+        let mut names = vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master_param"];
         names.extend(BESIDE_MOMENTS);
         let projected = |slot: &str| slot.starts_with("projector/");
         names.extend(self.slots.iter().map(|(slot, _)| *slot).filter(|slot| projected(slot)));
@@ -200,6 +202,16 @@ impl State<'_> {
         if !self.same(m, v) {
             return doubt(self.slots, "named like Adam's moments, but they differ in shape or type");
         }
+        let mut found = self.both_moments(m, v);
+        let shape = &self.tensors[m].shape;
+        if let Some(master) = self.real("master_param").filter(|&i| self.tensors[i].shape == *shape) {
+            found.push(is(master, Role::Master, "master_param beside Adam's moments: the parameter in full precision"));
+        }
+        found
+    }
+
+    /// What Adam's moments are to each other.
+    fn both_moments(&self, m: usize, v: usize) -> Vec<Verdict> {
         let why =
             ["exp_avg beside exp_avg_sq of the same parameter", "exp_avg_sq beside exp_avg of the same parameter"];
         let Some(max) = self.get("max_exp_avg_sq") else {

@@ -29,6 +29,20 @@ pub(crate) struct Optimizer {
     share: [f64; 2],
 }
 
+/// Transformer Engine's and apex's, whose `master_param` the parameter is a copy of.
+const MASTERS: Optimizer = Optimizer {
+    slots: &["exp_avg", "exp_avg_sq", "master_param"],
+    step: |w, s, g, n| {
+        s[0] = 0.9 * s[0] + 0.1 * g;
+        s[1] = 0.99 * s[1] + 0.01 * g * g;
+        let (mean, square) = (s[0] / (1.0 - 0.9f64.powi(n)), s[1] / (1.0 - 0.99f64.powi(n)));
+        *w -= 1e-3 * mean / (square.sqrt() + 1e-8);
+        s[2] = *w;
+    },
+    codecs: &["moment", "log", "lattice"],
+    share: [8.0, 5.5],
+};
+
 const LION: Optimizer = Optimizer {
     slots: &["exp_avg"],
     step: |w, s, g, _| {
@@ -315,6 +329,11 @@ fn asgd() {
 #[test]
 fn amsgrad() {
     is_small_and_safe(&AMSGRAD);
+}
+
+#[test]
+fn adam_that_keeps_the_parameter_too() {
+    is_small_and_safe(&MASTERS);
 }
 
 #[test]

@@ -26,19 +26,20 @@ const ALLOWANCE: f64 = 2.0;
 /// Least factor: a tensor of which a few elements have all the gradient must not get an endless number of steps.
 const LEAST: f64 = 1.0 / 16.0;
 
-/// The second moment of each weight, where the file has one of its type and shape.
+/// The second moment of each weight and of each optimizer's own copy of one, where the file has one of its type and shape.
 pub(super) fn second_moments(tensors: &[Tensor]) -> Vec<Option<usize>> {
-    let mut found = vec![None; tensors.len()];
+    let mut seconds = vec![None; tensors.len()];
     for (index, tensor) in tensors.iter().enumerate() {
-        if tensor.role == Role::SecondMoment
-            && let Some(of) = tensor.of
-            && tensors[of].dtype == tensor.dtype
-            && tensors[of].shape == tensor.shape
-        {
-            found[of] = Some(index);
+        if let (Role::SecondMoment, Some(of)) = (tensor.role, tensor.of) {
+            seconds[of] = Some(index);
         }
     }
-    found
+    let second = |(index, tensor): (usize, &Tensor)| {
+        let of = if tensor.role == Role::Master { tensor.of? } else { index };
+        let alike = |other: &Tensor| other.dtype == tensor.dtype && other.shape == tensor.shape;
+        seconds[of].filter(|second| alike(&tensors[*second]))
+    };
+    tensors.iter().enumerate().map(second).collect()
 }
 
 /// A weight, its twin in the state after this one, and its second moment.
