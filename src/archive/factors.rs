@@ -9,6 +9,9 @@ use crate::store::object::Coding;
 
 use super::plan::{self, has_factors, read_tile, tiles};
 
+/// Elements of each piece that centres a prediction: those of all together tell the level to a hundredth of an octave.
+const PIECE: u64 = 1024;
+
 /// The rank-1 prediction of a tensor, or of the size of its elements.
 ///
 /// # Errors
@@ -38,9 +41,10 @@ pub(super) fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> i
     if unit < log::LONG {
         return Ok(found);
     }
-    let (mut pieces, first) = (Vec::new(), plan::rows(tensor, 0).first);
+    let (mut pieces, first, size) = (Vec::new(), plan::rows(tensor, 0).first, tensor.dtype.size() as u64);
     plan::sample(tensor, |range| {
-        pieces.push((first + range.start / tensor.dtype.size() as u64, plan::read(source, tensor, &range)?));
+        let range = range.start..range.end.min(range.start + PIECE * size);
+        pieces.push((first + range.start / size, plan::read(source, tensor, &range)?));
         Ok(())
     })?;
     Ok(log::centred(found, tensor.dtype, &pieces, unit))
