@@ -32,6 +32,7 @@ import harness  # noqa: E402
 from study import chains, gaps, protocol, report, sizes, tasks  # noqa: E402
 
 KNOWN = ("exact", "balanced", "compact")
+REPORT = {tasks.CALIBRATION: "calibration.md", tasks.HELD_OUT: "first_held_out.md", tasks.HELD_OUT_2: "held_out.md"}
 
 
 def say(line):
@@ -171,7 +172,7 @@ def main():
             text, results = judge(chosen, arguments, kept)
             if arguments.out and text:
                 arguments.out.mkdir(parents=True, exist_ok=True)
-                (arguments.out / ("held_out.md" if arguments.judge == tasks.HELD_OUT_2 else f"{arguments.judge}.md")).write_text(text)
+                (arguments.out / REPORT[arguments.judge]).write_text(text)
             return finish(arguments, text, results)
         began, results = time.perf_counter(), []
         for task in chosen:
