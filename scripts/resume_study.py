@@ -88,7 +88,7 @@ def study(task, arguments, kept):
 def judge(chosen, arguments, kept):
     """Chains from several starts, and what they say of the promises: Markdown and data."""
     picked = lambda task: tuple(task.starts[n] for n in arguments.starts) if arguments.starts else task.starts
-    bases = chains.bases(chosen, range(1, max(arguments.seeds.values()) + 1), arguments.raw, arguments.again, say)
+    bases = chains.bases(chosen, range(1, max(arguments.seeds.values()) + 1), arguments.raw, arguments.again, say, arguments.done_only)
     if arguments.bases_only:
         return "", []
     count_of = {profile: arguments.seeds.get(profile, arguments.seeds.get(ALL, 0)) for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]}

@@ -77,8 +77,10 @@ class Kept:
         return answer
 
 
-def bases(tasks, seeds, raw, again, say):
-    """The runs that are not interrupted, by task and seed."""
+def bases(tasks, seeds, raw, again, say, done_only=False):
+    """The runs that are not interrupted, by task and seed; with `done_only`, none is trained."""
+    if done_only and (missing := [task.name for task in tasks for seed in seeds[: 1 if task.weighed_only else None] if not protocol.is_known(task, seed, raw)]):
+        raise SystemExit(f"--done-only: not all of these runs are there that nothing interrupts: {', '.join(dict.fromkeys(missing))}")
     pairs = [(task, seed) for seed in seeds for task in tasks if seed == seeds[0] or not task.weighed_only]
     job = lambda task, seed: (protocol.folder(raw, task, seed) / "base", lambda: protocol.uninterrupted(task, seed, raw, again, say))
     done = share([job(*pair) for pair in pairs])
