@@ -11,7 +11,7 @@ fails. Series and finished runs are kept in --raw, and not computed again unless
 
     resume_study.py --quick                                          everything in small, a minute or two
     resume_study.py --tasks gpt_i25,lenet_adam --profiles exact,balanced --restores 0,1,5,9,10 --seeds 3
-    resume_study.py --judge held_out --seeds 3 --raw DIR             do the promises hold? (docs/study/held_out.md)
+    resume_study.py --judge second --seeds balanced=12,compact=4 --raw DIR        do the promises hold? (docs/study/held_out.md)
 
 With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each of its
 restores. Several processes may share one --raw: each takes what no other is busy with.
@@ -32,6 +32,7 @@ import harness  # noqa: E402
 from study import chains, gaps, protocol, report, sizes, tasks  # noqa: E402
 
 KNOWN = ("exact", "balanced", "compact")
+REPORT = {tasks.CALIBRATION: "calibration.md", tasks.HELD_OUT: "first_held_out.md", tasks.HELD_OUT_2: "held_out.md"}
 
 
 def say(line):
@@ -86,16 +87,30 @@ def study(task, arguments, kept):
 
 def judge(chosen, arguments, kept):
     """Chains from several starts, and what they say of the promises: Markdown and data."""
-    seeds = list(range(1, arguments.seeds + 1))
     picked = lambda task: tuple(task.starts[n] for n in arguments.starts) if arguments.starts else task.starts
-    bases = chains.bases(chosen, seeds, arguments.raw, arguments.again, say)
+    bases = chains.bases(chosen, range(1, max(arguments.seeds.values()) + 1), arguments.raw, arguments.again, say, arguments.done_only)
     if arguments.bases_only:
         return "", []
-    profiles = [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]
+    count_of = {profile: arguments.seeds.get(profile, arguments.seeds.get(ALL, 0)) for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]}
+    seeds = {profile: range(1, count + 1) for profile, count in count_of.items() if count}
     extra = arguments.settings.read_text() if arguments.settings else ""
-    runs = chains.chains(chosen, seeds, profiles, kept, arguments.raw, arguments.dir, say, extra, picked, arguments.done_only)
-    results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, profiles, runs, bases[task.name], picked)} for task in chosen]
-    return report.verdicts(results, {"build": kept.build, "seeds": arguments.seeds, "quick": arguments.quick, "set": arguments.judge}), results
+    runs = chains.chains(chosen, seeds, kept, arguments.raw, arguments.dir, say, extra, picked, arguments.done_only)
+    results = [{"task": task.name, "what": task.what, "set": task.set, "profiles": chains.judged(task, seeds, runs, bases[task.name], picked)} for task in chosen]
+    return report.verdicts(results, {"build": kept.build, "seeds": {profile: len(those) for profile, those in seeds.items()}, "quick": arguments.quick, "set": arguments.judge}), results
+
+
+ALL = "all"
+
+
+def counts(text):
+    """`3`, or `balanced=12,compact=4`, as numbers by profile."""
+    if text.isdigit():
+        found = {ALL: int(text)}
+    else:
+        found = {name: int(number) for name, number in (word.split("=") for word in text.split(","))}
+    if min(found.values()) < 1:
+        raise ValueError(text)
+    return found
 
 
 def numbers(text):
@@ -105,13 +120,14 @@ def numbers(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", help="(default: all that are not for --judge, or those of its set)")
-    parser.add_argument("--judge", choices=(tasks.CALIBRATION, tasks.HELD_OUT), help="do the promises hold on the tasks of this set?")
+    parser.add_argument("--judge", choices=(tasks.CALIBRATION, tasks.HELD_OUT, tasks.HELD_OUT_2), help="do the promises hold on the tasks of this set?")
     parser.add_argument("--bases-only", action="store_true", help="with --judge: only the runs that are not interrupted")
     parser.add_argument("--done-only", action="store_true", help="with --judge: say what the finished chains say, and begin none")
     parser.add_argument("--label", default="", help="with --judge: keep the runs apart, as of a program with other settings in its environment")
     parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
     parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")
-    parser.add_argument("--seeds", type=int, default=1, help="runs of everything; from 3 on the intervals are worth something (default: 1)")
+    parser.add_argument("--seeds", type=counts, default="1", help="runs of everything; from 3 on the intervals are worth something (default: 1); with --judge also by "
+                        "profile, such as balanced=12,compact=4, and none of others")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="with --judge: more settings for stepfs.toml; give a --label too")
     parser.add_argument("--starts", type=numbers, help="with --judge: which of a task's starts (default: 0,1,2)")
     parser.add_argument("--raw", type=Path, help="where series and finished runs are kept (default: made, and removed at the end)")
@@ -127,6 +143,10 @@ def main():
     names = arguments.tasks.split(",") if arguments.tasks else list(known)
     if unknown := set(names) - set(known):
         parser.error(f"no such task{f' to judge by, in the set {arguments.judge}' if arguments.judge else ''}: {', '.join(sorted(unknown))}")
+    if not arguments.judge:
+        if ALL not in arguments.seeds:
+            parser.error("--seeds: by profile only with --judge")
+        arguments.seeds = arguments.seeds[ALL]
     chosen = [known[name] for name in names]
     if arguments.starts and not all(0 <= n < len(task.starts) for task in chosen for n in arguments.starts):
         parser.error("--starts: a number for each of a task's starts, from 0")
@@ -152,7 +172,7 @@ def main():
             text, results = judge(chosen, arguments, kept)
             if arguments.out and text:
                 arguments.out.mkdir(parents=True, exist_ok=True)
-                (arguments.out / f"{arguments.judge}.md").write_text(text)
+                (arguments.out / REPORT[arguments.judge]).write_text(text)
             return finish(arguments, text, results)
         began, results = time.perf_counter(), []
         for task in chosen:

@@ -77,25 +77,28 @@ class Kept:
         return answer
 
 
-def bases(tasks, seeds, raw, again, say):
-    """The runs that are not interrupted, by task and seed."""
+def bases(tasks, seeds, raw, again, say, done_only=False):
+    """The runs that are not interrupted, by task and seed; with `done_only`, none is trained."""
+    if done_only and (missing := [task.name for task in tasks for seed in seeds[: 1 if task.weighed_only else None] if not protocol.is_known(task, seed, raw)]):
+        raise SystemExit(f"--done-only: not all of these runs are there that nothing interrupts: {', '.join(dict.fromkeys(missing))}")
     pairs = [(task, seed) for seed in seeds for task in tasks if seed == seeds[0] or not task.weighed_only]
     job = lambda task, seed: (protocol.folder(raw, task, seed) / "base", lambda: protocol.uninterrupted(task, seed, raw, again, say))
     done = share([job(*pair) for pair in pairs])
     return {task.name: [run for (of, _), run in zip(pairs, done) if of is task] for task in tasks}
 
 
-def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of, done_only=False):
-    """Sizes and chains of each task and profile by name; with `done_only`, those that are there."""
+def chains(tasks, seeds, kept, raw, where, say, extra, starts_of, done_only=False):
+    """Sizes and chains of each task and profile by name; with `done_only`, those that are there. `seeds`: those of each profile."""
     jobs = []
     for task in tasks:
         files = [task.file(place) for place in task.weighed()]
-        for profile in profiles:
+        for profile in seeds:
             if profile != protocol.ULP:
-                weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, seeds[0]), files, profile, extra, where)}
+                weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, 1), files, profile, extra, where)}
                 jobs.append((f"{task.name}-{profile}-sizes", task, profile, weigh))
-    # Seed by seed, so that what is done at any time is of all tasks.
-    for seed, task, profile in itertools.product(seeds, [task for task in tasks if not task.weighed_only], profiles):
+    # Seed by seed, so that what is done at any time is of all tasks, and of each profile about the same share of its seeds.
+    rounds = sorted((n / len(those), profile, seed) for profile, those in seeds.items() for n, seed in enumerate(those, 1))
+    for (_, profile, seed), task in itertools.product(rounds, [task for task in tasks if not task.weighed_only]):
         for start in starts_of(task):
             run = lambda task=task, seed=seed, profile=profile, start=start: protocol.interrupted(task, seed, profile, *task.chain_from(start), raw, where, extra)
             jobs.append((f"{task.name}-{profile}-start{start}-seed{seed}", task, profile, run))
@@ -106,12 +109,13 @@ def chains(tasks, seeds, profiles, kept, raw, where, say, extra, starts_of, done
     return {job[0]: answer for job, answer in zip(jobs, share([work(*job) for job in jobs]))}
 
 
-def judged(task, seeds, profiles, runs, of, starts_of):
-    """What came out for one task: verdicts by profile."""
+def judged(task, seeds, runs, of, starts_of):
+    """What came out for one task: verdicts by profile. `of`: the runs that are not interrupted, by seed from 1 on."""
     found = {}
-    for profile in profiles:
-        names = {f"{task.name}-{profile}-start{start}-seed{seed}": base for seed, base in zip(seeds, of) for start in starts_of(task)}
-        each = [gaps.of_chain(task, runs[name]["segments"], base, of) for name, base in names.items() if name in runs]
+    for profile, those in seeds.items():
+        name = lambda seed, start: f"{task.name}-{profile}-start{start}-seed{seed}"
+        pairs = [(seed, start) for seed in those for start in starts_of(task) if name(seed, start) in runs]
+        each = [{"seed": seed, **gaps.of_chain(task, runs[name(seed, start)]["segments"], of[seed - 1], of)} for seed, start in pairs]
         outcome = gaps.judge(task, each)
         size = runs.get(f"{task.name}-{profile}-sizes")
         outcome["total"] = size["report"]["total"] if size else None

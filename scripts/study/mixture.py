@@ -11,7 +11,7 @@ from torch import nn
 
 from .language import Language
 
-ROWS = 4096  # of the table of byte pairs, which are hashed into it
+ROWS = 4096  # of the table of byte pairs, which are hashed into it, unless a setting says otherwise
 
 
 class Experts(nn.Module):
@@ -48,9 +48,10 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, c, count):
+    def __init__(self, c, count, rows):
         super().__init__()
-        self.byte, self.pair, self.place = nn.Embedding(c.vocab, c.width), nn.Embedding(ROWS, c.width), nn.Embedding(c.context, c.width)
+        self.rows = rows
+        self.byte, self.pair, self.place = nn.Embedding(c.vocab, c.width), nn.Embedding(rows, c.width), nn.Embedding(c.context, c.width)
         for table in (self.byte, self.pair, self.place):
             nn.init.normal_(table.weight, std=0.02)
         self.blocks = nn.ModuleList(Block(c, count) for _ in range(c.layers))
@@ -58,16 +59,16 @@ class Model(nn.Module):
 
     def forward(self, tokens):
         before = F.pad(tokens, (1, 0))[:, :-1]
-        x = self.byte(tokens) + self.pair((tokens * 257 + before * 31) % ROWS) + self.place(torch.arange(tokens.shape[1]))
+        x = self.byte(tokens) + self.pair((tokens * 257 + before * 31) % self.rows) + self.place(torch.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
         return self.head(self.ln_f(x))
 
 
 class Mixture(Language):
-    def __init__(self, seed, experts=8, **settings):
-        self.experts = experts
+    def __init__(self, seed, experts=8, rows=ROWS, **settings):
+        self.experts, self.rows = experts, rows
         super().__init__(seed, **settings)
 
     def build(self):
-        return Model(self.config, self.experts)
+        return Model(self.config, self.experts, self.rows)

@@ -91,15 +91,20 @@ def advance(task, run, until, log, wanted, out=None, needed=None, averages=()):
             save(run, Path(out) / task.file(place))
 
 
+def is_known(task, seed, raw):
+    """Is the run that nothing interrupts in `raw`, as this task has it?"""
+    out = folder(raw, task, seed)
+    if not (out / "losses.json").exists() or json.loads((out / "losses.json").read_text())["recipe"] != task.recipe():
+        return False
+    return all((out / task.file(place)).exists() for place in task.needed())
+
+
 def uninterrupted(task, seed, raw, again=False, say=print):
     """Losses of the run and its checkpoints in `raw`; taken from there when they are those of this task."""
     out = folder(raw, task, seed)
     notes = out / "losses.json"
-    files = [task.file(place) for place in sorted(task.needed())]
-    if not again and notes.exists():
-        known = json.loads(notes.read_text())
-        if known["recipe"] == task.recipe() and all((out / name).exists() for name in files):
-            return known
+    if not again and is_known(task, seed, raw):
+        return json.loads(notes.read_text())
     out.mkdir(parents=True, exist_ok=True)
     for path in [*out.glob("step_*.pt"), *out.glob("losses.json")]:
         path.unlink()

@@ -120,21 +120,19 @@ def markdown(results, about):
 
 
 def verdict_table(results, profile, promise):
-    offsets = sorted({k for result in results for k, gap in result["profiles"][profile]["gaps"].items() if k <= 10 and gap[0] is not None})
+    shown = [(result["task"], result["profiles"][profile]) for result in results if result["profiles"].get(profile, {}).get("each")]
+    offsets = sorted({k for _, found in shown for k, gap in found["gaps"].items() if k <= 10 and gap[0] is not None})
     columns = [f"gap, k = {k}" for k in offsets]
-    yield from head("task", "stored", "chains", "iterations behind, a restore: single states", "mean of the states", "upper end", "promise", "on training batches",
-                    "least to most", *columns)
-    for result in results:
-        found = result["profiles"][profile]
-        if not found["each"]:
-            continue
+    yield from head("task", "stored", "seeds, chains", "iterations behind, a restore", "upper end", "aim", "by the mean of the states", "by single states", "upper end of each",
+                    "on training batches", "least to most", *columns)
+    end = lambda value: "-" if value is None else format(value, "+.2f")
+    for name, found in shown:
         stored = f"{100 * found['total']['share']:.2f} %" if found["total"] else "-"
         each = sorted(found["each"])
         gaps = [number(found["gaps"][k], "+.4f") for k in offsets]
-        upper = "-" if found["upper"] is None else f"**{found['upper']:+.2f}**"
         word = "-" if found["verdict"] is None else f"<= {promise}: {'met' if found['verdict'] == 'met' else '**' + found['verdict'] + '**'}"
-        yield row(result["task"], stored, len(each), number(found["states_behind"], "+.2f"), number(found["behind"], "+.2f"), upper, word,
-                  number(found["train_behind"], "+.2f"), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps)
+        yield row(name, stored, f"{found['seeds']}, {len(each)}", number(found["both"], "+.2f"), f"**{end(found['upper'])}**", word, number(found["behind"], "+.2f"),
+                  number(found["states_behind"], "+.2f"), end(found["upper_each"]), number(found["train_behind"], "+.2f"), f"{each[0]:+.2f} to {each[-1]:+.2f}", *gaps)
     yield ""
 
 
@@ -154,27 +152,32 @@ def role_table(results):
 def verdicts(results, about):
     """Do the promises hold? One table per profile."""
     from .chains import PROMISES
-    from .tasks import HELD_OUT, JUDGED
+    from .gaps import SEEDS
+    from .tasks import CALIBRATION, JUDGED
 
-    held = about["set"] == HELD_OUT
-    others = ", ".join(f"`{task.name}`" for task in JUDGED if task.set != about["set"])
-    lines = ["# Do the promises hold on series that did not choose the steps?" if held else "# The series that choose the steps", ""]
-    lines += [f"These series only judge. They were written down before the steps were chosen. Only {others} may choose steps; [steps.md](steps.md) says which did."
-              if held else f"Only these may choose steps. Others judge them: {others}.", ""]
+    chosen = ", ".join(f"`{task.name}`" for task in JUDGED if task.set == CALIBRATION)
+    judges = about["set"] != CALIBRATION
+    seeds = ", ".join(f"{count} of `{NAMES.get(profile, profile)}`" for profile, count in about["seeds"].items())
+    asked = ",".join(f"{profile}={count}" for profile, count in about["seeds"].items())
+    lines = ["# What restores cost on series that did not choose the steps" if judges else "# The series that choose the steps", ""]
+    lines += [f"These series only judge. They were written down before any result of them was known. Only {chosen} may choose steps; [steps.md](steps.md) says which did."
+              if judges else "Only these may choose steps. Others judge them.", ""]
     if about["quick"]:
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
-    lines += ["A run crashes nine times, 40 to 50 iterations apart, and each time goes on from a *released* checkpoint, read through the mount. Later checkpoints "
+    lines += ["A run crashes nine times, 40 to 60 iterations apart, and each time goes on from a *released* checkpoint, read through the mount. Later checkpoints "
               "descend from it, so losses add up. Each restore is judged 20 to 60 iterations after it, or to the next crash: by the held-out losses of the states there "
               "(`single states`), and by the loss of the mean of those states, since one state jumps about the path of its run and the mean does not. The gap to the uninterrupted run, "
-              "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the slope of that over its restores, "
-              "through the origin.", "",
-              f"Chains begin at three places of each run; there are {about['seeds']} runs, each of another seed. ± is the 95 % interval (Student's t) over the chains, and `upper end` "
-              "that of the two intervals that reaches farther. A promise is `met` when that lies below it, `broken` when both intervals lie above it, and `not shown` "
-              "when the noise is larger than what is left. `On training batches` is by the losses before each update, and `least to most` are the chains by the mean of the states. `Gap, k` is the held-out "
+              "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the sum of that over its restores, divided by "
+              "1 + 2 + ... + 9. `Iterations behind` is the mean of both estimates; they stand beside it.", "",
+              "Chains begin at three places of each run. Each run is of another seed: "
+              f"{seeds}, from 1 on, none left out. ± is the 95 % interval (Student's t): over the means of the seeds where there are {SEEDS} or more, since chains of one seed "
+              "are compared with the same run; else over the chains. An aim is `met` when the upper end lies below it, `broken` when the whole interval lies above it, and "
+              "`not shown` when the noise is larger than what is left. `Upper end of each` is the farther one of the two estimates by themselves: a stricter rule, by which the first set was judged. "
+              "`On training batches` is by the losses before each update, and `least to most` are the chains. `Gap, k` is the held-out "
               "loss k iterations after a restore less that of the uninterrupted run, over all restores of all chains. Sizes are of 32 released files of seed 1. "
-              f"Build {about['build']}. Made by `scripts/resume_study.sh --judge {about['set']} --seeds {about['seeds']}`.", ""]
+              f"Build {about['build']}. Made by `scripts/resume_study.sh --judge {about['set']} --seeds {asked}`.", ""]
     lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
-    for profile in results[0]["profiles"] if results else ():
+    for profile in about["seeds"]:
         lines += [f"## `{profile}`" if profile != ULP else f"## {NAMES[ULP]}", "", *verdict_table(results, profile, PROMISES.get(profile))]
     return "\n".join([*lines, "## Sizes by role", "", "Each role in % of its own raw bytes; the whole with stubs.", "", *role_table(results)])
 
