@@ -393,7 +393,7 @@ impl Catalog {
             entry
                 .failed
                 .as_ref()
-                .filter(|f| f.retry.is_some() && index.is_queued(entry.sequence))
+                .filter(|f| f.retry.is_some() && !f.is_passing && index.is_queued(entry.sequence))
                 .map(|f| f.why.clone())
         };
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))

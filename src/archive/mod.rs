@@ -70,6 +70,8 @@ pub use trial::{Kept, Series};
 pub const STAGES: &str = "stepfs::stages";
 /// No file: their numbers begin with 1.
 const IDLE: u64 = 0;
+/// Until what changed meanwhile is looked up anew.
+const SOON: Duration = Duration::from_millis(50);
 /// First pause after the device had no room; doubled up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause: room that a user makes is used within this time.
@@ -403,11 +405,11 @@ impl Archive {
         let is_damage = error.get_ref().is_some_and(|inner| inner.is::<ReadError>());
         let retry = match error.kind() {
             // The file was changed, or the store is being closed: what is to be done is looked up anew.
-            io::ErrorKind::Interrupted => Some(Duration::from_millis(50)),
+            io::ErrorKind::Interrupted => Some(SOON),
             // It, or the state after it, was cut short while it was read.
-            io::ErrorKind::UnexpectedEof if !is_damage => Some(Duration::from_millis(50)),
+            io::ErrorKind::UnexpectedEof if !is_damage => Some(SOON),
             // The state after this one went away between look-up and opening.
-            io::ErrorKind::NotFound => Some(Duration::from_millis(50)),
+            io::ErrorKind::NotFound => Some(SOON),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 log::warn!(
                     "{}: no room to archive it ({error}); it stays as it is, next try in {pause:.0?}",
@@ -427,7 +429,8 @@ impl Archive {
                 Some(LONGEST_PAUSE)
             }
         };
-        let failed = Failed { why: format!("{}: {error}", path.display()), retry: retry.map(|r| Instant::now() + r) };
+        let why = format!("{}: {error}", path.display());
+        let failed = Failed { why, retry: retry.map(|r| Instant::now() + r), is_passing: retry == Some(SOON) };
         self.catalog().set_failed(path, *version, failed);
     }
 

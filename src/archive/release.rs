@@ -61,6 +61,9 @@ impl Archive {
             return Ok(false);
         }
         let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
+        // What is closed now may name this one as the best, so it has to be looked at first. Where programs save all the time there is
+        // always something.
+        self.seal_waiting();
         // Before asking, so that a close in between is not missed.
         {
             let mut catalog = self.catalog();

@@ -108,7 +108,7 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
         Note::Busy(f, busy) => catalog.set_busy(path(f), version(catalog, f), *busy),
         Note::Fail(f, retry) => {
             let retry = retry.map(|seconds| start + Duration::from_secs(seconds));
-            catalog.set_failed(path(f), version(catalog, f), Failed { why: f.to_string(), retry });
+            catalog.set_failed(path(f), version(catalog, f), Failed { why: f.to_string(), retry, is_passing: false });
         }
         Note::Hold(f, hold) => {
             catalog.edit(path(f), version(catalog, f), |entry| entry.held = hold.then_some(Held::Pinned));
