@@ -70,14 +70,15 @@ mod tests {
     fn a_run_goes_on_as_fast_as_it_was() {
         let (rows, width) = (256, 256);
         let pieces = [(0, tile(rows, width))];
-        for unit in [2u32, 4, 8].map(|octaves| octaves << FRACTION_BITS) {
+        for (octaves, at_least) in [(2u32, 1.01), (4, 1.1), (8, 1.15)] {
+            let unit = octaves << FRACTION_BITS;
             let mut builder = FactorsBuilder::new(rows, width);
             builder.add(Dtype::F32, 0, &pieces[0].1);
             let factors = builder.finish(unit);
             let before = speed(&factors, Dtype::F32, &pieces, unit).unwrap();
             let centred = centred(factors, Dtype::F32, &pieces, unit);
             let after = speed(&centred, Dtype::F32, &pieces, unit).unwrap();
-            assert!(before > 1.04 && (0.97..1.03).contains(&after), "{unit}: {before} {after}");
+            assert!(before > at_least && (0.96..1.04).contains(&after), "{octaves} octaves: {before} {after}");
         }
     }
 
