@@ -23,6 +23,10 @@ struct Slow {
     waiting: AtomicUsize,
     fsyncs: AtomicUsize,
     marks: AtomicUsize,
+    /// Objects are written slowly; all else is well.
+    slow_objects: AtomicBool,
+    /// Writes to an object that wait.
+    writing: AtomicUsize,
 }
 
 impl Slow {
@@ -42,6 +46,18 @@ impl Slow {
 }
 
 impl Device for Slow {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64, at: CrashPoint) -> io::Result<usize> {
+        if at == CrashPoint::ObjectWritten {
+            self.writing.fetch_add(1, Ordering::SeqCst);
+            let began = Instant::now();
+            while self.slow_objects.load(Ordering::SeqCst) && began.elapsed() < DELAY {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            self.writing.fetch_sub(1, Ordering::SeqCst);
+        }
+        Disk.write_at(file, bytes, offset, at)
+    }
+
     fn sync_file(&self, file: &File, at: CrashPoint) -> io::Result<()> {
         self.wait(at);
         Disk.sync_file(file, at)
@@ -129,6 +145,32 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
             assert!(fs::read(path(step)).unwrap() == text(step), "{step}");
         }
     }
+}
+
+/// However long a file takes to be archived, what is closed meanwhile becomes durable and is sealed, and other files are archived and
+/// released.
+#[test]
+fn nothing_that_is_closed_waits_for_a_file_that_is_being_archived() {
+    let slow = Arc::new(Slow::default());
+    let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&slow) as _), true);
+    let path = |run: &str, step: usize| m.mnt().join(format!("{run}-{step}.txt"));
+    slow.slow_objects.store(true, Ordering::SeqCst);
+    for step in [1, 2] {
+        fs::write(path("large", step), text(step)).unwrap();
+    }
+    wait_until("an object is being written", || slow.writing.load(Ordering::SeqCst) == 1);
+    let began = Instant::now();
+    for file in 1..20 {
+        fs::write(path("small", file), text(file + 2)).unwrap();
+        wait_until("it is sealed", || state(&path("small", file)) == "sealed");
+    }
+    wait_until("another lineage is being archived too", || slow.writing.load(Ordering::SeqCst) == 2);
+    assert!(began.elapsed() < DELAY, "the archive had to end first");
+    assert_eq!(state(&path("large", 1)), "sealed");
+    slow.slow_objects.store(false, Ordering::SeqCst);
+    wait_until("all are released", || {
+        state(&path("large", 1)) == "released" && (1..19).all(|file| state(&path("small", file)) == "released")
+    });
 }
 
 /// A program opens a released file to write it, which takes a while; what another one says of the file meanwhile holds.

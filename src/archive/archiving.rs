@@ -13,19 +13,30 @@ use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
-use super::catalog::{Held, Sealed, State};
+use super::catalog::{Held, Sealed, State, Step, Task};
 use super::difference::{Difference, Written};
-use super::{Archive, Outcome, ReadError, lineage};
+use super::resident::ResidentReason;
+use super::threads::Pause;
+use super::{Archive, Outcome, ReadError, lineage, yield_to_others};
 
 impl Archive {
+    /// What each encoder does until the archive stops.
+    pub(super) fn archive_files(&self) {
+        yield_to_others();
+        let mut pause = Pause::none();
+        while let Some(task) = self.next_to_archive() {
+            self.take(&task, &mut pause, || match &task.step {
+                Step::Compare { sealed } => self.compare_with_objects(&task, sealed),
+                Step::Archive { sealed, newer } => self.archive_file(&task, sealed, newer),
+                Step::Release { sealed, object } => self.release(&task, sealed, *object),
+                Step::Seal => Ok(()),
+            });
+        }
+    }
+
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
-    pub(super) fn encode(
-        &self,
-        path: &Path,
-        version: u64,
-        sealed: &Arc<Sealed>,
-        newer: &(PathBuf, Arc<Sealed>),
-    ) -> io::Result<()> {
+    fn archive_file(&self, task: &Task, sealed: &Arc<Sealed>, newer: &(PathBuf, Arc<Sealed>)) -> io::Result<()> {
+        let (path, version) = (task.path.as_path(), task.version);
         let source = self.open_file(path)?;
         let metadata = source.metadata()?;
         if !sealed.describes(&metadata) {
@@ -36,24 +47,11 @@ impl Archive {
             self.wait_for_one_name(path, version);
             return Ok(());
         }
-        // Before asking, so that a close in between is not missed.
-        self.catalog().set_busy(path, version, true);
-        if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
+        if !self.is_idle(path, version, sealed) || self.is_held_by_pin(path, version)? {
             return Ok(());
         }
-        self.catalog().set_busy(path, version, false);
-        if is_pinned(&self.store.tree(), path)? {
-            self.catalog().hold(path, version, Some(Held::Pinned));
-            // Once more, in case the note that the pin went came in between.
-            if is_pinned(&self.store.tree(), path)? {
-                log::debug!("{}: stays as it is, it is pinned", path.display());
-                return Ok(());
-            }
-            self.catalog().hold(path, version, None);
-        }
         let started = Instant::now();
-        let stale =
-            || self.stopping.load(Ordering::Relaxed) || self.catalog().get(path).is_none_or(|e| e.version != version);
+        let stale = || self.is_stopping() || self.catalog().get(path).is_none_or(|e| e.version != version);
         let profiles = self.profiles(path, sealed.lineage)?;
         if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
             return Ok(());
@@ -63,17 +61,14 @@ impl Archive {
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
                 Some(object) => object,
                 None => {
-                    let why = "would not become smaller";
-                    self.catalog().advance(path, version, State::Resident(why));
+                    self.catalog().advance(path, version, State::Resident(ResidentReason::Incompressible));
                     return Ok(());
                 }
             },
         };
-        self.objects.name(object);
         // Its lineage has another newest state now.
         self.garbage.store(true, Ordering::Relaxed);
-        if !self.catalog().advance(path, version, State::Archived(Arc::clone(sealed), object)) {
-            self.objects.unname(object);
+        if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {
             return Ok(());
         }
         self.catalog().keep(path, version, None, &self.objects);
@@ -82,6 +77,32 @@ impl Archive {
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
         }
         Ok(())
+    }
+
+    /// Whether no handle is open on the file; if one is, the file waits until it is closed.
+    fn is_idle(&self, path: &Path, version: u64, sealed: &Sealed) -> bool {
+        // Before asking, so that a close in between is not missed.
+        self.catalog().set_busy(path, version, true);
+        if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
+            return false;
+        }
+        self.catalog().set_busy(path, version, false);
+        true
+    }
+
+    /// Whether the file is pinned: then it is held.
+    fn is_held_by_pin(&self, path: &Path, version: u64) -> io::Result<bool> {
+        if !is_pinned(&self.store.tree(), path)? {
+            return Ok(false);
+        }
+        self.catalog().hold(path, version, Some(Held::Pinned));
+        // Once more, in case the note that the pin went came in between.
+        if is_pinned(&self.store.tree(), path)? {
+            log::debug!("{}: stays as it is, it is pinned", path.display());
+            return Ok(true);
+        }
+        self.catalog().hold(path, version, None);
+        Ok(false)
     }
 
     /// Whether something names the file as the best of its run: then it is held. Both under one lock, so that a newer word which
@@ -94,7 +115,7 @@ impl Archive {
         true
     }
 
-    /// Encodes, reads back and commits. `None`: not worth it.
+    /// Encodes, reads back and commits. `None`: not worth it. The caller names the object from now on.
     fn write_object(
         &self,
         path: &Path,
@@ -106,8 +127,7 @@ impl Archive {
         let after = self.open_file(&newer.0)?;
         if !newer.1.describes(&after.metadata()?) {
             // Changed without a note: a program set its time, or writes through a mapping.
-            let version = self.catalog().get(&newer.0).map(|entry| entry.version);
-            self.catalog().advance(&newer.0, version.unwrap_or_default(), State::Closed);
+            self.catalog().has_changed(&newer.0, &newer.1);
             return Err(io::ErrorKind::Interrupted.into());
         }
         let (mut description, of_newer) = (describe(source)?, describe(&after)?);

@@ -6,7 +6,7 @@ use crate::codec::published::{Policy, check_n_run};
 use crate::container::{Description, ReadAt, Tensor};
 use crate::recall::{Chain, tile};
 use crate::store::object::{Header, SUPER_STEP};
-use crate::store::{Id, MAX_CHAIN};
+use crate::store::{Hold, Id, MAX_CHAIN};
 
 use super::Archive;
 use super::catalog::Sealed;
@@ -26,6 +26,8 @@ const COMPARED: usize = 4;
 pub(super) struct Base {
     /// The object and its ancestors; none for a keyframe.
     pub(super) chain: Option<Chain>,
+    /// Keeps them from being removed before the new object needs them.
+    pub(super) hold: Option<Hold>,
     /// The state before, which the updates are measured from.
     pub(super) previous: Option<Chain>,
     /// Why there is no base though the lineage goes on; for people.
@@ -129,8 +131,13 @@ impl Archive {
             chain_len: self.objects.chain_len(nearest.id),
             twin,
         };
+        // Before it is opened: garbage is collected meanwhile.
+        let Some(hold) = self.objects.hold(nearest.id) else { return Err(io::ErrorKind::Interrupted.into()) };
         match self.recall.chain(nearest.id) {
-            Ok(chain) => base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root)),
+            Ok(chain) => {
+                base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root));
+                base.hold = Some(hold);
+            }
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }
         Ok(base)

@@ -17,6 +17,7 @@ use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
 
 use super::Archive;
 use super::catalog::{Says, State, modified_ns};
+use super::resident::ResidentReason;
 
 /// The file of a checkpoint in which Trainer says which one is the best.
 const TRAINER_STATE: &str = "trainer_state.json";
@@ -67,7 +68,7 @@ pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) ->
         let ending = path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch));
         ending || path.file_name().is_some_and(|name| name == TRAINER_STATE)
     };
-    let small = |state: &io::Result<State>| matches!(state, Ok(State::Resident("small")));
+    let small = |state: &io::Result<State>| matches!(state, Ok(State::Resident(ResidentReason::Small)));
     let small = found.iter().filter(|(path, state)| small(state) && may_speak(path));
     let paths: Vec<&Path> = small.map(|(path, _)| path.as_path()).collect();
     let word = |path: &&Path| -> io::Result<Option<Word>> {
@@ -183,19 +184,18 @@ impl Archive {
         }
     }
 
-    /// Looks at names where links may have come or gone.
-    pub(super) fn look_at_links(&self) {
-        loop {
-            let Some(path) = self.catalog().next_link() else { return };
-            let said = link(&self.store, &path).unwrap_or_else(|error| {
-                log::warn!("{}: {error}; what it leads to is not known", path.display());
-                None
-            });
-            // A file may have the name by now, and say something itself.
-            let is_file = self.catalog().get(&path).is_some();
-            if said.is_some() || !is_file {
-                self.note_best(&path, said.map(|says| (says, 0)));
-            }
+    /// Looks at a name where a link may have come or gone.
+    pub(super) fn look_at_link(&self, path: &Path) {
+        let said = link(&self.store, path).unwrap_or_else(|error| {
+            log::warn!("{}: {error}; what it leads to is not known", path.display());
+            None
+        });
+        // A file may have the name by now, and say something itself.
+        let is_file = self.catalog().get(path).is_some();
+        if said.is_some() || !is_file {
+            self.note_best(path, said.map(|says| (says, 0)));
         }
+        self.catalog().link_read();
+        self.notify();
     }
 }

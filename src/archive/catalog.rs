@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use crate::store::{Id, Objects};
 
+use super::sealer::Closed;
 use entries::Entries;
 pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
 use index::Next;
@@ -33,28 +34,34 @@ pub(super) struct Catalog {
     named: Named,
     /// Names at which a link may have come or gone: to be looked at before anything is released.
     links: BTreeSet<PathBuf>,
+    links_being_read: usize,
     next: u64,
     /// The number that a file was last opened for writing with.
     opened: u64,
 }
 
-/// Something to do for a file.
+/// A step of a file's life that one thread takes. Nobody else takes one of that file before [`Catalog::done`].
 #[derive(Clone, Debug)]
-pub(super) enum Task {
-    /// Make it durable and find its tensors.
-    Seal { path: PathBuf, version: u64 },
-    /// Encode it: `newer` holds the bytes, as written, of the state after it.
-    Archive { path: PathBuf, version: u64, sealed: Arc<Sealed>, newer: (PathBuf, Arc<Sealed>) },
-    /// Put the stub in its place.
-    Release { path: PathBuf, version: u64, sealed: Arc<Sealed>, object: Id },
+pub(super) struct Task {
+    /// The file's path inside the tree.
+    pub(super) path: PathBuf,
+    /// Work on another version is void.
+    pub(super) version: u64,
+    sequence: u64,
+    pub(super) step: Step,
 }
 
-impl Task {
-    /// The file's path inside the tree.
-    pub(super) fn path(&self) -> &Path {
-        let (Task::Seal { path, .. } | Task::Archive { path, .. } | Task::Release { path, .. }) = self;
-        path
-    }
+/// What is to be done for a file.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    /// Make it durable and find its tensors.
+    Seal,
+    /// Find out whether it is a copy of what an object decodes to.
+    Compare { sealed: Arc<Sealed> },
+    /// Encode it: `newer` holds the bytes, as written, of the state after it.
+    Archive { sealed: Arc<Sealed>, newer: (PathBuf, Arc<Sealed>) },
+    /// Put the stub in its place.
+    Release { sealed: Arc<Sealed>, object: Id },
 }
 
 impl Catalog {
@@ -65,6 +72,7 @@ impl Catalog {
             entries: Entries::new(settle_ns),
             named: Named::default(),
             links: BTreeSet::new(),
+            links_being_read: 0,
             next: 0,
             opened: 0,
         }
@@ -246,7 +254,8 @@ impl Catalog {
     /// Notes which object a plain file was decoded from.
     pub(super) fn keep(&mut self, path: &Path, version: u64, object: Option<Id>, objects: &Objects) {
         self.edit(path, version, |entry| {
-            object.into_iter().for_each(|id| objects.name(id));
+            // One that went since it was found is none.
+            let object = object.filter(|id| objects.try_name(*id));
             std::mem::replace(&mut entry.keeps, object).into_iter().for_each(|id| objects.unname(id));
         });
     }
@@ -264,7 +273,7 @@ impl Catalog {
         let lossy = |entry: &Entry| match &entry.state {
             State::Sealed(_) => true,
             State::Archived(sealed, _) => !sealed.copy,
-            State::Staged | State::Closed | State::Released(_) | State::Resident(_) => false,
+            State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => false,
         };
         let concerned = self.entries.below(path).filter(|(_, entry)| lossy(entry));
         let concerned: Vec<PathBuf> = concerned.map(|(path, _)| path.clone()).collect();
@@ -317,9 +326,10 @@ impl Catalog {
         self.entries.index().group(self.get(path)?).cloned()
     }
 
-    /// The next file of a checkpoint that can be released.
-    pub(super) fn next_release(&self, group: &Path) -> Option<Task> {
-        self.task(Next::Release(self.entries.index().next_release(group)?))
+    /// Claims the next file of a checkpoint that can be released.
+    pub(super) fn claim_release(&mut self, group: &Path) -> Option<Task> {
+        let next = self.entries.index().next_release(group)?;
+        self.claim(Next::Release(next))
     }
 
     /// Whether a newer state of the same lineage is sealed.
@@ -354,35 +364,91 @@ impl Catalog {
         }
     }
 
-    /// The first thing that can be done now: make files durable before anything else, then release, then archive the
-    /// oldest. Also says after which time there may be more, if that is all there is.
-    pub(super) fn next_task(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
+    /// Claims the next link to look at, else the next file to seal. Also says after which time there may be one.
+    pub(super) fn claim_closed(&mut self, now: Instant) -> (Option<Closed>, Option<Duration>) {
+        if let Some(link) = self.claim_link() {
+            return (Some(Closed::Link(link)), None);
+        }
+        let retry = self.retry_in(now);
+        let task = self.entries.index().next_seal().and_then(|path| self.claim(Next::Seal(path)));
+        (task.map(Closed::File), retry)
+    }
+
+    /// Claims the next file to release, to compare or to archive. Also says after which time there may be one.
+    pub(super) fn claim_step(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
+        let retry = self.retry_in(now);
+        self.entries.expire(wall_ns);
+        let index = self.entries.index();
+        let settles = index.settles().map(|at| Duration::from_nanos(at.saturating_sub(wall_ns).max(0) as u64));
+        let next = index.next_step();
+        (next.and_then(|next| self.claim(next)), retry.into_iter().chain(settles).min())
+    }
+
+    /// After which time a failed attempt may be repeated; those whose time has come may be now.
+    fn retry_in(&mut self, now: Instant) -> Option<Duration> {
         while let Some(path) = self.entries.index().due(now).cloned() {
             self.entries.edit(&path, |entry| entry.due = true);
         }
-        self.entries.expire(wall_ns);
-        let index = self.entries.index();
-        let retry = index.retry().map(|at| at.saturating_duration_since(now));
-        let settles = index.settles().map(|at| Duration::from_nanos(at.saturating_sub(wall_ns).max(0) as u64));
-        (index.next().and_then(|next| self.task(next)), retry.into_iter().chain(settles).min())
+        self.entries.index().retry().map(|at| at.saturating_duration_since(now))
     }
 
-    fn task(&self, next: Next) -> Option<Task> {
-        match next {
-            Next::Seal(path) => Some(Task::Seal { version: self.get(&path)?.version, path }),
+    fn claim(&mut self, next: Next) -> Option<Task> {
+        let (path, step) = match next {
+            Next::Seal(path) => (path, Step::Seal),
+            Next::Compare(path) => {
+                let State::Durable(sealed) = &self.get(&path)?.state else { return None };
+                let step = Step::Compare { sealed: Arc::clone(sealed) };
+                (path, step)
+            }
             Next::Release(path) => {
-                let entry = self.get(&path)?;
-                let State::Archived(sealed, object) = &entry.state else { return None };
-                Some(Task::Release { version: entry.version, sealed: Arc::clone(sealed), object: *object, path })
+                let State::Archived(sealed, object) = &self.get(&path)?.state else { return None };
+                let step = Step::Release { sealed: Arc::clone(sealed), object: *object };
+                (path, step)
             }
             Next::Archive(path, newer) => {
                 let sealed = |path: &Path| match &self.get(path)?.state {
                     State::Sealed(sealed) => Some(Arc::clone(sealed)),
                     _ => None,
                 };
-                let (version, sealed, after) = (self.get(&path)?.version, sealed(&path)?, sealed(&newer)?);
-                Some(Task::Archive { version, sealed, newer: (newer, after), path })
+                let step = Step::Archive { sealed: sealed(&path)?, newer: (newer.clone(), sealed(&newer)?) };
+                (path, step)
             }
+        };
+        let entry = self.get(&path)?;
+        let task = Task { version: entry.version, sequence: entry.sequence, path, step };
+        self.entries.claim(task.sequence);
+        Some(task)
+    }
+
+    /// The step is taken, or failed.
+    pub(super) fn done(&mut self, task: &Task) {
+        self.entries.done(task.sequence);
+    }
+
+    /// It is known what a file that is being sealed names as the best of its run.
+    pub(super) fn has_spoken(&mut self, task: &Task) {
+        self.entries.has_spoken(task.sequence);
+    }
+
+    /// Whether a thread takes a step of some file.
+    pub(super) fn is_busy(&self) -> bool {
+        self.entries.index().is_busy()
+    }
+
+    /// Whether no step of any file is being taken, or can be now.
+    pub(super) fn is_calm(&self) -> bool {
+        let index = self.entries.index();
+        !index.is_busy() && index.next_seal().is_none() && index.next_step().is_none()
+    }
+
+    /// Another state changed without a note: it is to be sealed again, unless it has had another fate meanwhile.
+    pub(super) fn has_changed(&mut self, path: &Path, was: &Arc<Sealed>) {
+        let same = |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if Arc::ptr_eq(sealed, was));
+        if self.get(path).is_some_and(same) {
+            self.entries.edit(path, |entry| {
+                entry.state = State::Closed;
+                entry.forget_failure();
+            });
         }
     }
 
@@ -399,8 +465,8 @@ impl Catalog {
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
-    /// The number that the last change was given; the one that a file was last opened for writing with; and the lowest that a file in
-    /// the queue was opened with: what was there when the first was so much is done, or stays as it is, once the third is more.
+    /// Three numbers: of the last change; with which a file was last opened for writing; and the lowest with which a file in the queue,
+    /// or at work, was opened. All work queued at change N is finished once the third number exceeds N.
     pub(super) fn progress(&self) -> (u64, u64, Option<u64>) {
         (self.next, self.opened, self.entries.index().oldest())
     }

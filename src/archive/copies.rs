@@ -1,7 +1,6 @@
 //! Copies of released files: the same bytes once more, under another name.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use crate::store::durable::DeviceFile;
@@ -9,44 +8,61 @@ use crate::store::object::Id;
 use crate::store::{is_pinned, mark_recalled};
 
 use super::Archive;
-use super::catalog::{Sealed, State};
+use super::catalog::{Sealed, State, Task};
 
 impl Archive {
-    /// Whether a file that was just closed is a copy of what an object decodes to: then it is archived by that.
-    pub(super) fn is_copy(&self, path: &Path, version: u64, sealed: &Sealed, source: &DeviceFile) -> io::Result<bool> {
-        let Some(object) = self.copy_of(path, version, sealed, source)? else { return Ok(false) };
-        log::info!("{}: a copy of object {object}", path.display());
-        self.note_lossy_copy(path, object);
-        let sealed = Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) });
-        self.objects.name(object);
-        if !self.catalog().advance(path, version, State::Archived(sealed, object)) {
-            self.objects.unname(object);
-        }
-        Ok(true)
-    }
-
-    /// The object that decodes to the very bytes of a file that was just closed: a copy of a released file, or one that
-    /// was recalled. It may become a stub at once, without a newer state: nothing is lost by that. What lay there when the
-    /// store was mounted is not looked at.
-    fn copy_of(&self, path: &Path, version: u64, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
-        let looked_at = {
+    /// Whether a file that was just closed may be a copy of what an object decodes to. Looks at no byte. A file that lay there when
+    /// the store was mounted is none.
+    pub(super) fn may_be_copy(&self, path: &std::path::Path, version: u64, sealed: &Sealed) -> bool {
+        let is_new = {
             let catalog = self.catalog();
             let entry = catalog.get(path).filter(|entry| entry.version == version);
-            entry.is_none_or(|entry| entry.held.is_some() || (entry.found && entry.keeps.is_none()))
+            entry.is_some_and(|entry| entry.held.is_none() && (!entry.found || entry.keeps.is_some()))
         };
-        if looked_at {
-            return Ok(None);
+        is_new && !self.copy_candidates(sealed).is_empty()
+    }
+
+    /// Archives a file that is a copy of what an object decodes to by that object: it may become a stub without a newer state, since
+    /// nothing is lost by that. Any other file is sealed.
+    pub(super) fn compare_with_objects(&self, task: &Task, sealed: &Arc<Sealed>) -> io::Result<()> {
+        let (path, version) = (task.path.as_path(), task.version);
+        let source = self.open_file(path)?;
+        if !sealed.describes(&source.metadata()?) {
+            self.catalog().advance(path, version, State::Closed);
+            return Ok(());
         }
-        let twin = self.decoded_twin(sealed, source)?;
+        let state = match self.copy_of(task, sealed, &source)? {
+            Some(object) => {
+                log::info!("{}: a copy of object {object}", path.display());
+                self.note_lossy_copy(path, object);
+                State::Archived(Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) }), object)
+            }
+            None => State::Sealed(Arc::clone(sealed)),
+        };
+        self.advance_named(path, version, state);
+        Ok(())
+    }
+
+    /// The object that decodes to the very bytes of a file, which its caller names from now on.
+    fn copy_of(&self, task: &Task, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
+        let path = task.path.as_path();
+        let Some(object) = self.decoded_twin(sealed, source)? else { return Ok(None) };
         // It stays as it is, and it is remembered what it is.
-        if let Some(object) = twin
-            && is_pinned(&self.store.tree(), path)?
-        {
+        if is_pinned(&self.store.tree(), path)? {
             self.note_lossy_copy(path, object);
             mark_recalled(source, object);
-            self.catalog().keep(path, version, Some(object), &self.objects);
+            self.catalog().keep(path, task.version, Some(object), &self.objects);
+            self.objects.unname(object);
             return Ok(None);
         }
-        Ok(twin)
+        Ok(Some(object))
+    }
+
+    /// Changes a file's state to one whose object the caller has named; the name goes where the file has changed meanwhile.
+    pub(super) fn advance_named(&self, path: &std::path::Path, version: u64, state: State) -> bool {
+        let object = if let State::Archived(_, object) = &state { Some(*object) } else { None };
+        let advanced = self.catalog().advance(path, version, state);
+        object.filter(|_| !advanced).into_iter().for_each(|object| self.objects.unname(object));
+        advanced
     }
 }

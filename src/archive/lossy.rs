@@ -21,7 +21,7 @@ impl Archive {
                 let known = self.objects.get(*id);
                 known.is_some_and(|(header, _)| header.decoded_sample == sealed.sample)
             }),
-            State::Staged | State::Closed | State::Resident(_) => entry.keeps,
+            State::Staged | State::Closed | State::Durable(_) | State::Resident(_) => entry.keeps,
         }
     }
 

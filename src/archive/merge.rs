@@ -1,14 +1,15 @@
 //! States that nobody names any more: what is a difference to them is merged over them, one object at a time.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::io;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::recall::{Chain, ReadError};
 use crate::store::{Id, Merge};
 
+use super::housekeeper::Housekeeper;
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};
 
@@ -31,43 +32,42 @@ pub(super) struct Merging {
     chosen: Option<Option<Id>>,
 }
 
-impl Archive {
+impl Housekeeper<'_> {
     /// One step: one object becomes a difference to one that stays. What it was a difference to goes once no other needs
     /// it. Returns how long to wait before the next.
-    pub(super) fn merge(&self) -> Duration {
-        let keep = Arc::clone(&self.keep.lock().unwrap_or_else(PoisonError::into_inner));
-        let begun = self.merging.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let merging = match begun.filter(|merging| self.still_holds(merging, &keep)) {
+    pub(super) fn merge(&mut self) -> Duration {
+        let begun = self.merging.take();
+        let merging = match begun.filter(|merging| self.still_holds(merging)) {
             Some(merging) => merging,
             None => {
-                let (merge, pending) = self.objects.next_merge(&keep);
-                self.merges.store(pending, Ordering::Relaxed);
+                let (merge, pending) = self.archive.objects.next_merge(&self.keep);
+                self.archive.merges.store(pending, Ordering::Relaxed);
                 let Some(merge) = merge else { return Duration::ZERO };
                 Merging { merge, todo: VecDeque::new(), chosen: None }
             }
         };
         let dying = merging.merge.dying.clone();
-        let step = self.take_step(merging, &keep);
-        self.garbage.store(true, Ordering::Relaxed);
+        let step = self.take_step(merging);
+        self.archive.garbage.store(true, Ordering::Relaxed);
         let (pause, why) = match step {
             Ok(()) => (Duration::ZERO, None),
             Err(error) => self.merge_failed(&dying, &error),
         };
-        *self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        *self.archive.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner) = why;
         pause
     }
 
     /// Whether nothing has changed about a merge since it was decided.
-    fn still_holds(&self, merging: &Merging, keep: &HashSet<Id>) -> bool {
-        let parent = |id: &Id| self.objects.get(*id).and_then(|(header, _)| header.parent);
+    fn still_holds(&self, merging: &Merging) -> bool {
+        let parent = |id: &Id| self.archive.objects.get(*id).and_then(|(header, _)| header.parent);
         let Some(next) = merging.todo.front() else { return false };
         let waits = parent(next).is_some_and(|parent| merging.merge.dying.contains(&parent));
-        waits && merging.merge.above.is_none_or(|above| self.objects.stays(above, keep))
+        waits && merging.merge.above.is_none_or(|above| self.archive.objects.stays(above, &self.keep))
     }
 
-    fn take_step(&self, mut merging: Merging, keep: &HashSet<Id>) -> io::Result<()> {
+    fn take_step(&mut self, mut merging: Merging) -> io::Result<()> {
         if merging.todo.is_empty() {
-            let (worth_it, chosen) = self.is_worth_it(&merging.merge, keep)?;
+            let (worth_it, chosen) = self.is_worth_it(&merging.merge)?;
             if !worth_it {
                 return Ok(());
             }
@@ -77,58 +77,58 @@ impl Archive {
         let Some(heir) = merging.todo.pop_front() else { return Ok(()) };
         let parent = match merging.chosen.take() {
             Some(parent) => parent,
-            None => self.cheapest(heir, &merging.merge, keep)?.0,
+            None => self.cheapest(heir, &merging.merge)?.0,
         };
         self.reparent(heir, parent)?;
         if !merging.todo.is_empty() {
-            *self.merging.lock().unwrap_or_else(PoisonError::into_inner) = Some(merging);
+            self.merging = Some(merging);
         }
         Ok(())
     }
 
     /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked again
     /// before something about it has changed.
-    fn is_worth_it(&self, merge: &Merge, keep: &HashSet<Id>) -> io::Result<(bool, Option<Option<Id>>)> {
-        let stored = |id: &Id| self.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
+    fn is_worth_it(&self, merge: &Merge) -> io::Result<(bool, Option<Option<Id>>)> {
+        let stored = |id: &Id| self.archive.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();
         if let ([heir], true) = (merge.heirs.as_slice(), merge.is_line) {
-            let (parent, written) = self.cheapest(*heir, merge, keep)?;
+            let (parent, written) = self.cheapest(*heir, merge)?;
             let worth_it = goes + stored(heir) - written >= LEAST_FREED * written;
             if !worth_it {
-                self.objects.defer(&merge.dying);
+                self.archive.objects.defer(&merge.dying);
             }
             return Ok((worth_it, Some(parent)));
         }
         let every = merge.heirs.len().div_ceil(MOST_ESTIMATED).max(1);
         let mut growth = 0.0;
         for heir in merge.heirs.iter().step_by(every) {
-            self.breathe()?;
-            growth += (self.cheapest(*heir, merge, keep)?.1 - stored(heir)) * every as f64;
+            breathe(self.archive)?;
+            growth += (self.cheapest(*heir, merge)?.1 - stored(heir)) * every as f64;
         }
         let worth_it = growth < goes * (1.0 - LEAST_GAIN);
         if !worth_it {
-            let joints = merge.dying.iter().filter(|id| self.objects.children(**id) != 1).copied();
-            self.objects.share(&joints.collect::<Vec<Id>>());
+            let joints = merge.dying.iter().filter(|id| self.archive.objects.children(**id) != 1).copied();
+            self.archive.objects.share(&joints.collect::<Vec<Id>>());
         }
         Ok((worth_it, None))
     }
 
     /// The parent with which an heir takes the least room, and how much that is: the next one above that stays, or another
     /// that has the keyframe, like the first of the heirs.
-    fn cheapest(&self, heir: Id, merge: &Merge, keep: &HashSet<Id>) -> io::Result<(Option<Id>, f64)> {
-        let old = self.recall.chain(heir)?;
+    fn cheapest(&self, heir: Id, merge: &Merge) -> io::Result<(Option<Id>, f64)> {
+        let old = self.archive.recall.chain(heir)?;
         let estimate = |parent: Option<Id>| -> io::Result<f64> {
             let parent = self.chain_of(parent)?;
-            let breathe = || self.breathe();
+            let breathe = || breathe(self.archive);
             let change = Move { old: &old, parent: parent.as_ref(), breathe: &breathe };
-            self.pool.install(|| change.estimate())
+            self.archive.pool.install(|| change.estimate())
         };
         let mut best = (merge.above, estimate(merge.above)?);
-        let first = merge.heirs.first().copied().filter(|first| self.objects.can_follow(heir, *first, merge));
+        let first = merge.heirs.first().copied().filter(|first| self.archive.objects.can_follow(heir, *first, merge));
         // The others are to follow the first, and no chain is to become longer than it is.
         let is_first = merge.heirs.len() > 1 && merge.heirs.first() == Some(&heir);
-        let deepest = if is_first { self.objects.roof(merge).checked_sub(1) } else { Some(u32::MAX) };
-        let siblings = deepest.map(|deepest| self.objects.siblings(heir, deepest, keep));
+        let deepest = if is_first { self.archive.objects.roof(merge).checked_sub(1) } else { Some(u32::MAX) };
+        let siblings = deepest.map(|deepest| self.archive.objects.siblings(heir, deepest, &self.keep));
         for sibling in first.into_iter().chain(siblings.into_iter().flatten()) {
             if sibling == heir || merge.above == Some(sibling) || merge.dying.contains(&sibling) {
                 continue;
@@ -146,12 +146,14 @@ impl Archive {
 
     fn reparent(&self, heir: Id, parent: Option<Id>) -> io::Result<()> {
         let started = Instant::now();
-        let old = self.recall.chain(heir)?;
+        let old = self.archive.recall.chain(heir)?;
         let chain = self.chain_of(parent)?;
-        let breathe = || self.breathe();
+        let breathe = || breathe(self.archive);
         let change = Move { old: &old, parent: chain.as_ref(), breathe: &breathe };
-        self.pool.install(|| change.carry_out(&self.objects, (self.io(), &self.store.tmp())))?;
-        self.recall.memory().reencoded(heir);
+        self.archive
+            .pool
+            .install(|| change.carry_out(&self.archive.objects, (self.archive.io(), &self.archive.store.tmp())))?;
+        self.archive.recall.memory().reencoded(heir);
         let origin = &old.leaf().index().origin;
         let (former, words) = (old.leaf().header().parent, parent_words(parent));
         log::info!(
@@ -164,22 +166,9 @@ impl Archive {
 
     fn chain_of(&self, parent: Option<Id>) -> io::Result<Option<Chain>> {
         Ok(match parent {
-            Some(parent) => Some(self.recall.chain(parent)?),
+            Some(parent) => Some(self.archive.recall.chain(parent)?),
             None => None,
         })
-    }
-
-    /// Between two batches of tiles: files that were closed meanwhile are made durable, for that must not wait for what
-    /// only frees room.
-    ///
-    /// # Errors
-    /// `Interrupted` when the store is being closed; what was begun is begun again at the next mount.
-    pub(super) fn breathe(&self) -> io::Result<()> {
-        if self.stopping.load(Ordering::Relaxed) {
-            return Err(io::ErrorKind::Interrupted.into());
-        }
-        self.seal_waiting();
-        Ok(())
     }
 
     /// How long to wait, and why merging stalls if it does.
@@ -188,7 +177,7 @@ impl Archive {
             io::ErrorKind::Interrupted => (Duration::ZERO, None),
             _ if is_damage(error) => {
                 log::error!("{error}; removed states that others are differences to are left as they are");
-                self.objects.share(dying);
+                self.archive.objects.share(dying);
                 (Duration::ZERO, None)
             }
             _ => {
@@ -197,6 +186,17 @@ impl Archive {
                 (LONGEST_PAUSE, Some(why))
             }
         }
+    }
+}
+
+/// Between two batches of tiles: a store that is being closed does not wait for what only frees room.
+///
+/// # Errors
+/// `Interrupted` when it is; what was begun is begun again at the next mount.
+fn breathe(archive: &Archive) -> io::Result<()> {
+    match archive.is_stopping() {
+        true => Err(io::ErrorKind::Interrupted.into()),
+        false => Ok(()),
     }
 }
 

@@ -1,5 +1,5 @@
 //! Notes from the file system. Made while it holds its own lock, so that their order is the order of events: each only
-//! changes the catalog and wakes the worker.
+//! changes the catalog and wakes the archive's threads.
 
 use std::path::Path;
 use std::sync::PoisonError;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use super::Archive;
 use super::catalog::{Catalog, State};
-use super::stays::{NOT_DURABLE, UNREADABLE};
+use super::resident::ResidentReason;
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
@@ -29,8 +29,8 @@ impl Archive {
     pub fn is_durable(&self, path: &Path) -> bool {
         self.catalog().get(path).is_some_and(|entry| match entry.state {
             State::Staged | State::Closed => false,
-            State::Resident(why) => ![NOT_DURABLE, UNREADABLE].contains(&why),
-            State::Sealed(_) | State::Archived(..) | State::Released(_) => true,
+            State::Resident(why) => ![ResidentReason::NotDurable, ResidentReason::Unreadable].contains(&why),
+            State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Released(_) => true,
         })
     }
 
@@ -110,6 +110,6 @@ impl Archive {
         let mut catalog = self.catalog();
         change(&mut catalog);
         self.garbage.store(true, Ordering::Relaxed);
-        self.wake.notify_all();
+        self.wake.all_kinds();
     }
 }

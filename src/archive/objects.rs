@@ -1,28 +1,22 @@
-//! Objects that a file can do with instead of one of its own; and those that nothing needs any more.
+//! Objects that a file can do with instead of one of its own.
 
-use std::collections::{BTreeSet, HashSet};
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use crate::container::{InOrder, describe};
 use crate::hash::Xxh3Of128;
 use crate::recall::{Chain, Layout, stream};
-use crate::store::durable::{CrashPoint, DeviceFile};
+use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
 
-use super::catalog::{Entry, Sealed, State};
-use super::namespace::found_at;
-use super::stays::{DAMAGED_STUB, OTHER_STORE, UNREADABLE};
+use super::catalog::Sealed;
 use super::{Archive, ReadError};
 use super::{original, settle};
 
 impl Archive {
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
     /// a released file), or it was made from them and is as faithful as these profiles ask for. It must
-    /// still decode: this file may be the last good copy of what it holds.
+    /// still decode: this file may be the last good copy of what it holds. The caller names the object from now on.
     pub(super) fn twin(
         &self,
         profiles: &Profiles,
@@ -42,22 +36,41 @@ impl Archive {
         }
         let original = original::hash_of(source, sealed.len, stale)?;
         candidates.retain(|header| header.original == original);
-        candidates.sort_by_key(|header| header.id);
-        Ok(candidates.iter().find(|header| self.decodes(header)).map(|header| header.id))
+        Ok(self.first_that_decodes(candidates))
     }
 
-    /// An object that decodes to the very bytes of a file, and still does. Of two states of a lineage hardly a sample is the
+    /// Names the first of these objects that still decodes.
+    fn first_that_decodes(&self, mut candidates: Vec<Header>) -> Option<Id> {
+        candidates.sort_by_key(|header| header.id);
+        let decodes = |header: &Header| {
+            // Before it is read: garbage is collected meanwhile.
+            let named = self.objects.try_name(header.id);
+            let decodes = named && self.decodes(header);
+            if named && !decodes {
+                self.objects.unname(header.id);
+            }
+            decodes
+        };
+        candidates.into_iter().find(decodes).map(|header| header.id)
+    }
+
+    /// Objects that may decode to the bytes of a file, by its length and a sample. Of two states of a lineage hardly a sample is the
     /// same, so that other files are not even hashed.
-    pub(super) fn decoded_twin(&self, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
+    pub(super) fn copy_candidates(&self, sealed: &Sealed) -> Vec<Header> {
         let mut candidates = self.objects.of_signature(sealed.signature);
         candidates.retain(|h| (h.logical_len, h.decoded_sample) == (sealed.len, sealed.sample));
+        candidates
+    }
+
+    /// An object that decodes to the very bytes of a file, and still does. The caller names it from now on.
+    pub(super) fn decoded_twin(&self, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
+        let mut candidates = self.copy_candidates(sealed);
         if candidates.is_empty() {
             return Ok(None);
         }
         let hash = settle::hash(&InOrder::new(source, &describe(source)?), sealed.len)?;
         candidates.retain(|header| header.decoded_hash == hash);
-        candidates.sort_by_key(|header| header.id);
-        Ok(candidates.iter().find(|header| self.decodes(header)).map(|header| header.id))
+        Ok(self.first_that_decodes(candidates))
     }
 
     /// Whether an object decodes to other bytes than it was made from.
@@ -91,88 +104,5 @@ impl Archive {
             log::error!("{error}; a copy of its file is archived anew");
         }
         decoded.is_ok() && hash.digest() == header.decoded_hash
-    }
-
-    /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
-    /// difference to it, even when its own file is gone.
-    pub(super) fn collect(&self) {
-        if !self.garbage.load(Ordering::Relaxed) {
-            return;
-        }
-        self.thaw();
-        let mut lineages = HashSet::new();
-        {
-            let catalog = self.catalog();
-            if catalog.has_unsealed() {
-                return;
-            }
-            // Before the flag, so that nobody finds nothing to do while it is being looked at.
-            self.merges.store(1, Ordering::Relaxed);
-            self.garbage.store(false, Ordering::Relaxed);
-            lineages.extend(catalog.lineages());
-        }
-        let keep: HashSet<Id> = lineages.into_iter().filter_map(|lineage| self.objects.newest(lineage)).collect();
-        let garbage = self.objects.take_garbage(&keep);
-        // Perhaps there is more.
-        self.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
-        garbage.iter().for_each(|id| self.recall.forget(*id));
-        if !garbage.is_empty() {
-            self.condemned.lock().unwrap_or_else(PoisonError::into_inner).extend(garbage);
-            self.sweep();
-        }
-        self.merges.store(self.objects.next_merge(&keep).1, Ordering::Relaxed);
-        *self.keep.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(keep);
-    }
-
-    /// Removes what nothing needs, as soon as it is durable that its names are gone, and what could not be removed before.
-    /// Answers whether nothing of that is left.
-    pub(super) fn sweep(&self) -> bool {
-        let condemned = std::mem::take(&mut *self.condemned.lock().unwrap_or_else(PoisonError::into_inner));
-        if !condemned.is_empty() {
-            match self.sync_removed_names() {
-                Ok(()) => self.objects.remove(&condemned),
-                Err(error) => {
-                    log::warn!("objects that nothing needs cannot be removed now: {error}");
-                    self.condemned.lock().unwrap_or_else(PoisonError::into_inner).extend(condemned);
-                    return false;
-                }
-            }
-        }
-        self.io().sweep()
-    }
-
-    /// Once the last stub that could not be read is gone, everything is known again.
-    fn thaw(&self) {
-        if self.objects.frozen().is_none() {
-            return;
-        }
-        let unreadable =
-            |entry: &Entry| matches!(entry.state, State::Resident(DAMAGED_STUB | UNREADABLE | OTHER_STORE));
-        if !self.catalog().entries().any(|(_, entry)| unreadable(entry)) {
-            self.objects.thaw();
-        }
-    }
-
-    /// Makes durable that names are gone. A directory that is gone itself is so in the nearest one above that is not.
-    fn sync_removed_names(&self) -> io::Result<()> {
-        let directories = std::mem::take(&mut *self.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
-        let tree = self.store.tree();
-        let exists = |directory: &PathBuf| {
-            let is_there =
-                |above: &&Path| found_at(&tree, above).is_ok_and(|found| found.is_some_and(|found| found.is_dir()));
-            directory.ancestors().find(is_there).map(Path::to_path_buf)
-        };
-        let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
-        let result = standing.iter().try_for_each(|directory| {
-            match self.sync_dir(directory, CrashPoint::RemovedNamesSynced) {
-                // Gone since: its parent is asked at the next time.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
-                result => result,
-            }
-        });
-        if result.is_err() {
-            self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(directories);
-        }
-        result
     }
 }

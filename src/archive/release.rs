@@ -4,37 +4,37 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 use crate::store::{Prepared, Stub, beneath, is_pinned};
 
-use super::catalog::{Held, Sealed, State, Task};
-use super::{Archive, FIRST_PAUSE, IDLE, Outcome};
+use super::catalog::{Held, Sealed, State, Step, Task};
+use super::threads::Pause;
+use super::{Archive, Outcome};
 
 impl Archive {
     /// Releases an archived file, and with it all other files of its checkpoint: the catalog offers none of them before
     /// all that can be are archived. A crash in between is harmless, the rest is released after the next mount: every
     /// file of the checkpoint had a newer state by then.
-    pub(super) fn release(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
-        let group = self.catalog().group(path);
-        let released = self.put_stub(path, version, sealed, object)?;
+    pub(super) fn release(&self, task: &Task, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
+        let group = self.catalog().group(&task.path);
+        let released = self.put_stub(&task.path, task.version, sealed, object)?;
         let Some(group) = group else {
             if released {
-                log::info!("{}: released", path.display());
+                log::info!("{}: released", task.path.display());
             }
             return Ok(());
         };
         let mut count = usize::from(released);
-        while !self.stopping.load(Ordering::Relaxed) {
-            let next = self.catalog().next_release(&group);
-            let Some(task @ Task::Release { .. }) = next else { break };
-            let Task::Release { path, version, sealed, object } = &task else { break };
-            match self.put_stub(path, *version, sealed, *object) {
-                Ok(released) => count += usize::from(released),
-                Err(error) => self.failed(&task, &error, &mut FIRST_PAUSE.clone()),
-            }
+        while !self.is_stopping() {
+            let next = self.catalog().claim_release(&group);
+            let Some(task) = next else { break };
+            self.take(&task, &mut Pause::none(), || {
+                let Step::Release { sealed, object } = &task.step else { return Ok(()) };
+                count += usize::from(self.put_stub(&task.path, task.version, sealed, *object)?);
+                Ok(())
+            });
         }
         if count > 0 {
             log::info!("{}: released, {count} file{}", group.display(), if count == 1 { "" } else { "s" });
@@ -61,16 +61,10 @@ impl Archive {
             return Ok(false);
         }
         let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
-        // What is closed now may name this one as the best, so it has to be looked at first. Where programs save all the time there is
-        // always something.
-        self.seal_waiting();
+        // What is closed now may name this one as the best, so it has to be looked at first.
+        self.wait_for_words();
         // Before asking, so that a close in between is not missed.
-        {
-            let mut catalog = self.catalog();
-            catalog.set_busy(path, version, true);
-            // Of a checkpoint's files each in its turn.
-            self.stepping.store(catalog.get(path).map_or(IDLE, |entry| entry.opened), Ordering::Relaxed);
-        }
+        self.catalog().set_busy(path, version, true);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
             self.catalog().set_busy(path, version, false);

@@ -32,7 +32,7 @@ const MOST_NOTICED: usize = 4096;
 pub(super) struct Noticed {
     /// Objects whose file was read. Taken for moments by threads that serve reads; no other lock under it.
     reads: Mutex<Reads>,
-    /// What is remembered. Changed by the worker alone; no lock but that of `objects` under it, and nothing that waits.
+    /// What is remembered. Changed by the housekeeper alone; no lock but that of `objects` under it, and nothing that waits.
     known: Mutex<Restores>,
 }
 
@@ -127,7 +127,7 @@ impl Archive {
         self.notify();
     }
 
-    /// Enters what was noticed, durably. For the worker.
+    /// Enters what was noticed, durably. For the housekeeper.
     pub(super) fn note_restores(&self) {
         let (pending, unsaved) = {
             let mut reads = self.noticed.reads();
@@ -187,7 +187,9 @@ impl Archive {
     /// Lossy restores behind a file; `None` while it is not known which lineage it has. Blocks on the device.
     pub(super) fn generations(&self, state: &State) -> Option<u32> {
         match state {
-            State::Sealed(sealed) => Some(self.generations_at(sealed.lineage, sealed.modified_ns)),
+            State::Durable(sealed) | State::Sealed(sealed) => {
+                Some(self.generations_at(sealed.lineage, sealed.modified_ns))
+            }
             State::Archived(_, id) | State::Released(id) => Some(self.objects.open(*id).ok()?.index().generations),
             State::Staged | State::Closed | State::Resident(_) => None,
         }

@@ -4,7 +4,6 @@ use std::cmp::Reverse;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -15,8 +14,9 @@ use crate::sync::{Mutex, MutexGuard};
 
 use super::catalog::{State, modified_ns};
 use super::checkpoints::{Checkpoint, Condition, Member, policy};
+use super::housekeeper::Housekeeper;
 use super::namespace::{Namespace, Outcome, found_at};
-use super::stays;
+use super::resident::ResidentReason;
 use super::{Archive, FileId};
 
 /// Without news, rules are looked at this often: `keep_for` needs no more.
@@ -33,7 +33,7 @@ const MOST_FAILURES: usize = 16;
 /// When the policy runs, and what it last did.
 #[derive(Debug, Default)]
 pub(super) struct Retention {
-    /// Taken for moments only, by the worker and by whoever asks; no other lock under it.
+    /// Taken for moments only, by the archive's threads and by whoever asks; no other lock under it.
     state: Mutex<Schedule>,
 }
 
@@ -87,7 +87,7 @@ impl Retention {
         self.state().news = true;
     }
 
-    /// For how long the worker may sleep, if the policy has rules.
+    /// For how long the housekeeper may sleep, if the policy has rules.
     pub(super) fn pause(&self) -> Duration {
         let state = self.state();
         if state.report.asked > state.report.done {
@@ -99,6 +99,38 @@ impl Retention {
             (ended + pause).saturating_duration_since(Instant::now())
         };
         state.last.map_or(Duration::ZERO, wait)
+    }
+}
+
+impl Housekeeper<'_> {
+    /// Applies the policy if it is time to, and every closed file is known to be durable or not.
+    pub(super) fn retain(&mut self) {
+        let archive = self.archive;
+        let Some(namespace) = archive.namespace() else { return };
+        if archive.until_retention(INTERVAL) > Duration::ZERO || archive.catalog().has_unsealed() {
+            return;
+        }
+        let asked = {
+            let mut state = archive.retention.state();
+            state.news = false;
+            state.report.asked
+        };
+        let started = Instant::now();
+        let (removed, mut failed) = archive.apply_policy(namespace.as_ref());
+        failed.truncate(MOST_FAILURES);
+        // Before whoever asked is told that it is done.
+        self.collect();
+        let mut state = archive.retention.state();
+        state.retry = match (failed.is_empty(), state.retry) {
+            (true, _) => None,
+            (false, None) => Some(FIRST_RETRY),
+            (false, Some(last)) => Some(INTERVAL.min(last * 2)),
+        };
+        state.last = Some((Instant::now(), started.elapsed()));
+        if asked > state.report.done {
+            state.report = GcReport { asked: state.report.asked, done: asked, removed: removed.len() as u64, failed };
+            state.removed = removed;
+        }
     }
 }
 
@@ -121,7 +153,7 @@ impl Archive {
         (state.report.clone(), state.removed.clone())
     }
 
-    /// How long the worker may wait for news, with `idle` if there is no policy.
+    /// How long the housekeeper may wait for news, with `idle` if there is no policy.
     pub(super) fn until_retention(&self, idle: Duration) -> Duration {
         let asked = {
             let state = self.retention.state();
@@ -133,37 +165,7 @@ impl Archive {
         }
     }
 
-    /// Applies the policy if it is time to, and every closed file is known to be durable or not.
-    pub(super) fn retain(&self) {
-        let Some(namespace) = self.namespace() else { return };
-        if self.until_retention(INTERVAL) > Duration::ZERO {
-            return;
-        }
-        if self.catalog().has_unsealed() {
-            return;
-        }
-        let asked = {
-            let mut state = self.retention.state();
-            state.news = false;
-            state.report.asked
-        };
-        let started = Instant::now();
-        let (removed, mut failed) = self.apply_policy(namespace.as_ref());
-        failed.truncate(MOST_FAILURES);
-        self.collect();
-        let mut state = self.retention.state();
-        state.retry = match (failed.is_empty(), state.retry) {
-            (true, _) => None,
-            (false, None) => Some(FIRST_RETRY),
-            (false, Some(last)) => Some(INTERVAL.min(last * 2)),
-        };
-        state.last = Some((Instant::now(), started.elapsed()));
-        if asked > state.report.done {
-            state.report = GcReport { asked: state.report.asked, done: asked, removed: removed.len() as u64, failed };
-            state.removed = removed;
-        }
-    }
-
+    /// Removes the checkpoints that no rule keeps; answers them, and why others stay.
     fn apply_policy(&self, namespace: &dyn Namespace) -> (Vec<Removed>, Vec<String>) {
         let (mut removed, mut failed) = (Vec::new(), Vec::new());
         let planned = match policy(&self.store, &|path| self.condition(path)) {
@@ -175,7 +177,7 @@ impl Archive {
         };
         for (checkpoint, verdict) in planned {
             let Verdict::Remove(why) = verdict else { continue };
-            if self.stopping.load(Ordering::Relaxed) {
+            if self.is_stopping() {
                 break;
             }
             let path = &checkpoint.unit.path;
@@ -203,10 +205,14 @@ impl Archive {
     /// What is known of a file's content.
     fn condition(&self, path: &Path) -> Condition {
         match self.catalog().get(path).map(|entry| &entry.state) {
-            None | Some(State::Staged | State::Closed | State::Resident(stays::NOT_DURABLE)) => Condition::BeingWritten,
-            Some(State::Resident(stays::DAMAGED_STUB | stays::UNREADABLE | stays::OTHER_STORE)) => Condition::Damaged,
+            None | Some(State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable)) => {
+                Condition::BeingWritten
+            }
+            Some(State::Resident(why)) if why.hides_an_object() => Condition::Damaged,
             Some(State::Released(id)) if self.objects.get(*id).is_none() => Condition::Damaged,
-            Some(State::Sealed(_) | State::Archived(..) | State::Released(_) | State::Resident(_)) => Condition::Whole,
+            Some(
+                State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Released(_) | State::Resident(_),
+            ) => Condition::Whole,
         }
     }
 

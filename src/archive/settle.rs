@@ -14,7 +14,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath,
 use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
-use super::stays::{DAMAGED_STUB, HOLE, OTHER_STORE, UNREADABLE};
+use super::resident::ResidentReason;
 use super::{FileId, samples};
 
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
@@ -57,12 +57,12 @@ pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
     for (path, state) in found.files {
         let state = state.unwrap_or_else(|error| {
             log::error!("{}: {error}; it stays as it is", path.display());
-            State::Resident(UNREADABLE)
+            State::Resident(ResidentReason::Unreadable)
         });
         match state {
             State::Released(id) => objects.name(id),
             // Which object it named is not known; that one must not go.
-            State::Resident(DAMAGED_STUB | UNREADABLE | OTHER_STORE) => objects.freeze(),
+            State::Resident(why) if why.hides_an_object() => objects.freeze(),
             _ => {}
         }
         catalog.found(path, state);
@@ -101,20 +101,22 @@ fn list(root: &Path, directory: &Path) -> io::Result<Listed> {
 fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     let tree = store.tree();
     if beneath::metadata(&tree, path)?.len() < MIN_RELEASE_BYTES {
-        return Ok(State::Resident("small"));
+        return Ok(State::Resident(ResidentReason::Small));
     }
     let file = store.io().open_beneath(&tree, path, 0)?;
     match Stub::read_on(&file, store.id()) {
         Ok(Some(stub)) => Ok(State::Released(stub.object)),
         // Copied from another store, it is a file. One whose object is here was this store's.
         Ok(None) => match Stub::foreign(&file, store.id())? {
-            Some(stub) if path_of(&store.objects(), stub.object).exists() => Ok(State::Resident(OTHER_STORE)),
-            _ if file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => Ok(State::Resident(HOLE)),
+            Some(stub) if path_of(&store.objects(), stub.object).exists() => {
+                Ok(State::Resident(ResidentReason::OtherStore))
+            }
+            _ if file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 => Ok(State::Resident(ResidentReason::Hole)),
             _ => Ok(State::Closed),
         },
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             log::error!("{}: {error}; it cannot be read", path.display());
-            Ok(State::Resident(DAMAGED_STUB))
+            Ok(State::Resident(ResidentReason::DamagedStub))
         }
         Err(error) => Err(error),
     }
@@ -133,13 +135,13 @@ pub(super) struct Examined {
 pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
-        return Ok(Examined { state: State::Resident("small"), words: String::new(), says });
+        return Ok(Examined { state: State::Resident(ResidentReason::Small), words: String::new(), says });
     }
     let description = describe(file)?;
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
     if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok(Examined { state: State::Resident("would not become smaller"), words, says });
+        return Ok(Examined { state: State::Resident(ResidentReason::Incompressible), words, says });
     }
     let signature = signature(&description);
     let sealed = Sealed {

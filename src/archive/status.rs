@@ -14,7 +14,8 @@ use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
 use super::catalog::{Catalog, Entry, Held, State};
-use super::{Archive, IDLE, ReadError, Reader, Restored};
+use super::resident::ResidentReason;
+use super::{Archive, ReadError, Reader, Restored};
 
 /// What `stepfs status` shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,8 +135,6 @@ impl Archive {
         let catalog = self.catalog();
         let (queued, stalled) = self.count_queue(&catalog);
         let (newest, opened, oldest) = catalog.progress();
-        let at_work = Some(self.stepping.load(Ordering::Relaxed)).filter(|opened| *opened != IDLE);
-        let oldest = oldest.into_iter().chain(at_work).min();
         let gone = |entry: &Entry| entry.failed.as_ref().filter(|failed| failed.retry.is_none()).map(|f| f.why.clone());
         let failed = catalog.entries().filter_map(|(_, entry)| gone(entry)).collect();
         Queue { queued, stalled, failed, newest, opened, oldest }
@@ -144,7 +143,7 @@ impl Archive {
     /// Steps to take, and why one could not be taken.
     fn count_queue(&self, catalog: &Catalog) -> (u64, Option<String>) {
         let (queued, stalled) = catalog.queued();
-        let working = usize::from(queued == 0 && self.stepping.load(Ordering::Relaxed) != IDLE);
+        let working = usize::from(queued == 0 && catalog.is_busy());
         // What lost its name was not looked at yet.
         let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -168,7 +167,7 @@ impl Archive {
     }
 
     fn is_damaged_stub(&self, path: &Path) -> bool {
-        let entry = |entry: &super::catalog::Entry| matches!(entry.state, State::Resident(super::stays::DAMAGED_STUB));
+        let entry = |entry: &super::catalog::Entry| matches!(entry.state, State::Resident(ResidentReason::DamagedStub));
         self.catalog().get(path).is_some_and(entry)
     }
 
@@ -206,12 +205,12 @@ impl Archive {
     /// Whether the file at `path` may be a stub. Only the archive makes stubs of files, and it knows which: what a program
     /// wrote is not one, whatever its bytes look like.
     pub fn may_be_stub(&self, path: &Path) -> bool {
-        let unknown = [super::stays::DAMAGED_STUB, super::stays::UNREADABLE];
+        let unknown = [ResidentReason::DamagedStub, ResidentReason::Unreadable];
         self.catalog().get(path).is_none_or(|entry| match entry.state {
             // Where the device failed twice while it was released, nobody knows yet that it is one; the bytes and their mark do.
             State::Released(_) | State::Archived(..) => true,
             State::Resident(why) => unknown.contains(&why),
-            State::Staged | State::Closed | State::Sealed(_) => false,
+            State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) => false,
         })
     }
 
@@ -267,7 +266,7 @@ impl Archive {
             },
             "why" => match (&entry.state, &entry.failed, entry.held) {
                 (_, Some(failed), _) => Some(failed.why.clone().into_bytes()),
-                (State::Resident(why), ..) => Some(why.as_bytes().to_vec()),
+                (State::Resident(why), ..) => Some(why.to_string().into_bytes()),
                 (.., Some(Held::Pinned)) => Some(b"it is pinned".to_vec()),
                 (.., Some(Held::Best)) => Some(why_best(&catalog, path).into_bytes()),
                 (.., Some(Held::Recalled)) => Some(b"it was recalled".to_vec()),
@@ -354,7 +353,7 @@ impl Archive {
 fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
     match (&entry.state, &entry.failed, entry.held) {
         (State::Released(_), ..) => "released".into(),
-        (State::Resident(why), ..) => (*why).into(),
+        (State::Resident(why), ..) => why.to_string(),
         (State::Staged, ..) => "it is open for writing".into(),
         (_, Some(failed), _) => failed.why.clone(),
         (_, _, Some(Held::Pinned)) => "it is pinned (see `stepfs unpin`)".into(),
@@ -383,7 +382,7 @@ fn why_best(catalog: &Catalog, path: &Path) -> String {
 fn state_name(entry: &Entry) -> &'static str {
     match entry.state {
         State::Staged | State::Closed => "staged",
-        State::Sealed(_) | State::Resident(_) => "sealed",
+        State::Durable(_) | State::Sealed(_) | State::Resident(_) => "sealed",
         State::Archived(..) => "archived",
         State::Released(_) => "released",
     }

@@ -31,7 +31,7 @@ pub use marks::{
     PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
 };
 pub use object::Id;
-pub use objects::{MAX_CHAIN, Merge, Objects};
+pub use objects::{Hold, MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;
 pub use profile::{Profile, Profiles};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};

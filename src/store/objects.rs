@@ -61,9 +61,34 @@ struct Inside {
     tried: HashMap<Id, Vec<Id>>,
 }
 
+impl Inside {
+    /// A file names an object; false: it is not there.
+    fn name(&mut self, id: Id) -> bool {
+        let Some(known) = self.known.get_mut(&id) else { return false };
+        known.names += 1;
+        self.unnamed.remove(&id);
+        self.shared.remove(&id);
+        self.deferred.remove(&id);
+        true
+    }
+}
+
 /// Whether an object could not be read because a development version wrote it.
 fn is_of_development(error: &io::Error) -> bool {
     error.get_ref().and_then(|inner| inner.downcast_ref()) == Some(&DEVELOPMENT)
+}
+
+/// Keeps an object, and all that it is a difference to, from being removed.
+#[derive(Debug)]
+pub struct Hold {
+    objects: Arc<Objects>,
+    id: Id,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.objects.unname(self.id);
+    }
 }
 
 /// The objects of one store.
@@ -150,7 +175,7 @@ impl Objects {
         Ok(object)
     }
 
-    /// Finishes an object and adds it: from here on it exists, and nobody names it yet.
+    /// Finishes an object and adds it: from here on it exists, and its caller names it, or it would be garbage at once.
     ///
     /// # Errors
     /// What the device reports; the object then does not exist.
@@ -158,7 +183,9 @@ impl Objects {
         writer.finish(&header, &self.directory)?;
         let mut inside = self.lock();
         inside.adopt(header.parent, header.id);
+        let id = header.id;
         inside.insert(header, stored);
+        inside.name(id);
         Ok(())
     }
 
@@ -195,15 +222,20 @@ impl Objects {
     /// A file names the object.
     pub fn name(&self, id: Id) {
         let mut inside = self.lock();
-        match inside.known.get_mut(&id) {
-            Some(known) => {
-                known.names += 1;
-                inside.unnamed.remove(&id);
-                inside.shared.remove(&id);
-                inside.deferred.remove(&id);
-            }
-            None => *inside.lost.entry(id).or_default() += 1,
+        if !inside.name(id) {
+            *inside.lost.entry(id).or_default() += 1;
         }
+    }
+
+    /// Names the object for a caller who found it a moment ago, if it is still there: garbage is collected meanwhile.
+    #[must_use]
+    pub fn try_name(&self, id: Id) -> bool {
+        self.lock().name(id)
+    }
+
+    /// Names the object until the answer is dropped; `None`: it is not there any more.
+    pub fn hold(self: &Arc<Self>, id: Id) -> Option<Hold> {
+        self.try_name(id).then(|| Hold { objects: Arc::clone(self), id })
     }
 
     /// A file names the object no more.

@@ -69,6 +69,21 @@ impl Entries {
         }
     }
 
+    /// See [`Index::claim`].
+    pub(super) fn claim(&mut self, sequence: u64) {
+        self.index.claim(sequence);
+    }
+
+    /// See [`Index::done`].
+    pub(super) fn done(&mut self, sequence: u64) {
+        self.index.done(sequence);
+    }
+
+    /// See [`Index::has_spoken`].
+    pub(super) fn has_spoken(&mut self, sequence: u64) {
+        self.index.has_spoken(sequence);
+    }
+
     /// The groups of the files at and below a path are not waited for any longer.
     pub(super) fn hasten(&mut self, path: &Path) {
         let mut groups: Vec<Arc<Path>> =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::archive::FileId;
-use crate::archive::stays::{DAMAGED_STUB, NOT_DURABLE, UNREADABLE};
+use crate::archive::resident::ResidentReason;
 use crate::clock::wall_ns;
 use crate::store::Id;
 
@@ -16,6 +16,8 @@ pub(in crate::archive) enum State {
     Staged,
     /// Closed; its bytes are not yet known to be durable.
     Closed,
+    /// Durable, and perhaps a copy of what an object decodes to: it is no newer state before that is known.
+    Durable(Arc<Sealed>),
     /// Durable, exact and resident; waits for a newer one of its lineage.
     Sealed(Arc<Sealed>),
     /// Its object is durable; it waits for its handles to close.
@@ -23,16 +25,19 @@ pub(in crate::archive) enum State {
     /// A stub stands in its place.
     Released(Id),
     /// Stays as it is, for this reason.
-    Resident(&'static str),
+    Resident(ResidentReason),
 }
 
 impl State {
     /// Whether it must be found out again under another name.
     pub(super) fn follows_from_name(&self) -> bool {
         match self {
-            State::Sealed(_) | State::Archived(..) => true,
+            State::Durable(_) | State::Sealed(_) | State::Archived(..) => true,
             // What cannot be read does not become readable by a name, and may be a stub.
-            State::Resident(why) => ![NOT_DURABLE, DAMAGED_STUB, UNREADABLE].contains(why),
+            State::Resident(why) => {
+                use ResidentReason::{DamagedStub, NotDurable, Unreadable};
+                ![NotDurable, DamagedStub, Unreadable].contains(why)
+            }
             State::Staged | State::Closed | State::Released(_) => false,
         }
     }

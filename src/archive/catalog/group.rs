@@ -9,11 +9,18 @@ use super::lineage::Rank;
 pub(super) struct Ready {
     pub(super) archives: BTreeSet<Rank>,
     pub(super) releases: BTreeSet<Rank>,
-    /// These, and those that wait for another attempt.
+    /// Files that are being archived.
+    pub(super) archiving: usize,
+    /// All these, and those that wait for another attempt.
     pub(super) queued: usize,
 }
 
 impl Ready {
+    /// The next file to release: all are archived before the first is released.
+    pub(super) fn next_release(&self) -> Option<&Rank> {
+        self.releases.first().filter(|_| self.archives.is_empty() && self.archiving == 0)
+    }
+
     /// The sequences of all that can be done now.
     pub(super) fn sequences(&self) -> impl Iterator<Item = u64> {
         self.archives.iter().chain(&self.releases).map(|rank| rank.2)

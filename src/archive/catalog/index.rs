@@ -2,7 +2,7 @@
 //! are complete. Kept up to date with every change of an entry, so that nothing is ever looked for among all files:
 //! a change costs O(log n), and O(k) where k byte-identical files are the newest of one lineage.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,6 +15,7 @@ use super::{Entry, State};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Seal,
+    Compare,
     Archive,
     Release,
 }
@@ -54,7 +55,10 @@ impl Member {
             }
             _ => (None, entry.seen_ns),
         };
-        let unfinished = matches!(entry.state, State::Staged | State::Closed | State::Sealed(_) | State::Archived(..));
+        let unfinished = matches!(
+            entry.state,
+            State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..)
+        );
         Member {
             path: path.to_path_buf(),
             group,
@@ -64,6 +68,7 @@ impl Member {
             sealed: matches!(entry.state, State::Sealed(_)),
             work: match &entry.state {
                 State::Closed if !given_up => Some(Work::Seal),
+                State::Durable(_) if !given_up => Some(Work::Compare),
                 State::Sealed(_) if able => Some(Work::Archive),
                 State::Archived(..) if able => Some(Work::Release),
                 _ => None,
@@ -81,14 +86,30 @@ impl Member {
     }
 }
 
-/// What [`Index::next`] found, by paths.
+/// The next step of a file, by paths.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Seal(PathBuf),
+    /// Find out whether it is a copy.
+    Compare(PathBuf),
     /// With the path of the state after it.
     Archive(PathBuf, PathBuf),
     Release(PathBuf),
 }
+
+/// A thread takes a step of a file.
+#[derive(Debug)]
+struct Claim {
+    /// See [`Entry`].
+    opened: u64,
+    /// Of a file that is being archived.
+    lineage: Option<(u64, Print)>,
+    /// The file was closed, and nobody knows yet what it names as the best of a run.
+    may_speak: bool,
+}
+
+/// Files that [`Index::next_step`] looks at for one that can be archived beside those that are being archived.
+const LOOK_AHEAD: usize = 64;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -101,7 +122,9 @@ pub(super) struct Index {
     groups: HashMap<Arc<Path>, Group>,
     /// Files that can be sealed.
     closed: BTreeSet<Rank>,
-    /// Closed files, also those that wait for another attempt.
+    /// Durable files that may be copies.
+    copies: BTreeSet<Rank>,
+    /// Both, also those that wait for another attempt.
     unsealed: usize,
     /// Work of files that are in no group.
     single: Ready,
@@ -115,6 +138,8 @@ pub(super) struct Index {
     open: usize,
     /// Files of groups that are waited for.
     settling: usize,
+    /// Files that a thread takes a step of, by sequence: nobody else takes one of them. As many as there are threads.
+    claims: BTreeMap<u64, Claim>,
 }
 
 impl Index {
@@ -203,15 +228,7 @@ impl Index {
         if let Some(at) = member.waits {
             put(&mut self.waiting, (at, sequence), enter);
         }
-        let now = member.waits.is_none();
         let step = |count: &mut usize| if enter { *count += 1 } else { *count -= 1 };
-        let work = member.queued();
-        if work == Some(Work::Seal) {
-            step(&mut self.unsealed);
-            if now {
-                put(&mut self.closed, member.rank.clone(), enter);
-            }
-        }
         let ready = match &member.group {
             None => &mut self.single,
             Some(directory) => {
@@ -226,19 +243,39 @@ impl Index {
                 &mut group.ready
             }
         };
-        let set = match work {
-            Some(Work::Archive) => Some(&mut ready.archives),
-            Some(Work::Release) => Some(&mut ready.releases),
-            Some(Work::Seal) | None => None,
-        };
-        if let Some(set) = set {
-            step(&mut ready.queued);
-            if now {
-                put(set, member.rank.clone(), enter);
-            }
+        match member.queued() {
+            Some(Work::Seal | Work::Compare) => step(&mut self.unsealed),
+            Some(Work::Archive | Work::Release) => step(&mut ready.queued),
+            None => {}
         }
-        if let Some(group) = member.group.clone() {
-            self.refresh(&group);
+        self.offer(sequence, enter);
+        let group = self.members.get(&sequence).and_then(|member| member.group.clone());
+        group.iter().for_each(|group| self.refresh(group));
+    }
+
+    /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works on, are
+    /// not there.
+    fn offer(&mut self, sequence: u64, enter: bool) {
+        let Some(member) = self.members.get(&sequence) else { return };
+        let Some(work) = member.queued() else { return };
+        let ready = match &member.group {
+            None => &mut self.single,
+            Some(directory) => &mut self.groups.entry(Arc::clone(directory)).or_insert_with(Group::new).ready,
+        };
+        if self.claims.contains_key(&sequence) {
+            match (work, enter) {
+                (Work::Archive, true) => ready.archiving += 1,
+                (Work::Archive, false) => ready.archiving -= 1,
+                _ => {}
+            }
+        } else if member.waits.is_none() {
+            let set = match work {
+                Work::Seal => &mut self.closed,
+                Work::Compare => &mut self.copies,
+                Work::Archive => &mut ready.archives,
+                Work::Release => &mut ready.releases,
+            };
+            put(set, member.rank.clone(), enter);
         }
     }
 
@@ -260,9 +297,8 @@ impl Index {
             self.groups.remove(directory);
         } else if group.is_open() {
             self.open += group.counted;
-            // All are archived before the first is released.
             let archive = group.ready.archives.first().map(|rank| (2, rank.clone()));
-            group.head = archive.or_else(|| group.ready.releases.first().map(|rank| (1, rank.clone())));
+            group.head = archive.or_else(|| group.ready.next_release().map(|rank| (1, rank.clone())));
             self.heads.extend(group.head.clone());
         } else if group.counted > 0 {
             let due = group.newest().saturating_add(self.settle_ns);
@@ -303,21 +339,75 @@ impl Index {
         self.timers.first().map(|(due, _)| *due)
     }
 
-    /// What is most urgent.
-    pub(super) fn next(&self) -> Option<Next> {
-        if let Some(rank) = self.closed.first() {
-            return Some(Next::Seal(self.path(rank)?));
+    /// The next file to seal.
+    pub(super) fn next_seal(&self) -> Option<PathBuf> {
+        self.path(self.closed.first()?)
+    }
+
+    /// The next file to release; if there is none, one that may be a copy; else the oldest one to archive. States of one lineage are archived one after the
+    /// other, since each becomes a difference to the one before; so are byte-identical files, which share an object.
+    pub(super) fn next_step(&self) -> Option<Next> {
+        let of_groups = |urgency: u8| self.heads.iter().filter(move |(u, _)| *u == urgency).map(|(_, rank)| rank);
+        let release = self.single.releases.iter().take(1).chain(of_groups(1).take(1)).min();
+        if let Some(rank) = release {
+            return Some(Next::Release(self.path(rank)?));
         }
-        let of_group = |urgency: u8| self.heads.first().filter(|(u, _)| *u == urgency).map(|(_, rank)| rank);
-        let older = |a: Option<&Rank>, b: Option<&Rank>| a.into_iter().chain(b).min().cloned();
-        if let Some(rank) = older(self.single.releases.first(), of_group(1)) {
-            return Some(Next::Release(self.path(&rank)?));
+        if let Some(rank) = self.copies.first() {
+            return Some(Next::Compare(self.path(rank)?));
         }
-        let rank = older(self.single.archives.first(), of_group(2))?;
+        let groups = of_groups(2).filter_map(|rank| self.members.get(&rank.2)?.group.as_ref());
+        let in_groups = groups.filter_map(|group| self.groups.get(group)).flat_map(|group| &group.ready.archives);
+        let single = self.single.archives.iter().take(LOOK_AHEAD);
+        let rank = single.chain(in_groups.take(LOOK_AHEAD)).filter(|rank| self.may_begin(rank.2)).min()?;
         let member = self.members.get(&rank.2)?;
         let (id, print) = member.lineage?;
-        let after = self.lineages.get(&id)?.after(&rank, print)?;
+        let after = self.lineages.get(&id)?.after(rank, print)?;
         Some(Next::Archive(member.path.clone(), self.path(after)?))
+    }
+
+    /// Whether no file is being archived that this one has to wait for.
+    fn may_begin(&self, sequence: u64) -> bool {
+        let of = self.members.get(&sequence).and_then(|member| member.lineage);
+        let waits_for = |claim: &Claim| {
+            claim.lineage.zip(of).is_some_and(|((other, its), (own, print))| other == own || its == print)
+        };
+        !self.claims.values().any(waits_for)
+    }
+
+    /// A thread takes a step of this file: nobody else does before [`Index::done`].
+    pub(super) fn claim(&mut self, sequence: u64) {
+        self.offer(sequence, false);
+        if let Some(member) = self.members.get(&sequence) {
+            let lineage = member.lineage.filter(|_| member.work == Some(Work::Archive));
+            let may_speak = member.work == Some(Work::Seal);
+            self.claims.insert(sequence, Claim { opened: member.opened, lineage, may_speak });
+        }
+        self.offer_again(sequence);
+    }
+
+    /// The step is done.
+    pub(super) fn done(&mut self, sequence: u64) {
+        self.offer(sequence, false);
+        self.claims.remove(&sequence);
+        self.offer_again(sequence);
+    }
+
+    fn offer_again(&mut self, sequence: u64) {
+        self.offer(sequence, true);
+        let group = self.members.get(&sequence).and_then(|member| member.group.clone());
+        group.iter().for_each(|group| self.refresh(group));
+    }
+
+    /// It is known what a file that is being sealed names as the best of a run.
+    pub(super) fn has_spoken(&mut self, sequence: u64) {
+        if let Some(claim) = self.claims.get_mut(&sequence) {
+            claim.may_speak = false;
+        }
+    }
+
+    /// Whether steps are being taken.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.claims.is_empty()
     }
 
     fn path(&self, rank: &Rank) -> Option<PathBuf> {
@@ -326,8 +416,8 @@ impl Index {
 
     /// The next file of an open group that can be released, if all that can be are archived.
     pub(super) fn next_release(&self, directory: &Path) -> Option<PathBuf> {
-        let group = self.groups.get(directory).filter(|group| group.is_open() && group.ready.archives.is_empty())?;
-        self.path(group.ready.releases.first()?)
+        let group = self.groups.get(directory).filter(|group| group.is_open())?;
+        self.path(group.ready.next_release()?)
     }
 
     /// The group of an entry.
@@ -359,9 +449,9 @@ impl Index {
         self.unsealed > 0
     }
 
-    /// Whether a closed file can be looked at now.
-    pub(super) fn can_seal(&self) -> bool {
-        !self.closed.is_empty()
+    /// Whether it is not known yet of some closed file, which can be looked at now, what it names as the best of a run.
+    pub(super) fn may_learn(&self) -> bool {
+        !self.closed.is_empty() || self.claims.values().any(|claim| claim.may_speak)
     }
 
     /// Lineages with sealed or archived files.
@@ -372,21 +462,28 @@ impl Index {
     /// Whether there is something to do for the entry of this sequence, now or after a failure has passed.
     pub(super) fn is_queued(&self, sequence: u64) -> bool {
         self.members.get(&sequence).is_some_and(|member| match member.queued() {
-            Some(Work::Seal) => true,
+            Some(Work::Seal | Work::Compare) => true,
             Some(_) => self.is_free(member),
             None => false,
         })
     }
 
-    /// The lowest number that an entry was opened with for which there is something to do, now or after a failure has passed. Costs a
-    /// look at each of those.
+    /// The lowest number that an entry was opened with for which something is being done, can be done now, or can be after a failure
+    /// has passed. Costs a look at each of those.
     pub(super) fn oldest(&self) -> Option<u64> {
-        let closed = self.closed.iter().map(|rank| rank.2);
+        let closed = self.closed.iter().chain(&self.copies).map(|rank| rank.2);
         let groups = self.groups.values().filter(|group| group.is_open());
         let ready = self.single.sequences().chain(groups.flat_map(|group| group.ready.sequences()));
         let waiting = self.waiting.iter().map(|(_, sequence)| *sequence).filter(|sequence| self.is_queued(*sequence));
         let opened = |sequence: u64| self.members.get(&sequence).map(|member| member.opened);
-        closed.chain(ready).chain(waiting).filter_map(opened).min()
+        let claimed = self.claims.values().map(|claim| claim.opened);
+        closed.chain(ready).chain(waiting).filter_map(opened).chain(claimed).min()
+    }
+
+    /// The numbers that the files were opened with which threads work on.
+    #[cfg(test)]
+    pub(super) fn claimed_opened(&self) -> impl Iterator<Item = u64> {
+        self.claims.values().map(|claim| claim.opened)
     }
 
     /// Number of things to do, and of those that wait for their group.

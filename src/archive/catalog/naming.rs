@@ -26,19 +26,26 @@ impl Catalog {
         self.links.insert(path.to_path_buf());
     }
 
-    /// A name at which a link may have come or gone.
-    pub(in crate::archive) fn next_link(&mut self) -> Option<PathBuf> {
-        self.links.pop_first()
+    /// A name at which a link may have come or gone; whoever takes it answers with [`Catalog::link_read`].
+    pub(in crate::archive) fn claim_link(&mut self) -> Option<PathBuf> {
+        let path = self.links.pop_first()?;
+        self.links_being_read += 1;
+        Some(path)
+    }
+
+    /// What the link at a claimed name says is known.
+    pub(in crate::archive) fn link_read(&mut self) {
+        self.links_being_read -= 1;
     }
 
     /// Whether there are names to look at for links.
     pub(in crate::archive) fn has_links(&self) -> bool {
-        !self.links.is_empty()
+        !self.links.is_empty() || self.links_being_read > 0
     }
 
     /// Whether something was closed, or a link was made, of which it is not known yet what it names as the best.
     pub(in crate::archive) fn may_learn(&self) -> bool {
-        !self.links.is_empty() || self.entries.index().can_seal()
+        self.has_links() || self.entries.index().may_learn()
     }
 
     /// Changes what is named. What was and is not any more goes on as usual. `change` answers links that must be looked at.

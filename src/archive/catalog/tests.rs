@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::archive::FileId;
+use crate::archive::resident::ResidentReason;
 use crate::store::names;
 
 /// Longer than any test, so that groups wait until they are told not to.
@@ -34,6 +35,8 @@ enum Note {
     Open(usize),
     Close(usize, bool),
     Seal(usize, u64, i64, u64, u64),
+    /// It may be a copy.
+    Durable(usize, u64, i64, u64),
     Archive(usize),
     Release(usize),
     Stay(usize),
@@ -53,6 +56,10 @@ enum Note {
     HoldBest(usize),
     Retry,
     Later(u64),
+    /// A thread takes the next file to seal, or another step.
+    Claim(bool),
+    /// One that was claimed is done.
+    Done(usize),
 }
 
 fn note() -> impl Strategy<Value = Note> {
@@ -62,6 +69,9 @@ fn note() -> impl Strategy<Value = Note> {
         4 => file.clone().prop_map(Note::Open),
         4 => (file.clone(), any::<bool>()).prop_map(|(f, w)| Note::Close(f, w)),
         10 => (file.clone(), 0..2u64, 0..4i64, 0..3u64, 0..3u64).prop_map(|(f, l, m, s, n)| Note::Seal(f, l, m, s, n)),
+        2 => (file.clone(), 0..2u64, 0..4i64, 0..3u64).prop_map(|(f, l, m, s)| Note::Durable(f, l, m, s)),
+        6 => any::<bool>().prop_map(Note::Claim),
+        4 => (0..8usize).prop_map(Note::Done),
         5 => file.clone().prop_map(Note::Archive),
         3 => file.clone().prop_map(Note::Release),
         1 => file.clone().prop_map(Note::Stay),
@@ -92,6 +102,9 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
             let state = State::Sealed(sealed_at(vec![*step], *lineage, *modified, *sample));
             catalog.advance(path(f), version(catalog, f), state);
         }
+        Note::Durable(f, lineage, modified, sample) => {
+            catalog.advance(path(f), version(catalog, f), State::Durable(sealed(*lineage, *modified, *sample)));
+        }
         Note::Archive(f) => {
             if let Some(State::Sealed(sealed)) = catalog.get(path(f)).map(|entry| entry.state.clone()) {
                 catalog.advance(path(f), version(catalog, f), State::Archived(sealed, Id([1; 16])));
@@ -103,7 +116,7 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
             }
         }
         Note::Stay(f) => {
-            catalog.advance(path(f), version(catalog, f), State::Resident("small"));
+            catalog.advance(path(f), version(catalog, f), State::Resident(ResidentReason::Small));
         }
         Note::Busy(f, busy) => catalog.set_busy(path(f), version(catalog, f), *busy),
         Note::Fail(f, retry) => {
@@ -138,6 +151,7 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
 /// What the index says, by looking at everything.
 struct Scan<'a> {
     catalog: &'a Catalog,
+    claims: &'a [Task],
     groups: bool,
     /// Groups are waited for.
     waits: bool,
@@ -173,7 +187,7 @@ impl Scan<'_> {
         })
     }
 
-    /// Everything to do: urgency, path, and the newer state's path.
+    /// Everything to do, also what is being done: urgency, path, and the newer state's path.
     fn tasks(&self) -> Vec<(u8, &Path, Option<&PathBuf>)> {
         let mut tasks = Vec::new();
         for (path, entry) in self.catalog.entries().filter(|(_, entry)| !Self::given_up(entry)) {
@@ -181,8 +195,9 @@ impl Scan<'_> {
             match &entry.state {
                 State::Closed => tasks.push((0, path.as_path(), None)),
                 State::Archived(..) if free => tasks.push((1, path.as_path(), None)),
+                State::Durable(_) => tasks.push((2, path.as_path(), None)),
                 State::Sealed(_) if free && self.history(entry).is_some() => {
-                    tasks.push((2, path.as_path(), self.history(entry)));
+                    tasks.push((3, path.as_path(), self.history(entry)));
                 }
                 _ => {}
             }
@@ -190,38 +205,82 @@ impl Scan<'_> {
         tasks
     }
 
-    fn next(&self, now: Instant) -> Option<(u8, &Path, Option<&PathBuf>)> {
+    fn is_claimed(&self, path: &Path) -> bool {
+        let sequence = self.catalog.get(path).unwrap().sequence;
+        self.claims.iter().any(|claim| claim.sequence == sequence)
+    }
+
+    /// Whether a state of the same lineage, or with the same bytes, is being archived.
+    fn waits_for_another(&self, path: &Path) -> bool {
+        let State::Sealed(own) = &self.catalog.get(path).unwrap().state else { return false };
+        self.claims.iter().any(|claim| match &claim.step {
+            Step::Archive { sealed, .. } => {
+                sealed.lineage == own.lineage || (sealed.len, sealed.sample) == (own.len, own.sample)
+            }
+            _ => false,
+        })
+    }
+
+    /// The next one to seal, or the next other step.
+    fn next(&self, now: Instant, seals: bool) -> Option<(u8, &Path, Option<&PathBuf>)> {
         let entry = |path: &Path| self.catalog.get(path).unwrap();
         let waits = |path: &Path| entry(path).failed.as_ref().is_some_and(|f| f.retry.is_some_and(|at| at > now));
-        let tasks: Vec<_> = self.tasks().into_iter().filter(|(_, path, _)| !waits(path)).collect();
         let mut to_archive: HashMap<PathBuf, usize> = HashMap::new();
-        for (_, path, _) in tasks.iter().filter(|task| task.0 == 2) {
+        let tasks = self.tasks();
+        for (_, path, _) in tasks.iter().filter(|task| task.0 == 3 && (self.is_claimed(task.1) || !waits(task.1))) {
             names::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
         }
         let in_group = |path: &Path| names::group(path).filter(|_| self.groups);
         let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
-        let ready = tasks.into_iter().filter(|(urgency, path, _)| *urgency != 1 || first(path));
-        ready.min_by_key(|(urgency, path, _)| (*urgency, rank(entry(path))))
+        let tasks = tasks.into_iter().filter(|(urgency, path, _)| {
+            (*urgency == 0) == seals
+                && !waits(path)
+                && !self.is_claimed(path)
+                && (*urgency != 1 || first(path))
+                && (*urgency != 3 || !self.waits_for_another(path))
+        });
+        tasks.min_by_key(|(urgency, path, _)| (*urgency, rank(entry(path))))
     }
 }
 
+fn claim_seal(catalog: &mut Catalog, now: Instant) -> Option<Task> {
+    while catalog.claim_link().is_some() {
+        catalog.link_read();
+    }
+    catalog.claim_closed(now).0.map(|closed| match closed {
+        Closed::File(task) => task,
+        Closed::Link(path) => panic!("{} was looked at", path.display()),
+    })
+}
+
 #[track_caller]
-fn check(catalog: &mut Catalog, now: Instant, wall_ns: i64, (groups, waits): (bool, bool)) {
-    let found = catalog.next_task(now, wall_ns).0.map(|task| match task {
-        Task::Seal { path, .. } => (0, path, None),
-        Task::Release { path, .. } => (1, path, None),
-        Task::Archive { path, newer, .. } => (2, path, Some(newer.0)),
-    });
-    let scan = Scan { catalog, groups, waits };
-    let expected = scan.next(now).map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.cloned()));
-    assert_eq!(found, expected);
+fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (groups, waits): (bool, bool)) {
+    for seals in [true, false] {
+        let task = if seals { claim_seal(catalog, now) } else { catalog.claim_step(now, wall_ns).0 };
+        if let Some(task) = &task {
+            catalog.done(task);
+        }
+        let found = task.map(|Task { path, step, .. }| match step {
+            Step::Seal => (0, path, None),
+            Step::Release { .. } => (1, path, None),
+            Step::Compare { .. } => (2, path, None),
+            Step::Archive { newer, .. } => (3, path, Some(newer.0)),
+        });
+        let scan = Scan { catalog, claims, groups, waits };
+        let expected =
+            scan.next(now, seals).map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.cloned()));
+        assert_eq!(found, expected);
+    }
+    let scan = Scan { catalog, claims, groups, waits };
     let tasks = scan.tasks();
     let (queued, why) = catalog.queued();
     assert_eq!(queued, tasks.len());
-    let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened).min();
+    let at_work = catalog.entries.index().claimed_opened();
+    let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened).chain(at_work).min();
     assert_eq!(catalog.progress().2, oldest);
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
-    let unsealed = |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed) && !Scan::given_up(entry);
+    let unsealed =
+        |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed | State::Durable(_)) && !Scan::given_up(entry);
     assert_eq!(catalog.has_unsealed(), catalog.entries().any(unsealed));
     for (path, entry) in catalog.entries().filter(|(_, entry)| entry.held == Some(Held::Best)) {
         assert!(catalog.named_best_by(path).is_some(), "{} is held for nothing: {entry:?}", path.display());
@@ -248,6 +307,7 @@ proptest! {
         let start = Instant::now();
         let mut now = start;
         let mut catalog = Catalog::new(if groups { LONG } else { Duration::ZERO });
+        let mut claims: Vec<Task> = Vec::new();
         for file in FILES {
             catalog.found(PathBuf::from(file), State::Closed);
         }
@@ -255,11 +315,18 @@ proptest! {
             if let Note::Later(seconds) = note {
                 now += Duration::from_secs(*seconds);
             }
-            make(&mut catalog, note, start, &objects);
-            check(&mut catalog, now, 0, (groups, groups));
+            match note {
+                Note::Claim(true) => claims.extend(claim_seal(&mut catalog, now)),
+                Note::Claim(false) => claims.extend(catalog.claim_step(now, 0).0),
+                Note::Done(at) if !claims.is_empty() => catalog.done(&claims.swap_remove(at % claims.len())),
+                note => make(&mut catalog, note, start, &objects),
+            }
+            check(&mut catalog, &claims, now, 0, (groups, groups));
         }
         // In the end nothing is waited for.
-        check(&mut catalog, now, i64::MAX, (groups, false));
+        check(&mut catalog, &claims, now, i64::MAX, (groups, false));
+        claims.drain(..).for_each(|claim| catalog.done(&claim));
+        prop_assert!(!catalog.is_busy());
     }
 }
 

@@ -123,8 +123,9 @@ pub(super) fn find_lost_stubs(
     found: &mut [(std::path::PathBuf, io::Result<super::catalog::State>)],
 ) {
     use super::catalog::State;
-    use super::stays::{DAMAGED_STUB, HOLE};
-    let mut holes = found.iter_mut().filter(|(_, state)| matches!(state, Ok(State::Resident(HOLE)))).peekable();
+    use super::resident::ResidentReason;
+    let mut holes =
+        found.iter_mut().filter(|(_, state)| matches!(state, Ok(State::Resident(ResidentReason::Hole)))).peekable();
     if holes.peek().is_none() {
         return;
     }
@@ -136,7 +137,7 @@ pub(super) fn find_lost_stubs(
                     "{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`",
                     path.display()
                 );
-                State::Resident(DAMAGED_STUB)
+                State::Resident(ResidentReason::DamagedStub)
             }
             None => State::Closed,
         });

@@ -48,6 +48,7 @@ impl Store {
         writer.close(&Index::default()).unwrap();
         let id = writer.id();
         self.objects.add(writer, header(id, parent, at), 1).unwrap();
+        self.objects.unname(id);
         id
     }
 

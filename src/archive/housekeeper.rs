@@ -1,0 +1,164 @@
+//! The housekeeper: whatever frees room, and nobody waits for. Restores are noted, the policy is applied, objects that nothing
+//! needs are removed, and states are rebased over ones that no file names.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::store::durable::CrashPoint;
+use crate::store::object::Id;
+use crate::sync::wait_timeout;
+
+use super::catalog::{Entry, State};
+use super::merge::Merging;
+use super::namespace::found_at;
+use super::{Archive, LONGEST_PAUSE};
+
+/// What it owns; nobody else looks at it.
+pub(super) struct Housekeeper<'a> {
+    pub(super) archive: &'a Archive,
+    /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
+    pub(super) keep: HashSet<Id>,
+    /// Objects that nothing needs, which are still there.
+    condemned: Vec<Id>,
+    /// What is being merged.
+    pub(super) merging: Option<Merging>,
+    /// When to merge next, and when to try again to remove what could not be removed.
+    merge_at: Instant,
+    sweep_at: Option<Instant>,
+}
+
+impl Housekeeper<'_> {
+    /// One that has looked at nothing yet.
+    pub(super) fn new(archive: &Archive) -> Housekeeper<'_> {
+        Housekeeper {
+            archive,
+            keep: HashSet::new(),
+            condemned: Vec::new(),
+            merging: None,
+            merge_at: Instant::now(),
+            sweep_at: None,
+        }
+    }
+
+    /// Works until the archive stops.
+    pub(super) fn run(&mut self) {
+        while !self.archive.is_stopping() {
+            self.archive.note_restores();
+            self.collect();
+            self.retain();
+            if self.sweep_at.is_none_or(|at| at <= Instant::now()) {
+                self.sweep_at = if self.sweep() { None } else { Some(Instant::now() + LONGEST_PAUSE) };
+            }
+            if self.wait() {
+                self.merge_at = Instant::now() + self.merge();
+            }
+        }
+        self.archive.note_restores();
+        self.sweep();
+    }
+
+    /// Waits until there may be something to do; answers whether it is time to merge. That comes last of all: it frees room, and must
+    /// not take the encoders' time.
+    fn wait(&self) -> bool {
+        let archive = self.archive;
+        let mut catalog = archive.catalog();
+        let now = Instant::now();
+        let merges = archive.merges.load(Ordering::Relaxed) > 0 && catalog.is_calm();
+        // What could not be looked at yet, because a closed file may need it, must wait for that file.
+        let garbage = archive.garbage.load(Ordering::Relaxed);
+        let work = merges && self.merge_at <= now || garbage && !catalog.has_unsealed() || archive.noticed.has_news();
+        if !work && !archive.is_stopping() {
+            // Every note wakes it; garbage that could not be collected yet is looked at again.
+            let idle = if garbage { LONGEST_PAUSE } else { Duration::from_secs(3600) };
+            let merge_in = merges.then(|| self.merge_at.saturating_duration_since(now));
+            let retain_in = Some(archive.until_retention(idle));
+            let sweep_in = self.sweep_at.map(|at| at.saturating_duration_since(now));
+            let wait = [merge_in, retain_in, sweep_in].into_iter().flatten().fold(idle, Duration::min);
+            catalog = wait_timeout(&archive.wake.housekeeper, &archive.catalog, catalog, wait);
+        }
+        drop(catalog);
+        merges && self.merge_at <= Instant::now()
+    }
+
+    /// Removes objects that nothing needs. The newest of a lineage that goes on is needed: the next state will be a
+    /// difference to it, even when its own file is gone.
+    pub(super) fn collect(&mut self) {
+        let archive = self.archive;
+        if !archive.garbage.load(Ordering::Relaxed) {
+            return;
+        }
+        self.thaw();
+        let mut lineages = HashSet::new();
+        {
+            let catalog = archive.catalog();
+            if catalog.has_unsealed() {
+                return;
+            }
+            // Before the flag, so that nobody finds nothing to do while it is being looked at.
+            archive.merges.store(1, Ordering::Relaxed);
+            archive.garbage.store(false, Ordering::Relaxed);
+            lineages.extend(catalog.lineages());
+        }
+        self.keep = lineages.into_iter().filter_map(|lineage| archive.objects.newest(lineage)).collect();
+        let garbage = archive.objects.take_garbage(&self.keep);
+        // Perhaps there is more.
+        archive.garbage.fetch_or(!garbage.is_empty(), Ordering::Relaxed);
+        garbage.iter().for_each(|id| archive.recall.forget(*id));
+        if !garbage.is_empty() {
+            self.condemned.extend(garbage);
+            self.sweep();
+        }
+        archive.merges.store(archive.objects.next_merge(&self.keep).1, Ordering::Relaxed);
+    }
+
+    /// Removes what nothing needs, as soon as it is durable that its names are gone, and what could not be removed before.
+    /// Answers whether nothing of that is left.
+    fn sweep(&mut self) -> bool {
+        if !self.condemned.is_empty() {
+            if let Err(error) = self.sync_removed_names() {
+                log::warn!("objects that nothing needs cannot be removed now: {error}");
+                return false;
+            }
+            self.archive.objects.remove(&std::mem::take(&mut self.condemned));
+        }
+        self.archive.io().sweep()
+    }
+
+    /// Once the last stub that could not be read is gone, everything is known again.
+    fn thaw(&self) {
+        if self.archive.objects.frozen().is_none() {
+            return;
+        }
+        let unreadable = |entry: &Entry| matches!(entry.state, State::Resident(why) if why.hides_an_object());
+        if !self.archive.catalog().entries().any(|(_, entry)| unreadable(entry)) {
+            self.archive.objects.thaw();
+        }
+    }
+
+    /// Makes durable that names are gone. A directory that is gone itself is so in the nearest one above that is not.
+    fn sync_removed_names(&self) -> io::Result<()> {
+        let directories = std::mem::take(&mut *self.archive.unsynced.lock().unwrap_or_else(PoisonError::into_inner));
+        let tree = self.archive.store.tree();
+        let exists = |directory: &PathBuf| {
+            let is_there =
+                |above: &&Path| found_at(&tree, above).is_ok_and(|found| found.is_some_and(|found| found.is_dir()));
+            directory.ancestors().find(is_there).map(Path::to_path_buf)
+        };
+        let standing: BTreeSet<PathBuf> = directories.iter().filter_map(exists).collect();
+        let result = standing.iter().try_for_each(|directory| {
+            match self.archive.sync_dir(directory, CrashPoint::RemovedNamesSynced) {
+                // Gone since: its parent is asked at the next time.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
+                result => result,
+            }
+        });
+        if result.is_err() {
+            self.archive.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(directories);
+        }
+        result
+    }
+}

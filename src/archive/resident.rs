@@ -1,0 +1,43 @@
+//! Why a file stays as it was written.
+
+use std::fmt;
+
+/// Why a file stays as it was written, for as long as nobody writes it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResidentReason {
+    /// It is below the size of files that are released.
+    Small,
+    /// No object of it would be smaller.
+    Incompressible,
+    /// Its fsync failed: under whatever name, until it is written again.
+    NotDurable,
+    /// Its stub is damaged, or became zeros.
+    DamagedStub,
+    /// It is a stub of an object that is here, and says that its store is another: the id in `stepfs.toml` is wrong.
+    OtherStore,
+    /// It has no more on the device than a stub has: perhaps it was one.
+    Hole,
+    /// The daemon may not, or cannot, read it.
+    Unreadable,
+}
+
+impl ResidentReason {
+    /// Whether the file names an object, perhaps, and nobody knows which.
+    pub(super) fn hides_an_object(self) -> bool {
+        matches!(self, ResidentReason::DamagedStub | ResidentReason::OtherStore | ResidentReason::Unreadable)
+    }
+}
+
+impl fmt::Display for ResidentReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ResidentReason::Small => "small",
+            ResidentReason::Incompressible => "would not become smaller",
+            ResidentReason::NotDurable => "could not be made durable",
+            ResidentReason::DamagedStub => "it is a damaged stub",
+            ResidentReason::OtherStore => "its object is here, and it says that its store is another",
+            ResidentReason::Hole => "it is a hole",
+            ResidentReason::Unreadable => "it cannot be read",
+        })
+    }
+}

@@ -1,0 +1,105 @@
+//! After the last close: a file becomes durable, and its tensors and its lineage are found. Nothing that is closed waits for
+//! what takes longer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::store::durable::{CrashPoint, DeviceFile};
+use crate::store::object::Id;
+use crate::store::{Stub, beneath, recalled_from};
+
+use super::Archive;
+use super::catalog::{Sealed, State, Task, modified_ns};
+use super::resident::ResidentReason;
+use super::settle;
+use super::threads::Pause;
+
+/// What a sealer does next.
+#[derive(Debug)]
+pub(super) enum Closed {
+    /// A link may have come or gone here.
+    Link(PathBuf),
+    /// A program closed this file.
+    File(Task),
+}
+
+impl Archive {
+    /// What each sealer does until the archive stops.
+    pub(super) fn seal_files(&self) {
+        let mut pause = Pause::none();
+        while let Some(closed) = self.next_to_seal() {
+            match closed {
+                Closed::Link(path) => self.look_at_link(&path),
+                Closed::File(task) => self.take(&task, &mut pause, || self.seal(&task)),
+            }
+        }
+    }
+
+    /// Makes a closed file durable, and finds its tensors and its lineage.
+    fn seal(&self, task: &Task) -> io::Result<()> {
+        let (path, version) = (task.path.as_path(), task.version);
+        // Not found: removed meanwhile, or renamed, and the note of it is on its way.
+        let file = self.open_file(path)?;
+        // A program wrote it, whatever it looks like.
+        match Stub::disown(&file, CrashPoint::FileSealed) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                log::warn!(
+                    "{}: looks like a stub of stepfs, and is taken for one after the next mount",
+                    path.display()
+                );
+            }
+            result => result?,
+        }
+        if let Err(error) = self.make_durable(&file, path) {
+            // A directory that could not even be opened: that says nothing of the file, and passes.
+            let passing = [libc::ENOENT, libc::ENOTDIR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+            if error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
+                return Err(error);
+            }
+            // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
+            // not let an older state go.
+            log::error!("{}: could not be made durable: {error}; save it again", path.display());
+            self.catalog().advance(path, version, State::Resident(ResidentReason::NotDurable));
+            return Ok(());
+        }
+        let metadata = file.metadata()?;
+        let settle::Examined { state, words, says } = settle::examine(&file, &metadata, path)?;
+        // Before the file is known to be sealed: nothing is released while one that may speak is not.
+        self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
+        self.has_spoken(task);
+        let State::Sealed(sealed) = &state else {
+            self.catalog().keep(path, version, None, &self.objects);
+            self.catalog().advance(path, version, state);
+            return Ok(());
+        };
+        log::info!("{}: sealed, {words}", path.display());
+        // Named before anything is collected: nothing is while a file is not sealed.
+        let known = |id: &Id, of: &Sealed| {
+            self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
+        };
+        let keeps = recalled_from(&file).filter(|id| known(id, sealed));
+        self.catalog().keep(path, version, keeps, &self.objects);
+        let state = match self.may_be_copy(path, version, sealed) {
+            true => State::Durable(Arc::clone(sealed)),
+            false => state,
+        };
+        self.catalog().advance(path, version, state);
+        self.retention.news();
+        Ok(())
+    }
+
+    /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
+    fn make_durable(&self, file: &DeviceFile, path: &Path) -> io::Result<()> {
+        file.sync(CrashPoint::FileSealed)?;
+        path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory, CrashPoint::NamesSealed))
+    }
+
+    /// Makes the names in a directory of the tree durable.
+    pub(super) fn sync_dir(&self, directory: &Path, at: CrashPoint) -> io::Result<()> {
+        let tree = self.store.tree();
+        // Not where a link leads to.
+        beneath::open_dir(&tree, directory)?;
+        self.io().sync_dir(&beneath::joined(&tree, directory), at)
+    }
+}

@@ -1,0 +1,230 @@
+//! The archive's threads, and how each learns that there is work for it.
+//!
+//! *Sealers* make closed files durable, at once, whatever else goes on. *Encoders* archive and release files, several side by
+//! side. The *housekeeper* removes what nothing needs. None reaches into another's data: what they share is the catalog, in
+//! which a thread claims a file before it takes a step of it.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::clock::wall_ns;
+use crate::store::durable::CrashPoint;
+use crate::sync::{Condvar, MutexGuard, thread, wait_timeout};
+
+use super::catalog::{Catalog, Failed, Task};
+use super::housekeeper::Housekeeper;
+use super::{Archive, LONGEST_PAUSE, ReadError, SOON};
+
+/// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job close their
+/// files together. A test's scheduler tries orders of few threads better than of many.
+const SEALERS: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
+/// Files that are archived side by side, at most. Not this bounds memory but the tiles in flight do ([`super::in_flight`]); each
+/// file adds its index and one tile.
+const ENCODERS: usize = if cfg!(feature = "shuttle") { 1 } else { 8 };
+/// A thread looks for work at least this often, without being told.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// What the archive's threads wait for. All with the catalog's lock.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    /// A file was closed, or a link was made.
+    sealers: Condvar,
+    /// A file may be archived or released.
+    encoders: Condvar,
+    /// Something may be garbage, or was asked for.
+    pub(super) housekeeper: Condvar,
+    /// It is known of one more file what it names as the best of a run.
+    learned: Condvar,
+}
+
+impl Wake {
+    /// Something changed. One thread of each kind looks for work, and wakes the next of its kind when it finds some.
+    pub(super) fn all_kinds(&self) {
+        self.sealers.notify_one();
+        self.encoders.notify_one();
+        self.housekeeper.notify_one();
+    }
+
+    /// The archive stops.
+    fn everybody(&self) {
+        for condition in [&self.sealers, &self.encoders, &self.housekeeper, &self.learned] {
+            condition.notify_all();
+        }
+    }
+}
+
+impl Archive {
+    /// Starts the threads, once what a former process left is durable.
+    pub(super) fn run(self: &Arc<Self>) {
+        self.begin();
+        let start = |name: &str, work: fn(&Archive)| {
+            let me = Arc::clone(self);
+            let started = thread::Builder::new().name(name.into()).spawn(move || work(&me));
+            started.inspect_err(|error| log::error!("no thread {name}: {error}; files stay as they are written")).ok()
+        };
+        let sealers = (0..SEALERS).filter_map(|_| start("seal", Archive::seal_files));
+        let encoders = (0..ENCODERS).filter_map(|_| start("encode", Archive::archive_files));
+        let threads: Vec<_> = sealers.chain(encoders).collect();
+        Housekeeper::new(self).run();
+        for thread in threads {
+            if thread.join().is_err() {
+                log::error!("a thread of the archive had panicked");
+            }
+        }
+    }
+
+    /// Tells the threads to end after the step under way.
+    pub(super) fn end(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        // With the lock, so that a thread about to wait does not miss it.
+        let _catalog = self.catalog();
+        self.wake.everybody();
+    }
+
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Wakes one thread of each kind.
+    pub(super) fn notify(&self) {
+        let _catalog = self.catalog();
+        self.wake.all_kinds();
+    }
+
+    /// What a former process did and had not synced when it was killed looks like all else, and would be lost if the machine
+    /// failed: a name in `objects/`, that a name went. It becomes durable before anything is done that counts on it.
+    fn begin(&self) {
+        while let Err(error) = self.io().device().sync_all(self.store.root(), CrashPoint::Begun) {
+            log::warn!("the store cannot be made durable: {error}; next try in {LONGEST_PAUSE:.0?}");
+            let until = Instant::now() + LONGEST_PAUSE;
+            while Instant::now() < until {
+                // Under the lock with which the thread is woken, or the wish to stop would be missed.
+                let catalog = self.catalog();
+                if self.is_stopping() {
+                    return;
+                }
+                let left = until.saturating_duration_since(Instant::now());
+                drop(wait_timeout(&self.wake.housekeeper, &self.catalog, catalog, left));
+            }
+        }
+    }
+
+    /// The next link or file for a sealer; `None` once the archive stops.
+    pub(super) fn next_to_seal(&self) -> Option<super::sealer::Closed> {
+        self.next(&self.wake.sealers, |catalog| catalog.claim_closed(Instant::now()))
+    }
+
+    /// The next file for an encoder; `None` once the archive stops.
+    pub(super) fn next_to_archive(&self) -> Option<Task> {
+        self.next(&self.wake.encoders, |catalog| catalog.claim_step(Instant::now(), wall_ns()))
+    }
+
+    /// Waits until `claim` finds something, which also says after which time it may.
+    fn next<T>(&self, condition: &Condvar, claim: impl Fn(&mut Catalog) -> (Option<T>, Option<Duration>)) -> Option<T> {
+        let mut catalog = self.catalog();
+        while !self.is_stopping() {
+            let (found, retry) = claim(&mut catalog);
+            if found.is_some() {
+                // The next one looks for more, and minds the time meanwhile.
+                condition.notify_one();
+                return found;
+            }
+            catalog = wait_timeout(condition, &self.catalog, catalog, retry.unwrap_or(IDLE));
+        }
+        None
+    }
+
+    /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
+    pub(super) fn take(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> io::Result<()>) {
+        match catch_unwind(AssertUnwindSafe(step)) {
+            Ok(Ok(())) => pause.end(),
+            Ok(Err(error)) => self.failed(task, &error, pause),
+            Err(_) => {
+                let why =
+                    format!("{}: a defect of stepfs, see the log; it stays as it was written", task.path.display());
+                log::error!("{why}");
+                let failed = Failed { why, retry: None, is_passing: false };
+                self.catalog().set_failed(&task.path, task.version, failed);
+            }
+        }
+        let mut catalog = self.catalog();
+        catalog.done(task);
+        self.wake.all_kinds();
+        self.wake.learned.notify_all();
+    }
+
+    /// It is known what the file that is being sealed names as the best of its run.
+    pub(super) fn has_spoken(&self, task: &Task) {
+        self.catalog().has_spoken(task);
+        self.wake.learned.notify_all();
+    }
+
+    /// Waits for a moment until it is known of all that was closed what it names as the best. Where programs save all the time
+    /// there is always something: whoever asks looks once more under the file system's lock.
+    pub(super) fn wait_for_words(&self) {
+        let until = Instant::now() + SOON;
+        let mut catalog = self.catalog();
+        while catalog.may_learn() && !self.is_stopping() && Instant::now() < until {
+            catalog = wait_timeout(&self.wake.learned, &self.catalog, catalog, SOON);
+        }
+    }
+
+    pub(super) fn catalog(&self) -> MutexGuard<'_, Catalog> {
+        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, task: &Task, error: &io::Error, pause: &mut Pause) {
+        let path = task.path.display();
+        let is_damage = error.get_ref().is_some_and(|inner| inner.is::<ReadError>());
+        let retry = match error.kind() {
+            // The file was changed, or the store is being closed: what is to be done is looked up anew.
+            io::ErrorKind::Interrupted => Some(SOON),
+            // It, or the state after it, was cut short while it was read.
+            io::ErrorKind::UnexpectedEof if !is_damage => Some(SOON),
+            // The state after this one went away between look-up and opening.
+            io::ErrorKind::NotFound => Some(SOON),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                let wait = pause.longer();
+                log::warn!("{path}: no room to archive it ({error}); it stays as it is, next try in {wait:.0?}");
+                Some(wait)
+            }
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                log::error!("{path}: {error}; it stays as it was written");
+                None
+            }
+            // Too many open files, no memory, a device that is away for a while.
+            _ => {
+                log::warn!("{path}: {error}; it stays as it is, next try in {LONGEST_PAUSE:.0?}");
+                Some(LONGEST_PAUSE)
+            }
+        };
+        let why = format!("{path}: {error}");
+        let failed = Failed { why, retry: retry.map(|r| Instant::now() + r), is_passing: retry == Some(SOON) };
+        self.catalog().set_failed(&task.path, task.version, failed);
+    }
+}
+
+/// How long a thread waits after the device had no room: twice as long after each time, until something succeeds.
+#[derive(Debug)]
+pub(super) struct Pause(Duration);
+
+impl Pause {
+    const FIRST: Duration = Duration::from_secs(1);
+
+    pub(super) fn none() -> Pause {
+        Pause(Pause::FIRST)
+    }
+
+    fn end(&mut self) {
+        self.0 = Pause::FIRST;
+    }
+
+    fn longer(&mut self) -> Duration {
+        let wait = self.0;
+        self.0 = (wait * 2).min(LONGEST_PAUSE);
+        wait
+    }
+}
