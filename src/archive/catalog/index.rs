@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::hash::xxh3_64;
+
 use super::group::{Group, Ready};
 use super::lineage::{Lineage, Print, Rank, rank};
 use super::{Entry, State};
@@ -20,6 +22,31 @@ enum Work {
     Release,
 }
 
+/// Which files of other lineages may be the same state, saved once more: those with the same tensors. The ranks of a job have the
+/// same tensors too, and are other states; their names differ in numbers only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kin {
+    signature: Option<u64>,
+    /// Hash of the file's name without its digits.
+    name: u64,
+}
+
+impl Kin {
+    pub(super) fn of(path: &Path, entry: &Entry) -> Kin {
+        let signature = match &entry.state {
+            State::Sealed(sealed) => Some(sealed.signature),
+            _ => None,
+        };
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        let name: Vec<u8> = name.iter().copied().filter(|byte| !byte.is_ascii_digit()).collect();
+        Kin { signature, name: xxh3_64(&name) }
+    }
+
+    pub(super) fn may_be_the_same(self, other: Kin) -> bool {
+        self.signature.is_some() && self.signature == other.signature && self.name != other.name
+    }
+}
+
 /// What the index knows of one entry. Everything but `history` and `since` follows from the entry alone.
 #[derive(Debug)]
 struct Member {
@@ -30,6 +57,7 @@ struct Member {
     opened: u64,
     /// Of a sealed or archived file.
     lineage: Option<(u64, Print)>,
+    kin: Kin,
     sealed: bool,
     /// What there is to do for it; `Archive` only once it is history.
     work: Option<Work>,
@@ -65,6 +93,7 @@ impl Member {
             rank: rank(entry),
             opened: entry.opened,
             lineage,
+            kin: Kin::of(path, entry),
             sealed: matches!(entry.state, State::Sealed(_)),
             work: match &entry.state {
                 State::Closed if !given_up => Some(Work::Seal),
@@ -104,7 +133,9 @@ struct Claim {
     opened: u64,
     /// Of a file that is being archived.
     lineage: Option<(u64, Print)>,
-    /// The file was closed, and nobody knows yet what it names as the best of a run.
+    kin: Kin,
+    work: Option<Work>,
+    /// The file is being sealed, and nobody knows yet what it names as the best of a run.
     may_speak: bool,
 }
 
@@ -344,16 +375,24 @@ impl Index {
         self.path(self.closed.first()?)
     }
 
-    /// The next file to release; if there is none, one that may be a copy; else the oldest one to archive. States of one lineage are archived one after the
-    /// other, since each becomes a difference to the one before; so are byte-identical files, which share an object.
+    /// The next file to release; if there is none, one that may be a copy; else, once all
+    /// that was closed is sealed, the oldest one to archive. States of one lineage are archived one after the
+    /// other, since each becomes a difference to the one before; so are files that may be the same state, saved twice.
     pub(super) fn next_step(&self) -> Option<Next> {
         let of_groups = |urgency: u8| self.heads.iter().filter(move |(u, _)| *u == urgency).map(|(_, rank)| rank);
-        let release = self.single.releases.iter().take(1).chain(of_groups(1).take(1)).min();
-        if let Some(rank) = release {
-            return Some(Next::Release(self.path(rank)?));
+        // One at a time: each has to find the times of its directory as programs left them.
+        if !self.is_any(Work::Release) {
+            let release = self.single.releases.iter().take(1).chain(of_groups(1).take(1)).min();
+            if let Some(rank) = release {
+                return Some(Next::Release(self.path(rank)?));
+            }
         }
         if let Some(rank) = self.copies.first() {
             return Some(Next::Compare(self.path(rank)?));
+        }
+        // One that is being sealed may be an older state of a lineage than those that could be archived.
+        if !self.closed.is_empty() || self.is_any(Work::Seal) {
+            return None;
         }
         let groups = of_groups(2).filter_map(|rank| self.members.get(&rank.2)?.group.as_ref());
         let in_groups = groups.filter_map(|group| self.groups.get(group)).flat_map(|group| &group.ready.archives);
@@ -365,11 +404,18 @@ impl Index {
         Some(Next::Archive(member.path.clone(), self.path(after)?))
     }
 
+    /// Whether a thread does such work.
+    fn is_any(&self, work: Work) -> bool {
+        self.claims.values().any(|claim| claim.work == Some(work))
+    }
+
     /// Whether no file is being archived that this one has to wait for.
     fn may_begin(&self, sequence: u64) -> bool {
-        let of = self.members.get(&sequence).and_then(|member| member.lineage);
+        let Some(member) = self.members.get(&sequence) else { return false };
         let waits_for = |claim: &Claim| {
-            claim.lineage.zip(of).is_some_and(|((other, its), (own, print))| other == own || its == print)
+            claim.lineage.zip(member.lineage).is_some_and(|((other, its), (own, print))| {
+                other == own || its == print || claim.kin.may_be_the_same(member.kin)
+            })
         };
         !self.claims.values().any(waits_for)
     }
@@ -379,8 +425,8 @@ impl Index {
         self.offer(sequence, false);
         if let Some(member) = self.members.get(&sequence) {
             let lineage = member.lineage.filter(|_| member.work == Some(Work::Archive));
-            let may_speak = member.work == Some(Work::Seal);
-            self.claims.insert(sequence, Claim { opened: member.opened, lineage, may_speak });
+            let (work, may_speak) = (member.work, member.work == Some(Work::Seal));
+            self.claims.insert(sequence, Claim { opened: member.opened, lineage, kin: member.kin, work, may_speak });
         }
         self.offer_again(sequence);
     }

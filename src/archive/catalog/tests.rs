@@ -210,15 +210,28 @@ impl Scan<'_> {
         self.claims.iter().any(|claim| claim.sequence == sequence)
     }
 
-    /// Whether a state of the same lineage, or with the same bytes, is being archived.
+    /// Whether a closed file may turn out to be an older state.
+    fn waits_for_seals(&self, waits: impl Fn(&Path) -> bool) -> bool {
+        let claimed = self.claims.iter().any(|claim| matches!(claim.step, Step::Seal));
+        claimed || self.tasks().iter().any(|(urgency, path, _)| *urgency == 0 && !waits(path))
+    }
+
+    /// Whether a state of the same lineage, or with the same bytes, or with the same tensors and another name is being archived.
     fn waits_for_another(&self, path: &Path) -> bool {
         let State::Sealed(own) = &self.catalog.get(path).unwrap().state else { return false };
+        let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().replace(|c: char| c.is_ascii_digit(), "");
         self.claims.iter().any(|claim| match &claim.step {
             Step::Archive { sealed, .. } => {
-                sealed.lineage == own.lineage || (sealed.len, sealed.sample) == (own.len, own.sample)
+                sealed.lineage == own.lineage
+                    || (sealed.len, sealed.sample) == (own.len, own.sample)
+                    || name(&claim.path) != name(path)
             }
             _ => false,
         })
+    }
+
+    fn is_any_released(&self) -> bool {
+        self.claims.iter().any(|claim| matches!(claim.step, Step::Release { .. }))
     }
 
     /// The next one to seal, or the next other step.
@@ -232,12 +245,13 @@ impl Scan<'_> {
         }
         let in_group = |path: &Path| names::group(path).filter(|_| self.groups);
         let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
+        let unsealed = self.waits_for_seals(waits);
         let tasks = tasks.into_iter().filter(|(urgency, path, _)| {
             (*urgency == 0) == seals
                 && !waits(path)
                 && !self.is_claimed(path)
-                && (*urgency != 1 || first(path))
-                && (*urgency != 3 || !self.waits_for_another(path))
+                && (*urgency != 1 || first(path) && !self.is_any_released())
+                && (*urgency != 3 || !unsealed && !self.waits_for_another(path))
         });
         tasks.min_by_key(|(urgency, path, _)| (*urgency, rank(entry(path))))
     }
