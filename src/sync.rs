@@ -70,6 +70,11 @@ impl Pool {
         }
     }
 
+    /// Runs `work` on this thread, which must be none of the pool's, since it may wait for what it spawns there.
+    pub(crate) fn scope<'scope, T>(&self, work: impl FnOnce(&rayon::Scope<'scope>) -> T) -> T {
+        self.0.in_place_scope(work)
+    }
+
     /// Runs `work` on one of the threads, soon.
     pub(crate) fn spawn(&self, work: impl FnOnce() + Send + 'static) {
         #[cfg(feature = "shuttle")]

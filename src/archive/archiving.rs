@@ -136,7 +136,7 @@ impl Archive {
             return Err(io::ErrorKind::Interrupted.into());
         }
         self.prove_by_companions(path, &mut description);
-        let profiles = match description.is_intact(source)? {
+        let profiles = match self.workers.install(|| description.is_intact(source))? {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),
         };
@@ -178,9 +178,10 @@ impl Archive {
             generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),
             tmp: (self.io(), &self.store.tmp()),
             memory: self.recall.memory(),
+            workers: &self.workers,
             cancelled: stale,
         };
-        let Some(Written { writer, header, chain }) = self.pool.install(|| difference.write())? else {
+        let Some(Written { writer, header, chain }) = difference.write()? else {
             return Ok(None);
         };
         let id = header.id;

@@ -13,6 +13,7 @@ use crate::store::object::{Header, ObjectWriter};
 use super::base::Base;
 use super::catalog::Sealed;
 use super::job::Job;
+use super::workers::Workers;
 use super::{STAGES, encode, original, plan, verify};
 
 /// An object that takes more than this share of its file is not worth it.
@@ -35,6 +36,7 @@ pub(super) struct Difference<'a> {
     /// Where the object is written.
     pub(super) tmp: (&'a Io, &'a Path),
     pub(super) memory: &'a Arc<Memory>,
+    pub(super) workers: &'a Workers,
     pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -47,7 +49,7 @@ pub(super) struct Written {
 }
 
 impl Difference<'_> {
-    /// Encodes the file as difference to the base, or as keyframe, on the pool that it is called in. `None`: not worth it.
+    /// Encodes the file as difference to the base, or as keyframe. `None`: not worth it.
     ///
     /// # Errors
     /// `Interrupted` when cancelled; `InvalidData` when it does not decode to what it should; what the device reports.
@@ -69,7 +71,7 @@ impl Difference<'_> {
             profiles: self.profiles,
         };
         log::trace!(target: STAGES, "begin");
-        let plan::Planned { plans, forecast } = plan::plan(&material)?;
+        let plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&material))?;
         log::trace!(target: STAGES, "plan");
         let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
         let position = chain.map_or(0, |_| base.position);
@@ -90,7 +92,7 @@ impl Difference<'_> {
             note: &note,
             cancelled: self.cancelled,
         };
-        let mut encoded = encode::encode(&job, &mut writer)?;
+        let mut encoded = encode::encode(&job, self.workers, &mut writer)?;
         if writer.position() > sealed.len / MOST_OF_FILE.1 * MOST_OF_FILE.0 {
             return Ok(None);
         }
@@ -116,7 +118,8 @@ impl Difference<'_> {
         };
         // A base that went bad on the device while memory had it is found by the next super-step.
         let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.memory, base.super_step);
-        let decoded = verify::verify(&chain, (source, &rows), &plans, &encoded.patches, self.cancelled)
+        let expected = verify::Expected { source, rows: &rows, plans: &plans, patches: &encoded.patches };
+        let decoded = verify::verify(&chain, &expected, self.workers, self.cancelled)
             .inspect_err(|_| self.memory.forget(header.id))?;
         log::trace!(target: STAGES, "verify");
         (header.lossy, header.decoded_hash, header.decoded_sample) = (decoded.lossy, decoded.hash, decoded.sample);

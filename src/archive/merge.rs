@@ -121,7 +121,7 @@ impl Housekeeper<'_> {
             let parent = self.chain_of(parent)?;
             let breathe = || breathe(self.archive);
             let change = Move { old: &old, parent: parent.as_ref(), breathe: &breathe };
-            self.archive.pool.install(|| change.estimate())
+            self.archive.workers.install(|| change.estimate())
         };
         let mut best = (merge.above, estimate(merge.above)?);
         let first = merge.heirs.first().copied().filter(|first| self.archive.objects.can_follow(heir, *first, merge));
@@ -151,7 +151,7 @@ impl Housekeeper<'_> {
         let breathe = || breathe(self.archive);
         let change = Move { old: &old, parent: chain.as_ref(), breathe: &breathe };
         self.archive
-            .pool
+            .workers
             .install(|| change.carry_out(&self.archive.objects, (self.archive.io(), &self.archive.store.tmp())))?;
         self.archive.recall.memory().reencoded(heir);
         let origin = &old.leaf().index().origin;

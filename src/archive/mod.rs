@@ -38,9 +38,12 @@ mod sealer;
 mod settle;
 mod skeleton;
 mod status;
+mod tensor_writer;
 mod threads;
+mod tile_encoder;
 mod trial;
 mod verify;
+mod workers;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -51,11 +54,12 @@ use std::time::Duration;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::{Error, Objects, Store};
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, Pool, thread};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
 use resident::ResidentReason;
 use threads::Wake;
+use workers::Workers;
 
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
@@ -86,7 +90,7 @@ pub struct Archive {
     catalog: Mutex<Catalog>,
     wake: Wake,
     namespace: OnceLock<Arc<dyn Namespace>>,
-    pool: Pool,
+    workers: Workers,
     stopping: AtomicBool,
     /// An object may have lost its last name.
     garbage: AtomicBool,
@@ -131,12 +135,7 @@ impl Archive {
         let cache = Cache::new(&store.cache(), store.settings().cache_bytes).map_err(Error::io(store.cache()))?;
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         let recall = Recall::new(Arc::clone(&objects), cache, memory, threads).map_err(Error::io(store.root()))?;
-        let builder = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|n| format!("archive-{n}"))
-            .start_handler(|_| yield_to_others())
-            .panic_handler(|_| log::error!("a task of the archive panicked; its file stays as it is"));
-        let pool = Pool::new(builder).map_err(Error::io(store.root()))?;
+        let workers = Workers::new(threads).map_err(Error::io(store.root()))?;
         let mut catalog = Catalog::new(store.settings().settle);
         let mut found = found.map_err(Error::io(store.tree()))?;
         repair::find_lost_stubs(&store, &objects, &mut found.files);
@@ -156,7 +155,7 @@ impl Archive {
             catalog: Mutex::new(catalog),
             wake: Wake::default(),
             namespace: OnceLock::new(),
-            pool,
+            workers,
             stopping: AtomicBool::new(false),
             garbage: AtomicBool::new(true),
             unsynced: Mutex::default(),

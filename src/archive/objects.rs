@@ -91,7 +91,7 @@ impl Archive {
         // From the device, whatever is in memory.
         let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());
-            self.pool.install(|| {
+            self.workers.install(|| {
                 stream(&chain, &layout, |_, _, bytes| {
                     hash.update(bytes);
                     Ok::<(), ReadError>(())

@@ -21,6 +21,7 @@ use super::base::{Base, Place};
 use super::catalog::{Sealed, State};
 use super::difference::{Difference, Written};
 use super::settle;
+use super::workers::Workers;
 
 /// Bytes that are compared at once.
 const PIECE: u64 = 1 << 20;
@@ -162,6 +163,7 @@ impl Series {
     /// `Interrupted` when cancelled; a file that was changed meanwhile; what the device reports.
     pub fn keep(&self, profile: Profile, scratch: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<Kept> {
         let memory = Arc::new(Memory::new(usual_memory()));
+        let workers = Workers::new(std::thread::available_parallelism().map_or(2, usize::from))?;
         let mut bytes = Vec::with_capacity(self.states.len());
         let (mut previous, mut last): (Option<Chain>, Option<Chain>) = (None, None);
         // By what they are differences to.
@@ -198,6 +200,7 @@ impl Series {
                 generations: &|| 0,
                 tmp: (&Io::disk(), scratch),
                 memory: &memory,
+                workers: &workers,
                 cancelled,
             };
             last = None;

@@ -1,20 +1,22 @@
 //! Compares what was written, decoded from the device, with the file it stands for. Nothing is released before.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::codec::log::Grid;
 use crate::codec::{TILE_BYTES, lattice, log, moment};
 use crate::container::{Order, Patch, ReadAt};
 use crate::entropy::scratch::{self, Scratch};
 use crate::hash::Xxh3Of128;
-use crate::recall::layout::Unit;
-use crate::recall::{Chain, Layout, order, stream, tile};
+use crate::recall::layout::{Segment, Unit};
+use crate::recall::{Chain, Layout, decode_unit, order, tile};
 use crate::store::object::Coding;
 
 use super::payload::is_above_floor;
 use super::plan::Plan;
 use super::samples::Sampler;
 use super::skeleton::patch;
+use super::workers::Workers;
 
 /// What a file will be read as.
 pub(super) struct Decoded {
@@ -26,73 +28,130 @@ pub(super) struct Decoded {
     pub(super) lossy: bool,
 }
 
-/// Decodes the object at the chain's leaf and compares it with `source`: lossless tensors and skeleton byte for byte
+/// What an object must decode to.
+pub(super) struct Expected<'a> {
+    /// The file, with its tables in order, and where their rows were.
+    pub(super) source: &'a (dyn ReadAt + Sync),
+    pub(super) rows: &'a Order,
+    /// Of the object's tensors.
+    pub(super) plans: &'a [Plan],
+    pub(super) patches: &'a [Patch],
+}
+
+/// Decodes the object at the chain's leaf and compares it with the file: lossless tensors and skeleton byte for byte
 /// (but for the patches), lattice tensors against their bound and tensors of one sign against their floor, element by
-/// element; and that the rows of tables go back to where they were. `plans` are of the object's tensors.
+/// element; and that the rows of tables go back to where they were.
 ///
 /// # Errors
 /// `InvalidData` says what differs; the object must then not be used. What the device reports.
 pub(super) fn verify(
     chain: &Chain,
-    (source, rows): (&(dyn ReadAt + Sync), &Order),
-    plans: &[Plan],
-    patches: &[Patch],
+    expected: &Expected,
+    workers: &Workers,
     cancelled: &(dyn Fn() -> bool + Sync),
 ) -> io::Result<Decoded> {
     let layout = Layout::of(chain.leaf());
-    let tensors = &chain.leaf().index().tensors;
     let mut hash = Xxh3Of128::new();
     let mut lossy = false;
     let mut sample = Sampler::new(chain.leaf().header().logical_len);
-    let mut original = Vec::new();
-    let mut expected = 0;
-    stream(chain, &layout, |offset, unit, decoded| -> io::Result<()> {
-        if cancelled() {
-            return Err(io::ErrorKind::Interrupted.into());
+    let mut end = 0;
+    // Chunks come in order, each scattered over many segments: the last one is kept.
+    let mut chunk: Option<(usize, Arc<Vec<u8>>)> = None;
+    let check = |segment: &Segment| -> io::Result<Option<Checked>> {
+        match layout.units[segment.unit] {
+            Unit::Tile { tensor, tile } => expected.check_tile(chain, segment.range.start, (tensor, tile)).map(Some),
+            Unit::Skeleton { .. } => Ok(None),
         }
-        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
-        if offset != expected {
-            return Err(wrong(format!("byte {expected} of the file is missing")));
-        }
-        expected = offset + decoded.len() as u64;
-        original.resize(decoded.len(), 0);
-        source.read_exact_at(&mut original, offset)?;
-        hash.update(decoded);
-        sample.update(offset, decoded);
-        let differs = original != decoded;
-        lossy |= differs;
-        match unit {
-            Unit::Tile { tensor, tile } if tensors[tensor as usize].coding.is_lossy() => {
-                let entry = &tensors[tensor as usize];
-                let error = error_of(chain, source, tensor as usize, tile as usize, &original, decoded)?;
-                if error.is_none_or(|error| error > entry.bound) {
-                    return Err(wrong(format!("tensor {} is off by more than its bound", entry.path)));
-                }
-                let one_sign = plans[tensor as usize].one_sign;
-                if one_sign && !is_above_floor(entry.dtype, entry.coding, &original, decoded) {
-                    return Err(wrong(format!("tensor {} lost a sign, or an element that is not 0", entry.path)));
-                }
+    };
+    let segments = layout.segments.iter();
+    workers.in_order(
+        segments,
+        |segment| (segment, check(segment)),
+        |(segment, checked)| {
+            if cancelled() {
+                return Err(io::ErrorKind::Interrupted.into());
             }
-            Unit::Tile { tensor, .. } if differs => {
-                return Err(wrong(format!("tensor {} is not bit-exact", tensors[tensor as usize].path)));
+            let offset = segment.range.start;
+            if offset != end {
+                return Err(wrong(format!("byte {end} of the file is missing")));
             }
-            Unit::Tile { .. } => {}
-            Unit::Skeleton { .. } => {
-                patch(patches, offset, &mut original);
-                if original != decoded {
-                    return Err(wrong(format!("bytes at {offset} are not exact")));
-                }
+            end = segment.range.end;
+            let mut take = |decoded: &[u8], differs: bool| {
+                hash.update(decoded);
+                sample.update(offset, decoded);
+                lossy |= differs;
+            };
+            if let Some(Checked { decoded, differs }) = checked? {
+                take(&decoded, differs);
+                scratch::give_bytes(decoded);
+                return Ok(());
             }
-        }
-        Ok(())
-    })?;
-    if order(chain)? != *rows {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "rows of a table are not where they were"));
+            let bytes = match chunk.take() {
+                Some((unit, bytes)) if unit == segment.unit => bytes,
+                _ => decode_unit(chain, layout.units[segment.unit])?,
+            };
+            let len = (segment.range.end - offset) as usize;
+            let run =
+                bytes.get(segment.at..segment.at + len).ok_or_else(|| wrong("its skeleton is cut short".into()))?;
+            take(run, expected.check_skeleton(offset, run)?);
+            chunk = Some((segment.unit, bytes));
+            Ok(())
+        },
+    )?;
+    if order(chain)? != *expected.rows {
+        return Err(wrong("rows of a table are not where they were".into()));
     }
-    if expected != chain.leaf().header().logical_len || source.size() != expected {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the end of the file is missing"));
+    if end != chain.leaf().header().logical_len || expected.source.size() != end {
+        return Err(wrong("the end of the file is missing".into()));
     }
     Ok(Decoded { hash: hash.digest(), sample: sample.finish(), lossy })
+}
+
+fn wrong(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// A tile that decodes to what it should.
+struct Checked {
+    decoded: Arc<Vec<u8>>,
+    /// From what was written.
+    differs: bool,
+}
+
+impl Expected<'_> {
+    fn check_tile(&self, chain: &Chain, offset: u64, (tensor, number): (u32, u32)) -> io::Result<Checked> {
+        let (at, entry) = (tensor as usize, &chain.leaf().index().tensors[tensor as usize]);
+        let decoded = tile::decode(chain, at, number as usize)?;
+        let mut original = Scratch::new(decoded.len());
+        self.source.read_exact_at(&mut original, offset)?;
+        let differs = *original != **decoded;
+        if !entry.coding.is_lossy() {
+            return match differs {
+                true => Err(wrong(format!("tensor {} is not bit-exact", entry.path))),
+                false => Ok(Checked { decoded, differs }),
+            };
+        }
+        let error = error_of(chain, self.source, at, number as usize, &original, &decoded)?;
+        if error.is_none_or(|error| error > entry.bound) {
+            return Err(wrong(format!("tensor {} is off by more than its bound", entry.path)));
+        }
+        if self.plans[at].one_sign && !is_above_floor(entry.dtype, entry.coding, &original, &decoded) {
+            return Err(wrong(format!("tensor {} lost a sign, or an element that is not 0", entry.path)));
+        }
+        Ok(Checked { decoded, differs })
+    }
+
+    /// Answers whether a run of the skeleton differs from what was written; it may where it is patched.
+    fn check_skeleton(&self, offset: u64, decoded: &[u8]) -> io::Result<bool> {
+        let mut original = vec![0; decoded.len()];
+        self.source.read_exact_at(&mut original, offset)?;
+        let differs = original != decoded;
+        patch(self.patches, offset, &mut original);
+        match original == decoded {
+            true => Ok(differs),
+            false => Err(wrong(format!("bytes at {offset} are not exact"))),
+        }
+    }
 }
 
 /// The largest error of a tile in the terms of its codec; `None` when what must hold of it does not.

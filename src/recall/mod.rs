@@ -34,6 +34,7 @@ pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use order::order;
 pub use reader::Reader;
 pub use state::State;
+pub(crate) use stream::decode_unit;
 pub use stream::stream;
 
 /// What all readers of a store share.

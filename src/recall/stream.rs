@@ -17,7 +17,7 @@ const BATCH: usize = 32;
 ///
 /// # Errors
 /// [`ReadError`] names object and tensor.
-pub(super) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, ReadError> {
+pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, ReadError> {
     match unit {
         Unit::Tile { tensor, tile } => tile::decode(chain, tensor as usize, tile as usize),
         Unit::Skeleton { chunk } => tile::skeleton(chain.leaf(), chunk as usize).map(Arc::new),

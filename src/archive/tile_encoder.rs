@@ -1,0 +1,201 @@
+//! One tile of a planned tensor: read, quantized, and made a payload. Any tile, in any order, on any thread.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use crate::codec::log::Factors;
+use crate::codec::{Dtype, TILE_BYTES, lattice};
+use crate::container::Tensor;
+use crate::entropy::scratch;
+use crate::hash::xxh3_64;
+use crate::recall::{State, tile};
+use crate::store::object::Coding;
+
+use super::job::Job;
+use super::payload::{self, Around, Beside, Place, Quantized};
+use super::plan::{self, read_tile};
+use super::published::Fits;
+use super::tensor_writer::{Done, with_crc};
+
+/// A tile as it is to be written.
+pub(super) struct EncodedTile {
+    pub(super) payload: Vec<u8>,
+    pub(super) decoded_hash: u64,
+    pub(super) crc_before: crc32fast::Hasher,
+    pub(super) crc_after: crc32fast::Hasher,
+    /// In the terms of its codec.
+    pub(super) error: f64,
+    /// Largest |R - W|.
+    pub(super) max_abs_error: f64,
+}
+
+/// Type of a tensor, and bytes of it as written and as decoded.
+type Pieces = (Dtype, Vec<u8>, Arc<Vec<u8>>);
+
+/// Encodes single tiles, in any order and at once.
+pub(super) struct Encoder<'a> {
+    pub(super) job: &'a Job<'a>,
+    /// Tensors that are written already.
+    pub(super) done: &'a [OnceLock<Done>],
+    pub(super) fits: &'a Fits,
+}
+
+/// A tile with its bytes as written, and as it decodes.
+type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
+
+/// A tile whose bytes nobody needs any more.
+fn only_tile((tile, written, decoded): WithBytes) -> EncodedTile {
+    [written, decoded].into_iter().for_each(scratch::give_bytes);
+    tile
+}
+
+impl Encoder<'_> {
+    /// A tile of one tensor. `None`: its codec does not fit (NaN, infinity).
+    pub(super) fn tile_of(
+        &self,
+        at: usize,
+        coding: Coding,
+        factors: Option<&Arc<Factors>>,
+        number: usize,
+    ) -> io::Result<Option<EncodedTile>> {
+        let encoded = match coding.is_published() {
+            true => self.published(at, coding, number)?,
+            false => self.encode(at, coding, factors, None, number)?,
+        };
+        Ok(encoded.map(only_tile))
+    }
+
+    /// A tile of a second moment, and that of the first one beside it: each needs the other as it was and as it decodes. `None`: one of
+    /// them does not fit.
+    pub(super) fn tiles_of_moments(
+        &self,
+        (second, coding): (usize, Coding),
+        factors: Option<&Arc<Factors>>,
+        (first, of_first): (usize, Coding),
+        number: usize,
+    ) -> io::Result<Option<[EncodedTile; 2]>> {
+        let dtype = self.job.plans[second].tensor.dtype;
+        let Some(done) = self.encode(second, coding, factors, None, number)? else { return Ok(None) };
+        let (tile, written, decoded) = done;
+        let beside = Some((dtype, written.as_slice(), &decoded));
+        let beside = self.encode(first, of_first, None, beside, number)?;
+        Ok(beside.map(|beside| [only_tile((tile, written, decoded)), only_tile(beside)]))
+    }
+
+    /// `beside`: what is known already of the tensor beside this one.
+    fn encode(
+        &self,
+        at: usize,
+        coding: Coding,
+        factors: Option<&Arc<Factors>>,
+        beside: Option<Beside>,
+        number: usize,
+    ) -> io::Result<Option<WithBytes>> {
+        let tensor = &self.job.plans[at].tensor;
+        let data = Arc::new(read_tile(self.job.source, tensor, number)?);
+        let parent = self.parent(coding, number)?;
+        let plan = &self.job.plans[at];
+        let around = Around {
+            parent: parent.as_ref(),
+            factors,
+            beside,
+            row_step: plan.row_step,
+            outward: plan.outward,
+            keep: plan.keep(),
+        };
+        let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
+            return Ok(None);
+        };
+        if plan.one_sign && !payload::is_above_floor(tensor.dtype, coding, &data, &decoded) {
+            return Ok(None);
+        }
+        let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
+        let mut payload = Vec::new();
+        if !payload::payload(place, &state, parent.as_ref(), &mut payload)? {
+            return Ok(None);
+        }
+        [Some(state), parent].into_iter().flatten().for_each(State::give_back);
+        let max_abs_error = match coding {
+            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
+                lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
+            }
+            _ => error,
+        };
+        Ok(Some(self.tile(coding, payload, (data, decoded), (error, max_abs_error))))
+    }
+
+    /// A published system's tile.
+    fn published(&self, at: usize, coding: Coding, number: usize) -> io::Result<Option<WithBytes>> {
+        let encoded = self.fits.encode(self.job, at, number)?;
+        Ok(encoded.map(|(payload, data, decoded, error)| self.tile(coding, payload, (data, decoded), (error, error))))
+    }
+
+    /// A tile with its checksums: bytes as written and as decoded; its error in the terms of its codec, and |R - W|.
+    fn tile(
+        &self,
+        coding: Coding,
+        payload: Vec<u8>,
+        (data, decoded): (Arc<Vec<u8>>, Arc<Vec<u8>>),
+        (error, max_abs_error): (f64, f64),
+    ) -> WithBytes {
+        let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+        if with_crc(self.job, coding) {
+            crc_before.update(&data);
+            crc_after.update(&decoded);
+        }
+        let decoded_hash = xxh3_64(&decoded);
+        (EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error }, data, decoded)
+    }
+
+    fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<State>> {
+        let Some(parent) = coding.parent() else { return Ok(None) };
+        let base = self.job.base.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(Some(tile::state(base, parent as usize, number)?))
+    }
+
+    fn quantize(
+        &self,
+        at: usize,
+        coding: Coding,
+        data: &Arc<Vec<u8>>,
+        around: Around,
+        number: usize,
+    ) -> io::Result<Option<Quantized>> {
+        let tensor = &self.job.plans[at].tensor;
+        let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
+        let Some(other) = coding.beside().filter(|_| around.beside.is_none()) else {
+            return Ok(payload::quantize(place, data, around));
+        };
+        let Some(beside) = self.beside(other as usize, tensor, number)? else { return Ok(None) };
+        let beside = Some((beside.0, beside.1.as_slice(), &beside.2));
+        Ok(payload::quantize(place, data, Around { beside, ..around }))
+    }
+
+    /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
+    /// more, which is less work than to keep it.
+    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
+        let done = self.done.get(at).and_then(OnceLock::get);
+        let (Some(plan), Some(done)) = (self.job.plans.get(at), done) else {
+            return Ok(None);
+        };
+        let tensor = &plan.tensor;
+        let (from, to) = (tensor.dtype.size(), of.dtype.size());
+        let end = ((number + 1) * TILE_BYTES).min((of.extent.end - of.extent.start) as usize) / to * from;
+        let start = number * TILE_BYTES / to * from;
+        let (mut written, mut decoded) = (Vec::with_capacity(end - start), Vec::with_capacity(end - start));
+        for piece in start / TILE_BYTES..end.div_ceil(TILE_BYTES) {
+            let data = Arc::new(read_tile(self.job.source, tensor, piece)?);
+            let coding = done.entry.coding;
+            let parent = self.parent(coding, piece)?;
+            let (factors, row_step, keep) = (done.factors.as_ref(), plan.row_step, plan.keep());
+            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step, keep, ..Around::default() };
+            let quantized = self.quantize(at, coding, &data, around, piece)?;
+            let Some((_, bytes, _)) = quantized else { return Ok(None) };
+            let first = piece * TILE_BYTES;
+            let range = start.max(first) - first..end.min(first + data.len()) - first;
+            written.extend_from_slice(&data[range.clone()]);
+            decoded.extend_from_slice(&bytes[range]);
+        }
+        Ok(Some((tensor.dtype, written, Arc::new(decoded))))
+    }
+}
