@@ -169,12 +169,12 @@ def verdicts(results, about):
               "(`single states`), and by the loss of the mean of those states, since one state jumps about the path of its run and the mean does not. The gap to the uninterrupted run, "
               "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the sum of that over its restores, divided by "
               "1 + 2 + ... + 9. `Iterations behind` is the mean of both estimates; they stand beside it.", "",
-              "Chains begin at three places of each run. Each run is of another seed: "
-              f"{seeds}, from 1 on, none left out. ± is the 95 % interval (Student's t): over the means of the seeds where there are {SEEDS} or more, since chains of one seed "
-              "are compared with the same run; else over the chains. An aim is `met` when the upper end lies below it, `broken` when the whole interval lies above it, and "
-              "`not shown` when the noise is larger than what is left. `Upper end of each` is the farther one of the two estimates by themselves: a stricter rule, by which the first set was judged. "
-              "`On training batches` is by the losses before each update, and `least to most` are the chains. `Gap, k` is the held-out "
-              "loss k iterations after a restore less that of the uninterrupted run, over all restores of all chains. Sizes are of 32 released files of seed 1. "
+              "Chains begin at three places of each run. Each run has its own seed, from 1 on, and none is left out: "
+              f"{seeds}. ± is the 95 % interval (Student's t). It is over the means of the seeds where there are {SEEDS} or more, because chains of one seed "
+              "share the uninterrupted run. With fewer seeds it is over the chains. An aim is `met` when the upper end lies below it. It is `broken` when the whole interval lies "
+              "above it. Else it is `not shown`: the noise is too large to tell. `Upper end of each` is the higher upper end of the two estimates. That rule is stricter, and it judged the first set. "
+              "`On training batches` takes the losses before each update. `Least to most` gives the lowest and the highest chain. `Gap, k` is a difference of held-out losses k iterations "
+              "after a restore: the restored run less the uninterrupted run, over all restores of all chains. Sizes are means of 32 released files of seed 1. "
               f"Build {about['build']}. Made by `scripts/resume_study.sh --judge {about['set']} --seeds {asked}`.", ""]
     lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
     for profile in about["seeds"]:

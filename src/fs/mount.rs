@@ -142,8 +142,8 @@ pub fn serve(
 /// the next mount, or what ours was mounted over.
 fn wait(session: BackgroundSession) -> io::Result<()> {
     let session = ManuallyDrop::new(session);
-    // SAFETY: the field is read once, and `session` is neither used nor dropped after. What remains of it, the path
-    // and a reference to the connection that is closed, is leaked.
+    // The rest of `session` is leaked: its path, and a reference to the closed connection.
+    // SAFETY: the field is read once, and `session` is neither used nor dropped afterwards.
     let thread = unsafe { std::ptr::read(&session.guard) };
     thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that serves the kernel panicked")))
 }

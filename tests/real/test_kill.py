@@ -67,8 +67,9 @@ def not_quantized(exact, data):
         if not tensor.is_floating_point() or tensor.numel() < 2:
             if not bits_equal(tensor, b[name]):
                 return f"{name} must be exact"
-        # The walk moves by about 1e-3 a step; a whole step off is not rounding any more.
-        elif difference(tensor, b[name]) > 1e-2:
+        # The walk moves by about 1e-3 a state. States an iteration apart get steps of 12 rms, so an error of 6 rms.
+        # The job skips states (it overwrites and deletes), so the update of a file may be several times as large.
+        elif difference(tensor, b[name]) > 3e-2:
             return f"{name} is off by {difference(tensor, b[name])}"
     return None
 

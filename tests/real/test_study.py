@@ -77,10 +77,13 @@ def test_a_judged_run_goes_on_as_if_never_interrupted(name):
 
 
 def test_what_judges_is_not_what_chooses():
-    sets = {name: {task.name for task in tasks.JUDGED if task.set == name} for name in (tasks.CALIBRATION, tasks.HELD_OUT)}
-    assert not sets[tasks.CALIBRATION] & sets[tasks.HELD_OUT] and sum(map(len, sets.values())) == len(tasks.JUDGED)
-    settings = lambda of: [str(sorted(tasks.TASKS[name].settings.items())) + str(tasks.TASKS[name].every) for name in of]
-    assert not {*settings(sets[tasks.CALIBRATION])} & {*settings(sets[tasks.HELD_OUT])}
+    """No task, and no settings of one, are in two of the sets."""
+    sets = {}
+    for task in tasks.JUDGED:
+        sets.setdefault(task.set, []).append(f"{sorted(task.settings.items())} every {task.every}")
+    assert tasks.CALIBRATION in sets and len(sets) > 1
+    settings = [setting for of in sets.values() for setting in {*of}]
+    assert len(settings) == len({*settings})
 
 
 def test_chains_find_the_checkpoints_they_begin_with():
@@ -107,12 +110,14 @@ def test_a_chain_that_loses_two_iterations_a_restore():
         middle = at + (20 + 60) // 2
         base["averaged"][f"{at + 20}-{at + 60}"] = loss(middle)
         segments.append({"at": at, "until": until, "held_out": late, "train": late, "averaged": {f"{at + 20}-{at + 60}": loss(middle - 2 * n)}})
-    chain = gaps.of_chain(task, segments, base, [base])
+    chain = {**gaps.of_chain(task, segments, base, [base]), "seed": 1}
     assert all(chain[what] == pytest.approx(2, rel=0.06) for what in ("behind", "states_behind", "train_behind"))
     assert chain["rows"][0]["gaps"][0] < 0 < chain["rows"][0]["gaps"][20]
-    more = {**chain, "behind": chain["behind"] + 1, "states_behind": chain["states_behind"] + 2}
+    assert chain["both"] == pytest.approx((chain["behind"] + chain["states_behind"]) / 2)
+    more = {**chain, "seed": 2, "behind": chain["behind"] + 1, "states_behind": chain["states_behind"] + 3, "both": chain["both"] + 2}
     found = gaps.judge(task, [chain, more])
-    assert found["upper"] == pytest.approx(chain["states_behind"] + 1 + gaps.t95(1))
+    assert found["upper"] == pytest.approx(chain["both"] + 1 + gaps.t95(1))
+    assert found["upper_each"] == pytest.approx(chain["states_behind"] + 1.5 * (1 + gaps.t95(1)))
     assert [gaps.verdict(found, promise) for promise in (None, 20, 2)] == [None, "met", "not shown"]
     assert gaps.verdict(gaps.judge(task, [chain, chain]), 0.5) == "broken"
 

@@ -247,10 +247,10 @@ def test_a_diverged_successor_does_not_coarsen_what_came_before(mount, plain, ho
     for n, state in enumerate(states[:-1]):
         read = torch.load(mount / f"step_{n}.pt")
         for name, tensor in state["model"].items():
-            # Steps between ordinary neighbours. An iteration apart, states get steps of 9.6 of their rms, and half of that as bound.
+            # Steps between ordinary neighbours. An iteration apart, states get steps of 12 of their rms, and half of that as bound.
             near = states[n + 1] if n < 3 else states[n - 1]
             step = (near["model"][name] - tensor).double().square().mean().sqrt().item()
-            assert difference(tensor, read["model"][name]) <= 5.2 * step, f"step_{n}.pt, {name}"
+            assert difference(tensor, read["model"][name]) <= 6.2 * step, f"step_{n}.pt, {name}"
     assert all(bits_equal(t, tensors_of(states[-1])[path]) for path, t in tensors_of(torch.load(mount / "step_4.pt")).items())
 
 

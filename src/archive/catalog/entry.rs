@@ -136,6 +136,6 @@ impl Entry {
 pub(in crate::archive) struct Failed {
     pub(in crate::archive) why: String,
     pub(in crate::archive) retry: Option<Instant>,
-    /// What is to be done is looked up anew: there is nothing that anybody has to mend.
+    /// The step is tried again by itself. No user has to mend anything.
     pub(in crate::archive) is_passing: bool,
 }

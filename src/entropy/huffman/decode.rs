@@ -132,8 +132,7 @@ impl<'a> Stream<'a> {
             let index = acc as usize % TABLE;
             let symbols = table.symbols[index].to_le_bytes();
             let used = table.used[index];
-            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on; each look-up writes 8 bytes and
-            // advances by at most 8.
+            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on, and each look-up advances by at most the 8 it writes.
             unsafe { out.add(written).cast::<[u8; 8]>().write(symbols) };
             written += usize::from(used >> 8);
             acc >>= used & 63;
