@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
 use crate::recall::{Cache, Recall, usual_memory};
-use crate::store::durable::{CrashPoint, DeviceFile, Io};
+use crate::store::durable::{CrashPoint, DeviceFile, Io, Synced};
 use crate::store::object::Id;
 use crate::store::{Error, Objects, Store, Stub, beneath, recalled_from};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Pool, thread, wait_timeout};
@@ -348,8 +348,11 @@ impl Archive {
                 return Err(error);
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
-            // not let an older state go.
-            log::error!("{}: could not be made durable: {error}; save it again", path.display());
+            // not let an older state go. An error for which nothing was lost was told apart, where that can be proven.
+            log::error!(
+                "{}: could not be made durable: {error}; it may have lost bytes, so save it again",
+                path.display()
+            );
             self.catalog().advance(path, version, State::Resident(stays::NOT_DURABLE));
             return Ok(());
         }
@@ -381,7 +384,13 @@ impl Archive {
 
     /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
     fn make_durable(&self, file: &DeviceFile, path: &Path) -> io::Result<()> {
-        file.sync(CrashPoint::FileSealed)?;
+        if self.store.sync_written(file, CrashPoint::FileSealed)? == Synced::Proven {
+            log::warn!(
+                "{}: was written both directly and through the page cache, for which the kernel reported an error; \
+                 nothing was lost, and all of it was read back from the device",
+                path.display()
+            );
+        }
         path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory, CrashPoint::NamesSealed))
     }
 
