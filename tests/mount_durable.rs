@@ -1,4 +1,4 @@
-//! What the kernel says at fsync, and what stepfs makes of it. Needs root, ext4 and loop devices.
+//! What becomes of a file that cannot be made durable, or is not there any more. Needs root, ext4 and loop devices.
 
 mod support;
 
@@ -146,4 +146,19 @@ fn what_did_not_reach_the_device_is_never_called_durable() {
         met
     });
     archive.stop();
+}
+
+/// A path that led through a directory, which is a file now: nothing is tried there for ever.
+#[test]
+fn what_a_file_took_the_place_of_is_given_up() {
+    let m = Mounted::new(true);
+    fs::write(m.mnt().join("d"), "a file").unwrap();
+    for name in ["d/f", "d/e/f", "none/f"] {
+        m.archive.opened_for_writing(Path::new(name));
+        m.archive.sealed(Path::new(name));
+    }
+    wait_until("nothing is left to be done", || m.archive.queue().queued == 0);
+    // What is there was not forgotten with it.
+    let why = || attribute(&m.mnt().join("d"), "user.stepfs.why");
+    wait_until("the file is sealed", || why().as_deref() == Some("small"));
 }

@@ -417,8 +417,11 @@ impl Archive {
             io::ErrorKind::Interrupted => Some(SOON),
             // It, or the state after it, was cut short while it was read.
             io::ErrorKind::UnexpectedEof if !is_damage => Some(SOON),
-            // The state after this one went away between look-up and opening.
-            io::ErrorKind::NotFound => Some(SOON),
+            // It went, and so may have a directory on the way, where a file is now. Or the state after this one did.
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => match self.forget_what_went(path, *version) {
+                true => return,
+                false => Some(SOON),
+            },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 log::warn!(
                     "{}: no room to archive it ({error}); it stays as it is, next try in {pause:.0?}",
