@@ -15,7 +15,7 @@ use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
-/// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
+/// times and blocks of a file move on while it is written through a mapping: then it has to ask each time.
 pub(super) const TTL: Duration = Duration::from_secs(1);
 
 /// Unit of `st_blocks`.
@@ -108,7 +108,7 @@ impl Core {
         // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
         // write will take away it does not see either.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
-        let ttl = if node.written() || privileged { Duration::ZERO } else { TTL };
+        let ttl = if node.written() || node.mapped || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored))
     }
 
