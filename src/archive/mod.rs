@@ -399,7 +399,7 @@ impl Archive {
         let tree = self.store.tree();
         // Not where a link leads to.
         beneath::open_dir(&tree, directory)?;
-        self.io().sync_dir(&beneath::joined(&tree, directory), at)
+        self.io().sync_dir(&beneath::reach(&tree, directory)?, at)
     }
 
     /// A file with several names stays resident until it has one.

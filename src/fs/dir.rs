@@ -169,7 +169,7 @@ impl Core {
             let position = next as u64 + 1;
             next += 1;
             let looked_up = table.child(directory.node, &entry.name).and_then(|path| {
-                let metadata = table.absolute(&path).symlink_metadata()?;
+                let metadata = table.reach(&path)?.symlink_metadata()?;
                 self.entry(&mut table, directory.node, &entry.name, &metadata)
             });
             let (ttl, shown) = match looked_up {

@@ -22,6 +22,7 @@ use super::node::{Node, Place, file_id};
 use super::numbers::{Numbers, ROOT};
 use super::sys;
 use crate::archive::{Archive, FileId};
+use crate::store::beneath::{self, Reached};
 
 /// Longest name of a file, as in every file system of Linux.
 const NAME_MAX: usize = 255;
@@ -114,16 +115,20 @@ impl Table {
         names.iter().filter_map(|(parent, name)| Some(self.path(*parent)?.join(name))).collect()
     }
 
-    /// Absolute path of something in the tree.
-    pub(super) fn absolute(&self, path: &Path) -> PathBuf {
-        // `join("")` would end in a slash.
-        if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
+    /// The tree itself.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What every operation names something in the tree by, however long its path is.
+    pub(super) fn reach(&self, path: &Path) -> io::Result<Reached> {
+        beneath::reach(&self.root, path)
     }
 
     /// How to reach a node's file.
     pub(super) fn place(&self, ino: u64) -> Result<Place> {
         if let Some(path) = self.path(ino) {
-            return Ok(Place::named(self.absolute(&path)));
+            return Ok(Place::named(self.reach(&path)?));
         }
         let held = self.node(ino)?.held.as_ref().ok_or(Fault::Code(libc::ESTALE))?;
         Ok(Place::held(Arc::clone(held)))
@@ -157,7 +162,7 @@ impl Table {
             let path = self.child(parent, name)?;
             let large = kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED;
             let (stub, unread) = if large && archive.may_be_stub(&path) {
-                let place = Place::named(self.absolute(&path));
+                let place = Place::named(self.reach(&path)?);
                 match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
                     Ok(stub) => (stub, false),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
@@ -204,7 +209,8 @@ impl Table {
     pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
         let ino = self.numbers.of(file_id(metadata));
         let known = self.nodes.contains_key(&ino);
-        let held = if known { sys::open_path(&self.absolute(path)).ok().map(Arc::new) } else { None };
+        let hold = || self.reach(path).and_then(|path| sys::open_path(&path)).ok().map(Arc::new);
+        let held = if known { hold() } else { None };
         Removal { ino, file: file_id(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 

@@ -164,7 +164,7 @@ impl Core {
         let directory = {
             let mut table = self.table();
             let parent = match table.path(handle.node) {
-                Some(path) => path.parent().map(|parent| table.absolute(parent)),
+                Some(path) => path.parent().map(|parent| table.reach(parent)).transpose()?,
                 None => None,
             };
             let node = table.node_mut(handle.node)?;
