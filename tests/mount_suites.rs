@@ -1,10 +1,10 @@
-//! What other people's POSIX suites found in a mount, each in a few lines: long paths, times of mappings.
+//! What other people's POSIX suites found in a mount, each in a few lines: long paths, times of mappings, file handles.
 
 mod support;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -184,4 +184,84 @@ fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     mapping.bytes()[0] = 3;
     let after = times();
     assert!(after.0 > closed.0 && after.1 > closed.1, "{closed:?}, then {after:?}");
+}
+
+/// A handle of a file, as a program keeps it.
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    data: [u8; 128],
+}
+
+fn handle(path: &Path) -> Handle {
+    let (path, mut handle, mut mount) = (c(path), Handle { bytes: 128, kind: 0, data: [0; 128] }, 0);
+    let at = (&raw mut handle).cast();
+    // SAFETY: the path ends with NUL; `handle` is laid out as the kernel's, with room for as many bytes as it says.
+    sys(unsafe { libc::name_to_handle_at(libc::AT_FDCWD, path.as_ptr(), at, &raw mut mount, 0) }).unwrap();
+    handle
+}
+
+fn open_by_handle(mount: &Path, handle: &Handle, flags: libc::c_int) -> std::io::Result<File> {
+    let mount = File::open(mount).unwrap();
+    let mut handle = Handle { ..*handle };
+    // SAFETY: the descriptor is open; `handle` is laid out as the kernel's, which reads as many bytes as it says.
+    let fd = sys(unsafe { libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags) })?;
+    // SAFETY: just opened, and nobody else has it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+fn read_by_handle(mount: &Path, handle: &Handle) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut open_by_handle(mount, handle, libc::O_RDONLY)?, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Also after the kernel forgot the file, and under whatever name.
+fn a_handle_is_good_for_as_long_as_the_file(passthrough: bool) {
+    let m = Mounted::new(passthrough);
+    let d = m.mnt().join("d");
+    fs::create_dir(&d).unwrap();
+    fs::write(d.join("f"), "by handle").unwrap();
+    fs::write(d.join("gone"), "soon").unwrap();
+    let (file, gone, dir) = (handle(&d.join("f")), handle(&d.join("gone")), handle(&d));
+    fs::remove_file(d.join("gone")).unwrap();
+    // The kernel forgets all that it knew.
+    let m = m.remounted(passthrough);
+    fs::write(m.mnt().join("other"), "whoever gets its number").unwrap();
+    assert_eq!(read_by_handle(&m.mnt(), &file).unwrap(), b"by handle");
+    assert_eq!(errno(read_by_handle(&m.mnt(), &gone)), libc::ESTALE);
+    let found = open_by_handle(&m.mnt(), &dir, libc::O_RDONLY).unwrap();
+    assert_eq!(listed(&inside(&found)), ["f"]);
+    // By whatever path it was found, it is that file.
+    open_by_handle(&m.mnt(), &file, libc::O_WRONLY).unwrap().write_all(b"BY").unwrap();
+    fs::rename(m.mnt().join("d"), m.mnt().join("e")).unwrap();
+    assert_eq!(fs::read(m.mnt().join("e/f")).unwrap(), b"BY handle");
+    assert_eq!(read_by_handle(&m.mnt(), &file).unwrap(), b"BY handle");
+}
+
+#[test]
+fn handles_with_passthrough() {
+    a_handle_is_good_for_as_long_as_the_file(true);
+}
+
+#[test]
+fn handles_without_passthrough() {
+    a_handle_is_good_for_as_long_as_the_file(false);
+}
+
+/// A release puts another file in the place of one whose handle somebody has. The kernel does not forget it here.
+#[test]
+fn a_handle_outlives_a_release() {
+    let m = Mounted::new(true);
+    let text = |step: usize| -> Vec<u8> {
+        (0..).flat_map(|i: usize| format!("line {i} of {step}\n").into_bytes()).take(300_001).collect()
+    };
+    let path = |step: usize| m.mnt().join(format!("step-{step}.txt"));
+    fs::write(path(1), text(1)).unwrap();
+    let kept = handle(&path(1));
+    (2..4).for_each(|step| fs::write(path(step), text(step)).unwrap());
+    wait_until("it is released", || state(&path(1)) == "released");
+    assert!(read_by_handle(&m.mnt(), &kept).unwrap() == text(1));
+    assert_eq!(handle(&path(1)).data, kept.data);
 }

@@ -15,12 +15,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fuser::FileType;
+use fuser::{FileType, Generation};
 
 use super::errno::{Fault, Result};
 use super::node::{Node, Place, file_id};
 use super::numbers::{Numbers, ROOT};
-use super::sys;
+use super::{handles, sys};
 use crate::archive::{Archive, FileId};
 use crate::store::beneath::{self, Reached};
 
@@ -54,6 +54,8 @@ pub(super) struct Table {
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
+    /// Of numbers whose file took another's place.
+    generations: HashMap<u64, Generation>,
 }
 
 impl Table {
@@ -62,7 +64,12 @@ impl Table {
         let file = file_id(&tree.metadata()?);
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
-        Ok(Self { root: tree.to_path_buf(), nodes: HashMap::from([(ROOT, root)]), numbers: Numbers::new(file) })
+        Ok(Self {
+            root: tree.to_path_buf(),
+            nodes: HashMap::from([(ROOT, root)]),
+            numbers: Numbers::new(file),
+            generations: HashMap::new(),
+        })
     }
 
     /// A node that the kernel asks for.
@@ -89,6 +96,16 @@ impl Table {
     /// The number that a file shows.
     pub(super) fn number(&mut self, file: FileId) -> u64 {
         self.numbers.of(file)
+    }
+
+    /// The file that shows a number, if there is one.
+    pub(super) fn file_of(&self, number: u64) -> Option<FileId> {
+        self.numbers.file_of(number)
+    }
+
+    /// What tells a node from others with its number.
+    pub(super) fn generation(&self, ino: u64) -> Generation {
+        self.nodes.get(&ino).map_or(handles::NONE, |node| node.generation)
     }
 
     /// Path relative to the tree; none for a node without a name.
@@ -175,6 +192,11 @@ impl Table {
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
+            // Of a file that took another's place, it is that one's.
+            node.generation = match self.generations.get(&ino) {
+                Some(generation) => *generation,
+                None => handles::generation(&self.reach(&path)?),
+            };
             self.nodes.insert(ino, node);
         }
         self.bind(parent, name, ino);
@@ -223,14 +245,23 @@ impl Table {
                 self.reap(removal.ino);
             }
             Some(_) => {}
-            None if removal.last => self.numbers.gone(removal.file),
+            None if removal.last => self.gone(removal.file),
             None => {}
         }
     }
 
-    /// A node's file was replaced by another with the same name and number.
-    pub(super) fn replaced(&mut self, old: FileId, new: FileId) {
+    /// A node's file was replaced by another with the same name and number. `generation`: what the first one had.
+    pub(super) fn replaced(&mut self, old: FileId, new: FileId, generation: Generation) {
+        let ino = self.numbers.of(old);
+        self.generations.entry(ino).or_insert(generation);
         self.numbers.replaced(old, new);
+    }
+
+    /// A file does not exist any more; whoever gets its number is another.
+    fn gone(&mut self, file: FileId) {
+        let ino = self.numbers.of(file);
+        self.numbers.gone(file);
+        self.generations.remove(&ino);
     }
 
     /// The kernel knows a node once more.
@@ -263,7 +294,7 @@ impl Table {
             };
             if node.names.is_empty() {
                 // No name that we know of; if another exists, its next lookup finds the file's own number again.
-                self.numbers.gone(node.file);
+                self.gone(node.file);
             }
             for (parent, name) in node.names {
                 if let Some(dir) = self.nodes.get_mut(&parent) {

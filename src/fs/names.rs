@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fuser::{Generation, RenameFlags, Request};
+use fuser::{RenameFlags, Request};
 
 use super::Core;
 use super::attr::{Attributes, device_number};
@@ -22,9 +22,6 @@ use super::open::{Access, Answer, Register};
 use super::privileges::unprivileged;
 use super::sys;
 use crate::store::durable::CrashPoint;
-
-/// Node ids are not used again while the kernel knows them, so one generation does.
-pub(super) const GENERATION: Generation = Generation(0);
 
 /// Who asks for something new, and with which permissions.
 #[derive(Clone, Copy)]

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Weak;
 
-use super::Core;
 use super::inodes::Table;
 use super::node::{Place, file_id};
+use super::{Core, handles};
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use crate::store::{Id, Stub};
 
@@ -84,12 +84,13 @@ impl Namespace for Core {
             return Ok(state);
         }
         let reached = table.reach(path)?;
+        let generation = handles::generation(&reached);
         let committed = commit(&reached);
         // Also if it failed: perhaps only after the rename.
         let now = file_id(&reached.symlink_metadata()?);
         if now != expect {
             let ino = table.number(expect);
-            table.replaced(expect, now);
+            table.replaced(expect, now, generation);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
                 let stub = Place::named(reached).open(true, false).and_then(|file| self.archive.stub(path, &file));

@@ -8,8 +8,9 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use fuser::{BackingId, FileType};
+use fuser::{BackingId, FileType, Generation};
 
+use super::handles::NONE;
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
@@ -28,6 +29,8 @@ pub(super) struct Node {
     pub(super) kind: FileType,
     /// The file in the store's tree. Changes at release and recall.
     pub(super) file: FileId,
+    /// What tells it from others that have had its number; never changes.
+    pub(super) generation: Generation,
     /// Parent and name, as far as looked up. A directory has one, an unlinked file none.
     pub(super) names: Vec<(u64, OsString)>,
     /// Entries of a directory, as far as looked up.
@@ -61,6 +64,7 @@ impl Node {
         Self {
             kind,
             file,
+            generation: NONE,
             names: Vec::new(),
             children: HashMap::new(),
             lookups: 0,

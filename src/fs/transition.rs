@@ -210,7 +210,8 @@ impl Core {
             node.held = held;
             node.superseded = true;
         } else {
-            table.replaced(file, replacement);
+            let generation = table.generation(ino);
+            table.replaced(file, replacement, generation);
             let node = table.node_mut(ino)?;
             node.file = replacement;
             node.stub = None;

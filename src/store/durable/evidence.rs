@@ -197,10 +197,14 @@ mod tests {
     #[test]
     fn it_speaks_for_what_it_saw_made() {
         let dir = tempfile::tempdir().unwrap();
-        let older = File::create(dir.path().join("older")).unwrap();
+        let made = |name: &str| {
+            std::fs::write(dir.path().join(name), name).unwrap();
+            File::open(dir.path().join(name)).unwrap()
+        };
+        let older = made("older");
         std::thread::sleep(Duration::from_millis(30));
         let witness = Witness::new(dir.path()).unwrap();
-        let younger = File::create(dir.path().join("younger")).unwrap();
+        let younger = made("younger");
         assert!(witness.is_proven(&younger).unwrap());
         assert!(!witness.is_proven(&older).unwrap());
         witness.failed.store(true, Ordering::Relaxed);
