@@ -84,7 +84,7 @@ impl Small {
         fs::create_dir(small.root()).unwrap();
         run(Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={room}"), "tmpfs"]).arg(&below));
         File::create(&image).unwrap().set_len(300 << 20).unwrap();
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard", "-J", "size=4"]).arg(&image));
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard", "-O", "^has_journal"]).arg(&image));
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(small.root()));
         small
     }
@@ -100,6 +100,11 @@ impl Small {
 
 fn run(command: &mut Command) {
     assert!(command.status().unwrap().success(), "{command:?}: this test needs root and loop devices");
+}
+
+/// More bytes than a [`Small`] file system has room for, other ones in each page.
+fn more_than_fits() -> Vec<u8> {
+    (0..80u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
 
 impl Drop for Small {
@@ -132,9 +137,7 @@ fn what_did_not_reach_the_device_is_never_called_durable() {
         assert_ne!(why("met"), NOT_DURABLE);
         an_error_was_noted(&before)
     });
-    // Other bytes in each page, and more of them than there is room for.
-    let bytes: Vec<u8> = (0..80u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    sealed("lost", &|path| fs::write(path, &bytes).unwrap());
+    sealed("lost", &|path| fs::write(path, more_than_fits()).unwrap());
     assert_eq!(why("lost"), NOT_DURABLE);
     // The device is well again. But from now on nobody can say whose bytes they were.
     small.grow();
@@ -146,6 +149,29 @@ fn what_did_not_reach_the_device_is_never_called_durable() {
         met
     });
     archive.stop();
+}
+
+/// The kernel tells the first who asks, which is the program. It goes on, and closes the file.
+#[test]
+fn what_a_program_was_told_is_not_durable_counts_for_stepfs_too() {
+    let small = Small::new("40m");
+    let m = Mounted::on(tempfile::tempdir_in(small.root()).unwrap(), true);
+    let path = m.mnt().join("f");
+    let file = File::create(&path).unwrap();
+    file.write_all_at(&more_than_fits(), 0).unwrap();
+    assert_ne!(errno(file.sync_all()), 0);
+    // Until the kernel has nothing more to say: that proves nothing.
+    assert!((0..10).any(|_| errno(file.sync_all()) == 0));
+    small.grow();
+    drop(file);
+    let why = || attribute(&path, "user.stepfs.why").unwrap_or_default();
+    wait_until("it is sealed", || attribute(&path, "user.stepfs.state").as_deref() != Some("staged"));
+    wait_until("it is said why it stays", || !why().is_empty());
+    assert_eq!(why(), NOT_DURABLE);
+    // Saved again, it is a file like any other.
+    fs::write(&path, "again").unwrap();
+    wait_until("it is durable", || why() == "small");
+    m.unmount();
 }
 
 /// A path that led through a directory, which is a file now: nothing is tried there for ever.

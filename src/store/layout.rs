@@ -148,6 +148,13 @@ impl Store {
         }
     }
 
+    /// A program's own fsync of a file of the tree failed: its bytes may be lost, and the kernel says so only once.
+    pub fn sync_failed(&self, file: &File, error: &io::Error) {
+        if let Some(witness) = &self.witness {
+            witness.was_told(file, error);
+        }
+    }
+
     /// The store's name.
     pub fn id(&self) -> Id {
         self.settings.id

@@ -6,12 +6,14 @@
 //! (`mapping_set_error`, since Linux 5.8). That is what is asked here. Read in the source of ext4, and tried there; what
 //! other file systems note was not looked at, so their EIO stays one.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::{CrashPoint, DeviceFile};
@@ -42,6 +44,14 @@ pub struct Witness {
     since: i64,
     /// It has reported something. Whose bytes those were is not known.
     failed: AtomicBool,
+    /// Device and inode number of files of which a program was told that its fsync failed, and with what: the kernel tells
+    /// nobody else. Taken for moments.
+    told: Mutex<HashMap<(u64, u64), i32>>,
+}
+
+fn place(file: &File) -> io::Result<(u64, u64)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {
@@ -58,7 +68,19 @@ impl Witness {
         let tried = magic(&directory)? == libc::EXT4_SUPER_MAGIC;
         // After the descriptor was opened: what is younger than this was written before its eyes.
         let since = clock::stamp_ns();
-        Ok(Witness { directory: tried.then_some(directory), since, failed: AtomicBool::new(false) })
+        let directory = tried.then_some(directory);
+        Ok(Witness { directory, since, failed: AtomicBool::new(false), told: Mutex::default() })
+    }
+
+    fn told(&self) -> MutexGuard<'_, HashMap<(u64, u64), i32>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A program's own fsync of a file failed. What it makes of that is not known, so the next [`Witness::sync`] fails, too.
+    pub fn was_told(&self, file: &File, error: &io::Error) {
+        if let Ok(place) = place(file) {
+            self.told().insert(place, error.raw_os_error().unwrap_or(libc::EIO));
+        }
     }
 
     /// Makes a file's bytes and attributes durable. Nobody may write to it meanwhile: an error then is one.
@@ -66,7 +88,8 @@ impl Witness {
     /// # Errors
     /// As of [`super::Io::sync_file`].
     pub fn sync(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<Synced> {
-        let noted = noted(file.as_file());
+        let told = place(file.as_file()).ok().and_then(|place| self.told().remove(&place));
+        let noted = noted(file.as_file()).and(told.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code))));
         // Always: what is noted says nothing of the journal, nor of the device's own cache.
         file.sync(at)?;
         let Err(error) = noted else { return Ok(Synced::Told) };
