@@ -3,8 +3,8 @@
 //! The kernel reports EIO at fsync for two reasons. A page could not be written: then bytes are lost. Or a direct and a
 //! buffered write met: the kernel could not drop the buffered page, wrote it later, and notes EIO all the same
 //! (`dio_warn_stale_pagecache`). Only the first of them is also noted for the file system, where syncfs reports it
-//! (`mapping_set_error`, since Linux 5.8). That is what is asked here. Read in the source of ext4, and tried there; what
-//! other file systems note was not looked at, so their EIO stays one.
+//! (`mapping_set_error`, since Linux 5.8). That is what is asked here. It was tried on ext4, with errors of both kinds. What
+//! other file systems note was not tried, so their EIO stays one.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
