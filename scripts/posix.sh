@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Other people's exercisers on a mount, with kernel passthrough and without: fsx, fio --verify, and stress-ng's file-system
-# stressors. What fails is run on a plain directory too: what fails there as well is not ours. Prints a table; exits with
+# stressors; then pjdfstest and xfstests, if their sources are at hand (posix_suites.sh says how). What fails is run on a plain directory too: what fails there as well is not ours. Prints a table; exits with
 # 1 if anything failed on the mount only.
 #   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     100000 operations, and 5 seconds per stressor, unless said otherwise
 #   STEPFS_BIN=PROGRAM     use this program instead of building one
@@ -127,6 +127,11 @@ for mode in passthrough daemon; do
     "$STEPFS" umount "$scratch/mnt"
     "$STEPFS" verify "$scratch/$mode.store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
 done
+
+# --- pjdfstest and xfstests, where their sources are; it says so where they are not
+if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
+    STEPFS_BIN=$STEPFS "$ROOT/scripts/posix_suites.sh" || failed=1
+fi
 
 # --- fsx holds its file, so it is never released; this does what fsx does on one that is, every 150 operations
 if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::Archive;
 use super::catalog::{Catalog, State};
 use super::resident::ResidentReason;
+use super::{Archive, FileId, found_at};
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
@@ -76,6 +76,31 @@ impl Archive {
             catalog.removed(path, &self.objects);
             self.a_name_went(catalog);
         });
+    }
+
+    /// Forgets a path at which there is nothing any more, if it failed for that before and no note of it is on its way.
+    /// Answers whether it did.
+    pub(super) fn forget_what_went(&self, path: &Path, version: u64) -> bool {
+        let failed = |catalog: &Catalog| {
+            let entry = catalog.get(path).filter(|entry| entry.version == version);
+            entry.is_some_and(|entry| entry.failed.as_ref().is_some_and(|failed| failed.is_passing))
+        };
+        let gone = || matches!(found_at(&self.store.tree(), path), Ok(None));
+        let Some(namespace) = self.namespace().filter(|_| failed(&self.catalog()) && gone()) else {
+            return false;
+        };
+        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes that lock
+        // once: every such note is there now, and has changed the version.
+        namespace.idle(path, FileId { dev: 0, ino: 0 });
+        let mut forgotten = false;
+        self.note(|catalog| {
+            forgotten = failed(catalog);
+            if forgotten {
+                self.not_durable_in(path);
+                catalog.removed(path, &self.objects);
+            }
+        });
+        forgotten
     }
 
     /// A link was made or removed.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::store::durable::{CrashPoint, DeviceFile};
+use crate::store::durable::{CrashPoint, DeviceFile, Synced};
 use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
 
@@ -58,8 +58,11 @@ impl Archive {
                 return Err(error);
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
-            // not let an older state go.
-            log::error!("{}: could not be made durable: {error}; save it again", path.display());
+            // not let an older state go. `sync_written` tells apart an error for which nothing was lost, where it can prove that.
+            log::error!(
+                "{}: could not be made durable: {error}; it may have lost bytes, so save it again",
+                path.display()
+            );
             self.catalog().advance(path, version, State::Resident(ResidentReason::NotDurable));
             return Ok(());
         }
@@ -91,7 +94,13 @@ impl Archive {
 
     /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
     fn make_durable(&self, file: &DeviceFile, path: &Path) -> io::Result<()> {
-        file.sync(CrashPoint::FileSealed)?;
+        if self.store.sync_written(file, CrashPoint::FileSealed)? == Synced::Proven {
+            log::warn!(
+                "{}: was written both directly and through the page cache, for which the kernel reported an error; \
+                 nothing was lost, and all of it was read back from the device",
+                path.display()
+            );
+        }
         path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory, CrashPoint::NamesSealed))
     }
 
@@ -100,6 +109,6 @@ impl Archive {
         let tree = self.store.tree();
         // Not where a link leads to.
         beneath::open_dir(&tree, directory)?;
-        self.io().sync_dir(&beneath::joined(&tree, directory), at)
+        self.io().sync_dir(&beneath::reach(&tree, directory)?, at)
     }
 }

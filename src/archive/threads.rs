@@ -184,8 +184,13 @@ impl Archive {
             io::ErrorKind::Interrupted => Some(SOON),
             // It, or the state after it, was cut short while it was read.
             io::ErrorKind::UnexpectedEof if !is_damage => Some(SOON),
-            // The state after this one went away between look-up and opening.
-            io::ErrorKind::NotFound => Some(SOON),
+            // The file went, and perhaps a directory on the way to it. Or the state after this one went.
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                if self.forget_what_went(&task.path, task.version) {
+                    return;
+                }
+                Some(SOON)
+            }
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                 let wait = pause.longer();
                 log::warn!("{path}: no room to archive it ({error}); it stays as it is, next try in {wait:.0?}");

@@ -5,17 +5,18 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileHandle, FileType, INodeNo, ReplyAttr, TimeOrNow};
+use fuser::{FileAttr, FileHandle, FileType, Generation, INodeNo, ReplyAttr, TimeOrNow};
 
 use super::Core;
 use super::errno::Result;
+use super::handles::NONE;
 use super::inodes::{Table, kind};
 use super::privileges::{drop_privileges, has_privileges};
 use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
-/// times and blocks of a file move on while it is written through a mapping; one second bounds how long that shows.
+/// times and blocks of a file move on while it is written through a mapping: then it has to ask each time.
 pub(super) const TTL: Duration = Duration::from_secs(1);
 
 /// Unit of `st_blocks`.
@@ -95,21 +96,21 @@ impl Change {
     }
 }
 
-/// Attributes, and for how long the kernel may believe them.
-pub(super) type Attributes = (Duration, FileAttr);
+/// For how long the kernel may believe what it is told of a node, its attributes and its generation.
+pub(super) type Attributes = (Duration, FileAttr, Generation);
 
 impl Core {
     /// Attributes of a node whose file's metadata are at hand.
     pub(super) fn shown(&self, table: &Table, ino: u64, metadata: &Metadata) -> Attributes {
         let Ok(node) = table.node(ino) else {
-            return (Duration::ZERO, attributes(ino, metadata, 0));
+            return (Duration::ZERO, attributes(ino, metadata, 0), NONE);
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
         // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
         // write will take away it does not see either.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
-        let ttl = if node.written() || privileged { Duration::ZERO } else { TTL };
-        (ttl, attributes(ino, metadata, stored))
+        let ttl = if node.written() || node.mapped || privileged { Duration::ZERO } else { TTL };
+        (ttl, attributes(ino, metadata, stored), node.generation)
     }
 
     pub(super) fn getattr(&self, ino: u64) -> Result<Attributes> {
@@ -137,7 +138,7 @@ impl Core {
             Err(fault) => Err(fault),
         };
         match result {
-            Ok((ttl, attributes)) => reply.attr(&ttl, &attributes),
+            Ok((ttl, attributes, _)) => reply.attr(&ttl, &attributes),
             Err(fault) => reply.error(fault.into()),
         }
     }

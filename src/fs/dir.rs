@@ -12,8 +12,8 @@ use fuser::{FileHandle, FileType, FopenFlags, INodeNo, ReplyDirectory, ReplyDire
 use super::Core;
 use super::attr::attributes;
 use super::errno::{Fault, Result};
+use super::handles::NONE;
 use super::inodes::kind;
-use super::names::GENERATION;
 use super::node::file_id;
 use super::numbers::ROOT;
 use crate::archive::FileId;
@@ -158,7 +158,7 @@ impl Core {
         let mut next = offset as usize;
         while next < DOTS.len() {
             let shown = attributes(dots[next], &metadata, 0);
-            if reply.add(INodeNo(dots[next]), next as u64 + 1, DOTS[next], &ttl, &shown, GENERATION) {
+            if reply.add(INodeNo(dots[next]), next as u64 + 1, DOTS[next], &ttl, &shown, NONE) {
                 return reply.ok();
             }
             next += 1;
@@ -169,10 +169,10 @@ impl Core {
             let position = next as u64 + 1;
             next += 1;
             let looked_up = table.child(directory.node, &entry.name).and_then(|path| {
-                let metadata = table.absolute(&path).symlink_metadata()?;
+                let metadata = table.reach(&path)?.symlink_metadata()?;
                 self.entry(&mut table, directory.node, &entry.name, &metadata)
             });
-            let (ttl, shown) = match looked_up {
+            let (ttl, shown, generation) = match looked_up {
                 Ok(looked_up) => looked_up,
                 // Removed since it was listed.
                 Err(fault) if fault.is_absence() => continue,
@@ -181,7 +181,7 @@ impl Core {
                 Err(_) => break,
             };
             first = false;
-            if reply.add(shown.ino, position, &entry.name, &ttl, &shown, GENERATION) {
+            if reply.add(shown.ino, position, &entry.name, &ttl, &shown, generation) {
                 table.forget(shown.ino.0, 1);
                 break;
             }

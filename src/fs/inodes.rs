@@ -15,13 +15,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fuser::FileType;
+use fuser::{FileType, Generation};
 
 use super::errno::{Fault, Result};
 use super::node::{Node, Place, file_id};
 use super::numbers::{Numbers, ROOT};
-use super::sys;
+use super::{handles, sys};
 use crate::archive::{Archive, FileId};
+use crate::store::beneath::{self, Reached};
 
 /// Longest name of a file, as in every file system of Linux.
 const NAME_MAX: usize = 255;
@@ -53,6 +54,8 @@ pub(super) struct Table {
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
+    /// Of numbers whose file took another's place.
+    generations: HashMap<u64, Generation>,
 }
 
 impl Table {
@@ -61,7 +64,12 @@ impl Table {
         let file = file_id(&tree.metadata()?);
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
-        Ok(Self { root: tree.to_path_buf(), nodes: HashMap::from([(ROOT, root)]), numbers: Numbers::new(file) })
+        Ok(Self {
+            root: tree.to_path_buf(),
+            nodes: HashMap::from([(ROOT, root)]),
+            numbers: Numbers::new(file),
+            generations: HashMap::new(),
+        })
     }
 
     /// A node that the kernel asks for.
@@ -90,6 +98,16 @@ impl Table {
         self.numbers.of(file)
     }
 
+    /// The file that shows a number, if there is one.
+    pub(super) fn file_of(&self, number: u64) -> Option<FileId> {
+        self.numbers.file_of(number)
+    }
+
+    /// What tells a node from others with its number.
+    pub(super) fn generation(&self, ino: u64) -> Generation {
+        self.nodes.get(&ino).map_or(handles::NONE, |node| node.generation)
+    }
+
     /// Path relative to the tree; none for a node without a name.
     pub(super) fn path(&self, ino: u64) -> Option<PathBuf> {
         let mut names = Vec::new();
@@ -114,16 +132,20 @@ impl Table {
         names.iter().filter_map(|(parent, name)| Some(self.path(*parent)?.join(name))).collect()
     }
 
-    /// Absolute path of something in the tree.
-    pub(super) fn absolute(&self, path: &Path) -> PathBuf {
-        // `join("")` would end in a slash.
-        if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
+    /// The tree itself.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What every operation names something in the tree by, however long its path is.
+    pub(super) fn reach(&self, path: &Path) -> io::Result<Reached> {
+        beneath::reach(&self.root, path)
     }
 
     /// How to reach a node's file.
     pub(super) fn place(&self, ino: u64) -> Result<Place> {
         if let Some(path) = self.path(ino) {
-            return Ok(Place::named(self.absolute(&path)));
+            return Ok(Place::named(self.reach(&path)?));
         }
         let held = self.node(ino)?.held.as_ref().ok_or(Fault::Code(libc::ESTALE))?;
         Ok(Place::held(Arc::clone(held)))
@@ -157,7 +179,7 @@ impl Table {
             let path = self.child(parent, name)?;
             let large = kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED;
             let (stub, unread) = if large && archive.may_be_stub(&path) {
-                let place = Place::named(self.absolute(&path));
+                let place = Place::named(self.reach(&path)?);
                 match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
                     Ok(stub) => (stub, false),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
@@ -170,6 +192,11 @@ impl Table {
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
+            // Of a file that took another's place, it is that one's.
+            node.generation = match self.generations.get(&ino) {
+                Some(generation) => *generation,
+                None => handles::generation(&self.reach(&path)?),
+            };
             self.nodes.insert(ino, node);
         }
         self.bind(parent, name, ino);
@@ -204,7 +231,8 @@ impl Table {
     pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
         let ino = self.numbers.of(file_id(metadata));
         let known = self.nodes.contains_key(&ino);
-        let held = if known { sys::open_path(&self.absolute(path)).ok().map(Arc::new) } else { None };
+        let hold = || self.reach(path).and_then(|path| sys::open_path(&path)).ok().map(Arc::new);
+        let held = if known { hold() } else { None };
         Removal { ino, file: file_id(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 
@@ -217,14 +245,23 @@ impl Table {
                 self.reap(removal.ino);
             }
             Some(_) => {}
-            None if removal.last => self.numbers.gone(removal.file),
+            None if removal.last => self.gone(removal.file),
             None => {}
         }
     }
 
-    /// A node's file was replaced by another with the same name and number.
-    pub(super) fn replaced(&mut self, old: FileId, new: FileId) {
+    /// A node's file was replaced by another with the same name and number. `generation`: what the first one had.
+    pub(super) fn replaced(&mut self, old: FileId, new: FileId, generation: Generation) {
+        let ino = self.numbers.of(old);
+        self.generations.entry(ino).or_insert(generation);
         self.numbers.replaced(old, new);
+    }
+
+    /// A file does not exist any more; whoever gets its number is another.
+    fn gone(&mut self, file: FileId) {
+        let ino = self.numbers.of(file);
+        self.numbers.gone(file);
+        self.generations.remove(&ino);
     }
 
     /// The kernel knows a node once more.
@@ -257,7 +294,7 @@ impl Table {
             };
             if node.names.is_empty() {
                 // No name that we know of; if another exists, its next lookup finds the file's own number again.
-                self.numbers.gone(node.file);
+                self.gone(node.file);
             }
             for (parent, name) in node.names {
                 if let Some(dir) = self.nodes.get_mut(&parent) {

@@ -124,10 +124,13 @@ impl Core {
         match written {
             // Through the page cache the kernel sends an FSYNC after each write of such a handle, directly it does not.
             Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
-                let io = self.io().clone();
-                self.workers.submit(Box::new(move || match io.device().sync_data(&file, CrashPoint::Fsync) {
+                let core = Arc::clone(self);
+                self.workers.submit(Box::new(move || match core.io().device().sync_data(&file, CrashPoint::Fsync) {
                     Ok(()) => reply.written(len),
-                    Err(error) => reply.error(Fault::from(error).into()),
+                    Err(error) => {
+                        core.archive.store().sync_failed(&file, &error);
+                        reply.error(Fault::from(error).into());
+                    }
                 }))
             }
             Ok((len, ..)) => reply.written(len),
@@ -155,8 +158,13 @@ impl Core {
     fn sync(&self, fh: FileHandle, datasync: bool) -> Result<()> {
         let handle = self.handle(fh)?;
         match handle.file() {
-            Some(file) if datasync => self.io().device().sync_data(&file, CrashPoint::Fsync)?,
-            Some(file) => self.io().sync_file(&file, CrashPoint::Fsync)?,
+            Some(file) => {
+                let synced = match datasync {
+                    true => self.io().device().sync_data(&file, CrashPoint::Fsync),
+                    false => self.io().sync_file(&file, CrashPoint::Fsync),
+                };
+                synced.inspect_err(|error| self.archive.store().sync_failed(&file, error))?;
+            }
             // Its bytes are durable; what is said of it besides them is so once the stub's is.
             None if datasync => {}
             None => self.sync_node(handle.node, CrashPoint::Fsync)?,
@@ -164,7 +172,7 @@ impl Core {
         let directory = {
             let mut table = self.table();
             let parent = match table.path(handle.node) {
-                Some(path) => path.parent().map(|parent| table.absolute(parent)),
+                Some(path) => path.parent().map(|parent| table.reach(parent)).transpose()?,
                 None => None,
             };
             let node = table.node_mut(handle.node)?;

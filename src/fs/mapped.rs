@@ -155,12 +155,12 @@ impl Core {
 
     fn try_rest_unknown(&self, path: &Path, expect: FileId) -> bool {
         let table = self.table();
-        let absolute = table.absolute(path);
-        match absolute.symlink_metadata() {
+        let Ok(reached) = table.reach(path) else { return true };
+        match reached.symlink_metadata() {
             Ok(metadata) if file_id(&metadata) == expect => {}
             _ => return true,
         }
-        if being_written(&absolute).unwrap_or(false) {
+        if being_written(&reached).unwrap_or(false) {
             return false;
         }
         self.archive.sealed(path);
@@ -169,11 +169,11 @@ impl Core {
 
     /// Whether somebody writes to a file that has no open handle; if so, the archive gets a note when that is over.
     /// The caller holds the table's lock and knows the node, if there is one.
-    pub(super) fn written_behind(&self, absolute: &Path, path: &Path, expect: FileId) -> io::Result<bool> {
+    pub(super) fn written_behind(&self, reached: &Path, path: &Path, expect: FileId) -> io::Result<bool> {
         if !self.leases {
             return Ok(false);
         }
-        let written = being_written(absolute)?;
+        let written = being_written(reached)?;
         if written {
             self.mappings.add(Err((path.to_path_buf(), expect)), FIRST);
         }

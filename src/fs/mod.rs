@@ -9,6 +9,7 @@
 //! - `names`, `attr`, `xattr`, `dir`: what needs no open file. `inodes`, `node`, `numbers`: what the kernel knows.
 //! - `open`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
 //!   that are left after the last close.
+//! - `handles`: files that the kernel asks for by number.
 //! - `namespace`: how the archive releases a file without anybody noticing.
 //! - `errno`, `sys`, `workers`, `notify`: small tools.
 //!
@@ -19,6 +20,7 @@ mod attr;
 mod dir;
 mod errno;
 mod error;
+mod handles;
 mod inodes;
 #[cfg(all(test, feature = "shuttle"))]
 mod interleaved;
@@ -61,7 +63,7 @@ pub use error::MountError;
 use inodes::Table;
 pub use mount::{MountOptions, serve};
 pub use mounts::{clear_dead_mount, unmount};
-use names::{Creator, GENERATION};
+use names::Creator;
 use node::Handle;
 
 /// All of the mount's state; shared by the threads that answer the kernel, the workers and the archive.
@@ -134,7 +136,7 @@ struct Face {
 
 fn entry(reply: ReplyEntry, result: Result<Attributes>) {
     match result {
-        Ok((ttl, shown)) => reply.entry_with_ttls(&ttl, &TTL, &shown, GENERATION),
+        Ok((ttl, shown, generation)) => reply.entry_with_ttls(&ttl, &TTL, &shown, generation),
         Err(fault) => reply.error(fault.into()),
     }
 }
@@ -159,6 +161,8 @@ impl Filesystem for Face {
             InitFlags::FUSE_CACHE_SYMLINKS,
             // See `privileges::drop_privileges`.
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            // See `handles`.
+            InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         for flag in wanted {
             // What the kernel does not have we do without.
@@ -175,7 +179,11 @@ impl Filesystem for Face {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        entry(reply, self.core.lookup(parent.0, name));
+        match name.as_encoded_bytes() {
+            b"." => self.core.lookup_self(parent.0, reply),
+            b".." => entry(reply, self.core.lookup_parent(parent.0)),
+            _ => entry(reply, self.core.lookup(parent.0, name)),
+        }
     }
 
     fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
@@ -184,7 +192,7 @@ impl Filesystem for Face {
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
         match self.core.getattr(ino.0) {
-            Ok((ttl, shown)) => reply.attr(&ttl, &shown),
+            Ok((ttl, shown, _)) => reply.attr(&ttl, &shown),
             Err(fault) => reply.error(fault.into()),
         }
     }
@@ -261,11 +269,11 @@ impl Filesystem for Face {
     fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
         let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
         match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
-            Ok(((ttl, shown), open::Answer { fh, flags, backing: Some(id) })) => {
-                reply.created_passthrough(&ttl, &shown, GENERATION, fh, flags, &id);
+            Ok(((ttl, shown, generation), open::Answer { fh, flags, backing: Some(id) })) => {
+                reply.created_passthrough(&ttl, &shown, generation, fh, flags, &id);
             }
-            Ok(((ttl, shown), open::Answer { fh, flags, backing: None })) => {
-                reply.created(&ttl, &shown, GENERATION, fh, flags);
+            Ok(((ttl, shown, generation), open::Answer { fh, flags, backing: None })) => {
+                reply.created(&ttl, &shown, generation, fh, flags);
             }
             Err(fault) => reply.error(fault.into()),
         }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use fuser::{Generation, RenameFlags, Request};
+use fuser::{RenameFlags, Request};
 
 use super::Core;
 use super::attr::{Attributes, device_number};
@@ -22,9 +22,6 @@ use super::open::{Access, Answer, Register};
 use super::privileges::unprivileged;
 use super::sys;
 use crate::store::durable::CrashPoint;
-
-/// Node ids are not used again while the kernel knows them, so one generation does.
-pub(super) const GENERATION: Generation = Generation(0);
 
 /// Who asks for something new, and with which permissions.
 #[derive(Clone, Copy)]
@@ -61,7 +58,7 @@ impl Core {
     pub(super) fn lookup(&self, parent: u64, name: &OsStr) -> Result<Attributes> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
-        let metadata = table.absolute(&path).symlink_metadata()?;
+        let metadata = table.reach(&path)?.symlink_metadata()?;
         self.entry(&mut table, parent, name, &metadata)
     }
 
@@ -101,7 +98,7 @@ impl Core {
         creator: Creator,
         make: &mut dyn FnMut(&Path) -> io::Result<()>,
     ) -> Result<Attributes> {
-        let path = table.absolute(&table.child(parent, name)?);
+        let path = table.reach(&table.child(parent, name)?)?;
         let directory = table.place(parent)?.metadata()?;
         make(&path)?;
         let is_dir = creator.mode & libc::S_IFMT == libc::S_IFDIR;
@@ -199,8 +196,9 @@ impl Core {
         let mut table = self.table();
         let from = table.path(ino).ok_or(Fault::Code(libc::ENOENT))?;
         let to = table.child(parent, name)?;
-        std::fs::hard_link(table.absolute(&from), table.absolute(&to))?;
-        let metadata = table.absolute(&to).symlink_metadata()?;
+        let reached = table.reach(&to)?;
+        std::fs::hard_link(table.reach(&from)?, &reached)?;
+        let metadata = reached.symlink_metadata()?;
         self.archive.linked(&from, &to);
         self.entry(&mut table, parent, name, &metadata)
     }
@@ -208,7 +206,7 @@ impl Core {
     pub(super) fn unlink(&self, parent: u64, name: &OsStr) -> Result<()> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
-        let metadata = table.absolute(&path).symlink_metadata()?;
+        let metadata = table.reach(&path)?.symlink_metadata()?;
         if metadata.is_dir() {
             return Err(libc::EISDIR.into());
         }
@@ -218,7 +216,7 @@ impl Core {
     pub(super) fn rmdir(&self, parent: u64, name: &OsStr) -> Result<()> {
         let mut table = self.table();
         let path = table.child(parent, name)?;
-        let metadata = table.absolute(&path).symlink_metadata()?;
+        let metadata = table.reach(&path)?.symlink_metadata()?;
         if !metadata.is_dir() {
             return Err(libc::ENOTDIR.into());
         }
@@ -227,12 +225,12 @@ impl Core {
 
     /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
     pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
-        let absolute = table.absolute(path);
+        let reached = table.reach(path)?;
         let removal = table.before_removal(path, metadata);
         let device = self.io().device();
         match metadata.is_dir() {
-            true => device.remove_dir(&absolute, CrashPoint::NameRemoved)?,
-            false => device.remove_file(&absolute, CrashPoint::NameRemoved)?,
+            true => device.remove_dir(&reached, CrashPoint::NameRemoved)?,
+            false => device.remove_file(&reached, CrashPoint::NameRemoved)?,
         }
         table.removed(parent, path.file_name().unwrap_or_default(), removal);
         if metadata.is_file() {
@@ -246,7 +244,7 @@ impl Core {
     pub(super) fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr), flags: RenameFlags) -> Result<()> {
         let mut table = self.table();
         let (source, target) = (table.child(from.0, from.1)?, table.child(to.0, to.1)?);
-        let (old, new) = (table.absolute(&source), table.absolute(&target));
+        let (old, new) = (table.reach(&source)?, table.reach(&target)?);
         let moved = old.symlink_metadata()?;
         let there = match new.symlink_metadata() {
             Ok(metadata) => Some(metadata),
@@ -289,7 +287,7 @@ impl Core {
     ) -> Result<()> {
         let first = table.admit(&self.archive, a.0.0, a.0.1, a.2)?;
         let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
-        let (old, new) = (table.absolute(a.1), table.absolute(b.1));
+        let (old, new) = (table.reach(a.1)?, table.reach(b.1)?);
         match sys::renameat2(&old, &new, libc::RENAME_EXCHANGE) {
             // EINVAL is also the answer when one would become its own parent; three renames say so too.
             Err(error) if unsupported(&error) => self.exchange_by_hand(&old, &new)?,

@@ -5,22 +5,23 @@ use std::io;
 use std::path::Path;
 use std::sync::Weak;
 
-use super::Core;
 use super::inodes::Table;
 use super::node::{Place, file_id};
+use super::{Core, handles};
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use crate::store::{Id, Stub};
 
 impl Core {
     /// Whether the file is at rest and still at that path.
     fn at_rest(&self, table: &mut Table, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        let absolute = table.absolute(path);
-        let found = found_at(&table.absolute(Path::new("")), path)?;
+        let found = found_at(table.root(), path)?;
         if found.as_ref().map(file_id) != Some(expect) {
             return Ok(Outcome::Changed);
         }
         let ino = table.number(expect);
-        if table.get_mut(ino).is_some_and(|node| node.busy()) || self.written_behind(&absolute, path, expect)? {
+        if table.get_mut(ino).is_some_and(|node| node.busy())
+            || self.written_behind(&table.reach(path)?, path, expect)?
+        {
             return Ok(Outcome::Busy);
         }
         Ok(Outcome::Done)
@@ -82,16 +83,17 @@ impl Namespace for Core {
         if state != Outcome::Done {
             return Ok(state);
         }
-        let absolute = table.absolute(path);
-        let committed = commit(&absolute);
+        let reached = table.reach(path)?;
+        let generation = handles::generation(&reached);
+        let committed = commit(&reached);
         // Also if it failed: perhaps only after the rename.
-        let now = file_id(&absolute.symlink_metadata()?);
+        let now = file_id(&reached.symlink_metadata()?);
         if now != expect {
             let ino = table.number(expect);
-            table.replaced(expect, now);
+            table.replaced(expect, now, generation);
             if let Some(node) = table.get_mut(ino) {
                 node.file = now;
-                let stub = Place::named(absolute).open(true, false).and_then(|file| self.archive.stub(path, &file));
+                let stub = Place::named(reached).open(true, false).and_then(|file| self.archive.stub(path, &file));
                 node.stub = stub.unwrap_or_else(|error| {
                     // Never the block itself as content: reading is an error until the kernel has forgotten the node.
                     log::error!("{}: cannot be read after its release: {error}", path.display());
@@ -107,7 +109,7 @@ impl Namespace for Core {
 
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let mut table = self.table();
-        let found = match found_at(&table.absolute(Path::new("")), path)? {
+        let found = match found_at(table.root(), path)? {
             Some(found) if file_id(&found) == expect && !found.is_dir() => found,
             _ => return Ok(Outcome::Changed),
         };
@@ -124,7 +126,7 @@ impl Namespace for Core {
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let mut table = self.table();
-        match found_at(&table.absolute(Path::new("")), path)? {
+        match found_at(table.root(), path)? {
             Some(found) if file_id(&found) == expect && found.is_dir() => {
                 self.take_away_unasked(&mut table, path, &found)
             }

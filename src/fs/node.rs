@@ -4,17 +4,17 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use fuser::{BackingId, FileType};
+use fuser::{BackingId, FileType, Generation};
 
+use super::handles::NONE;
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
+use crate::store::beneath::{self, Reached};
 use crate::store::{Id, Stub};
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
@@ -29,6 +29,8 @@ pub(super) struct Node {
     pub(super) kind: FileType,
     /// The file in the store's tree. Changes at release and recall.
     pub(super) file: FileId,
+    /// What tells it from others that have had its number; never changes.
+    pub(super) generation: Generation,
     /// Parent and name, as far as looked up. A directory has one, an unlinked file none.
     pub(super) names: Vec<(u64, OsString)>,
     /// Entries of a directory, as far as looked up.
@@ -62,6 +64,7 @@ impl Node {
         Self {
             kind,
             file,
+            generation: NONE,
             names: Vec::new(),
             children: HashMap::new(),
             lookups: 0,
@@ -198,18 +201,18 @@ impl Handle {
 
 /// How to reach a node's file: by its path, or, when it has none any more, by what is held of it.
 pub(super) struct Place {
-    /// Absolute; for a held file a name in `/proc/self/fd`.
-    pub(super) path: PathBuf,
+    /// Of a held file a name in `/proc/self/fd`.
+    pub(super) path: Reached,
     held: Option<Arc<File>>,
 }
 
 impl Place {
-    pub(super) fn named(path: PathBuf) -> Self {
+    pub(super) fn named(path: Reached) -> Self {
         Self { path, held: None }
     }
 
     pub(super) fn held(file: Arc<File>) -> Self {
-        Self { path: PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())), held: Some(file) }
+        Self { path: beneath::by_descriptor(&file).into(), held: Some(file) }
     }
 
     /// Whether the last component of `path` is a link of `/proc` that must be followed; others never are.

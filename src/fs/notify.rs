@@ -1,11 +1,12 @@
 //! Tells the kernel to forget what it cached of a file.
 //!
 //! The kernel may wait for a page that a read is filling before it accepts an invalidation, and that read may wait
-//! for a lock of ours. So invalidations go out from a thread of their own, which holds no lock while it sends.
+//! for a lock of ours. So invalidations go out from a thread of their own, which holds no lock while it sends. One that
+//! is of attributes alone waits for no page: whoever answers an open sends it himself, before the answer.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use fuser::{INodeNo, Notifier};
@@ -33,6 +34,7 @@ pub(super) struct Invalidations {
     /// Taken for moments only, also under the inode table's lock; never held while sending.
     state: Mutex<State>,
     work: Condvar,
+    notifier: OnceLock<Notifier>,
 }
 
 impl Invalidations {
@@ -59,8 +61,17 @@ impl Invalidations {
         }
     }
 
+    /// Has the attributes of a file that is being opened asked for anew, from now on. Not under a lock of ours.
+    pub(super) fn attributes(&self, ino: u64) {
+        // A negative offset: no page.
+        if let Some(Err(error)) = self.notifier.get().map(|notifier| notifier.inval_inode(INodeNo(ino), -1, 0)) {
+            log::debug!("the kernel did not take an invalidation of the attributes of inode {ino}: {error}");
+        }
+    }
+
     /// Starts to send.
     pub(super) fn start(self: &Arc<Self>, notifier: Notifier) -> std::io::Result<JoinHandle<()>> {
+        let _ = self.notifier.set(notifier.clone());
         let queue = Arc::clone(self);
         std::thread::Builder::new().name("stepfs-notify".into()).spawn(move || queue.send(&notifier))
     }

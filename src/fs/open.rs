@@ -79,7 +79,14 @@ impl Core {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
         match self.try_open(ino, uid, Access::of(flags), reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
-                Some(backing) => reply.opened_passthrough(answer.fh, answer.flags, backing),
+                Some(backing) => {
+                    let access = Access::of(flags);
+                    if access.read && access.write {
+                        // Through a mapping it is changed unseen: what a look-up gave for a second holds no longer.
+                        self.invalidations.attributes(ino);
+                    }
+                    reply.opened_passthrough(answer.fh, answer.flags, backing);
+                }
                 None => reply.opened(answer.fh, answer.flags),
             },
             Ok(Step::First(wanted)) => {

@@ -11,6 +11,9 @@ use std::path::Path;
 /// Longest value that an extended attribute may have (`XATTR_SIZE_MAX`), and longest list of names.
 const XATTR_MAX: usize = 64 * 1024;
 
+/// Longest handle of a file (`MAX_HANDLE_SZ`).
+const HANDLE_MAX: usize = 128;
+
 /// Chooses the signal of a lease (fcntl.h); the libc crate has no name for it.
 const F_SETSIG: libc::c_int = 10;
 
@@ -66,6 +69,25 @@ pub(super) fn mknod(path: &Path, mode: u32, rdev: u64) -> io::Result<()> {
     let path = c(path)?;
     // SAFETY: `path` ends with NUL and outlives the call.
     check(unsafe { libc::mknod(path.as_ptr(), mode, rdev) })
+}
+
+/// What the file system calls a file by, for as long as it is there. It gives the same bytes to no other file.
+pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
+    /// As the kernel has it, with room for all that it may say.
+    #[repr(C)]
+    struct Handle {
+        bytes: libc::c_uint,
+        kind: libc::c_int,
+        data: [u8; HANDLE_MAX],
+    }
+    let path = c(path)?;
+    let (mut handle, mut mount) = (Handle { bytes: HANDLE_MAX as u32, kind: 0, data: [0; HANDLE_MAX] }, 0);
+    let at = (&raw mut handle).cast();
+    // SAFETY: `path` ends with NUL; `handle` begins as a file_handle and has room for the bytes that it says it has.
+    check(unsafe { libc::name_to_handle_at(libc::AT_FDCWD, path.as_ptr(), at, &raw mut mount, 0) })?;
+    let mut name = handle.kind.to_le_bytes().to_vec();
+    name.extend_from_slice(&handle.data[..(handle.bytes as usize).min(HANDLE_MAX)]);
+    Ok(name)
 }
 
 /// Renames with `RENAME_*` flags.

@@ -20,6 +20,7 @@ use super::node::{Opened, Source, file_id};
 use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
+use crate::store::beneath::Reached;
 use crate::store::durable::CrashPoint;
 use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
@@ -199,7 +200,7 @@ impl Core {
         let replacement = file_id(&opened.metadata()?);
         let paths = table.paths(ino);
         let held = stale.then_some(original);
-        let directories = if nameless { Vec::new() } else { self.put(&table, ino, &now, &new.0)? };
+        let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &new.0)? };
         if stale {
             let names = table.node(ino)?.names.clone();
             for (parent, name) in names {
@@ -209,7 +210,8 @@ impl Core {
             node.held = held;
             node.superseded = true;
         } else {
-            table.replaced(file, replacement);
+            let generation = table.generation(ino);
+            table.replaced(file, replacement, generation);
             let node = table.node_mut(ino)?;
             node.file = replacement;
             node.stub = None;
@@ -231,7 +233,7 @@ impl Core {
         }
         drop(table);
         self.invalidations.inode(ino);
-        sync_replaced(self.io(), &directories)?;
+        sync_replaced(self.io(), &put.directories)?;
         if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
     }
 
@@ -273,28 +275,36 @@ impl Core {
     }
 
     /// Renames `new` over every name of a stub and puts the times of their directories back; answers the directories.
-    fn put(&self, table: &Table, ino: u64, stub: &Metadata, new: &Path) -> Result<Vec<PathBuf>> {
+    fn put(&self, table: &Table, ino: u64, stub: &Metadata, new: &Path) -> Result<Put> {
         let names = if stub.nlink() > 1 {
             let mut found = Vec::new();
-            let root = table.absolute(Path::new(""));
-            every_name(&root, file_id(stub), &mut found)?;
+            every_name(table, Path::new(""), file_id(stub), &mut found)?;
             found
         } else {
             vec![table.place(ino)?.path]
         };
-        Ok(replace_stub(self.io(), new, &names, &mut || self.temporary())?)
+        let directories = replace_stub(self.io(), new, &names, &mut || self.temporary())?;
+        Ok(Put { directories, _names: names })
     }
 }
 
-/// All names of a file below `directory`. Only needed for a stub with several links.
-fn every_name(directory: &Path, file: FileId, found: &mut Vec<PathBuf>) -> io::Result<()> {
-    for entry in std::fs::read_dir(directory)? {
+/// Where a file was put.
+#[derive(Default)]
+struct Put {
+    directories: Vec<PathBuf>,
+    /// What keeps those paths good.
+    _names: Vec<Reached>,
+}
+
+/// All names of a file below `directory`, a path inside the tree. Only needed for a stub with several links.
+fn every_name(table: &Table, directory: &Path, file: FileId, found: &mut Vec<Reached>) -> io::Result<()> {
+    for entry in std::fs::read_dir(table.reach(directory)?)? {
         let entry = entry?;
-        let metadata = entry.metadata()?;
+        let (path, metadata) = (directory.join(entry.file_name()), entry.metadata()?);
         if metadata.is_dir() {
-            every_name(&entry.path(), file, found)?;
+            every_name(table, &path, file, found)?;
         } else if file_id(&metadata) == file {
-            found.push(entry.path());
+            found.push(table.reach(&path)?);
         }
     }
     Ok(())

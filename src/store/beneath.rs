@@ -8,6 +8,7 @@
 use std::ffi::{CString, OsStr};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,6 +16,9 @@ use std::path::{Component, Path, PathBuf};
 
 /// To go on from it only: no permission to read is needed, and nothing waits.
 const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
+
+/// Longest path that is used as it is: the kernel takes 4,095 bytes, and a step may need another name in the same directory.
+const LONGEST: usize = 4095 - 256;
 
 fn os(code: i32) -> io::Error {
     io::Error::from_raw_os_error(code)
@@ -94,10 +98,51 @@ pub fn metadata(root: &Path, path: &Path) -> io::Result<Metadata> {
     hold(root, path)?.metadata()
 }
 
-/// The path of what is at `path` below `root`: for steps that go by a name, after it was seen that no link is on the way.
-pub fn joined(root: &Path, path: &Path) -> PathBuf {
+/// A path for calls that go by one, and what keeps it good.
+#[derive(Debug)]
+pub struct Reached {
+    path: PathBuf,
+    /// The path begins with this descriptor.
+    _from: Option<File>,
+}
+
+impl Deref for Reached {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for Reached {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl From<PathBuf> for Reached {
+    fn from(path: PathBuf) -> Reached {
+        Reached { path, _from: None }
+    }
+}
+
+/// What is at `path` below `root`, for steps that go by a name; whoever takes them knows that no link is on the way.
+///
+/// A path may be longer than the kernel takes in one call. Then the answer begins with the descriptor of the directory two
+/// above: it is short, and its parent is a name like any other.
+///
+/// # Errors
+/// What the device reports of a directory on the way, for long paths only; as of [`open`].
+pub fn reach(root: &Path, path: &Path) -> io::Result<Reached> {
     // `join("")` would end in a slash.
-    if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) }
+    let whole = if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) };
+    if whole.as_os_str().len() <= LONGEST {
+        return Ok(whole.into());
+    }
+    let names = names(path)?;
+    let Some((above, last)) = names.split_last_chunk::<2>() else { return Ok(whole.into()) };
+    let from = walk(root, above)?;
+    Ok(Reached { path: by_descriptor(&from).join(last[0]).join(last[1]), _from: Some(from) })
 }
 
 /// A path that leads to an open file or directory, whatever has become of its name.
@@ -131,6 +176,31 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_path_of_any_length_is_reached() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "n".repeat(200);
+        let mut path = PathBuf::new();
+        for level in 0..50 {
+            fs::create_dir(reach(dir.path(), &path.join(&name)).unwrap()).unwrap();
+            path.push(&name);
+            let (file, other) = (path.join("f"), path.join("g"));
+            let reached = reach(dir.path(), &file).unwrap();
+            assert!(reached.as_os_str().len() <= LONGEST);
+            fs::write(&reached, format!("{level}")).unwrap();
+            // Its directory is no link, whatever the path begins with.
+            assert!(fs::symlink_metadata(reached.parent().unwrap()).unwrap().is_dir());
+            fs::rename(reached, reach(dir.path(), &other).unwrap()).unwrap();
+            assert!(!reach(dir.path(), &file).unwrap().exists());
+            assert_eq!(
+                open_file(dir.path(), &other).unwrap().metadata().unwrap().len(),
+                format!("{level}").len() as u64
+            );
+        }
+        assert!(reach(dir.path(), &path.join("none").join("f")).unwrap().symlink_metadata().is_err());
+        assert_eq!(reach(dir.path(), Path::new("")).unwrap().as_os_str(), dir.path());
+    }
 
     #[test]
     fn nothing_outside_is_reached() {

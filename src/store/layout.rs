@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::durable::{self, CrashPoint, Io};
+use super::durable::{self, CrashPoint, DeviceFile, Io, Synced, Witness};
 use super::object::Id;
 use super::settings::{self, Settings};
 use super::{Error, Profile, Profiles, access, beneath, profile_mark, release, rescue};
@@ -28,6 +28,8 @@ pub struct Store {
     root: PathBuf,
     settings: Settings,
     io: Io,
+    /// None of a store that is only looked at.
+    witness: Option<Witness>,
     /// Released by the kernel when the process ends, however it ends.
     _lock: Option<File>,
 }
@@ -56,7 +58,9 @@ impl Store {
             None => take_lock(&root)?,
         };
         make_directories(&io, &root)?;
-        let store = Store { root, settings, io, _lock: Some(lock) };
+        // Before anything of the tree can be written.
+        let witness = Some(Witness::new(&root.join("tree")).map_err(Error::io(&root))?);
+        let store = Store { root, settings, io, witness, _lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
         store.io.empty(&store.tmp(), CrashPoint::TmpEmptied).map_err(Error::io(store.tmp()))?;
         Ok(store)
@@ -107,7 +111,7 @@ impl Store {
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
         let settings = read_settings(&root)?;
         DIRECTORIES.iter().try_for_each(|name| real_directory(&root.join(name)))?;
-        Ok(Store { root, settings, io: Io::disk(), _lock: None })
+        Ok(Store { root, settings, io: Io::disk(), witness: None, _lock: None })
     }
 
     /// Whether some process has the store open for writing.
@@ -131,6 +135,24 @@ impl Store {
     /// What everything durable of the store goes through.
     pub fn io(&self) -> &Io {
         &self.io
+    }
+
+    /// Makes a file of the tree durable that nobody writes any more.
+    ///
+    /// # Errors
+    /// As of [`Io::sync_file`]; not what the kernel reports although nothing was lost ([`Synced::Proven`]).
+    pub fn sync_written(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<Synced> {
+        match &self.witness {
+            Some(witness) => witness.sync(file, at),
+            None => file.sync(at).map(|()| Synced::Told),
+        }
+    }
+
+    /// A program's own fsync of a file of the tree failed: its bytes may be lost, and the kernel says so only once.
+    pub fn sync_failed(&self, file: &File, error: &io::Error) {
+        if let Some(witness) = &self.witness {
+            witness.was_told(file, error);
+        }
     }
 
     /// The store's name.

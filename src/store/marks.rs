@@ -5,13 +5,13 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use xattr::FileExt as _;
 
-use super::Profile;
 use super::durable::{Attribute, CrashPoint, DeviceFile};
 use super::object::Id;
+use super::{Profile, beneath};
 
 /// A user wants this file, or all files below this directory, to stay.
 pub const PIN: &str = "user.stepfs.pin";
@@ -28,7 +28,7 @@ pub const RECALLED: &str = "user.stepfs.recalled";
 /// What the device reports; a file system without such attributes has no pins.
 pub fn is_pinned(tree: &Path, path: &Path) -> io::Result<bool> {
     for above in path.ancestors() {
-        if has_pin(&absolute(tree, above))? {
+        if read_at(tree, above, PIN)?.is_some() {
             return Ok(true);
         }
     }
@@ -50,7 +50,7 @@ pub fn has_pin(path: &Path) -> io::Result<bool> {
 /// What the device reports; nothing is set on a file system without such attributes.
 pub fn profile_mark(tree: &Path, path: &Path) -> io::Result<Option<Profile>> {
     for above in path.ancestors() {
-        let Some(value) = read(&absolute(tree, above), PROFILE)? else { continue };
+        let Some(value) = read_at(tree, above, PROFILE)? else { continue };
         let name = String::from_utf8_lossy(&value);
         match name.parse() {
             Ok(profile) => return Ok(Some(profile)),
@@ -61,13 +61,17 @@ pub fn profile_mark(tree: &Path, path: &Path) -> io::Result<Option<Profile>> {
     Ok(None)
 }
 
-fn absolute(tree: &Path, path: &Path) -> PathBuf {
-    // `join("")` would end in a slash.
-    if path.as_os_str().is_empty() { tree.to_path_buf() } else { tree.join(path) }
+/// A mark on what is at `path` inside the tree.
+fn read_at(tree: &Path, path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    unless_gone(beneath::reach(tree, path).and_then(|path| xattr::get(&path, name)))
 }
 
 fn read(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
-    match xattr::get(path, name) {
+    unless_gone(xattr::get(path, name))
+}
+
+fn unless_gone(value: io::Result<Option<Vec<u8>>>) -> io::Result<Option<Vec<u8>>> {
+    match value {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EOPNOTSUPP)) => Ok(None),
         value => value,
     }

@@ -298,7 +298,7 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
             Err(_) => continue,
         };
         let stub = Stub::read_on(&file, store.id()).ok().flatten();
-        let directory = beneath::joined(&tree, above);
+        let directory = beneath::reach(&tree, above)?;
         if stub.is_some_and(|stub| stub.object == note.object) && was_last_changed_by(&file, &directory)? {
             // Not where a link leads to.
             beneath::open_dir(&tree, above)?;

@@ -16,11 +16,11 @@ use super::durable::{CrashPoint, Io, Times, parent};
 pub fn replace_stub(
     io: &Io,
     new: &Path,
-    names: &[PathBuf],
+    names: &[impl AsRef<Path>],
     temporary: &mut dyn FnMut() -> PathBuf,
 ) -> io::Result<Vec<PathBuf>> {
     let mut directories: Vec<PathBuf> = Vec::new();
-    for (i, name) in names.iter().enumerate() {
+    for (i, name) in names.iter().map(AsRef::as_ref).enumerate() {
         let directory = parent(name);
         let times = Times::of(&fs::symlink_metadata(directory)?);
         if i + 1 == names.len() {

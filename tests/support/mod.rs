@@ -81,6 +81,11 @@ impl Mounted {
         assert_eq!(mounted, plain, "on the mount (left) and on a plain directory (right)");
     }
 
+    /// Unmounts and mounts again: the kernel forgets all that it knew.
+    pub fn remounted(self, passthrough: bool) -> Self {
+        Self::on(self.unmount_keeping(), passthrough)
+    }
+
     pub fn unmount(self) {
         drop(self.unmount_keeping());
     }

@@ -18,7 +18,7 @@ impl Fixture {
     fn enter(&mut self, parent: u64, name: &str) -> u64 {
         let name = OsStr::new(name);
         let path = self.table.child(parent, name).unwrap();
-        let metadata = self.table.absolute(&path).symlink_metadata().unwrap();
+        let metadata = self.table.reach(&path).unwrap().symlink_metadata().unwrap();
         let ino = self.table.admit(&self.archive, parent, name, &metadata).unwrap();
         self.table.count(ino);
         ino

@@ -8,6 +8,7 @@
 //! own files in a mount, except when they ask for it to be durable.
 
 mod device;
+mod evidence;
 mod file;
 mod io;
 mod point;
@@ -18,6 +19,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 
 pub use device::{Attribute, Device, Disk, Times};
+pub use evidence::{Synced, Witness};
 pub use file::DeviceFile;
 pub use io::Io;
 pub use point::CrashPoint;

@@ -42,7 +42,6 @@ cases! {
 
 /// Where the mount differs: the beginning of the lines, in which modes, and why. docs/SEMANTICS.md has them in words.
 const DEVIATIONS: &[(&str, Modes, &str)] = &[
-    ("long_paths: 30 directories", Modes::Both, "the daemon goes by paths, which the kernel limits"),
     ("a_whiteout: RENAME_WHITEOUT", Modes::Both, "only for layers of an overlay"),
     ("a_device_is_opened: opened", Modes::Both, "mounted nodev"),
     ("a_set_user_id_program_is_run", Modes::Both, "mounted nosuid"),

@@ -1,0 +1,190 @@
+//! What becomes of a file that cannot be made durable, or is not there any more. Needs root, ext4 and loop devices.
+
+mod support;
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use stepfs::archive::{Archive, AtRest};
+use stepfs::store::Store;
+use support::{Mapping, Mounted, attribute, errno, wait_until};
+
+const PAGE: usize = 4096;
+const LEN: usize = 8 * PAGE;
+const NOT_DURABLE: &str = "could not be made durable";
+
+/// A page that direct writes can be made from.
+#[repr(align(4096))]
+struct Page([u8; PAGE]);
+
+/// Writes to the first page of a file directly while it is stored to through a mapping.
+fn write_both_ways(path: &Path) {
+    let file = File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    file.write_all_at(&vec![1; LEN], 0).unwrap();
+    file.sync_all().unwrap();
+    let direct = File::options().write(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+    let (over, page) = (AtomicBool::new(false), Page([2; PAGE]));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut mapping = Mapping::new(&file);
+            while !over.load(Ordering::Relaxed) {
+                mapping.bytes()[7] = mapping.bytes()[7].wrapping_add(1);
+                file.write_all_at(&[3; 100], 200).unwrap();
+            }
+        });
+        for _ in 0..60 {
+            direct.write_all_at(&page.0, 0).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    // All pages are the program's last word, and go to the device.
+    file.write_all_at(&vec![4; LEN], 0).unwrap();
+}
+
+/// Direct and buffered writes meet by chance; as a rule they do so at the first attempt.
+fn until_met(attempt: impl Fn() -> bool) {
+    assert!((0..50).any(|_| attempt()), "the writes did not meet, or somebody else was told");
+}
+
+/// Whether the kernel noted an error for a file since `before` was opened.
+fn an_error_was_noted(before: &File) -> bool {
+    errno(before.sync_all()) == libc::EIO
+}
+
+#[test]
+fn direct_and_buffered_writes_that_met_are_durable() {
+    let m = Mounted::new(true);
+    let path = m.mnt().join("f");
+    let why = || attribute(&path, "user.stepfs.why").unwrap_or_default();
+    until_met(|| {
+        File::create(&path).unwrap();
+        let before = File::open(m.tree().join("f")).unwrap();
+        write_both_ways(&path);
+        wait_until("it is known why it stays", || !why().is_empty());
+        assert_ne!(why(), NOT_DURABLE);
+        assert!(fs::read(&path).unwrap() == vec![4; LEN]);
+        an_error_was_noted(&before)
+    });
+}
+
+/// A file system on a device that has less room than it says: what does not fit is lost when pages are written.
+struct Small {
+    dir: tempfile::TempDir,
+}
+
+impl Small {
+    fn new(room: &str) -> Small {
+        let small = Small { dir: tempfile::tempdir().unwrap() };
+        let (below, image) = (small.dir.path().join("below"), small.dir.path().join("below/image"));
+        fs::create_dir(&below).unwrap();
+        fs::create_dir(small.root()).unwrap();
+        run(Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={room}"), "tmpfs"]).arg(&below));
+        File::create(&image).unwrap().set_len(300 << 20).unwrap();
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard", "-O", "^has_journal"]).arg(&image));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(small.root()));
+        small
+    }
+
+    fn grow(&self) {
+        run(Command::new("mount").args(["-o", "remount,size=200m"]).arg(self.dir.path().join("below")));
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+}
+
+fn run(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}: this test needs root and loop devices");
+}
+
+/// More bytes than a [`Small`] file system has room for, other ones in each page.
+fn more_than_fits() -> Vec<u8> {
+    (0..80u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        for name in ["mnt", "below"] {
+            let _ = Command::new("umount").arg("-l").arg(self.dir.path().join(name)).status();
+        }
+    }
+}
+
+#[test]
+fn what_did_not_reach_the_device_is_never_called_durable() {
+    let small = Small::new("40m");
+    let archive = Archive::open(Store::open(&small.root().join("store")).unwrap()).unwrap();
+    archive.start(Arc::new(AtRest::of(archive.store())));
+    let tree = archive.store().tree();
+    let why = |name: &str| {
+        let why = archive.attribute(Path::new(name), "why").unwrap_or_default();
+        String::from_utf8(why).unwrap()
+    };
+    let sealed = |name: &str, write: &dyn Fn(&Path)| {
+        archive.opened_for_writing(Path::new(name));
+        write(&tree.join(name));
+        archive.sealed(Path::new(name));
+        wait_until("it is sealed", || !why(name).is_empty());
+    };
+    until_met(|| {
+        let before = File::create(tree.join("met")).unwrap();
+        sealed("met", &write_both_ways);
+        assert_ne!(why("met"), NOT_DURABLE);
+        an_error_was_noted(&before)
+    });
+    sealed("lost", &|path| fs::write(path, more_than_fits()).unwrap());
+    assert_eq!(why("lost"), NOT_DURABLE);
+    // The device is well again. But from now on nobody can say whose bytes they were.
+    small.grow();
+    until_met(|| {
+        let before = File::create(tree.join("later")).unwrap();
+        sealed("later", &write_both_ways);
+        let met = why("later") == NOT_DURABLE;
+        assert_eq!(met, an_error_was_noted(&before));
+        met
+    });
+    archive.stop();
+}
+
+/// The kernel tells the first who asks, which is the program. It goes on, and closes the file.
+#[test]
+fn what_a_program_was_told_is_not_durable_counts_for_stepfs_too() {
+    let small = Small::new("40m");
+    let m = Mounted::on(tempfile::tempdir_in(small.root()).unwrap(), true);
+    let path = m.mnt().join("f");
+    let file = File::create(&path).unwrap();
+    file.write_all_at(&more_than_fits(), 0).unwrap();
+    assert_ne!(errno(file.sync_all()), 0);
+    // Until the kernel has nothing more to say: that proves nothing.
+    assert!((0..10).any(|_| errno(file.sync_all()) == 0));
+    small.grow();
+    drop(file);
+    let why = || attribute(&path, "user.stepfs.why").unwrap_or_default();
+    wait_until("it is sealed", || attribute(&path, "user.stepfs.state").as_deref() != Some("staged"));
+    wait_until("it is said why it stays", || !why().is_empty());
+    assert_eq!(why(), NOT_DURABLE);
+    // Saved again, it is a file like any other.
+    fs::write(&path, "again").unwrap();
+    wait_until("it is durable", || why() == "small");
+    m.unmount();
+}
+
+/// A path that led through a directory, which is a file now: nothing is tried there for ever.
+#[test]
+fn what_a_file_took_the_place_of_is_given_up() {
+    let m = Mounted::new(true);
+    fs::write(m.mnt().join("d"), "a file").unwrap();
+    for name in ["d/f", "d/e/f", "none/f"] {
+        m.archive.opened_for_writing(Path::new(name));
+        m.archive.sealed(Path::new(name));
+    }
+    wait_until("nothing is left to be done", || m.archive.queue().queued == 0);
+    // What is there was not forgotten with it.
+    let why = || attribute(&m.mnt().join("d"), "user.stepfs.why");
+    wait_until("the file is sealed", || why().as_deref() == Some("small"));
+}
