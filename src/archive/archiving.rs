@@ -1,6 +1,5 @@
 //! Archives a sealed file of which a newer state is sealed too: choose the base, write the difference to it, commit.
 
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,9 +14,10 @@ use crate::store::{Profile, Profiles, is_pinned};
 use super::base::Base;
 use super::catalog::{Held, Sealed, State, Step, Task};
 use super::difference::{Difference, Written};
+use super::error::{StepError, StepResult};
 use super::resident::ResidentReason;
 use super::threads::Pause;
-use super::{Archive, Outcome, ReadError, lineage, yield_to_others};
+use super::{Archive, Outcome, lineage, yield_to_others};
 
 impl Archive {
     /// What each encoder does until the archive stops.
@@ -35,7 +35,7 @@ impl Archive {
     }
 
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
-    fn archive_file(&self, task: &Task, sealed: &Arc<Sealed>, newer: &(PathBuf, Arc<Sealed>)) -> io::Result<()> {
+    fn archive_file(&self, task: &Task, sealed: &Arc<Sealed>, newer: &(PathBuf, Arc<Sealed>)) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         let source = self.open_file(path)?;
         let metadata = source.metadata()?;
@@ -91,7 +91,7 @@ impl Archive {
     }
 
     /// Whether the file is pinned: then it is held.
-    fn is_held_by_pin(&self, path: &Path, version: u64) -> io::Result<bool> {
+    fn is_held_by_pin(&self, path: &Path, version: u64) -> StepResult<bool> {
         if !is_pinned(&self.store.tree(), path)? {
             return Ok(false);
         }
@@ -123,17 +123,17 @@ impl Archive {
         (source, profiles): (&DeviceFile, &Profiles),
         newer: &(PathBuf, Arc<Sealed>),
         stale: &(dyn Fn() -> bool + Sync),
-    ) -> io::Result<Option<Id>> {
+    ) -> StepResult<Option<Id>> {
         let after = self.open_file(&newer.0)?;
         if !newer.1.describes(&after.metadata()?) {
             // Changed without a note: a program set its time, or writes through a mapping.
             self.catalog().has_changed(&newer.0, &newer.1);
-            return Err(io::ErrorKind::Interrupted.into());
+            return Err(StepError::Superseded);
         }
         let (mut description, of_newer) = (describe(source)?, describe(&after)?);
         // What is archived is what was sealed, or nothing.
         if lineage::signature(&description) != sealed.signature {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Err(StepError::Superseded);
         }
         self.prove_by_companions(path, &mut description);
         let profiles = match self.workers.install(|| description.is_intact(source))? {
@@ -147,7 +147,7 @@ impl Archive {
         let base = self.base(sealed, &description, &source, profiles.policy())?;
         let sealed = (sealed, &profiles, written);
         match self.write_difference(path, sealed, own, newer, &base, stale) {
-            Err(error) if base.chain.is_some() && error.get_ref().is_some_and(|inner| inner.is::<ReadError>()) => {
+            Err(error @ StepError::Object(_)) if base.chain.is_some() => {
                 log::error!("{error}; {} begins a new chain", path.display());
                 let note = "keyframe: the state before is damaged";
                 let none = Base { note, ..Base::default() };
@@ -166,7 +166,7 @@ impl Archive {
         (after, of_newer): (&(dyn ReadAt + Sync), &Description),
         base: &Base,
         stale: &(dyn Fn() -> bool + Sync),
-    ) -> io::Result<Option<Id>> {
+    ) -> StepResult<Option<Id>> {
         let difference = Difference {
             path,
             sealed,

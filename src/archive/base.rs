@@ -10,6 +10,7 @@ use crate::store::{Hold, Id, MAX_CHAIN};
 
 use super::Archive;
 use super::catalog::Sealed;
+use super::error::{StepError, StepResult};
 use super::plan::{read_tile, without_edges};
 
 /// Another lineage's state is the base when its distance is below this share of the own one's. The same state saved
@@ -102,7 +103,7 @@ impl Archive {
         description: &Description,
         source: &dyn ReadAt,
         policy: Option<Policy>,
-    ) -> io::Result<Base> {
+    ) -> StepResult<Base> {
         let mut base = Base::default();
         if description.tensors.is_empty() {
             return Ok(base);
@@ -132,7 +133,7 @@ impl Archive {
             twin,
         };
         // Before it is opened: garbage is collected meanwhile.
-        let Some(hold) = self.objects.hold(nearest.id) else { return Err(io::ErrorKind::Interrupted.into()) };
+        let Some(hold) = self.objects.hold(nearest.id) else { return Err(StepError::Superseded) };
         match self.recall.chain(nearest.id) {
             Ok(chain) => {
                 base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root));

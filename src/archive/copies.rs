@@ -9,6 +9,7 @@ use crate::store::{is_pinned, mark_recalled};
 
 use super::Archive;
 use super::catalog::{Sealed, State, Task};
+use super::error::StepResult;
 
 impl Archive {
     /// Whether a file that was just closed may be a copy of what an object decodes to. Looks at no byte. A file that lay there when
@@ -24,7 +25,7 @@ impl Archive {
 
     /// Archives a file that is a copy of what an object decodes to by that object: it may become a stub without a newer state, since
     /// nothing is lost by that. Any other file is sealed.
-    pub(super) fn compare_with_objects(&self, task: &Task, sealed: &Arc<Sealed>) -> io::Result<()> {
+    pub(super) fn compare_with_objects(&self, task: &Task, sealed: &Arc<Sealed>) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         let source = self.open_file(path)?;
         if !sealed.describes(&source.metadata()?) {

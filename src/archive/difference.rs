@@ -1,6 +1,5 @@
 //! From a file to its object: plan, encode, close, read back, compare. What becomes of the object is for others to say.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use crate::store::object::{Header, ObjectWriter};
 
 use super::base::Base;
 use super::catalog::Sealed;
+use super::error::StepResult;
 use super::job::Job;
 use super::workers::Workers;
 use super::{STAGES, encode, original, plan, verify};
@@ -52,13 +52,13 @@ impl Difference<'_> {
     /// Encodes the file as difference to the base, or as keyframe. `None`: not worth it.
     ///
     /// # Errors
-    /// `Interrupted` when cancelled; `InvalidData` when it does not decode to what it should; what the device reports.
-    pub(super) fn write(&self) -> io::Result<Option<Written>> {
+    /// [`StepError::Cancelled`]; `InvalidData` when it does not decode to what it should; what the device reports.
+    pub(super) fn write(&self) -> StepResult<Option<Written>> {
         original::beside(self.written, self.sealed.len, self.cancelled, |original| self.write_with(original))
     }
 
     /// `original` gives the hash of the file as it was written.
-    fn write_with(&self, original: original::Pending<'_>) -> io::Result<Option<Written>> {
+    fn write_with(&self, original: original::Pending<'_>) -> StepResult<Option<Written>> {
         let Difference { sealed, base, .. } = *self;
         let (source, description) = self.own;
         let material = plan::Material {

@@ -12,6 +12,7 @@ use crate::container::Patch;
 use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, gaps};
 
 use super::STAGES;
+use super::error::{StepError, StepResult};
 use super::job::Job;
 use super::plan::{Plan, tiles};
 use super::published::Fits;
@@ -33,8 +34,8 @@ pub(super) struct Encoded {
 /// Encodes the file into `writer`. Memory: the tiles that `workers` have in flight, whatever the size of the file.
 ///
 /// # Errors
-/// `Interrupted` when cancelled; what the device reports.
-pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) -> io::Result<Encoded> {
+/// [`StepError::Cancelled`]; what the device reports.
+pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) -> StepResult<Encoded> {
     let done: Vec<OnceLock<Done>> = job.plans.iter().map(|_| OnceLock::new()).collect();
     let first_moments = first_moments(job);
     let fits = workers.install(|| Fits::of(job))?;
@@ -140,7 +141,7 @@ impl Open<'_> {
 }
 
 impl<'a> Output<'a, '_> {
-    fn write(mut self) -> io::Result<()> {
+    fn write(mut self) -> StepResult<()> {
         let (parts, encoder, workers) = (self.parts, self.encoder, self.workers);
         let tiles = |part: &Part| tiles(&encoder.job.plans[part.at].tensor);
         let numbers = parts.iter().enumerate().flat_map(|(part, of)| (0..tiles(of)).map(move |tile| (part, tile)));
@@ -162,9 +163,9 @@ impl<'a> Output<'a, '_> {
         self.go_to(parts.len())
     }
 
-    fn take(&mut self, part: usize, made: Made) -> io::Result<()> {
+    fn take(&mut self, part: usize, made: Made) -> StepResult<()> {
         if (self.encoder.job.cancelled)() {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Err(StepError::Cancelled);
         }
         self.go_to(part)?;
         match (made?, &mut self.open) {
@@ -179,7 +180,7 @@ impl<'a> Output<'a, '_> {
     }
 
     /// Ends all parts before this one, those without tiles too.
-    fn go_to(&mut self, part: usize) -> io::Result<()> {
+    fn go_to(&mut self, part: usize) -> StepResult<()> {
         while self.current < part {
             self.end()?;
             self.current += 1;
@@ -201,7 +202,7 @@ impl<'a> Output<'a, '_> {
         Ok(())
     }
 
-    fn end(&mut self) -> io::Result<()> {
+    fn end(&mut self) -> StepResult<()> {
         let part = &self.parts[self.current];
         let (job, done) = (self.encoder.job, self.encoder.done);
         match self.open.take() {
@@ -224,7 +225,7 @@ impl<'a> Output<'a, '_> {
     }
 
     /// Writes a tensor that does not fit its codec.
-    fn lossless(&mut self, at: usize) -> io::Result<Done> {
+    fn lossless(&mut self, at: usize) -> StepResult<Done> {
         let (encoder, job, writer) = (self.encoder, self.encoder.job, &mut *self.writer);
         let coding = job.plans[at].lossless(job.source, job.base)?;
         let mut tensor = TensorWriter::begin(job, writer, at, coding, None)?;
@@ -233,7 +234,7 @@ impl<'a> Output<'a, '_> {
             let tile = tile?.ok_or(io::ErrorKind::InvalidData)?;
             tensor.put(writer, &tile)
         })?;
-        tensor.finish()
+        Ok(tensor.finish()?)
     }
 }
 

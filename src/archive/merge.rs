@@ -1,14 +1,14 @@
 //! States that nobody names any more: what is a difference to them is merged over them, one object at a time.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::recall::{Chain, ReadError};
+use crate::recall::Chain;
 use crate::store::{Id, Merge};
 
+use super::error::{StepError, StepResult};
 use super::housekeeper::Housekeeper;
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};
@@ -65,7 +65,7 @@ impl Housekeeper<'_> {
         waits && merging.merge.above.is_none_or(|above| self.archive.objects.stays(above, &self.keep))
     }
 
-    fn take_step(&mut self, mut merging: Merging) -> io::Result<()> {
+    fn take_step(&mut self, mut merging: Merging) -> StepResult<()> {
         if merging.todo.is_empty() {
             let (worth_it, chosen) = self.is_worth_it(&merging.merge)?;
             if !worth_it {
@@ -88,7 +88,7 @@ impl Housekeeper<'_> {
 
     /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked again
     /// before something about it has changed.
-    fn is_worth_it(&self, merge: &Merge) -> io::Result<(bool, Option<Option<Id>>)> {
+    fn is_worth_it(&self, merge: &Merge) -> StepResult<(bool, Option<Option<Id>>)> {
         let stored = |id: &Id| self.archive.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();
         if let ([heir], true) = (merge.heirs.as_slice(), merge.is_line) {
@@ -115,13 +115,13 @@ impl Housekeeper<'_> {
 
     /// The parent with which an heir takes the least room, and how much that is: the next one above that stays, or another
     /// that has the keyframe, like the first of the heirs.
-    fn cheapest(&self, heir: Id, merge: &Merge) -> io::Result<(Option<Id>, f64)> {
+    fn cheapest(&self, heir: Id, merge: &Merge) -> StepResult<(Option<Id>, f64)> {
         let old = self.archive.recall.chain(heir)?;
-        let estimate = |parent: Option<Id>| -> io::Result<f64> {
+        let estimate = |parent: Option<Id>| -> StepResult<f64> {
             let parent = self.chain_of(parent)?;
             let breathe = || breathe(self.archive);
             let change = Move { old: &old, parent: parent.as_ref(), breathe: &breathe };
-            self.archive.workers.install(|| change.estimate())
+            Ok(self.archive.workers.install(|| change.estimate())?)
         };
         let mut best = (merge.above, estimate(merge.above)?);
         let first = merge.heirs.first().copied().filter(|first| self.archive.objects.can_follow(heir, *first, merge));
@@ -137,14 +137,14 @@ impl Housekeeper<'_> {
                 Ok(bytes) if bytes < BETTER * best.1 => best = (Some(sibling), bytes),
                 Ok(_) => {}
                 // One that cannot be decoded is none.
-                Err(error) if is_damage(&error) => log::error!("{error}"),
+                Err(error) if error.is_damage() => log::error!("{error}"),
                 Err(error) => return Err(error),
             }
         }
         Ok(best)
     }
 
-    fn reparent(&self, heir: Id, parent: Option<Id>) -> io::Result<()> {
+    fn reparent(&self, heir: Id, parent: Option<Id>) -> StepResult<()> {
         let started = Instant::now();
         let old = self.archive.recall.chain(heir)?;
         let chain = self.chain_of(parent)?;
@@ -164,7 +164,7 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    fn chain_of(&self, parent: Option<Id>) -> io::Result<Option<Chain>> {
+    fn chain_of(&self, parent: Option<Id>) -> StepResult<Option<Chain>> {
         Ok(match parent {
             Some(parent) => Some(self.archive.recall.chain(parent)?),
             None => None,
@@ -172,10 +172,10 @@ impl Housekeeper<'_> {
     }
 
     /// How long to wait, and why merging stalls if it does.
-    fn merge_failed(&self, dying: &[Id], error: &io::Error) -> (Duration, Option<String>) {
-        match error.kind() {
-            io::ErrorKind::Interrupted => (Duration::ZERO, None),
-            _ if is_damage(error) => {
+    fn merge_failed(&self, dying: &[Id], error: &StepError) -> (Duration, Option<String>) {
+        match error {
+            StepError::Cancelled | StepError::Superseded => (Duration::ZERO, None),
+            _ if error.is_damage() => {
                 log::error!("{error}; removed states that others are differences to are left as they are");
                 self.archive.objects.share(dying);
                 (Duration::ZERO, None)
@@ -192,16 +192,10 @@ impl Housekeeper<'_> {
 /// Between two batches of tiles: a store that is being closed does not wait for what only frees room.
 ///
 /// # Errors
-/// `Interrupted` when it is; what was begun is begun again at the next mount.
-fn breathe(archive: &Archive) -> io::Result<()> {
+/// [`StepError::Cancelled`] when it is; what was begun is begun again at the next mount.
+fn breathe(archive: &Archive) -> StepResult<()> {
     match archive.is_stopping() {
-        true => Err(io::ErrorKind::Interrupted.into()),
+        true => Err(StepError::Cancelled),
         false => Ok(()),
     }
-}
-
-/// Whether something cannot be decoded, as opposed to a device that cannot give it just now.
-fn is_damage(error: &io::Error) -> bool {
-    let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ReadError>());
-    inner.is_some_and(ReadError::is_damage)
 }

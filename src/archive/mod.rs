@@ -14,6 +14,7 @@ mod companions;
 mod copies;
 mod difference;
 mod encode;
+mod error;
 mod factors;
 mod housekeeper;
 mod job;

@@ -4,9 +4,11 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 
 use crate::store::durable::{CrashPoint, Io};
 use crate::store::{Store, beneath};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Which file of the store's tree is meant: a path may be given to another file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,13 +37,21 @@ pub enum Outcome {
     Changed,
 }
 
+impl Outcome {
+    /// `replaced`: what `commit` answered to [`Namespace::exclusively`].
+    pub(crate) fn of_commit(replaced: bool) -> Outcome {
+        if replaced { Outcome::Done } else { Outcome::Changed }
+    }
+}
+
 /// Whoever serves the tree while the archive works on it: the mount, or nobody ([`AtRest`]).
 pub trait Namespace: Send + Sync {
     /// Whether no handle is open on the file.
     fn idle(&self, path: &Path, expect: FileId) -> Outcome;
 
     /// Runs `commit` with the file's absolute path while no handle is open on it and none can be opened, and no
-    /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename).
+    /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename), and
+    /// answers whether it did: `Changed` if not.
     ///
     /// # Errors
     /// What `commit` returns; nothing has changed then.
@@ -49,7 +59,7 @@ pub trait Namespace: Send + Sync {
         &self,
         path: &Path,
         expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome>;
 
     /// Removes a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
@@ -90,17 +100,29 @@ pub(crate) fn unless_occupied(result: io::Result<()>) -> io::Result<Outcome> {
     }
 }
 
-/// The namespace of a store that is not mounted: its lock keeps everybody else away.
+/// The namespace of a store that is not mounted: the store's lock keeps other processes away.
 #[derive(Debug)]
 pub struct AtRest {
     tree: PathBuf,
     io: Io,
+    /// An encoder takes it while it replaces a file, the housekeeper while it removes one. Without it, a stub could take the
+    /// name of a file that the retention policy has just removed. It may be held across those calls: nobody else waits for it.
+    turn: Mutex<()>,
 }
 
 impl AtRest {
     /// Of a store that the caller has locked.
     pub fn of(store: &Store) -> AtRest {
-        AtRest { tree: store.tree(), io: store.io().clone() }
+        AtRest { tree: store.tree(), io: store.io().clone(), turn: Mutex::new(()) }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is at a path now, if it is the file that is meant.
+    fn found(&self, path: &Path, expect: FileId) -> io::Result<Option<fs::Metadata>> {
+        Ok(found_at(&self.tree, path)?.filter(|found| FileId::of(found) == expect))
     }
 }
 
@@ -112,27 +134,35 @@ impl Namespace for AtRest {
     fn exclusively(
         &self,
         path: &Path,
-        _: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome> {
-        commit(&self.tree.join(path)).map(|()| Outcome::Done)
+        let _turn = self.turn();
+        match self.found(path, expect)? {
+            Some(_) => commit(&beneath::reach(&self.tree, path)?).map(Outcome::of_commit),
+            None => Ok(Outcome::Changed),
+        }
     }
 
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
-        match found_at(&self.tree, path)? {
-            Some(found) if FileId::of(&found) == expect && !found.is_dir() && still()? => {
-                self.io.device().remove_file(&self.tree.join(path), CrashPoint::NameRemoved).map(|()| Outcome::Done)
+        let _turn = self.turn();
+        match self.found(path, expect)? {
+            Some(found) if !found.is_dir() && still()? => {
+                let at = beneath::reach(&self.tree, path)?;
+                self.io.device().remove_file(&at, CrashPoint::NameRemoved).map(|()| Outcome::Done)
             }
             _ => Ok(Outcome::Changed),
         }
     }
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
-        match found_at(&self.tree, path)? {
-            Some(found) if FileId::of(&found) == expect => {
-                unless_occupied(self.io.device().remove_dir(&self.tree.join(path), CrashPoint::NameRemoved))
+        let _turn = self.turn();
+        match self.found(path, expect)? {
+            Some(_) => {
+                let at = beneath::reach(&self.tree, path)?;
+                unless_occupied(self.io.device().remove_dir(&at, CrashPoint::NameRemoved))
             }
-            _ => Ok(Outcome::Changed),
+            None => Ok(Outcome::Changed),
         }
     }
 }

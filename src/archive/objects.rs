@@ -10,6 +10,7 @@ use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
 
 use super::catalog::Sealed;
+use super::error::StepResult;
 use super::{Archive, ReadError};
 use super::{original, settle};
 
@@ -23,7 +24,7 @@ impl Archive {
         sealed: &Sealed,
         source: &DeviceFile,
         stale: &(dyn Fn() -> bool + Sync),
-    ) -> io::Result<Option<Id>> {
+    ) -> StepResult<Option<Id>> {
         if let Some(object) = self.decoded_twin(sealed, source)? {
             return Ok(Some(object));
         }

@@ -3,12 +3,13 @@
 //! A pass before or behind the encoding would cost its time; this one takes what the encoder's threads leave over while they
 //! wait for each other.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
 
 use crate::container::ReadAt;
 use crate::hash::Sha256;
+
+use super::error::{StepError, StepResult};
 
 /// Read at once: small enough to stay in a core's cache until it is hashed.
 const PIECE: usize = 256 << 10;
@@ -16,15 +17,15 @@ const PIECE: usize = 256 << 10;
 /// A hash that is being made.
 pub(super) enum Pending<'scope> {
     Made([u8; 32]),
-    Thread(ScopedJoinHandle<'scope, io::Result<[u8; 32]>>),
+    Thread(ScopedJoinHandle<'scope, StepResult<[u8; 32]>>),
 }
 
 impl Pending<'_> {
     /// The hash.
     ///
     /// # Errors
-    /// What the device reports; `Interrupted` when cancelled.
-    pub(super) fn wait(self) -> io::Result<[u8; 32]> {
+    /// What the device reports; [`StepError::Cancelled`].
+    pub(super) fn wait(self) -> StepResult<[u8; 32]> {
         match self {
             Pending::Made(hash) => Ok(hash),
             Pending::Thread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
@@ -40,8 +41,8 @@ pub(super) fn beside<T>(
     written: &(dyn ReadAt + Sync),
     len: u64,
     cancelled: &(dyn Fn() -> bool + Sync),
-    work: impl FnOnce(Pending<'_>) -> io::Result<T>,
-) -> io::Result<T> {
+    work: impl FnOnce(Pending<'_>) -> StepResult<T>,
+) -> StepResult<T> {
     // A test's scheduler knows its own threads only, and `cancelled` takes its locks.
     if cfg!(feature = "shuttle") {
         return work(Pending::Made(hash_of(written, len, cancelled)?));
@@ -64,18 +65,18 @@ pub(super) fn beside<T>(
 /// SHA-256 of the first `len` bytes of a file.
 ///
 /// # Errors
-/// What the device reports; `Interrupted` when cancelled.
+/// What the device reports; [`StepError::Cancelled`].
 pub(super) fn hash_of(
     file: &(dyn ReadAt + Sync),
     len: u64,
     cancelled: &(dyn Fn() -> bool + Sync),
-) -> io::Result<[u8; 32]> {
+) -> StepResult<[u8; 32]> {
     let mut hash = Sha256::new();
     let mut piece = vec![0; PIECE];
     let mut at = 0;
     while at < len {
         if cancelled() {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Err(StepError::Cancelled);
         }
         let piece = &mut piece[..(len - at).min(PIECE as u64) as usize];
         file.read_exact_at(piece, at)?;
@@ -98,9 +99,9 @@ mod tests {
         let made = beside(file, len, &|| false, |pending| pending.wait()).unwrap();
         assert_eq!(made, sha256(&bytes));
         let cancelled = beside(file, len, &|| true, |pending| pending.wait()).unwrap_err();
-        assert_eq!(cancelled.kind(), io::ErrorKind::Interrupted);
+        assert!(matches!(cancelled, StepError::Cancelled));
         // Work that fails does not wait for it.
-        let failed = beside(file, len, &|| false, |_| Err::<(), _>(io::ErrorKind::InvalidData.into()));
-        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let failed = beside(file, len, &|| false, |_| Err::<(), _>(StepError::Superseded));
+        assert!(matches!(failed.unwrap_err(), StepError::Superseded));
     }
 }

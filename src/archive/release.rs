@@ -1,6 +1,5 @@
 //! The last step: stubs take the place of files, those of one checkpoint one right after the other.
 
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use crate::store::object::Id;
 use crate::store::{Prepared, Stub, beneath, is_pinned};
 
 use super::catalog::{Held, Sealed, State, Step, Task};
+use super::error::{StepError, StepResult};
 use super::threads::Pause;
 use super::{Archive, Outcome};
 
@@ -17,7 +17,7 @@ impl Archive {
     /// Releases an archived file, and with it all other files of its checkpoint: the catalog offers none of them before
     /// all that can be are archived. A crash in between is harmless, the rest is released after the next mount: every
     /// file of the checkpoint had a newer state by then.
-    pub(super) fn release(&self, task: &Task, sealed: &Arc<Sealed>, object: Id) -> io::Result<()> {
+    pub(super) fn release(&self, task: &Task, sealed: &Arc<Sealed>, object: Id) -> StepResult<()> {
         let group = self.catalog().group(&task.path);
         let released = self.put_stub(&task.path, task.version, sealed, object)?;
         let Some(group) = group else {
@@ -43,7 +43,7 @@ impl Archive {
     }
 
     /// Puts a stub in the place of an archived file; answers whether it did.
-    fn put_stub(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> io::Result<bool> {
+    fn put_stub(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> StepResult<bool> {
         let Some(namespace) = self.namespace() else {
             return Ok(false);
         };
@@ -60,7 +60,7 @@ impl Archive {
             self.wait_for_one_name(path, version);
             return Ok(false);
         }
-        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?;
+        let prepared = Prepared::new(&self.store, path, &metadata, &stub)?.ok_or(StepError::Superseded)?;
         // What is closed now may name this one as the best, so it has to be looked at first.
         self.wait_for_words();
         // Before asking, so that a close in between is not missed.
@@ -69,7 +69,7 @@ impl Archive {
             // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
             self.catalog().set_busy(path, version, false);
             if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
-                return Err(io::ErrorKind::Interrupted.into());
+                return Ok(false);
             }
             // The newer state may have gone since this one was archived: then this is the newest, and stays exact. So
             // does a file that was pinned, or one of a checkpoint that is being written again. Pins are set under this
@@ -80,7 +80,7 @@ impl Archive {
             let is_best = {
                 let catalog = self.catalog();
                 if catalog.may_learn() {
-                    return Err(io::ErrorKind::Interrupted.into());
+                    return Ok(false);
                 }
                 !sealed.copy && self.is_lossy(object) && catalog.named_best_by(path).is_some()
             };
@@ -90,13 +90,13 @@ impl Archive {
                 let held = if pinned { Some(Held::Pinned) } else { is_best.then_some(Held::Best) };
                 self.catalog().hold(path, version, held);
                 self.objects.unname(object);
-                return Err(io::ErrorKind::Interrupted.into());
+                return Ok(false);
             }
             if !prepared.commit(absolute)? {
-                return Err(io::ErrorKind::Interrupted.into());
+                return Ok(false);
             }
             self.catalog().advance(path, version, State::Released(object));
-            Ok(())
+            Ok(true)
         });
         if !matches!(outcome, Ok(Outcome::Busy)) {
             self.catalog().set_busy(path, version, false);
@@ -112,7 +112,7 @@ impl Archive {
                 Ok(true)
             }
             Outcome::Busy => Ok(false),
-            Outcome::Changed => Err(io::ErrorKind::Interrupted.into()),
+            Outcome::Changed => Err(StepError::Superseded),
         }
     }
 }

@@ -22,6 +22,7 @@ use crate::store::durable::Io;
 use crate::store::object::{Coding, Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 
+use super::error::StepResult;
 use super::job::BATCH;
 use super::payload::{self, Place};
 
@@ -35,7 +36,7 @@ pub(super) struct Move<'a> {
     /// What it is to be a difference to; none for nothing.
     pub(super) parent: Option<&'a Chain>,
     /// Called between batches of tiles: others may have something to do; an error ends it, and nothing has happened.
-    pub(super) breathe: &'a (dyn Fn() -> io::Result<()> + Sync),
+    pub(super) breathe: &'a (dyn Fn() -> StepResult<()> + Sync),
 }
 
 /// How one tensor is to be encoded.

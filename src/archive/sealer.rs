@@ -11,6 +11,7 @@ use crate::store::{Stub, beneath, recalled_from};
 
 use super::Archive;
 use super::catalog::{Sealed, State, Task, modified_ns};
+use super::error::StepResult;
 use super::resident::ResidentReason;
 use super::settle;
 use super::threads::Pause;
@@ -37,7 +38,7 @@ impl Archive {
     }
 
     /// Makes a closed file durable, and finds its tensors and its lineage.
-    fn seal(&self, task: &Task) -> io::Result<()> {
+    fn seal(&self, task: &Task) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
@@ -55,7 +56,7 @@ impl Archive {
             // A directory that could not even be opened: that says nothing of the file, and passes.
             let passing = [libc::ENOENT, libc::ENOTDIR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
             if error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
-                return Err(error);
+                return Err(error.into());
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
             // not let an older state go. `sync_written` tells apart an error for which nothing was lost, where it can prove that.

@@ -1,6 +1,5 @@
 //! The skeleton of a file: what lies between its tensors, or all of it where nothing is understood.
 
-use std::io;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -10,6 +9,7 @@ use crate::container::Patch;
 use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, Tile};
 
+use super::error::{StepError, StepResult};
 use super::job::{BATCH, Job};
 
 /// zstd level: pickles and headers, or whole files that are not understood.
@@ -18,18 +18,18 @@ pub(super) const LEVEL: i32 = 3;
 /// Writes the bytes between the tensors, patched, in chunks.
 ///
 /// # Errors
-/// `Interrupted` when cancelled; what the device reports.
+/// [`StepError::Cancelled`]; what the device reports.
 pub(super) fn encode(
     job: &Job,
     writer: &mut ObjectWriter,
     gaps: &[Range<u64>],
     patches: &[Patch],
-) -> io::Result<Vec<Tile>> {
+) -> StepResult<Vec<Tile>> {
     let mut tiles = Vec::new();
     let mut chunks: Vec<Vec<u8>> = Vec::new();
-    let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> io::Result<()> {
+    let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> StepResult<()> {
         if (job.cancelled)() {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Err(StepError::Cancelled);
         }
         let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, LEVEL)).collect();
         for (chunk, payload) in chunks.drain(..).zip(packed) {

@@ -15,8 +15,9 @@ use crate::store::durable::CrashPoint;
 use crate::sync::{Condvar, MutexGuard, thread, wait_timeout};
 
 use super::catalog::{Catalog, Failed, Task};
+use super::error::{StepError, StepResult};
 use super::housekeeper::Housekeeper;
-use super::{Archive, LONGEST_PAUSE, ReadError, SOON};
+use super::{Archive, LONGEST_PAUSE, SOON};
 
 /// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job close their
 /// files together. A test's scheduler tries orders of few threads better than of many.
@@ -138,7 +139,7 @@ impl Archive {
     }
 
     /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
-    pub(super) fn take(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> io::Result<()>) {
+    pub(super) fn take(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> StepResult<()>) {
         match catch_unwind(AssertUnwindSafe(step)) {
             Ok(Ok(())) => pause.end(),
             Ok(Err(error)) => self.failed(task, &error, pause),
@@ -176,32 +177,32 @@ impl Archive {
         self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn failed(&self, task: &Task, error: &io::Error, pause: &mut Pause) {
+    fn failed(&self, task: &Task, error: &StepError, pause: &mut Pause) {
         let path = task.path.display();
-        let is_damage = error.get_ref().is_some_and(|inner| inner.is::<ReadError>());
-        let retry = match error.kind() {
-            // The file was changed, or the store is being closed: what is to be done is looked up anew.
-            io::ErrorKind::Interrupted => Some(SOON),
-            // It, or the state after it, was cut short while it was read.
-            io::ErrorKind::UnexpectedEof if !is_damage => Some(SOON),
+        let is_of_file =
+            |kinds: &[io::ErrorKind]| matches!(error, StepError::Device(error) if kinds.contains(&error.kind()));
+        let retry = match error {
+            StepError::Superseded | StepError::Cancelled => Some(SOON),
+            // The file, or the state after it, was cut short while it was read.
+            _ if is_of_file(&[io::ErrorKind::UnexpectedEof]) => Some(SOON),
             // The file went, and perhaps a directory on the way to it. Or the state after this one went.
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            _ if is_of_file(&[io::ErrorKind::NotFound, io::ErrorKind::NotADirectory]) => {
                 if self.forget_what_went(&task.path, task.version) {
                     return;
                 }
                 Some(SOON)
             }
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            StepError::NoRoom(error) => {
                 let wait = pause.longer();
                 log::warn!("{path}: no room to archive it ({error}); it stays as it is, next try in {wait:.0?}");
                 Some(wait)
             }
-            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+            _ if error.is_damage() || is_of_file(&[io::ErrorKind::InvalidData]) => {
                 log::error!("{path}: {error}; it stays as it was written");
                 None
             }
             // Too many open files, no memory, a device that is away for a while.
-            _ => {
+            StepError::Object(_) | StepError::Device(_) => {
                 log::warn!("{path}: {error}; it stays as it is, next try in {LONGEST_PAUSE:.0?}");
                 Some(LONGEST_PAUSE)
             }

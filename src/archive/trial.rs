@@ -204,7 +204,9 @@ impl Series {
                 cancelled,
             };
             last = None;
-            let Some(Written { writer, header, chain }) = difference.write().map_err(with_path(&state.path))? else {
+            let Some(Written { writer, header, chain }) =
+                difference.write().map_err(io::Error::from).map_err(with_path(&state.path))?
+            else {
                 bytes.push(state.sealed.len);
                 continue;
             };

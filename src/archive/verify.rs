@@ -12,6 +12,7 @@ use crate::recall::layout::{Segment, Unit};
 use crate::recall::{Chain, Layout, decode_unit, order, tile};
 use crate::store::object::Coding;
 
+use super::error::{StepError, StepResult};
 use super::payload::is_above_floor;
 use super::plan::Plan;
 use super::samples::Sampler;
@@ -49,7 +50,7 @@ pub(super) fn verify(
     expected: &Expected,
     workers: &Workers,
     cancelled: &(dyn Fn() -> bool + Sync),
-) -> io::Result<Decoded> {
+) -> StepResult<Decoded> {
     let layout = Layout::of(chain.leaf());
     let mut hash = Xxh3Of128::new();
     let mut lossy = false;
@@ -69,11 +70,11 @@ pub(super) fn verify(
         |segment| (segment, check(segment)),
         |(segment, checked)| {
             if cancelled() {
-                return Err(io::ErrorKind::Interrupted.into());
+                return Err(StepError::Cancelled);
             }
             let offset = segment.range.start;
             if offset != end {
-                return Err(wrong(format!("byte {end} of the file is missing")));
+                return Err(wrong(format!("byte {end} of the file is missing")).into());
             }
             end = segment.range.end;
             let mut take = |decoded: &[u8], differs: bool| {
@@ -99,10 +100,10 @@ pub(super) fn verify(
         },
     )?;
     if order(chain)? != *expected.rows {
-        return Err(wrong("rows of a table are not where they were".into()));
+        return Err(wrong("rows of a table are not where they were".into()).into());
     }
     if end != chain.leaf().header().logical_len || expected.source.size() != end {
-        return Err(wrong("the end of the file is missing".into()));
+        return Err(wrong("the end of the file is missing".into()).into());
     }
     Ok(Decoded { hash: hash.digest(), sample: sample.finish(), lossy })
 }

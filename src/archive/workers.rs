@@ -100,12 +100,12 @@ impl Workers {
     ///
     /// # Errors
     /// The first error of `consume`; what is in flight then is thrown away.
-    pub(super) fn in_order<I: Send, T: Send>(
+    pub(super) fn in_order<I: Send, T: Send, E: From<io::Error>>(
         &self,
         mut items: impl Iterator<Item = I>,
         make: impl Fn(I) -> T + Sync,
-        mut consume: impl FnMut(T) -> io::Result<()>,
-    ) -> io::Result<()> {
+        mut consume: impl FnMut(T) -> Result<(), E>,
+    ) -> Result<(), E> {
         let given_up = AtomicBool::new(false);
         let (make, given_up) = (&make, &given_up);
         // A test's scheduler knows its own threads only.
@@ -117,7 +117,7 @@ impl Workers {
             let mut taken = Taken { workers: self, tiles: VecDeque::new() };
             let mut results: VecDeque<Option<T>> = VecDeque::new();
             let (mut begun, mut done, mut all_begun) = (0, 0, false);
-            let mut work = || -> io::Result<()> {
+            let mut work = || -> Result<(), E> {
                 loop {
                     while !all_begun && taken.take() {
                         let Some(item) = items.next() else {
@@ -172,7 +172,7 @@ mod tests {
                     };
                     let consumed = workers.in_order(0..100, make, |n| {
                         seen.push(n);
-                        Ok(())
+                        io::Result::Ok(())
                     });
                     consumed.unwrap();
                     assert_eq!(seen, (0..100).collect::<Vec<_>>());
@@ -195,7 +195,7 @@ mod tests {
             let mut counts = begun.lock().unwrap();
             counts.1 += 1;
             assert!(counts.0 - (counts.1 - 1) <= most, "{} begun, {} done", counts.0, counts.1);
-            Ok(())
+            io::Result::Ok(())
         });
         consumed.unwrap();
     }
@@ -203,14 +203,17 @@ mod tests {
     #[test]
     fn an_error_ends_it_and_a_panic_is_passed_on() {
         let workers = Workers::new(2).unwrap();
-        let failed =
-            workers.in_order(0..1000, |n| n, |n| if n == 40 { Err(io::ErrorKind::InvalidData.into()) } else { Ok(()) });
+        let failed = workers.in_order(
+            0..1000,
+            |n| n,
+            |n| if n == 40 { Err(io::Error::from(io::ErrorKind::InvalidData)) } else { Ok(()) },
+        );
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::InvalidData);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            workers.in_order(0..100, |n| assert!(n != 50, "as it should"), |()| Ok(()))
+            workers.in_order(0..100, |n| assert!(n != 50, "as it should"), |()| io::Result::Ok(()))
         }));
         assert!(panicked.is_err());
         assert_eq!(*workers.free.lock().unwrap(), LEAST_IN_FLIGHT);
-        workers.in_order(0..100, |n| n, |_| Ok(())).unwrap();
+        workers.in_order(0..100, |n| n, |_| io::Result::Ok(())).unwrap();
     }
 }

@@ -51,7 +51,7 @@ impl Namespace for Served {
         &self,
         path: &Path,
         expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome> {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.exclusively(path, expect, commit))
     }
@@ -76,7 +76,7 @@ impl Namespace for Core {
         &self,
         path: &Path,
         expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome> {
         let mut table = self.table();
         let state = self.at_rest(&mut table, path, expect)?;
@@ -104,7 +104,7 @@ impl Namespace for Core {
                 self.invalidations.inode(ino);
             }
         }
-        committed.map(|()| Outcome::Done)
+        committed.map(Outcome::of_commit)
     }
 
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {

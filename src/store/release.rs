@@ -123,15 +123,15 @@ impl Fingerprint {
 }
 
 impl Prepared {
-    /// Steps 1 and 2 for the file at `path` inside the tree, which must still be as `source` says.
+    /// Steps 1 and 2 for the file at `path` inside the tree. `None`: it is not as `source` says any more.
     ///
     /// # Errors
     /// What the device reports; nothing is left then.
-    pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Prepared> {
+    pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Option<Prepared>> {
         let name = Id::random()?;
         let original = beneath::hold(&store.tree(), path)?;
         if Fingerprint::of(&original.metadata()?) != Fingerprint::of(source) {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Ok(None);
         }
         let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
         let mut prepared = Prepared {
@@ -153,7 +153,7 @@ impl Prepared {
         file.write_all_at(&note.encode(), 0, CrashPoint::NoteWritten)?;
         file.sync(CrashPoint::NoteWritten)?;
         prepared.io.sync_dir(&store.tmp(), CrashPoint::NoteWritten)?;
-        Ok(prepared)
+        Ok(Some(prepared))
     }
 
     /// Steps 3 and 4 for the file at `absolute`; the caller keeps everybody else away from it and its directory.

@@ -282,7 +282,7 @@ impl Namespace for InUse {
         &self,
         _: &Path,
         _: FileId,
-        _: &mut dyn FnMut(&Path) -> std::io::Result<()>,
+        _: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
     ) -> std::io::Result<Outcome> {
         Ok(Outcome::Busy)
     }
@@ -334,7 +334,7 @@ impl Namespace for InUseUntil {
         &self,
         path: &Path,
         expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> std::io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
     ) -> std::io::Result<Outcome> {
         match self.closed.load(Ordering::SeqCst) {
             true => self.rest.exclusively(path, expect, commit),

@@ -291,7 +291,7 @@ impl Namespace for Meddler {
         &self,
         path: &Path,
         expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome> {
         self.rest.exclusively(path, expect, commit)
     }

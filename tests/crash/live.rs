@@ -73,7 +73,7 @@ impl Namespace for Beside {
         &self,
         path: &Path,
         expect: FileId,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome> {
         let _held = self.names.lock();
         let done = self.rest.exclusively(path, expect, commit);

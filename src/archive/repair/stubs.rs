@@ -94,9 +94,10 @@ pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()>
     super::set_aside(store, &absolute)?;
     // Its change time and number of names were changed by that.
     let metadata = fs::symlink_metadata(&absolute).unwrap_or(metadata);
-    let prepared = Prepared::new(store, path, &metadata, stub)?;
+    let changed = || io::Error::other("it was changed meanwhile");
+    let prepared = Prepared::new(store, path, &metadata, stub)?.ok_or_else(changed)?;
     if !prepared.commit(&absolute)? {
-        return Err(io::Error::other("it was changed meanwhile"));
+        return Err(changed());
     }
     store.io().sync_dir(durable::parent(&absolute), CrashPoint::RepairInPlace)
 }

@@ -51,7 +51,7 @@ impl Fixture {
     fn prepare(&self) -> Prepared {
         let metadata = fs::symlink_metadata(self.path()).unwrap();
         let stub = Stub { store: self.store().id(), object: self.object, logical_len: metadata.len() };
-        Prepared::new(self.store(), Path::new(PATH), &metadata, &stub).unwrap()
+        Prepared::new(self.store(), Path::new(PATH), &metadata, &stub).unwrap().unwrap()
     }
 
     /// As after a crash: what lies in `tmp/` stays there.
