@@ -28,7 +28,7 @@ impl Archive {
             self.take(&task, &mut pause, || match &task.step {
                 Step::Compare { sealed } => self.compare_with_objects(&task, sealed),
                 Step::Archive { sealed, newer } => self.archive_file(&task, sealed, newer),
-                Step::Release { sealed, object } => self.release(&task, sealed, *object),
+                Step::Release { .. } => self.release(&task),
                 Step::Seal => Ok(()),
             });
         }

@@ -1,8 +1,11 @@
 //! The last step: stubs take the place of files, those of one checkpoint one right after the other.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
@@ -13,28 +16,59 @@ use super::error::{StepError, StepResult};
 use super::threads::Pause;
 use super::{Archive, Outcome};
 
+/// Files of a checkpoint that are released in one go: each directory is synced once for all of them.
+const TOGETHER: usize = 16;
+/// Threads that make the stubs of these files durable: a device takes several fsyncs at hardly more time than one.
+const THREADS: usize = 4;
+
+/// A file that is being released, and the stub that is ready for it.
+struct Ready<'a> {
+    task: &'a Task,
+    sealed: &'a Arc<Sealed>,
+    object: Id,
+    prepared: Prepared,
+}
+
+/// Files that were claimed beside the first one. Also where a step panics, no claim must stay.
+struct Claimed<'a> {
+    archive: &'a Archive,
+    tasks: Vec<Task>,
+}
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        let mut catalog = self.archive.catalog();
+        self.tasks.iter().for_each(|task| catalog.done(task));
+    }
+}
+
 impl Archive {
     /// Releases an archived file, and with it all other files of its checkpoint: the catalog offers none of them before
     /// all that can be are archived. A crash in between is harmless, the rest is released after the next mount: every
     /// file of the checkpoint had a newer state by then.
-    pub(super) fn release(&self, task: &Task, sealed: &Arc<Sealed>, object: Id) -> StepResult<()> {
-        let group = self.catalog().group(&task.path);
-        let released = self.put_stub(&task.path, task.version, sealed, object)?;
-        let Some(group) = group else {
-            if released {
+    pub(super) fn release(&self, task: &Task) -> StepResult<()> {
+        let Some(group) = self.catalog().group(&task.path) else {
+            if self.release_together(&[task]).swap_remove(0)? {
                 log::info!("{}: released", task.path.display());
             }
             return Ok(());
         };
-        let mut count = usize::from(released);
+        let (mut first, mut count) = (Some(task), 0);
         while !self.is_stopping() {
-            let next = self.catalog().claim_release(&group);
-            let Some(task) = next else { break };
-            self.take(&task, &mut Pause::none(), || {
-                let Step::Release { sealed, object } = &task.step else { return Ok(()) };
-                count += usize::from(self.put_stub(&task.path, task.version, sealed, *object)?);
-                Ok(())
-            });
+            let mut claimed = Claimed { archive: self, tasks: Vec::new() };
+            let room = TOGETHER - usize::from(first.is_some());
+            claimed.tasks.extend(std::iter::from_fn(|| self.catalog().claim_release(&group)).take(room));
+            let tasks: Vec<&Task> = first.into_iter().chain(&claimed.tasks).collect();
+            if tasks.is_empty() {
+                break;
+            }
+            let mut results = self.release_together(&tasks);
+            count += results.iter().filter(|result| matches!(result, Ok(true))).count();
+            let own = first.take().map(|_| results.remove(0));
+            for (task, result) in claimed.tasks.drain(..).zip(results) {
+                self.take(&task, &mut Pause::none(), || result.map(|_| ()));
+            }
+            own.transpose()?;
         }
         if count > 0 {
             log::info!("{}: released, {count} file{}", group.display(), if count == 1 { "" } else { "s" });
@@ -42,11 +76,41 @@ impl Archive {
         Ok(())
     }
 
-    /// Puts a stub in the place of an archived file; answers whether it did.
-    fn put_stub(&self, path: &Path, version: u64, sealed: &Arc<Sealed>, object: Id) -> StepResult<bool> {
-        let Some(namespace) = self.namespace() else {
-            return Ok(false);
-        };
+    /// Puts stubs in the places of archived files; answers of each whether it did. The stubs are made durable side by side. They take
+    /// their places one after the other: each commit gives its directory the times back that the next one has to find.
+    fn release_together(&self, tasks: &[&Task]) -> Vec<StepResult<bool>> {
+        let ready = side_by_side(tasks, |task| self.prepare(task));
+        // What is closed now may name one of these as the best, so it has to be looked at first.
+        self.wait_for_words();
+        let mut results = Vec::with_capacity(tasks.len());
+        let mut released: BTreeMap<&Path, Vec<Prepared>> = BTreeMap::new();
+        for ready in ready {
+            let result = match ready {
+                Ok(Some(ready)) => self.put_stub(&ready).inspect(|done| {
+                    if *done {
+                        let directory = ready.task.path.parent().unwrap_or(Path::new(""));
+                        released.entry(directory).or_default().push(ready.prepared);
+                    }
+                }),
+                Ok(None) => Ok(false),
+                Err(error) => Err(error),
+            };
+            results.push(result);
+        }
+        // The times of a directory before the notes of them go.
+        for (directory, stubs) in &released {
+            if let Err(error) = self.sync_dir(directory, CrashPoint::ReleaseSynced) {
+                log::warn!("{}: {error}", directory.display());
+                stubs.iter().for_each(Prepared::keep_note);
+            }
+        }
+        results
+    }
+
+    /// Makes the stub of a file durable. `None`: the file is not to be released now.
+    fn prepare<'a>(&self, task: &'a Task) -> StepResult<Option<Ready<'a>>> {
+        let Step::Release { sealed, object } = &task.step else { return Ok(None) };
+        let (path, version, object) = (task.path.as_path(), task.version, *object);
         let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
         let metadata = beneath::metadata(&self.store.tree(), path)?;
         // A store through a mapping, or a program that set the time: what was archived may not be what is there.
@@ -54,15 +118,21 @@ impl Archive {
             if self.catalog().advance(path, version, State::Closed) {
                 self.objects.unname(object);
             }
-            return Ok(false);
+            return Ok(None);
         }
         if metadata.nlink() > 1 {
             self.wait_for_one_name(path, version);
-            return Ok(false);
+            return Ok(None);
         }
         let prepared = Prepared::new(&self.store, path, &metadata, &stub)?.ok_or(StepError::Superseded)?;
-        // What is closed now may name this one as the best, so it has to be looked at first.
-        self.wait_for_words();
+        Ok(Some(Ready { task, sealed, object, prepared }))
+    }
+
+    /// Puts a stub in the place of its file; answers whether it did.
+    fn put_stub(&self, ready: &Ready) -> StepResult<bool> {
+        let Some(namespace) = self.namespace() else { return Ok(false) };
+        let Ready { task, sealed, object, prepared } = ready;
+        let (path, version, object) = (task.path.as_path(), task.version, *object);
         // Before asking, so that a close in between is not missed.
         self.catalog().set_busy(path, version, true);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
@@ -102,17 +172,24 @@ impl Archive {
             self.catalog().set_busy(path, version, false);
         }
         match outcome? {
-            Outcome::Done => {
-                // The times of the directory before the note of them goes.
-                let directory = path.parent().unwrap_or(Path::new(""));
-                if let Err(error) = self.sync_dir(directory, CrashPoint::ReleaseSynced) {
-                    log::warn!("{}: {error}", directory.display());
-                    prepared.keep_note();
-                }
-                Ok(true)
-            }
+            Outcome::Done => Ok(true),
             Outcome::Busy => Ok(false),
             Outcome::Changed => Err(StepError::Superseded),
         }
     }
+}
+
+/// Does some work for each item, on a few threads; the answers are in the order of the items.
+fn side_by_side<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
+    // A test's scheduler knows its own threads only.
+    if items.len() == 1 || cfg!(feature = "shuttle") {
+        return items.iter().map(work).collect();
+    }
+    let part = |items: &[I]| items.iter().map(&work).collect::<Vec<T>>();
+    std::thread::scope(|scope| {
+        let parts = items.chunks(items.len().div_ceil(THREADS));
+        let threads: Vec<_> = parts.map(|items| scope.spawn(|| part(items))).collect();
+        let join = |thread: ScopedJoinHandle<'_, Vec<T>>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        threads.into_iter().flat_map(join).collect()
+    })
 }
