@@ -1,5 +1,8 @@
 //! A mount over a device that takes its time: whoever saves and reads does not wait for what the archive has to make durable.
 
+#[allow(dead_code, unreachable_pub)]
+#[path = "at_rest/series.rs"]
+mod series;
 mod support;
 
 use std::fs::{self, File};
@@ -9,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use series::{Dtype, Random, Tensor, safetensors, train};
+use stepfs::store::Objects;
 use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
 use support::{Mounted, state, wait_until};
 
@@ -29,8 +34,11 @@ struct Slow {
     marks: AtomicUsize,
     /// Objects are written slowly; all else is well.
     slow_objects: AtomicBool,
-    /// Writes to an object that wait.
+    /// Objects that become differences to others are.
+    slow_merges: AtomicBool,
+    /// Writes to either that wait.
     writing: AtomicUsize,
+    merging: AtomicUsize,
 }
 
 impl Slow {
@@ -51,13 +59,18 @@ impl Slow {
 
 impl Device for Slow {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64, at: CrashPoint) -> io::Result<usize> {
-        if at == CrashPoint::ObjectWritten {
-            self.writing.fetch_add(1, Ordering::SeqCst);
+        let slow = match at {
+            CrashPoint::ObjectWritten => Some((&self.slow_objects, &self.writing)),
+            CrashPoint::MergeWritten => Some((&self.slow_merges, &self.merging)),
+            _ => None,
+        };
+        if let Some((slow, count)) = slow {
+            count.fetch_add(1, Ordering::SeqCst);
             let began = Instant::now();
-            while self.slow_objects.load(Ordering::SeqCst) && began.elapsed() < OBJECT_DELAY {
+            while slow.load(Ordering::SeqCst) && began.elapsed() < OBJECT_DELAY {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            self.writing.fetch_sub(1, Ordering::SeqCst);
+            count.fetch_sub(1, Ordering::SeqCst);
         }
         Disk.write_at(file, bytes, offset, at)
     }
@@ -175,6 +188,51 @@ fn nothing_that_is_closed_waits_for_a_file_that_is_being_archived() {
     wait_until("all are released", || {
         state(&path("large", 1)) == "released" && (1..19).all(|file| state(&path("small", file)) == "released")
     });
+}
+
+/// A super-step is a difference to the super-step before it. That state has lost its name, and while the new one is being encoded the
+/// states in between cease to need it. Then only the file that is being encoded needs it.
+#[test]
+fn the_base_of_a_file_that_is_being_archived_stays() {
+    let slow = Arc::new(Slow::default());
+    let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&slow) as _), true);
+    let path = |step: usize| m.mnt().join(format!("step_{step}.safetensors"));
+    let mut random = Random(3);
+    let mut model = vec![Tensor::new("w.weight", Dtype::F32, &[256, 256], &mut random)];
+    let mut written = Vec::new();
+    let mut save = |step: usize| {
+        // Differences about as large as a keyframe, so that it pays to merge one over a state that went.
+        train(&mut model, 0.02, &mut random);
+        written.push(safetensors(&model));
+        fs::write(path(step), &written[step]).unwrap();
+        wait_until("it is sealed", || state(&path(step)) == "sealed");
+    };
+    (0..9).for_each(&mut save);
+    wait_until("all before the super-step are released", || (0..8).all(|step| state(&path(step)) == "released"));
+    // The housekeeper begins to merge when nothing else is to be done. What is saved meanwhile is archived beside it.
+    slow.slow_merges.store(true, Ordering::SeqCst);
+    fs::remove_file(path(0)).unwrap();
+    wait_until("the second state is being merged over the first", || slow.merging.load(Ordering::SeqCst) == 1);
+    slow.slow_objects.store(true, Ordering::SeqCst);
+    save(9);
+    wait_until("the super-step is being encoded", || slow.writing.load(Ordering::SeqCst) == 1);
+    slow.slow_merges.store(false, Ordering::SeqCst);
+    let parent_of = |origin: &str| {
+        let objects = Objects::load(&m.dir.path().join("store/objects"), |_, error| panic!("{error}")).unwrap();
+        let is = |id| objects.open(id).is_ok_and(|object| object.index().origin == origin);
+        let header = objects.all().into_iter().find(|header| is(header.id));
+        header.map(|header| header.parent)
+    };
+    let (first, second) = ("step_0.safetensors", "step_1.safetensors");
+    wait_until("the second state needs the first no more", || parent_of(second) == Some(None));
+    // What is garbage goes now.
+    m.archive.set_attribute(Path::new(""), "gc", b"1").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(parent_of(first).is_some(), "the base of the file that is being encoded is gone");
+    slow.slow_objects.store(false, Ordering::SeqCst);
+    wait_until("the super-step is released", || state(&path(8)) == "released");
+    assert_eq!(fs::read(path(8)).unwrap().len(), written[8].len());
+    assert!(fs::read(path(9)).unwrap() == written[9]);
 }
 
 /// A program opens a released file to write it, which takes a while; what another one says of the file meanwhile holds.

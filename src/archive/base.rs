@@ -27,7 +27,7 @@ const COMPARED: usize = 4;
 pub(super) struct Base {
     /// The object and its ancestors; none for a keyframe.
     pub(super) chain: Option<Chain>,
-    /// Keeps them from being removed before the new object needs them.
+    /// Keeps the object from being removed before the new one needs it.
     pub(super) hold: Option<Hold>,
     /// The state before, which the updates are measured from.
     pub(super) previous: Option<Chain>,
@@ -137,7 +137,11 @@ impl Archive {
         match self.recall.chain(nearest.id) {
             Ok(chain) => {
                 base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root));
-                base.hold = Some(hold);
+                base.hold = match &base.chain {
+                    // It may be another one than the nearest, which can be re-parented meanwhile and need it no more.
+                    Some(chain) => Some(self.objects.hold(chain.leaf().header().id).ok_or(StepError::Superseded)?),
+                    None => Some(hold),
+                };
             }
             Err(error) => log::error!("{error}; the next state of this lineage is archived without it"),
         }

@@ -318,7 +318,7 @@ impl Catalog {
     /// sealed of it and of all files of its checkpoint.
     pub(super) fn may_go(&self, path: &Path, sealed: &Sealed) -> bool {
         let open = || self.entries.get(path).is_some_and(|entry| self.entries.index().is_open(entry));
-        sealed.copy || (self.is_history(path, sealed) && open())
+        sealed.copy || (self.stays_history(path, sealed) && open())
     }
 
     /// The directory of the checkpoint that a file is part of, if its files wait for each other.
@@ -345,6 +345,13 @@ impl Catalog {
         let index = self.entries.index();
         let is = |entry: &Entry| index.is_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
         self.entries.get(path).is_some_and(is)
+    }
+
+    /// Whether an archived file is history still.
+    fn stays_history(&self, path: &Path, sealed: &Sealed) -> bool {
+        let index = self.entries.index();
+        let stays = |entry: &Entry| index.stays_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
+        self.entries.get(path).is_some_and(stays)
     }
 
     /// Notes that an attempt failed.

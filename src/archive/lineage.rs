@@ -39,6 +39,11 @@ pub(crate) fn signature(description: &Description) -> u64 {
     hash.digest()
 }
 
+/// Whether a file with this signature has tensors that count. Of files without, no one can be the base of another.
+pub(super) fn has_tensors(signature: u64) -> bool {
+    signature != Xxh3::new().digest()
+}
+
 /// The lineage of a file with this path and signature.
 pub(super) fn lineage(path: &Path, signature: u64) -> u64 {
     let mut hash = Xxh3::new();

@@ -182,7 +182,10 @@ impl Archive {
         let is_of_file =
             |kinds: &[io::ErrorKind]| matches!(error, StepError::Device(error) if kinds.contains(&error.kind()));
         let retry = match error {
-            StepError::Superseded | StepError::Cancelled => Some(SOON),
+            StepError::Superseded | StepError::Cancelled => {
+                log::debug!("{path}: {error}; what to do with it is looked up again");
+                Some(SOON)
+            }
             // The file, or the state after it, was cut short while it was read.
             _ if is_of_file(&[io::ErrorKind::UnexpectedEof]) => Some(SOON),
             // The file went, and perhaps a directory on the way to it. Or the state after this one went.

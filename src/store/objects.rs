@@ -178,8 +178,12 @@ impl Objects {
     /// Finishes an object and adds it: from here on it exists, and its caller names it, or it would be garbage at once.
     ///
     /// # Errors
-    /// What the device reports; the object then does not exist.
+    /// What the device reports; `NotFound` when the object before it is gone. The object then does not exist.
     pub fn add(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
+        // Its caller holds the parent. An object without one could never be read: better none than that.
+        if header.parent.is_some_and(|parent| !self.lock().known.contains_key(&parent)) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the state before is gone"));
+        }
         writer.finish(&header, &self.directory)?;
         let mut inside = self.lock();
         inside.adopt(header.parent, header.id);

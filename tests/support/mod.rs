@@ -137,10 +137,11 @@ pub fn state(path: &Path) -> String {
     attribute(path, "user.stepfs.state").unwrap_or_default()
 }
 
-/// Waits until `done`, at most 30 s.
+/// Waits until `done`, at most two minutes.
 pub fn wait_until(what: &str, done: impl Fn() -> bool) {
     // Long: on a machine with other things to do nothing is found out by giving up.
-    for _ in 0..12_000 {
+    let began = std::time::Instant::now();
+    while began.elapsed() < std::time::Duration::from_secs(120) {
         if done() {
             return;
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::archive::lineage;
 use crate::hash::xxh3_64;
 
 use super::group::{Group, Ready};
@@ -23,7 +24,7 @@ enum Work {
 }
 
 /// Which files of other lineages may be the same state, saved once more: those with the same tensors. The ranks of a job have the
-/// same tensors too, and are other states; their names differ in numbers only.
+/// same tensors too, and are other states; their names differ in numbers only. Files without tensors are kin to none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kin {
     signature: Option<u64>,
@@ -34,7 +35,7 @@ pub(super) struct Kin {
 impl Kin {
     pub(super) fn of(path: &Path, entry: &Entry) -> Kin {
         let signature = match &entry.state {
-            State::Sealed(sealed) => Some(sealed.signature),
+            State::Sealed(sealed) => Some(sealed.signature).filter(|signature| lineage::has_tensors(*signature)),
             _ => None,
         };
         let name = path.file_name().unwrap_or_default().as_encoded_bytes();
@@ -488,6 +489,11 @@ impl Index {
     /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with higher steps.
     pub(super) fn is_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
         self.lineages.get(&id).is_some_and(|lineage| lineage.is_history(rank, print))
+    }
+
+    /// Whether an archived file of the lineage `id` is history still.
+    pub(super) fn stays_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
+        self.lineages.get(&id).is_some_and(|lineage| lineage.stays_history(rank, print))
     }
 
     /// Whether there are files of which it is not yet known what they are.

@@ -61,6 +61,15 @@ impl<A: Ord + Clone, B: Ord + Clone> Order<A, B> {
             || self.last.as_ref().is_some_and(|(last, of_last)| key < last && print != *of_last)
     }
 
+    /// Whether a later state is sealed, and one with other bytes is sealed or archived. Enough for a file that was history when it
+    /// was archived: where the last state has its bytes, those between may be on their way too.
+    fn stays_history(&self, key: &(A, B, u64), print: Print) -> bool {
+        let later = (Bound::Excluded(key), Bound::Unbounded);
+        let mut sealed = self.sealed.range::<(A, B, u64), _>(later).peekable();
+        let archived = self.archived.range::<(A, B, u64), _>(later);
+        sealed.peek().is_some() && sealed.chain(archived).any(|(_, other)| *other != print)
+    }
+
     /// The first later sealed state with other bytes. A twin is not a later state: it has the same samples, and is
     /// compared whole before it is believed.
     fn after(&self, key: &(A, B, u64), print: Print) -> Option<&(A, B, u64)> {
@@ -111,6 +120,11 @@ impl Lineage {
     /// Whether a sealed state with other bytes is newer, and one has higher steps, or the same and is newer.
     pub(super) fn is_history(&self, rank: &Rank, print: Print) -> bool {
         self.by_time.is_history(rank, print) && self.by_steps.is_history(&height(rank), print)
+    }
+
+    /// Whether an archived state is history still, in both orders.
+    pub(super) fn stays_history(&self, rank: &Rank, print: Print) -> bool {
+        self.by_time.stays_history(rank, print) && self.by_steps.stays_history(&height(rank), print)
     }
 
     /// Whether a sealed state with other bytes is newer.

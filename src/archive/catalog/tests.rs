@@ -389,3 +389,19 @@ fn the_highest_step_stays_beside_the_newest_until_a_higher_one_is_there() {
     catalog.removed(&name(144), &objects);
     assert_eq!([140, 68].map(|step| history(&catalog, step)), [false, false]);
 }
+
+/// A, B, and A again: while B is on its way too, the older A may go, since the newest state has its bytes.
+#[test]
+fn a_state_with_the_newest_ones_bytes_goes_before_those_between() {
+    let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
+    let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
+    let (first, between, last) = (sealed(1, 1, 1), sealed(1, 2, 2), sealed(1, 3, 1));
+    catalog.found(name(1), State::Archived(Arc::clone(&first), Id([1; 16])));
+    catalog.found(name(2), State::Archived(Arc::clone(&between), Id([2; 16])));
+    assert!(!catalog.may_go(&name(1), &first), "nothing newer stays");
+    catalog.found(name(3), State::Sealed(last));
+    assert!(catalog.may_go(&name(1), &first) && catalog.may_go(&name(2), &between));
+    // A copy of the newest state is no history.
+    catalog.removed(&name(2), &objects);
+    assert!(!catalog.may_go(&name(1), &first));
+}
