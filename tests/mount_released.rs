@@ -272,3 +272,23 @@ fn a_stub_that_became_zeros_is_an_error_to_read() {
         assert!(fs::read(m.mnt().join("dir/step-2.txt")).unwrap() == text(2));
     }
 }
+
+/// `cp -p`, `rsync` and `tar` set a file's time after the last close, when it may be sealed already.
+#[test]
+fn a_time_that_is_set_after_the_last_close_counts() {
+    for passthrough in [true, false] {
+        let m = Mounted::new(passthrough);
+        let path = |step: u64| m.mnt().join(format!("step-{step}.txt"));
+        let long_ago = |step: u64| std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + step);
+        fs::write(path(1), text(1)).unwrap();
+        wait_until("it is sealed", || state(&path(1)) == "sealed");
+        File::open(path(1)).unwrap().set_modified(long_ago(1)).unwrap();
+        let mut newer = File::create(path(2)).unwrap();
+        std::io::Write::write_all(&mut newer, &text(2)).unwrap();
+        newer.set_modified(long_ago(2)).unwrap();
+        drop(newer);
+        wait_until("the older one is released", || state(&path(1)) == "released");
+        assert!(fs::read(path(1)).unwrap() == text(1));
+        assert_eq!(state(&path(2)), "sealed");
+    }
+}

@@ -146,6 +146,20 @@ impl Catalog {
         }
     }
 
+    /// A program set a file's modification time. Its place in the lineage follows from that, so it is sealed anew.
+    pub(super) fn time_set(&mut self, path: &Path, objects: &Objects) {
+        let number = self.number();
+        let mut archived = None;
+        self.entries.edit(path, |entry| {
+            if matches!(entry.state, State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..)) {
+                archived = if let State::Archived(_, id) = entry.state { Some(id) } else { None };
+                (entry.state, entry.version) = (State::Closed, number);
+                entry.forget_failure();
+            }
+        });
+        archived.into_iter().for_each(|id| objects.unname(id));
+    }
+
     pub(super) fn removed(&mut self, path: &Path, objects: &Objects) {
         self.naming(|named| {
             named.removed(path);

@@ -55,6 +55,11 @@ impl Archive {
         self.note(|catalog| catalog.closed(path, false, &self.objects));
     }
 
+    /// A program set the modification time of a file, as `cp -p` and `rsync` do after the last close.
+    pub fn time_set(&self, path: &Path) {
+        self.note(|catalog| catalog.time_set(path, &self.objects));
+    }
+
     /// A file or directory has a new name; whatever had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
         self.note(|catalog| {

@@ -170,6 +170,9 @@ impl Core {
             let time = |wanted: Option<TimeOrNow>| wanted.map_or(Time::Keep, requested);
             sys::utimens(&place.path, place.follow(), time(change.atime), time(change.mtime))?;
         }
+        if change.mtime.is_some() && table.node(ino)?.kind == FileType::RegularFile {
+            table.paths(ino).iter().for_each(|path| self.archive.time_set(path));
+        }
         let metadata = place.metadata()?;
         Ok(self.shown(&table, ino, &metadata))
     }
