@@ -73,3 +73,6 @@ else
         printf '%s' "${packages[*]} ${writers[*]}" >"$stamp"
     fi
 fi
+
+# --- Most inputs of the fuzzer, which lie in archives; `cargo test` replays them.
+"$PYTHON" "$ROOT/scripts/fuzz_corpus.py" unpack
