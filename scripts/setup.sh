@@ -54,7 +54,7 @@ fi
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
 packages=(torch numpy safetensors transformers accelerate pytest)
-# Libraries whose own files the tests look at: optimizers, and what tests/real/zoo is made of; some 60 MB. What they ask for beyond
+# Libraries whose own files the tests look at: optimizers, and what tests/real/quality/zoo is made of; some 60 MB. What they ask for beyond
 # this list is large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics

@@ -2,21 +2,21 @@
 
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+pytest.register_assert_rewrite("bounds")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in gpt.py; must be set before torch is imported
 
 import harness  # noqa: E402
 import torch  # noqa: E402
+from harness import make_base, open_mount, remove_base  # noqa: E402
 
 torch.set_num_threads(2)
 
@@ -42,31 +42,6 @@ def pytest_runtest_makereport(item, call):
             if isinstance(value, harness.Mount):
                 report.sections.append(("the daemon's log", value.log_tail()))
     return report
-
-
-def make_base():
-    """Not pytest's tmp_path: that keeps the files of three runs, and these are large."""
-    return Path(tempfile.mkdtemp(prefix="stepfs-test-", dir=os.environ.get("STEPFS_TEST_DIR")))
-
-
-def remove_base(base):
-    """Remove a test's files, after anything a failed test left mounted there: never through a mount."""
-    for _ in range(3):
-        for path in harness.mounts_below(base):
-            subprocess.run(["umount", "-l", path] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", path], capture_output=True)
-    if left := harness.mounts_below(base):
-        pytest.exit(f"{left} could not be unmounted; left as they are", 1)
-    shutil.rmtree(base)
-
-
-def open_mount(passthrough):
-    mount = (harness.PlainMount if harness.PLAIN else harness.Mount)(make_base(), passthrough)
-    try:
-        mount.mount()
-        yield mount
-    finally:
-        mount.close()
-        remove_base(mount.base)
 
 
 @pytest.fixture

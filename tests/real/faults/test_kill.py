@@ -4,7 +4,7 @@ A ledger says what may be read of each file; it is updated only when a call has 
 mount every file must hold bytes that the ledger allows: the exact ones, or its final ones. Final bytes may be met at
 any time, must lie within the stated bound of the exact ones, and never change again.
 
-    STEPFS_KILLS=100 pytest tests/real/test_kill.py -s      (scripts/kill.sh)
+    STEPFS_KILLS=100 pytest tests/real/faults/test_kill.py -s      (scripts/kill.sh)
 """
 
 import io
@@ -16,7 +16,7 @@ import time
 
 import pytest
 import torch
-from harness import BIN, Mount, is_mounted, require_clean, run, wait_until
+from harness import BIN, is_mounted, require_clean, run, wait_until
 from series import bits_equal, difference, tensors_of, walk
 
 pytestmark = pytest.mark.stepfs

@@ -12,7 +12,7 @@ from stress.content import Stamp
 from stress.driver import Run
 from stress.ledger import Ledger
 
-SCENARIOS = Path(__file__).resolve().parents[1] / "stress"
+SCENARIOS = Path(__file__).resolve().parents[2] / "stress"
 # Together with the beginnings and the checks at the end about half a minute on two cores.
 SECONDS = 10
 

@@ -5,8 +5,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import make_base, remove_base
-from harness import run_json
+from harness import make_base, remove_base, run_json
 from optim.measure import Plan, behind, measure
 from optim.series import ENTRIES, Run
 

@@ -4,7 +4,7 @@ import pytest
 import safetensors.torch
 import torch
 from harness import run, run_json
-from optimizers import OPTIMIZERS, expect_model, expect_state, model, stepped
+from torch_optimizers import OPTIMIZERS, expect_model, expect_state, model, stepped
 
 pytestmark = pytest.mark.stepfs
 

@@ -4,11 +4,11 @@ import os
 
 import pytest
 import torch
+from bounds import check_within_bounds
 from harness import shell
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from series import save_walk
-from test_torch import check_within_bounds
 
 
 def save(state, path):

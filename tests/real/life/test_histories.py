@@ -1,6 +1,6 @@
 """Random histories of a checkpoint directory against a model: nothing that is done to one file changes another.
 
-    STEPFS_HISTORIES=20 STEPFS_HISTORY_SEED=7 STEPFS_HISTORY_OPERATIONS=2000 pytest tests/real/test_histories.py -s
+    STEPFS_HISTORIES=20 STEPFS_HISTORY_SEED=7 STEPFS_HISTORY_OPERATIONS=2000 pytest tests/real/life/test_histories.py -s
                                                                                             (scripts/histories.sh)
 """
 

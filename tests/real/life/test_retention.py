@@ -8,9 +8,9 @@ import time
 
 import pytest
 import torch
+from bounds import check_within_bounds
 from harness import FAILURE, OK, require_clean, run, run_json, wait_until
 from series import save_walk, walk
-from test_torch import check_within_bounds
 
 pytestmark = pytest.mark.stepfs
 

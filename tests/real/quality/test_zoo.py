@@ -7,9 +7,8 @@ import math
 import shutil
 
 import pytest
-from conftest import make_base, open_mount
-from harness import ROOT
-from test_torch import same_words
+from bounds import same_words
+from harness import ROOT, make_base, open_mount
 from zoo import ANIMALS, Zoo
 from zoo.keeper import STEPS, breach, load, require_finite, require_no_zero, require_same
 from zoo.record import describe

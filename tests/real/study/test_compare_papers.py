@@ -8,7 +8,7 @@ from pathlib import Path
 
 import harness
 import pytest
-from conftest import make_base, remove_base
+from harness import make_base, remove_base
 
 FIGURES = Path(os.environ.get("STEPFS_FIGURES", harness.ROOT / "target/release/examples/published_figures"))
 

@@ -9,7 +9,7 @@ import sys
 
 import harness
 import pytest
-from conftest import make_base, remove_base
+from harness import make_base, remove_base
 from study import gaps, lean, protocol, sizes, tasks, training
 
 
@@ -150,7 +150,7 @@ def test_two_processes_share_jobs(tmp_path):
         "    return path, work\n"
         "print(''.join(chains.share([job(n) for n in range(20)])))"
     )
-    paths = os.pathsep.join(str(harness.ROOT / part) for part in ("scripts", "tests/real"))
+    paths = os.pathsep.join(str(harness.ROOT / part) for part in ("scripts", "tests/real/support"))
     start = lambda who: subprocess.Popen([sys.executable, "-c", program, tmp_path, who], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths})
     both = [start("a"), start("b")]
     first, second = (one.communicate(timeout=120)[0].strip() for one in both)

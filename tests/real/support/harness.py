@@ -5,10 +5,11 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
 # With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
 PLAIN = bool(os.environ.get("STEPFS_TEST_PLAIN"))
@@ -217,6 +218,34 @@ class PlainMount(Mount):
 
     def status(self):
         return {"files": len(self.ls()), "logical_bytes": 0, "stored_bytes": 0, "resident_bytes": 0, "queued": 0}
+
+
+def make_base():
+    """Not pytest's tmp_path: that keeps the files of three runs, and these are large."""
+    return Path(tempfile.mkdtemp(prefix="stepfs-test-", dir=os.environ.get("STEPFS_TEST_DIR")))
+
+
+def remove_base(base):
+    """Remove a test's files, after anything a failed test left mounted there: never through a mount."""
+    for _ in range(3):
+        for path in mounts_below(base):
+            subprocess.run(["umount", "-l", path] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", path], capture_output=True)
+    if left := mounts_below(base):
+        # Nothing below a mount may be removed, and the next test would meet the same.
+        import pytest
+
+        pytest.exit(f"{left} could not be unmounted; left as they are", 1)
+    shutil.rmtree(base)
+
+
+def open_mount(passthrough):
+    mount = (PlainMount if PLAIN else Mount)(make_base(), passthrough)
+    try:
+        mount.mount()
+        yield mount
+    finally:
+        mount.close()
+        remove_base(mount.base)
 
 
 def verify(store):

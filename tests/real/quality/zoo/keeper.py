@@ -7,8 +7,8 @@ import zlib
 
 import safetensors.torch
 import torch
+from bounds import stated
 from series import bits_equal, tensors_of
-from test_torch import stated
 
 ANIMALS = {}
 # Five states: a keyframe, three differences to it, and the newest, which stays exact.

@@ -1,12 +1,12 @@
 """Prints the table of docs/ZOO.md: what the program in STEPFS_BIN does to each animal.
 
-    STEPFS_BIN=... python -m zoo.record [NAME...]                                  (in tests/real, after scripts/setup.sh)
+    STEPFS_BIN=... PYTHONPATH=../support python -m zoo.record [NAME...]      (in tests/real/quality, after scripts/setup.sh)
 """
 
 import shutil
 import sys
 
-from conftest import make_base, open_mount
+from harness import make_base, open_mount
 
 from .keeper import ANIMALS, Zoo, breach
 
