@@ -53,7 +53,7 @@ fi
 [ -e /dev/fuse ] || die "/dev/fuse is missing. Try: modprobe fuse (in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN)"
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
-packages=(torch numpy safetensors transformers accelerate pytest)
+packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist)
 # Libraries whose own files the tests look at: optimizers, and what tests/real/quality/zoo is made of; some 60 MB. What they ask for beyond
 # this list is large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer

@@ -1,6 +1,8 @@
-"""Fixtures: a mount that is always taken down, and a training series made once per session."""
+"""Fixtures: a mount that is always taken down, and a training series made once."""
 
+import hashlib
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -18,16 +20,27 @@ import harness  # noqa: E402
 import torch  # noqa: E402
 from harness import make_base, open_mount, remove_base  # noqa: E402
 
-torch.set_num_threads(2)
+# Processes that run tests at the same time share the cores.
+torch.set_num_threads(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
+
+# What a fixture makes is made once per process. So tests that share it run in one process, one after the other.
+SHARED = {"shared_mount": "trained", "zoo": "zoo", "small_gpt": "tune"}
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "stepfs: needs the real binary, has no meaning on a plain directory")
+    config.addinivalue_line("markers", "slow: takes seconds; scripts/check.sh leaves it out")
+    config.addinivalue_line("markers", "alone: measures time or the machine; scripts/test.sh runs it when nothing else runs")
     if not harness.PLAIN and not os.access(harness.BIN, os.X_OK):
         pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --release --locked", 2)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    for item in items:
+        for fixture in SHARED.keys() & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group(SHARED[fixture]))
+            item.add_marker(pytest.mark.slow)
     if harness.PLAIN:
         for item in items:
             if item.get_closest_marker("stepfs"):
@@ -84,14 +97,48 @@ class Series:
         return self.names[-1]
 
 
+SERIES = {"iters": 150, "every": 25}
+
+
+def series_folder():
+    """Where the training series of this trainer, torch and Python lies once it was made; their bytes depend on nothing else."""
+    import gpt
+
+    of = repr((Path(gpt.__file__).read_bytes(), torch.__version__, sys.version, platform.machine(), SERIES))
+    return harness.ROOT / "target/test-series" / hashlib.sha256(of.encode()).hexdigest()[:16]
+
+
+def train(mount, base):
+    """Trains into both directories, and keeps a copy of the series."""
+    import gpt
+
+    names = gpt.train([str(mount.dir), str(base)], **SERIES, say=lambda line: None)
+    folder = series_folder()
+    half = Path(f"{folder}.{os.getpid()}")
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(base, half)
+    try:
+        os.rename(half, folder)
+    except OSError:  # another session was first
+        shutil.rmtree(half)
+    return names
+
+
+def train_again(mount, base):
+    """The same bytes without the training: a minute less. torch.save writes into the mount here, too."""
+    names = sorted(path.name for path in series_folder().iterdir())
+    for name in names:
+        shutil.copyfile(series_folder() / name, base / name)
+        torch.save(torch.load(base / name), mount / name)
+    return names
+
+
 @pytest.fixture(scope="session")
 def trained(shared_mount):
     """A GPT trained once; each checkpoint is written by torch.save into the mount and into a plain directory."""
-    import gpt
-
     base = make_base()
     try:
-        names = gpt.train([str(shared_mount.dir), str(base)], iters=150, every=25, say=lambda line: None)
+        names = (train_again if series_folder().is_dir() else train)(shared_mount, base)
         shared_mount.sync()
         yield Series(base, shared_mount, names)
     finally:

@@ -38,6 +38,7 @@ def while_it_changes(change, look, times):
     return trouble
 
 
+@pytest.mark.slow
 def test_verify_while_checkpoints_go(mount):
     """An object that was collected since the store was listed is not missing, nor is one that has another parent since then.
     Verify is stopped for a moment, somewhere between its list and the end of its reading, and files go meanwhile."""
@@ -60,6 +61,7 @@ def test_verify_while_checkpoints_go(mount):
         assert process.returncode == OK, said
 
 
+@pytest.mark.slow
 def test_ls_while_directories_go(mount):
     """A directory that went between two looks is no reason to say nothing of all others."""
     for n in range(50):
@@ -79,6 +81,7 @@ def test_ls_while_directories_go(mount):
     assert not while_it_changes(change, look, 40)
 
 
+@pytest.mark.slow
 def test_decoded_files_leave_descriptors_for_others(mount):
     """The cache keeps decoded files open. With a low limit on open files, reading many small ones left none for anybody."""
     mount.umount()

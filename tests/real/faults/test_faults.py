@@ -226,6 +226,7 @@ def test_a_name_whose_inode_is_damaged_is_not_left_out_in_silence(plain):
 
 
 @needs_root
+@pytest.mark.slow
 def test_two_daemons_and_one_store(mount, plain):
     content = series(mount)
     other = plain / "other"

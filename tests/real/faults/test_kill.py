@@ -239,6 +239,7 @@ def check_final(mount, files, when):
     check_all(mount, files, f"{when}, read again")
 
 
+@pytest.mark.slow
 def test_sigkill_at_random_instants(mount):
     rng = random.Random(SEED)
     states = walk(1_000_000, seed=SEED)

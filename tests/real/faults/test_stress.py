@@ -17,6 +17,9 @@ SCENARIOS = Path(__file__).resolve().parents[2] / "stress"
 SECONDS = 10
 
 
+# What its programs get done in ten seconds is asserted.
+@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.stepfs
 @pytest.mark.parametrize("name, did", [("churn", ("removed", "copied", "rewritten")), ("kills", ("removed", "moved"))])
 def test_scenario(name, did):

@@ -315,6 +315,7 @@ def test_reshard_refuses(plain):
     assert elasticdl.same(elasticdl.everything(empty), elasticdl.everything(plain / "target"))
 
 
+@pytest.mark.slow
 @pytest.mark.stepfs
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_reshard_leaves_nothing(plain, how):

@@ -79,6 +79,7 @@ def test_every_optimizer_of_the_table_is_looked_at():
     assert set(ROLES) == set(ENTRIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORED)
 def test_training_goes_on(name):
     require(name)

@@ -165,6 +165,7 @@ def test_objects_a_training_script_may_pickle(mount, plain):
         shell(f"unzip -tqq {mount / f'step_{step}.pt'}")
 
 
+@pytest.mark.slow
 def test_two_jobs_in_one_mount(mount, plain):
     """Two processes save different models at the same time into directories of their own."""
     program = "import sys; from series import save_walk; save_walk(sys.argv[1], 5, seed=int(sys.argv[2]))"

@@ -3,6 +3,7 @@
 import os
 import time
 
+import pytest
 import torch
 from series import tensors_of
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -51,6 +52,7 @@ def trainer(mount, steps, model=None):
     return Trainer(model=model or GPT2LMHeadModel(config), args=arguments, train_dataset=Text(), callbacks=[watch]), watch
 
 
+@pytest.mark.slow
 def test_rotation_and_resume(both):
     mount = both
     job, watch = trainer(mount, 30)

@@ -18,6 +18,7 @@ OPERATIONS = int(os.environ.get("STEPFS_HISTORY_OPERATIONS", 500))
 LEAST_RELEASED = OPERATIONS // 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
 def test_history(mount, seed):
     mount.umount()

@@ -233,6 +233,7 @@ def sparse_state(path, seed):
     return begin, elements
 
 
+@pytest.mark.slow
 def test_a_tensor_of_two_to_the_31_elements(mount):
     names = [f"step_{seed}.safetensors" for seed in (1, 2)]
     for seed, name in enumerate(names, 1):

@@ -26,7 +26,10 @@ def zoo(request):
     wanted = dict.fromkeys(item.callspec.params["name"] for item in here)
     plain, mounts = make_base(), open_mount(True)
     try:
-        yield Zoo(next(mounts), plain, wanted)
+        zoo = Zoo(next(mounts), plain, wanted)
+        yield zoo
+        # Tensors of safetensors files are mapped: as long as one is there, the daemon waits for it.
+        zoo.forget()
     finally:
         mounts.close()
         shutil.rmtree(plain)

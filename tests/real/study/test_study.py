@@ -13,6 +13,7 @@ from harness import make_base, remove_base
 from study import gaps, lean, protocol, sizes, tasks, training
 
 
+@pytest.mark.slow
 @pytest.mark.stepfs
 def test_quick_study():
     """resume_study.py itself fails when a run under `exact` ends in other bits than the one never interrupted."""
@@ -43,6 +44,7 @@ def test_quick_study():
         remove_base(base)
 
 
+@pytest.mark.slow
 @pytest.mark.stepfs
 def test_quick_judging():
     """Chains of restores on models of three kinds that judge the promises, in small."""
@@ -137,6 +139,7 @@ def test_coarse_steps_keep_less_of_what_training_did():
     assert kept(lean.moments(states, 6.0)) < 0.1
 
 
+@pytest.mark.slow
 def test_two_processes_share_jobs(tmp_path):
     """Each job is done once, though both ask for all of them."""
     program = (

@@ -62,7 +62,7 @@ HELD_OUT = gpt.corpus()[1]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def small_gpt(tmp_path_factory):
     """Four checkpoints of a small GPT, and the command that says how good one is."""
     folder = tmp_path_factory.mktemp("gpt")
     names = gpt.train([str(folder)], 60, 15, config=gpt.Config(**SMALL), say=lambda line: None)
@@ -88,8 +88,9 @@ def failure(*args, code=FAILURE, **options):
     return done.stderr
 
 
-def test_a_real_score_decides_and_the_store_gets_it(trained, tmp_path):
-    files, command = trained
+@pytest.mark.slow
+def test_a_real_score_decides_and_the_store_gets_it(small_gpt, tmp_path):
+    files, command = small_gpt
     store = new_store(tmp_path / "store", files[0])
     settings = store / "stepfs.toml"
     settings.write_text("# of our own\n" + settings.read_text().replace('"balanced"\n', '"balanced" # for now\n', 1))
@@ -119,9 +120,10 @@ def test_a_real_score_decides_and_the_store_gets_it(trained, tmp_path):
     run("verify", store)
 
 
-def test_a_configuration_that_was_found_works_in_a_store(trained, tmp_path):
+@pytest.mark.slow
+def test_a_configuration_that_was_found_works_in_a_store(small_gpt, tmp_path):
     """What comes back from a store under the configuration is what was scored."""
-    files, command = trained
+    files, command = small_gpt
     seen = tmp_path / "seen.pt"
     found = run_json("tune", *files[:3], "--eval", f"cp \"$1\" {seen}; {command} \"$1\"", "--tolerance", "20%", "--near",
                      "inshrinkerator-12bins-prune20", "--inshrinkerator-only", "--json", timeout=900)
@@ -142,6 +144,7 @@ def test_a_configuration_that_was_found_works_in_a_store(trained, tmp_path):
     run("verify", store)
 
 
+@pytest.mark.slow
 def test_without_a_score_the_error_decides(files):
     done = run("tune", *files)
     assert 'default_profile = "' in done.stdout and "of the update" in done.stdout
@@ -153,6 +156,7 @@ def test_without_a_score_the_error_decides(files):
     assert loose["chosen"].startswith("inshrinkerator")
 
 
+@pytest.mark.slow
 def test_higher_is_better(files, tmp_path):
     """A score that falls with the error: the largest weight's deviation, negated."""
     newest = torch.load(files[-1])["model"]["wte.weight"]
@@ -183,6 +187,7 @@ def test_commands_that_fail(files, tmp_path, command, words):
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.slow
 def test_what_is_not_a_number_is_not_good_enough(files):
     """A model that was destroyed may well say NaN: an answer, and not the one that is wanted."""
     command = f"cmp -s \"$1\" {files[-1]} && echo 1 || echo nan"
@@ -239,6 +244,7 @@ def test_wrong_files(files, tmp_path):
         failure(*files, *wrong, code=USAGE)
 
 
+@pytest.mark.slow
 def test_a_store_in_use_and_one_that_is_none(files, mount, tmp_path):
     save_walk(mount.dir, 1, seed=5)
     before = (mount.store / "stepfs.toml").read_text()

@@ -1,6 +1,7 @@
 """The registry of the animals, the mount that they live in, and what their tests have in common."""
 
 import fnmatch
+import gc
 import re
 import shutil
 import zlib
@@ -62,6 +63,11 @@ class Zoo:
                 if file.is_file() and not copy.exists():
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(file, copy)
+
+    def forget(self):
+        """Lets go of all that was read."""
+        self.animals, self.differences, self.inspected = {}, {}, {}
+        gc.collect()
 
     def older(self, name):
         """(as written, as it reads now) of each main file but the newest."""
