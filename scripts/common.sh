@@ -37,7 +37,7 @@ build() {
 real() {
     local code=0 alone=0 select=()
     case " $* " in *" -m "*) ;; *) select=(-m "not alone") ;; esac
-    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(nproc)}" --dist loadgroup "${select[@]}" "$@" || code=$?
+    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(nproc)}" "${select[@]}" "$@" || code=$?
     [ $code -eq 0 ] || [ $code -eq 5 ] || return $code
     [ ${#select[@]} -gt 0 ] || return $code
     "$PYTHON" -m pytest -p no:cacheprovider -q -m alone "$@" || alone=$?

@@ -23,8 +23,9 @@ from harness import make_base, open_mount, remove_base  # noqa: E402
 # Processes that run tests at the same time share the cores.
 torch.set_num_threads(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
 
-# What a fixture makes is made once per process. So tests that share it run in one process, one after the other.
-SHARED = {"shared_mount": "trained", "zoo": "zoo", "small_gpt": "tune"}
+# What these fixtures make takes long, and every process would make it. So the tests of a file that has one run in one process.
+EXPENSIVE = {"shared_mount", "zoo", "small_gpt"}
+TOGETHER = {"test_torch.py", "test_zoo.py", "test_tune.py"}
 
 
 def pytest_configure(config):
@@ -35,12 +36,26 @@ def pytest_configure(config):
         pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --release --locked", 2)
 
 
-@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item):
+    if EXPENSIVE & set(getattr(item, "fixturenames", ())):
+        assert item.path.name in TOGETHER, f"{item.path.name} uses one of {EXPENSIVE}: name it in TOGETHER"
+        item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Like `--dist loadgroup`, which pytest 9.2 and pytest-xdist 3.8 together do not do."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return file if file.rsplit("/")[-1] in TOGETHER else nodeid
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    for item in items:
-        for fixture in SHARED.keys() & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group(SHARED[fixture]))
-            item.add_marker(pytest.mark.slow)
     if harness.PLAIN:
         for item in items:
             if item.get_closest_marker("stepfs"):
