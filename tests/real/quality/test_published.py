@@ -65,8 +65,12 @@ def test_a_profile_of_the_mount_by_command(mount):
     wrong = run("mount", mount.store, mount.dir, "--profile", "lc-9", check=False)
     assert wrong.returncode == USAGE and "has a number, 1 to 8" in wrong.stderr
     run("mount", mount.store, mount.dir, "--profile", "lc-3")
-    names = save_walk(mount.dir, 4, seed=3)
-    run("profile", mount / names[1], "--set", "topn-5")
+    names = [f"step_{step:04d}.pt" for step in range(1, 5)]
+    for name, state in zip(names, walk(4, seed=3)):
+        torch.save(state, mount / name)
+        if name == names[1]:
+            # While it is the newest: once another one follows, it may be archived before the command arrives.
+            run("profile", mount / name, "--set", "topn-5")
     mount.sync()
     assert [mount.entry(name)["profile"] for name in names[:3]] == ["lc-3", "topn-5", "lc-3"]
     assert 'default_profile = "lc-3"' in (mount.store / "stepfs.toml").read_text()
