@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What one runs before each commit: formatting, lints, the library's tests, and the quick ones of the real programs' tests. About three
-# minutes on two cores once everything is built; scripts/test.sh is everything.
+# minutes are the aim, on two cores once everything is built; scripts/test.sh is everything.
 #   scripts/check.sh [ROOM...]      of the real programs' tests these rooms only, such as life or tools (all but study)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

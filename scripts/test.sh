@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every test there is: formatting, lints, Rust tests, then real programs on a real mount. Stops at the first failure.
-# Arguments go to pytest, e.g.  scripts/test.sh -k trainer. On two cores about 15 minutes once everything is built.
+# Arguments go to pytest, e.g.  scripts/test.sh -k trainer. The aim on two cores is 15 minutes once everything is built.
 #   STEPFS_TEST_JOBS=N    real programs' tests at once (all cores)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
