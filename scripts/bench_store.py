@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests/real"))
+sys.path.insert(0, str(ROOT / "tests/real/support"))
 
 import harness  # noqa: E402
 import numpy as np  # noqa: E402

@@ -32,6 +32,19 @@ build() {
     fi
 }
 
+# Real programs on a real mount: as many at a time as there are cores, then those that need the machine for themselves. Arguments go
+# to pytest; with none of them chosen, which pytest says by exit code 5, that is fine once.
+real() {
+    local code=0 alone=0 select=()
+    case " $* " in *" -m "*) ;; *) select=(-m "not alone") ;; esac
+    "$PYTHON" -m pytest -p no:cacheprovider -q -n "${STEPFS_TEST_JOBS:-$(nproc)}" "${select[@]}" "$@" || code=$?
+    [ $code -eq 0 ] || [ $code -eq 5 ] || return $code
+    [ ${#select[@]} -gt 0 ] || return $code
+    "$PYTHON" -m pytest -p no:cacheprovider -q -m alone "$@" || alone=$?
+    [ $alone -ne 5 ] || return $code
+    return $alone
+}
+
 die() {
     printf '%s%s: %s%s\n' "$RED" "$(basename "$0")" "$*" "$PLAIN" >&2
     exit 1

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real/support")]
 
 from papers import check_n_run, inshrinkerator, lc, ours  # noqa: E402
 from papers.lab import Lab  # noqa: E402

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 
+import fuzz_corpus
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "fuzz"
 PROGRAMS = FUZZ / "target" / f"{platform.machine()}-unknown-linux-gnu" / "release"
@@ -126,6 +128,7 @@ def keep(target):
                 room -= path.stat().st_size
     for path in chosen:
         shutil.copyfile(path, folder / path.name[:16])
+    fuzz_corpus.pack(target)
     print(f"{target:22} {len(chosen)} of {len(inputs)} inputs, {MOST_KEPT - room} bytes", flush=True)
 
 
@@ -133,6 +136,7 @@ def main():
     arguments = sys.argv[1:]
     jobs = int(os.environ.get("STEPFS_FUZZ_JOBS", os.cpu_count() or 1))
     WORK.mkdir(parents=True, exist_ok=True)
+    fuzz_corpus.unpack()
     if arguments[:1] == ["--keep"]:
         for target in arguments[1:] or targets():
             keep(target)

@@ -6,4 +6,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 build
 export STEPFS_HISTORIES=${1:-20} STEPFS_HISTORY_SEED=${2:-1} STEPFS_HISTORY_OPERATIONS=${STEPFS_HISTORY_OPERATIONS:-2000}
-exec "$PYTHON" -m pytest tests/real/test_histories.py -p no:cacheprovider -q -s
+exec "$PYTHON" -m pytest tests/real/life/test_histories.py -p no:cacheprovider -q -s

@@ -9,4 +9,4 @@ command -v cargo >/dev/null || source "$HOME/.cargo/env"
 cargo build --release --locked --quiet
 export STEPFS_KILLS=${1:-100}
 [ -z "${2:-}" ] || export STEPFS_KILL_SEED=$2
-exec "$PYTHON" -m pytest tests/real/test_kill.py -p no:cacheprovider -s
+exec "$PYTHON" -m pytest tests/real/faults/test_kill.py -p no:cacheprovider -s

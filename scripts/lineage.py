@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real/support")]
 
 import gpt  # noqa: E402
 import harness  # noqa: E402

@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real/support")]
 
 import harness  # noqa: E402
 from study import chains, gaps, protocol, report, sizes, tasks  # noqa: E402

@@ -59,7 +59,7 @@ for scenario in churn kills ranks; do
     "$PYTHON" scripts/stress.py $scenario --seconds "$seconds" || code=1
 done
 section "$STEPFS_KILLS kills"
-"$PYTHON" -m pytest tests/real/test_kill.py -p no:cacheprovider -q || code=1
+"$PYTHON" -m pytest tests/real/faults/test_kill.py -p no:cacheprovider -q || code=1
 
 section "reports"
 shopt -s nullglob

@@ -53,8 +53,8 @@ fi
 [ -e /dev/fuse ] || die "/dev/fuse is missing. Try: modprobe fuse (in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN)"
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
-packages=(torch numpy safetensors transformers accelerate pytest)
-# Libraries whose own files the tests look at: optimizers, and what tests/real/zoo is made of; some 60 MB. What they ask for beyond
+packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist)
+# Libraries whose own files the tests look at: optimizers, and what tests/real/quality/zoo is made of; some 60 MB. What they ask for beyond
 # this list is large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
@@ -73,3 +73,6 @@ else
         printf '%s' "${packages[*]} ${writers[*]}" >"$stamp"
     fi
 fi
+
+# --- Most inputs of the fuzzer, which lie in archives; `cargo test` replays them.
+"$PYTHON" "$ROOT/scripts/fuzz_corpus.py" unpack

@@ -14,7 +14,7 @@ import torch
 
 from .series import Run
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "real"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/real/support"))
 from harness import Mount, run as stepfs  # noqa: E402
 
 

@@ -16,6 +16,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for place in (ROOT / "tests/real", ROOT / "scripts"):
+for place in (ROOT / "tests/real/support", ROOT / "scripts"):
     if str(place) not in sys.path:
         sys.path.insert(0, str(place))

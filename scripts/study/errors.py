@@ -24,7 +24,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real/support")]
 
 import harness  # noqa: E402
 import torch  # noqa: E402

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real")]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real/support")]
 
 import harness  # noqa: E402
 

@@ -1,30 +1,58 @@
-"""Fixtures: a mount that is always taken down, and a training series made once per session."""
+"""Fixtures: a mount that is always taken down, and a training series made once."""
 
+import hashlib
 import os
+import platform
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+pytest.register_assert_rewrite("bounds")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in gpt.py; must be set before torch is imported
 
 import harness  # noqa: E402
 import torch  # noqa: E402
+from harness import make_base, open_mount, remove_base  # noqa: E402
 
-torch.set_num_threads(2)
+# Processes that run tests at the same time share the cores.
+torch.set_num_threads(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
+
+# What these fixtures make takes long, and every process would make it. So the tests of a file that has one run in one process.
+EXPENSIVE = {"shared_mount", "zoo", "small_gpt"}
+TOGETHER = {"test_torch.py", "test_zoo.py", "test_tune.py"}
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "stepfs: needs the real binary, has no meaning on a plain directory")
+    config.addinivalue_line("markers", "slow: takes seconds; scripts/check.sh leaves it out")
+    config.addinivalue_line("markers", "alone: measures time or the machine; scripts/test.sh runs it when nothing else runs")
     if not harness.PLAIN and not os.access(harness.BIN, os.X_OK):
         pytest.exit(f"{harness.BIN} is missing. Build it with: cargo build --release --locked", 2)
+
+
+def pytest_itemcollected(item):
+    if EXPENSIVE & set(getattr(item, "fixturenames", ())):
+        assert item.path.name in TOGETHER, f"{item.path.name} uses one of {EXPENSIVE}: name it in TOGETHER"
+        item.add_marker(pytest.mark.slow)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Like `--dist loadgroup`, which pytest 9.2 and pytest-xdist 3.8 together do not do."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::")[0]
+            return file if file.rsplit("/")[-1] in TOGETHER else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items):
@@ -42,31 +70,6 @@ def pytest_runtest_makereport(item, call):
             if isinstance(value, harness.Mount):
                 report.sections.append(("the daemon's log", value.log_tail()))
     return report
-
-
-def make_base():
-    """Not pytest's tmp_path: that keeps the files of three runs, and these are large."""
-    return Path(tempfile.mkdtemp(prefix="stepfs-test-", dir=os.environ.get("STEPFS_TEST_DIR")))
-
-
-def remove_base(base):
-    """Remove a test's files, after anything a failed test left mounted there: never through a mount."""
-    for _ in range(3):
-        for path in harness.mounts_below(base):
-            subprocess.run(["umount", "-l", path] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", path], capture_output=True)
-    if left := harness.mounts_below(base):
-        pytest.exit(f"{left} could not be unmounted; left as they are", 1)
-    shutil.rmtree(base)
-
-
-def open_mount(passthrough):
-    mount = (harness.PlainMount if harness.PLAIN else harness.Mount)(make_base(), passthrough)
-    try:
-        mount.mount()
-        yield mount
-    finally:
-        mount.close()
-        remove_base(mount.base)
 
 
 @pytest.fixture
@@ -109,14 +112,48 @@ class Series:
         return self.names[-1]
 
 
+SERIES = {"iters": 150, "every": 25}
+
+
+def series_folder():
+    """Where the training series of this trainer, torch and Python lies once it was made; their bytes depend on nothing else."""
+    import gpt
+
+    of = repr((Path(gpt.__file__).read_bytes(), torch.__version__, sys.version, platform.machine(), SERIES))
+    return harness.ROOT / "target/test-series" / hashlib.sha256(of.encode()).hexdigest()[:16]
+
+
+def train(mount, base):
+    """Trains into both directories, and keeps a copy of the series."""
+    import gpt
+
+    names = gpt.train([str(mount.dir), str(base)], **SERIES, say=lambda line: None)
+    folder = series_folder()
+    half = Path(f"{folder}.{os.getpid()}")
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(base, half)
+    try:
+        os.rename(half, folder)
+    except OSError:  # another session was first
+        shutil.rmtree(half)
+    return names
+
+
+def train_again(mount, base):
+    """The same bytes without the training: a minute less. torch.save writes into the mount here, too."""
+    names = sorted(path.name for path in series_folder().iterdir())
+    for name in names:
+        shutil.copyfile(series_folder() / name, base / name)
+        torch.save(torch.load(base / name), mount / name)
+    return names
+
+
 @pytest.fixture(scope="session")
 def trained(shared_mount):
     """A GPT trained once; each checkpoint is written by torch.save into the mount and into a plain directory."""
-    import gpt
-
     base = make_base()
     try:
-        names = gpt.train([str(shared_mount.dir), str(base)], iters=150, every=25, say=lambda line: None)
+        names = (train_again if series_folder().is_dir() else train)(shared_mount, base)
         shared_mount.sync()
         yield Series(base, shared_mount, names)
     finally:

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# What one runs before each commit: formatting, lints, the library's tests, and the quick ones of the real programs' tests. About three
+# minutes are the aim, on two cores once everything is built; scripts/test.sh is everything.
+#   scripts/check.sh [ROOM...]      of the real programs' tests these rooms only, such as life or tools (all but study)
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+rooms=("$@")
+[ $# -gt 0 ] || rooms=(frameworks life faults quality tools)
+for room in "${rooms[@]}"; do
+    [ -e "tests/real/$room/" ] || die "no room $room; there are: frameworks life faults quality tools study"
+done
+step='' began=$SECONDS
+trap 'code=$?; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
+run() {
+    step=$1
+    shift
+    section "$step"
+    "$@"
+}
+run setup scripts/setup.sh
+command -v cargo >/dev/null || source "$HOME/.cargo/env"
+run formatting cargo fmt --check
+run lints cargo clippy --all-targets --locked --quiet -- -D warnings
+run "the library's tests" cargo test --locked --quiet --lib
+run "release build" cargo build --release --locked --quiet
+run "quick tests of real programs" real -m "not slow and not alone" "${rooms[@]/#/tests/real/}"
+section "checked in $((SECONDS - began)) s; scripts/test.sh is everything"

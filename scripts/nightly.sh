@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# The long scripts in turn, each to its end whatever the others did, and a table at the end. Their output lies in target/nightly/. Exits
+# with 1 if one failed. Takes a night: about an hour each of soak.sh and corrupt.sh, and the others.
+#   scripts/nightly.sh [NAME...]    only these, such as kill and soak
+#   scripts/nightly.sh --list       what there is, with arguments
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+LOGS=$ROOT/target/nightly
+# The quickest first; name, then the arguments. A seed of each day's own, where a script takes one.
+seed=$(date +%Y%m%d)
+jobs=(
+    "audit"
+    "threads 2000"
+    "kill 100 $seed"
+    "stress"
+    "histories 20 $seed"
+    "model 10000 $seed"
+    "posix"
+    "crash"
+    "sanitize"
+    "fuzz 120"
+    "corrupt"
+    "soak"
+)
+
+if [ "${1:-}" = --list ]; then
+    for job in "${jobs[@]}"; do read -r name arguments <<<"$job" && echo "scripts/$name.sh $arguments"; done
+    exit 0
+fi
+names=("${jobs[@]%% *}")
+for name in "$@"; do
+    printf '%s\n' "${names[@]}" | grep -qx -- "$name" || die "no long script $name; there are: ${names[*]}"
+done
+
+mkdir -p "$LOGS"
+table=() failed=0
+for job in "${jobs[@]}"; do
+    read -r name arguments <<<"$job"
+    [ $# -eq 0 ] || printf '%s\n' "$@" | grep -qx -- "$name" || continue
+    section "$name.sh $arguments"
+    began=$SECONDS code=0
+    # shellcheck disable=SC2086
+    "scripts/$name.sh" $arguments </dev/null >"$LOGS/$name.log" 2>&1 || code=$?
+    case $name:$code in
+    *:0) result=passed ;;
+    audit:4) result="not whole: the advisories cannot be reached" ;;
+    *) result="FAILED, exit code $code" failed=1 && tail -20 "$LOGS/$name.log" ;;
+    esac
+    row=$(printf '%-10s %6d s   %s' "$name" $((SECONDS - began)) "$result")
+    echo "$row"
+    table+=("$row")
+done
+section "summary; output in ${LOGS#"$ROOT"/}/"
+printf '%s\n' "${table[@]}" | tee "$LOGS/summary.txt"
+exit $failed

@@ -1,0 +1,275 @@
+"""Drive the stepfs binary: a store, a mount on it, and what the commands say about them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+BIN = os.environ.get("STEPFS_BIN", str(ROOT / "target/release/stepfs"))
+# With STEPFS_TEST_PLAIN=1 the "mount" is a plain directory: checks the tests' own programs, not stepfs.
+PLAIN = bool(os.environ.get("STEPFS_TEST_PLAIN"))
+
+OK, FAILURE, USAGE, DAMAGE = 0, 1, 2, 3
+
+
+def run(*args, check=True, timeout=180, text=True):
+    """`stepfs ARGS...`; with `check`, anything but exit code 0 fails the test with what the command printed."""
+    done = subprocess.run([BIN, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=text, timeout=timeout)
+    if check and done.returncode != OK:
+        raise AssertionError(f"stepfs {' '.join(map(str, args))}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def run_json(*args, **options):
+    return json.loads(run(*args, **options).stdout)
+
+
+def shell(command, cwd=None, check=True):
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True,
+                          text=True, timeout=300)
+    if check and done.returncode != 0:
+        raise AssertionError(f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return done
+
+
+def mounts_below(path):
+    """Mount points at or below a path, the deepest first. Also dead ones, whose daemon is gone."""
+    path = os.path.realpath(path)
+    points = (line.split()[4].encode().decode("unicode_escape") for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return sorted((p for p in points if p == path or p.startswith(path + "/")), reverse=True)
+
+
+def is_mounted(path):
+    return os.path.realpath(path) in mounts_below(path)
+
+
+def is_alive(pid):
+    """Also of a killed process some of whose threads are still in a call to the device: it holds its locks until they are out."""
+    try:
+        states = [(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):
+        # It is gone, or a thread of it just now.
+        return os.path.exists(f"/proc/{pid}/task") and is_alive(pid)
+    return any(state not in "ZX" for state in states)
+
+
+# A machine with other things to do takes so many times as long: a test that fails then has found nothing.
+PATIENCE = 3
+
+
+def wait_until(condition, timeout, what):
+    """Waits for what takes `timeout` seconds at most where nobody else works."""
+    end = time.monotonic() + PATIENCE * timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {PATIENCE} times {timeout} s: {what}")
+        time.sleep(0.02)
+
+
+def wait_dead(pid, timeout=30):
+    wait_until(lambda: not is_alive(pid), timeout, f"daemon {pid} exits")
+
+
+class Mount:
+    """A mounted store. `dir` is where programs work, `store` where the bytes lie."""
+
+    def __init__(self, base, passthrough=True, store=None):
+        self.base = Path(base)
+        self.store = Path(store) if store else self.base / "store"
+        self.dir = self.base / "mnt"
+        self.log = self.base / "stepfs.log"
+        self.passthrough = passthrough
+        self.pid = None
+        self.dir.mkdir(parents=True, exist_ok=True)
+
+    def __truediv__(self, name):
+        return self.dir / name
+
+    # --- life of the daemon
+
+    def arguments(self):
+        return ["mount", self.store, self.dir, "--log", self.log, *([] if self.passthrough else ["--no-passthrough"])]
+
+    def mount(self):
+        run(*self.arguments())
+        assert is_mounted(self.dir), "mount returned, but nothing is mounted"
+        self.pid = self.find_daemon()
+        return self
+
+    def find_daemon(self):
+        """The process whose command line mounts this store; a background daemon has no other name."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                except (FileNotFoundError, ProcessLookupError):
+                    continue
+                if b"mount" in words and os.fsencode(self.store) in words and is_alive(int(entry.name)):
+                    return int(entry.name)
+        raise AssertionError(f"no daemon serves {self.store}")
+
+    def umount(self):
+        run("umount", self.dir)
+        assert not is_mounted(self.dir), "umount returned, but the mount is still there"
+        wait_dead(self.pid)
+        self.pid = None
+
+    def remount(self):
+        self.umount()
+        return self.mount()
+
+    def kill(self, how=signal.SIGKILL):
+        os.kill(self.pid, how)
+        wait_dead(self.pid)
+
+    def close(self):
+        """For teardown: whatever the test did, no mount and no daemon stays."""
+        if is_mounted(self.dir):
+            try:
+                subprocess.run([BIN, "umount", str(self.dir)], capture_output=True, timeout=60)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
+        for _ in range(5):
+            if not is_mounted(self.dir):
+                break
+            subprocess.run(["umount", "-l", str(self.dir)] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", str(self.dir)],
+                           capture_output=True, timeout=60)
+        if self.pid and is_alive(self.pid):
+            try:
+                wait_dead(self.pid, 10)
+            except AssertionError:
+                os.kill(self.pid, signal.SIGKILL)
+        self.pid = None
+
+    # --- what stepfs says
+
+    def sync(self, timeout=300):
+        run("sync", self.dir, timeout=timeout)
+
+    def ls(self, path=None):
+        return run_json("ls", "--json", path or self.dir)
+
+    def entry(self, name):
+        """The line of `ls` for one file, by its path below the mount."""
+        rows = self.ls()
+        found = [row for row in rows if row["path"].removeprefix(str(self.dir)).strip("/") == str(name)]
+        assert len(found) == 1, f"{name}: {len(found)} entries in {[row['path'] for row in rows]}"
+        return found[0]
+
+    def state(self, name):
+        return self.entry(name)["state"]
+
+    def states(self):
+        return {row["path"].removeprefix(str(self.dir)).strip("/"): row["state"] for row in self.ls()}
+
+    def released(self):
+        return sorted(name for name, state in self.states().items() if state == "released")
+
+    def require_released(self, *names):
+        states = self.states()
+        late = {name: states.get(str(name)) for name in names if states.get(str(name)) != "released"}
+        assert not late, f"not released after sync: {late}\n{self.log_tail()}"
+
+    def status(self):
+        return run_json("status", "--json", self.dir)
+
+    def tensors(self, name):
+        """`inspect --json` of a file in the mount: one dict per tensor."""
+        answer = run_json("inspect", "--json", self.dir / name)
+        return answer["tensors"] if isinstance(answer, dict) else answer
+
+    def log_tail(self, lines=40):
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(no log)"
+
+
+class PlainMount(Mount):
+    """A plain directory that answers like a mount in which everything was released at no cost."""
+
+    def mount(self):
+        self.pid = 0
+        return self
+
+    def umount(self):
+        pass
+
+    def close(self):
+        pass
+
+    def sync(self, timeout=0):
+        pass
+
+    def ls(self, path=None):
+        files = sorted(p for p in self.dir.rglob("*") if p.is_file() and not p.is_symlink())
+        nothing = {"raw_bytes": 1, "stored_bytes": 0}
+        roles = dict.fromkeys(("weight", "optimizer", "other", "skeleton"), nothing)
+        return [{"path": str(p.relative_to(self.dir)), "state": "released", "logical_bytes": p.stat().st_size, "stored_bytes": 0,
+                 "profile": "balanced", "parent": None, "chain_len": 0, "max_abs_error": 0.0, "roles": roles} for p in files]
+
+    def tensors(self, name):
+        return []
+
+    def status(self):
+        return {"files": len(self.ls()), "logical_bytes": 0, "stored_bytes": 0, "resident_bytes": 0, "queued": 0}
+
+
+def make_base():
+    """Not pytest's tmp_path: that keeps the files of three runs, and these are large."""
+    return Path(tempfile.mkdtemp(prefix="stepfs-test-", dir=os.environ.get("STEPFS_TEST_DIR")))
+
+
+def remove_base(base):
+    """Remove a test's files, after anything a failed test left mounted there: never through a mount."""
+    for _ in range(3):
+        for path in mounts_below(base):
+            subprocess.run(["umount", "-l", path] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", path], capture_output=True)
+    if left := mounts_below(base):
+        # Nothing below a mount may be removed, and the next test would meet the same.
+        import pytest
+
+        pytest.exit(f"{left} could not be unmounted; left as they are", 1)
+    shutil.rmtree(base)
+
+
+def open_mount(passthrough):
+    mount = (PlainMount if PLAIN else Mount)(make_base(), passthrough)
+    try:
+        mount.mount()
+        yield mount
+    finally:
+        mount.close()
+        remove_base(mount.base)
+
+
+def verify(store):
+    """`stepfs verify`: (exit code, everything it printed)."""
+    done = run("verify", store, check=False, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def require_clean(store):
+    code, text = verify(store)
+    assert code == OK, f"verify: exit code {code}\n{text}"
+    left = [p.name for p in (Path(store) / "tmp").iterdir()]
+    assert not left, f"left in tmp/: {left}"
+
+
+def objects(store):
+    return sorted(p for p in (Path(store) / "objects").rglob("*") if p.is_file())
+
+
+def empty_cache(store):
+    for path in (Path(store) / "cache").glob("*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def du(path):
+    """Bytes on disk of a file or tree, as du counts."""
+    return int(shell(f"du -s --block-size=1 '{path}'").stdout.split()[0])
