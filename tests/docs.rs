@@ -1,6 +1,6 @@
 //! What the documents say is shown by a test is shown by a test that exists: names in brackets cannot rot.
 //!
-//! A bracket names files and, after a colon, tests in them: `[mount_posix: a, b...; real/test_torch; src/archive/lineage.rs]`.
+//! A bracket names files and, after a colon, tests in them: `[mount_posix: a, b...; real/life/test_groups; src/archive/lineage.rs]`.
 //! Three dots stand for the rest of a name.
 
 use std::collections::BTreeMap;
