@@ -6,6 +6,7 @@ mod entry;
 mod group;
 mod index;
 mod lineage;
+mod member;
 mod named;
 mod naming;
 #[cfg(test)]

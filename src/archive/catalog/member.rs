@@ -1,0 +1,114 @@
+//! What the index knows of one file.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::archive::lineage;
+use crate::hash::xxh3_64;
+
+use super::lineage::{Print, Rank, rank};
+use super::{Entry, State};
+
+/// What the archive does for a file next, if it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Seal,
+    Compare,
+    Archive,
+    Release,
+}
+
+/// Which files of other lineages may be the same state, saved once more: those with the same tensors. The ranks of a job have the
+/// same tensors too, and are other states; their names differ in numbers only. Files without tensors are kin to none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kin {
+    signature: Option<u64>,
+    /// Hash of the file's name without its digits.
+    name: u64,
+}
+
+impl Kin {
+    pub(super) fn of(path: &Path, entry: &Entry) -> Kin {
+        let signature = match &entry.state {
+            State::Sealed(sealed) => Some(sealed.signature).filter(|signature| lineage::has_tensors(*signature)),
+            _ => None,
+        };
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        let name: Vec<u8> = name.iter().copied().filter(|byte| !byte.is_ascii_digit()).collect();
+        Kin { signature, name: xxh3_64(&name) }
+    }
+
+    pub(super) fn may_be_the_same(self, other: Kin) -> bool {
+        self.signature.is_some() && self.signature == other.signature && self.name != other.name
+    }
+}
+
+/// What the index knows of one entry. Everything but `history` and `since` follows from the entry alone.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) path: PathBuf,
+    pub(super) group: Option<Arc<Path>>,
+    pub(super) rank: Rank,
+    /// See [`Entry`].
+    pub(super) opened: u64,
+    /// Of a sealed or archived file.
+    pub(super) lineage: Option<(u64, Print)>,
+    pub(super) kin: Kin,
+    pub(super) sealed: bool,
+    /// What there is to do for it; `Archive` only once it is history.
+    pub(super) work: Option<Work>,
+    /// An attempt failed, and it is not yet time for another.
+    pub(super) waits: Option<Instant>,
+    /// Its group is complete only when it is history.
+    pub(super) counts: bool,
+    /// When it was last modified, or was seen to be written; nanoseconds since 1970.
+    pub(super) touched: i64,
+    /// A newer state of its lineage is sealed, and one with higher steps.
+    pub(super) history: bool,
+    /// If so: when the later of the two was last modified.
+    pub(super) since: i64,
+}
+
+impl Member {
+    pub(super) fn new(path: &Path, group: Option<Arc<Path>>, entry: &Entry) -> Member {
+        let given_up = entry.failed.as_ref().is_some_and(|failed| failed.retry.is_none());
+        let able = !entry.busy && !given_up && entry.held.is_none();
+        let (lineage, touched) = match &entry.state {
+            State::Sealed(sealed) | State::Archived(sealed, _) => {
+                (Some((sealed.lineage, (sealed.len, sealed.sample))), sealed.modified_ns.min(entry.seen_ns))
+            }
+            _ => (None, entry.seen_ns),
+        };
+        let unfinished = matches!(
+            entry.state,
+            State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..)
+        );
+        Member {
+            path: path.to_path_buf(),
+            group,
+            rank: rank(entry),
+            opened: entry.opened,
+            lineage,
+            kin: Kin::of(path, entry),
+            sealed: matches!(entry.state, State::Sealed(_)),
+            work: match &entry.state {
+                State::Closed if !given_up => Some(Work::Seal),
+                State::Durable(_) if !given_up => Some(Work::Compare),
+                State::Sealed(_) if able => Some(Work::Archive),
+                State::Archived(..) if able => Some(Work::Release),
+                _ => None,
+            },
+            waits: entry.failed.as_ref().and_then(|failed| failed.retry).filter(|_| !entry.due),
+            counts: unfinished && !given_up && entry.held.is_none(),
+            touched,
+            history: false,
+            since: i64::MIN,
+        }
+    }
+
+    /// The step that there is to take.
+    pub(super) fn queued(&self) -> Option<Work> {
+        self.work.filter(|work| *work != Work::Archive || self.history)
+    }
+}
