@@ -12,7 +12,7 @@ use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned};
 
 use super::base::Base;
-use super::catalog::{Held, Sealed, State, Step, Task};
+use super::catalog::{Held, Sealed, State, Task};
 use super::difference::{Difference, Written};
 use super::error::{StepError, StepResult};
 use super::resident::ResidentReason;
@@ -25,17 +25,17 @@ impl Archive {
         yield_to_others();
         let mut pause = Pause::none();
         while let Some(task) = self.next_to_archive() {
-            self.take(&task, &mut pause, || match &task.step {
-                Step::Compare { sealed } => self.compare_with_objects(&task, sealed),
-                Step::Archive { sealed, newer } => self.archive_file(&task, sealed, newer),
-                Step::Release { .. } => self.release(&task),
-                Step::Seal => Ok(()),
-            });
+            self.take(&task, &mut pause, || self.step(&task));
         }
     }
 
     /// Archives a sealed file of which a newer state is sealed too: plan, encode, read back, commit.
-    fn archive_file(&self, task: &Task, sealed: &Arc<Sealed>, newer: &(PathBuf, Arc<Sealed>)) -> StepResult<()> {
+    pub(super) fn archive_file(
+        &self,
+        task: &Task,
+        sealed: &Arc<Sealed>,
+        newer: &(PathBuf, Arc<Sealed>),
+    ) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         let source = self.open_file(path)?;
         let metadata = source.metadata()?;

@@ -1,6 +1,7 @@
 //! What the archive knows of every file: a map from path to state, changed by notes from the file system and by the
 //! archive's own thread. No I/O happens here.
 
+mod claims;
 mod entries;
 mod entry;
 mod group;
@@ -15,14 +16,13 @@ mod tests;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::store::{Id, Objects};
 
-use super::sealer::Closed;
+pub(super) use claims::{Step, Task};
 use entries::Entries;
 pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
-use index::Next;
 use lineage::rank;
 use named::Named;
 pub(super) use named::Says;
@@ -39,30 +39,6 @@ pub(super) struct Catalog {
     next: u64,
     /// The number that a file was last opened for writing with.
     opened: u64,
-}
-
-/// A step of a file's life that one thread takes. Nobody else takes one of that file before [`Catalog::done`].
-#[derive(Clone, Debug)]
-pub(super) struct Task {
-    /// The file's path inside the tree.
-    pub(super) path: PathBuf,
-    /// Work on another version is void.
-    pub(super) version: u64,
-    sequence: u64,
-    pub(super) step: Step,
-}
-
-/// What is to be done for a file.
-#[derive(Clone, Debug)]
-pub(super) enum Step {
-    /// Make it durable and find its tensors.
-    Seal,
-    /// Find out whether it is a copy of what an object decodes to.
-    Compare { sealed: Arc<Sealed> },
-    /// Encode it: `newer` holds the bytes, as written, of the state after it.
-    Archive { sealed: Arc<Sealed>, newer: (PathBuf, Arc<Sealed>) },
-    /// Put the stub in its place.
-    Release { sealed: Arc<Sealed>, object: Id },
 }
 
 impl Catalog {
@@ -341,12 +317,6 @@ impl Catalog {
         self.entries.index().group(self.get(path)?).cloned()
     }
 
-    /// Claims the next file of a checkpoint that can be released.
-    pub(super) fn claim_release(&mut self, group: &Path) -> Option<Task> {
-        let next = self.entries.index().next_release(group)?;
-        self.claim(Next::Release(next))
-    }
-
     /// Whether a newer state of the same lineage is sealed.
     pub(super) fn has_newer(&self, path: &Path, sealed: &Sealed) -> bool {
         let index = self.entries.index();
@@ -384,83 +354,6 @@ impl Catalog {
                 entry.busy = false;
             });
         }
-    }
-
-    /// Claims the next link to look at, else the next file to seal. Also says after which time there may be one.
-    pub(super) fn claim_closed(&mut self, now: Instant) -> (Option<Closed>, Option<Duration>) {
-        if let Some(link) = self.claim_link() {
-            return (Some(Closed::Link(link)), None);
-        }
-        let retry = self.retry_in(now);
-        let task = self.entries.index().next_seal().and_then(|path| self.claim(Next::Seal(path)));
-        (task.map(Closed::File), retry)
-    }
-
-    /// Claims the next file to release, to compare or to archive. Also says after which time there may be one.
-    pub(super) fn claim_step(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
-        let retry = self.retry_in(now);
-        self.entries.expire(wall_ns);
-        let index = self.entries.index();
-        let settles = index.settles().map(|at| Duration::from_nanos(at.saturating_sub(wall_ns).max(0) as u64));
-        let next = index.next_step();
-        (next.and_then(|next| self.claim(next)), retry.into_iter().chain(settles).min())
-    }
-
-    /// After which time a failed attempt may be repeated; those whose time has come may be now.
-    fn retry_in(&mut self, now: Instant) -> Option<Duration> {
-        while let Some(path) = self.entries.index().due(now).cloned() {
-            self.entries.edit(&path, |entry| entry.due = true);
-        }
-        self.entries.index().retry().map(|at| at.saturating_duration_since(now))
-    }
-
-    fn claim(&mut self, next: Next) -> Option<Task> {
-        let (path, step) = match next {
-            Next::Seal(path) => (path, Step::Seal),
-            Next::Compare(path) => {
-                let State::Durable(sealed) = &self.get(&path)?.state else { return None };
-                let step = Step::Compare { sealed: Arc::clone(sealed) };
-                (path, step)
-            }
-            Next::Release(path) => {
-                let State::Archived(sealed, object) = &self.get(&path)?.state else { return None };
-                let step = Step::Release { sealed: Arc::clone(sealed), object: *object };
-                (path, step)
-            }
-            Next::Archive(path, newer) => {
-                let sealed = |path: &Path| match &self.get(path)?.state {
-                    State::Sealed(sealed) => Some(Arc::clone(sealed)),
-                    _ => None,
-                };
-                let step = Step::Archive { sealed: sealed(&path)?, newer: (newer.clone(), sealed(&newer)?) };
-                (path, step)
-            }
-        };
-        let entry = self.get(&path)?;
-        let task = Task { version: entry.version, sequence: entry.sequence, path, step };
-        self.entries.claim(task.sequence);
-        Some(task)
-    }
-
-    /// The step is taken, or failed.
-    pub(super) fn done(&mut self, task: &Task) {
-        self.entries.done(task.sequence);
-    }
-
-    /// It is known what a file that is being sealed names as the best of its run.
-    pub(super) fn has_spoken(&mut self, task: &Task) {
-        self.entries.has_spoken(task.sequence);
-    }
-
-    /// Whether a thread takes a step of some file.
-    pub(super) fn is_busy(&self) -> bool {
-        self.entries.index().is_busy()
-    }
-
-    /// Whether no step of any file is being taken, or can be now.
-    pub(super) fn is_calm(&self) -> bool {
-        let index = self.entries.index();
-        !index.is_busy() && index.next_seal().is_none() && index.next_step().is_none()
     }
 
     /// Another state changed without a note: it is to be sealed again, unless it has had another fate meanwhile.

@@ -1,9 +1,6 @@
-//! After the last close: find the tensors, choose the base, encode, verify, commit, release.
+//! What happens to a file after the last close: it is sealed, archived and released. `life` has the steps.
 //!
-//! A file's life, each step taken by one thread (`threads`): *closed* → sealed (durable: `sealer`) → a newer one of its lineage is
-//! sealed → archived (its object is durable and was read back: `archiving`) → all handles are closed → released (a stub in
-//! its place: `release`). The `housekeeper` frees room meanwhile. Tiles are encoded on a pool of low priority. Everything
-//! the archive needs to know after a crash is in the store: what was not finished is begun again at the next mount.
+//! Everything that the archive needs after a crash is in the store. The next mount begins again what was not finished.
 
 mod archiving;
 mod base;
@@ -18,6 +15,7 @@ mod error;
 mod factors;
 mod housekeeper;
 mod job;
+mod life;
 mod lineage;
 mod lossy;
 mod merge;

@@ -32,13 +32,13 @@ impl Archive {
         while let Some(closed) = self.next_to_seal() {
             match closed {
                 Closed::Link(path) => self.look_at_link(&path),
-                Closed::File(task) => self.take(&task, &mut pause, || self.seal(&task)),
+                Closed::File(task) => self.take(&task, &mut pause, || self.step(&task)),
             }
         }
     }
 
     /// Makes a closed file durable, and finds its tensors and its lineage.
-    fn seal(&self, task: &Task) -> StepResult<()> {
+    pub(super) fn seal(&self, task: &Task) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;

@@ -1,12 +1,14 @@
 //! The index against what a look at all entries says.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::archive::FileId;
 use crate::archive::resident::ResidentReason;
+use crate::archive::sealer::Closed;
 use crate::store::names;
 
 /// Longer than any test, so that groups wait until they are told not to.

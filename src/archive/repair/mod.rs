@@ -18,19 +18,20 @@ mod stubs;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
 use serde::Serialize;
 
 use crate::recall::Chain;
-use crate::store::durable::{self, CrashPoint, DeviceFile};
+use crate::store::durable::{self, CrashPoint};
 use crate::store::object::{Header, Object, path_of};
-use crate::store::{Id, Objects, STUB_BYTES, Store, Stub};
+use crate::store::{Id, Objects, Store, Stub};
 
 pub use examine::{Damaged, Progress};
 pub use salvage::{Salvaged, salvage};
+pub(super) use stubs::find_lost_stubs;
+pub use stubs::lost_stub;
 
 use examine::{Examined, Suspects};
 use patient::{Found, Part, Patient, find};
@@ -103,45 +104,6 @@ pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
         repaired.extend(done);
     }
     Ok(Report { repaired, ..Round::look(store, None, progress)?.report(&BTreeMap::new()) })
-}
-
-/// The object of a regular file of the tree if that is a stub which became zeros.
-///
-/// # Errors
-/// What the device reports.
-pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>> {
-    match file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 {
-        true => stubs::ByTime::of(objects).object_of(file),
-        false => Ok(None),
-    }
-}
-
-/// Tells files that are holes from those that lost their stubs: what these name must not be removed.
-pub(super) fn find_lost_stubs(
-    store: &Store,
-    objects: &Objects,
-    found: &mut [(std::path::PathBuf, io::Result<super::catalog::State>)],
-) {
-    use super::catalog::State;
-    use super::resident::ResidentReason;
-    let mut holes =
-        found.iter_mut().filter(|(_, state)| matches!(state, Ok(State::Resident(ResidentReason::Hole)))).peekable();
-    if holes.peek().is_none() {
-        return;
-    }
-    let by_time = stubs::ByTime::of(objects);
-    for (path, state) in holes {
-        *state = Ok(match by_time.lost_stub(store, path) {
-            Some(id) => {
-                log::error!(
-                    "{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`",
-                    path.display()
-                );
-                State::Resident(ResidentReason::DamagedStub)
-            }
-            None => State::Closed,
-        });
-    }
 }
 
 /// Gives what is about to be replaced a second name in the store's `damaged/`.

@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::store::durable::{self, CrashPoint, DeviceFile};
 use crate::store::object::{Header, Id};
 use crate::store::{MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub};
 
-use super::super::catalog::modified_ns;
+use super::super::catalog::{State, modified_ns};
+use super::super::resident::ResidentReason;
 use super::patient::open_plain;
 
 /// Objects by length and modification time of their files.
@@ -100,4 +101,41 @@ pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()>
         return Err(changed());
     }
     store.io().sync_dir(durable::parent(&absolute), CrashPoint::RepairInPlace)
+}
+
+/// The object of a regular file of the tree if that is a stub which became zeros.
+///
+/// # Errors
+/// What the device reports.
+pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>> {
+    match file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 {
+        true => ByTime::of(objects).object_of(file),
+        false => Ok(None),
+    }
+}
+
+/// Tells files that are holes from those that lost their stubs: what these name must not be removed.
+pub(in crate::archive) fn find_lost_stubs(
+    store: &Store,
+    objects: &Objects,
+    found: &mut [(PathBuf, io::Result<State>)],
+) {
+    let mut holes =
+        found.iter_mut().filter(|(_, state)| matches!(state, Ok(State::Resident(ResidentReason::Hole)))).peekable();
+    if holes.peek().is_none() {
+        return;
+    }
+    let by_time = ByTime::of(objects);
+    for (path, state) in holes {
+        *state = Ok(match by_time.lost_stub(store, path) {
+            Some(id) => {
+                log::error!(
+                    "{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`",
+                    path.display()
+                );
+                State::Resident(ResidentReason::DamagedStub)
+            }
+            None => State::Closed,
+        });
+    }
 }
