@@ -3,9 +3,10 @@
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+use rustix::fs::{Timespec, Timestamps};
 
 use super::CrashPoint;
 
@@ -69,12 +70,7 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Makes everything durable that was done so far on the file system that a directory lies on, by whomever.
     fn sync_all(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
-        let dir = File::open(dir)?;
-        // SAFETY: no memory is passed; the descriptor is open until after the call.
-        match unsafe { libc::syncfs(dir.as_raw_fd()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(rustix::fs::syncfs(File::open(dir)?)?)
     }
 
     /// Renames a file or directory over whatever has that name.
@@ -144,15 +140,9 @@ impl Attribute<'_> {
 }
 
 fn set_times(file: &File, times: Times) -> io::Result<()> {
-    let spec = [
-        libc::timespec { tv_sec: times.accessed.0, tv_nsec: times.accessed.1 },
-        libc::timespec { tv_sec: times.modified.0, tv_nsec: times.modified.1 },
-    ];
-    // SAFETY: `spec` is an array of two timespecs that outlives the call, as futimens requires.
-    match unsafe { libc::futimens(file.as_raw_fd(), spec.as_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let time = |(tv_sec, tv_nsec)| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps { last_access: time(times.accessed), last_modification: time(times.modified) };
+    Ok(rustix::fs::futimens(file, &times)?)
 }
 
 /// Access and modification time, each as seconds and nanoseconds since 1970.
