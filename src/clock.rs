@@ -2,25 +2,27 @@
 
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Nanoseconds since 1970, now.
 pub(crate) fn wall_ns() -> i64 {
-    nanoseconds(read(libc::CLOCK_REALTIME))
+    nanoseconds(read(ClockId::Realtime))
 }
 
 /// Nanoseconds since 1970 of the last tick of the kernel's clock, from which it stamps files: no file that is changed after this
 /// is older. The tick may lie any time back when the machine is a guest that waits for its host.
 pub(crate) fn stamp_ns() -> i64 {
-    nanoseconds(read(libc::CLOCK_REALTIME_COARSE))
+    nanoseconds(read(ClockId::RealtimeCoarse))
 }
 
 /// Processor time of the calling thread, so far: what work costs a core, whatever else the machine does meanwhile.
 pub(crate) fn of_thread() -> Duration {
-    read(libc::CLOCK_THREAD_CPUTIME_ID)
+    read(ClockId::ThreadCPUTime)
 }
 
 /// Processor time of all threads of this process together, so far.
 pub(crate) fn of_process() -> Duration {
-    read(libc::CLOCK_PROCESS_CPUTIME_ID)
+    read(ClockId::ProcessCPUTime)
 }
 
 /// Runs something and adds the thread's processor time for it to a sum.
@@ -31,16 +33,9 @@ pub(crate) fn timed<T>(sum: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-fn read(clock: libc::clockid_t) -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of ours, and the call writes nothing else.
-    let status = unsafe { libc::clock_gettime(clock, &mut time) };
-    // Linux has all of these since 2.6.32; were one missing, everything would seem to happen at once, in 1970.
-    if status == 0 {
-        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), time.tv_nsec as u32)
-    } else {
-        Duration::ZERO
-    }
+/// Before 1970 everything would seem to happen at once.
+fn read(clock: ClockId) -> Duration {
+    clock_gettime(clock).try_into().unwrap_or(Duration::ZERO)
 }
 
 fn nanoseconds(since: Duration) -> i64 {

@@ -38,9 +38,6 @@ struct TrainerState {
 pub(super) type Word = (PathBuf, Says, i64);
 
 /// What a file says. One that is cut short, or no such file, says nothing.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Description>) -> io::Result<Option<Says>> {
     if path.file_name().is_some_and(|name| name == TRAINER_STATE) && file.size() <= MAX_TRAINER_STATE {
         let mut bytes = vec![0; file.size() as usize];
@@ -52,9 +49,6 @@ pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Descript
 }
 
 /// What a file below the size of those that are released says.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<Option<Says>> {
     match path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch)) {
         true => said(file, path, Some(&describe(file)?)),
@@ -91,9 +85,6 @@ pub(super) fn of_links(store: &Store, links: &[PathBuf]) -> Vec<Word> {
 }
 
 /// What is at `path`, if it is a link whose own name asks for exact bytes and leads to something in the tree.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn link(store: &Store, path: &Path) -> io::Result<Option<Says>> {
     let tree = store.tree();
     if read_link(&tree, path)?.is_none() || store.profiles(path)?.coarsest() != Profile::Exact {

@@ -13,9 +13,6 @@ use super::plan::{self, has_factors, read_tile, tiles};
 const PIECE: u64 = 1024;
 
 /// The rank-1 prediction of a tensor, or of the size of its elements.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn factors(source: &dyn ReadAt, tensor: &Tensor, coding: Coding) -> io::Result<Factors> {
     let unit = match coding {
         Coding::Log { unit, .. } | Coding::LogKey { unit } => unit,

@@ -224,9 +224,8 @@ impl Archive {
 fn yield_to_others() {
     const WHO_PROCESS: libc::c_int = 1;
     const BEST_EFFORT_LAST: libc::c_int = 2 << 13 | 7;
-    // SAFETY: no memory is passed; 0 means the calling thread on Linux.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, 10);
-        libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, BEST_EFFORT_LAST);
-    }
+    // Nobody in particular is the calling thread on Linux, as is 0.
+    let _ = rustix::process::setpriority_process(None, 10);
+    // SAFETY: no memory is passed.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, BEST_EFFORT_LAST) };
 }

@@ -70,16 +70,10 @@ pub trait Namespace: Send + Sync {
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
 
     /// Removes a directory. `Busy`: there is something in it.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
 }
 
 /// What is at a path inside the tree now; none when nothing is. What a link on the way leads to is not inside.
-///
-/// # Errors
-/// What the device reports.
 pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<fs::Metadata>> {
     match beneath::metadata(tree, path) {
         Ok(metadata) => Ok(Some(metadata)),
@@ -89,9 +83,6 @@ pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<fs::Metada
 }
 
 /// The answer to an attempt to remove a directory that may have something in it.
-///
-/// # Errors
-/// What the device reports.
 pub(crate) fn unless_occupied(result: io::Result<()>) -> io::Result<Outcome> {
     match result {
         Ok(()) => Ok(Outcome::Done),

@@ -21,9 +21,6 @@ fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// The samples of a file, one after the other.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn read(file: &dyn ReadAt) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for range in ranges(file.size()) {

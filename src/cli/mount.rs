@@ -115,8 +115,8 @@ fn daemon(args: &Args) -> Result<ExitCode> {
     super::buffers::keep_few();
     if args.child {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount.
-        // SAFETY: no memory is passed; it fails harmlessly where the process leads a group already.
-        unsafe { libc::setsid() };
+        // It fails harmlessly where the process leads a group already.
+        let _ = rustix::process::setsid();
     }
     match serve_store(args) {
         Err(error) if args.child => {

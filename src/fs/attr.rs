@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileHandle, FileType, Generation, INodeNo, ReplyAttr, TimeOrNow};
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 use super::Core;
 use super::errno::Result;
 use super::handles::NONE;
 use super::inodes::{Table, kind};
 use super::privileges::{drop_privileges, has_privileges};
-use super::sys::{self, Time};
 use super::transition::{Step, Wanted};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
@@ -32,17 +32,18 @@ fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
 /// What `fuser` made of a time, as the kernel sent it.
 ///
 /// Before 1970 it turns (-seconds, nanoseconds) into 1970 - seconds - nanoseconds: the nanoseconds have the wrong sign.
-fn requested(time: TimeOrNow) -> Time {
-    match time {
-        TimeOrNow::Now => Time::Now,
+fn requested(time: TimeOrNow) -> Timespec {
+    let (tv_sec, tv_nsec) = match time {
+        TimeOrNow::Now => (0, UTIME_NOW),
         TimeOrNow::SpecificTime(time) => match time.duration_since(UNIX_EPOCH) {
-            Ok(after) => Time::At(i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos()),
+            Ok(after) => (i64::try_from(after.as_secs()).unwrap_or(i64::MAX), after.subsec_nanos().into()),
             Err(before) => {
                 let before = before.duration();
-                Time::At(0i64.checked_sub_unsigned(before.as_secs()).unwrap_or(i64::MIN), before.subsec_nanos())
+                (0i64.checked_sub_unsigned(before.as_secs()).unwrap_or(i64::MIN), before.subsec_nanos().into())
             }
         },
-    }
+    };
+    Timespec { tv_sec, tv_nsec }
 }
 
 /// Attributes of an inode; `stored_bytes` are those of a released file's object.
@@ -167,8 +168,11 @@ impl Core {
             std::fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
         }
         if change.atime.is_some() || change.mtime.is_some() {
-            let time = |wanted: Option<TimeOrNow>| wanted.map_or(Time::Keep, requested);
-            sys::utimens(&place.path, place.follow(), time(change.atime), time(change.mtime))?;
+            const KEEP: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+            let time = |wanted: Option<TimeOrNow>| wanted.map_or(KEEP, requested);
+            let times = Timestamps { last_access: time(change.atime), last_modification: time(change.mtime) };
+            let flags = if place.follow() { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+            rustix::fs::utimensat(CWD, &*place.path, &times, flags)?;
         }
         if change.mtime.is_some() && table.node(ino)?.kind == FileType::RegularFile {
             table.paths(ino).iter().for_each(|path| self.archive.time_set(path));
@@ -241,7 +245,7 @@ mod tests {
     fn times_before_1970_survive_fuser() {
         // As fuser makes it of -3 s + 0.25 s.
         let wrong = UNIX_EPOCH - Duration::new(3, 250_000_000);
-        assert_eq!(requested(TimeOrNow::SpecificTime(wrong)), Time::At(-3, 250_000_000));
+        assert_eq!(requested(TimeOrNow::SpecificTime(wrong)), Timespec { tv_sec: -3, tv_nsec: 250_000_000 });
         assert_eq!(time(-3, 250_000_000), UNIX_EPOCH - Duration::new(2, 750_000_000));
         // No panic at the ends.
         let _ = (time(i64::MIN, 0), time(i64::MAX, 999_999_999));

@@ -37,6 +37,12 @@ impl From<io::Error> for Fault {
     }
 }
 
+impl From<rustix::io::Errno> for Fault {
+    fn from(error: rustix::io::Errno) -> Self {
+        Self::Os(error.into())
+    }
+}
+
 impl From<ReadError> for Fault {
     fn from(error: ReadError) -> Self {
         log::error!("{error}");

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use fuser::{Errno, FileHandle, FileType, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, WriteFlags};
+use rustix::fs::{FallocateFlags, SeekFrom};
 
 use super::Core;
 use super::errno::{Fault, Result};
@@ -214,16 +215,22 @@ impl Core {
             Ok(file) => file,
             Err(fault) => return reply.error(fault.into()),
         };
-        let (Ok(offset), Ok(length)) = (i64::try_from(offset), i64::try_from(length)) else {
-            return reply.error(Errno::EINVAL);
-        };
-        let work = move || done(reply, sys::fallocate(&file, mode, offset, length).map_err(Fault::from));
+        let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        let work = move || done(reply, rustix::fs::fallocate(&file, mode, offset, length).map_err(Fault::from));
         self.workers.submit(Box::new(work));
     }
 
     pub(super) fn lseek(&self, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
         let found = self.handle(fh).and_then(|handle| match handle.source() {
-            Source::File(file) => Ok(sys::lseek(&file, offset, whence)?),
+            Source::File(file) => {
+                let from = match whence {
+                    libc::SEEK_DATA => SeekFrom::Data(offset.cast_unsigned()),
+                    libc::SEEK_HOLE => SeekFrom::Hole(offset.cast_unsigned()),
+                    // The kernel asks for nothing else.
+                    _ => return Err(libc::EINVAL.into()),
+                };
+                Ok(rustix::fs::seek(&file, from)?.cast_signed())
+            }
             // A released file is data from end to end, then the hole that every file ends with.
             Source::Reader(reader) => {
                 let len = i64::try_from(reader.len()).unwrap_or(i64::MAX);
@@ -251,13 +258,12 @@ impl Core {
         let Some(source) = source else {
             return reply.error(Errno::EOPNOTSUPP);
         };
-        let (Ok(at), Ok(to_at)) = (i64::try_from(from.1), i64::try_from(to.1)) else {
-            return reply.error(Errno::EINVAL);
-        };
-        let len = len.min(COPY_MOST) as usize;
-        self.workers.submit(Box::new(move || match sys::copy_file_range(&source, at, &file, to_at, len) {
-            Ok(copied) => reply.written(copied as u32),
-            Err(error) => reply.error(Fault::from(error).into()),
+        let (mut at, mut to_at, len) = (from.1, to.1, len.min(COPY_MOST) as usize);
+        self.workers.submit(Box::new(move || {
+            match rustix::fs::copy_file_range(&source, Some(&mut at), &file, Some(&mut to_at), len) {
+                Ok(copied) => reply.written(copied as u32),
+                Err(error) => reply.error(Fault::from(error).into()),
+            }
         }));
     }
 }

@@ -111,7 +111,7 @@ impl Core {
             leases,
             passthrough: AtomicBool::new(passthrough && leases),
             next: AtomicU64::new(1),
-            user: sys::effective_uid(),
+            user: rustix::process::geteuid().as_raw(),
         })
     }
 
@@ -352,7 +352,7 @@ impl Filesystem for Face {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        match sys::statvfs(&self.core.archive.store().tree()) {
+        match rustix::fs::statvfs(self.core.archive.store().tree()) {
             Ok(found) => reply.statfs(
                 found.f_blocks,
                 found.f_bfree,

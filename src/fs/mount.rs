@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle as SignalHandle, Signals};
 
 use super::error::MountError;
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
 use super::namespace::Served;
-use super::{Core, Face, sys};
+use super::{Core, Face};
 use crate::archive::Archive;
 use crate::store::exposed;
 
@@ -91,7 +92,7 @@ pub fn serve(
         return Err(MountError::Mounted(point));
     }
     if let Some(directory) = exposed(&store).map_err(MountError::Tree)? {
-        let own = sys::effective_uid();
+        let own = rustix::process::geteuid().as_raw();
         if options.allow_other {
             return Err(MountError::Exposed(directory));
         } else if own == 0 {
@@ -99,12 +100,13 @@ pub fn serve(
         }
     }
     // One per open file, and each directory listing.
-    if let Err(error) = sys::raise_open_files() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         log::debug!("cannot raise the limit of open files: {error}");
     }
 
     let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
-    let stacked = sys::file_system_magic(&archive.store().tree()).is_ok_and(|magic| STACKED.contains(&magic));
+    let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = Face { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options)).map_err(MountError::Mount)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;

@@ -1,13 +1,15 @@
 //! What is mounted where, and taking it down.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
 use super::error::MountError;
-use super::sys;
 
 /// Type of the mount in `/proc/self/mountinfo`.
 const KIND: &str = "fuse.stepfs";
@@ -94,10 +96,9 @@ pub(super) enum Detach {
 
 /// Takes down the mount at `point`, with `fusermount3` if we may not ourselves.
 pub(super) fn take_down(point: &Path, how: Detach) -> io::Result<()> {
-    let flags = if how == Detach::Lazily { libc::MNT_DETACH } else { 0 };
-    let path = CString::new(point.as_os_str().as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    match sys::umount(&path, flags) {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+    let lazily = if how == Detach::Lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(point, lazily | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => {
             let lazily = if how == Detach::Lazily { Some("-z") } else { None };
             let output = Command::new("fusermount3").arg("-u").args(lazily).arg("--").arg(point).output()?;
             if output.status.success() {
@@ -110,7 +111,7 @@ pub(super) fn take_down(point: &Path, how: Detach) -> io::Result<()> {
                 Err(io::Error::other(said))
             }
         }
-        other => other,
+        other => Ok(other?),
     }
 }
 
@@ -136,8 +137,8 @@ pub fn unmount(dir: &Path) -> Result<(), MountError> {
 /// When there is a dead mount of stepfs and it cannot be taken down.
 pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
     // Not by the directory's attributes: the kernel knows those for a second more.
-    match sys::file_system_magic(dir) {
-        Err(error) if dead(&error) => {}
+    match rustix::fs::statfs(dir) {
+        Err(error) if dead(&error.into()) => {}
         _ => return Ok(false),
     }
     let point = absolute(dir).map_err(|error| MountError::Directory(dir.to_path_buf(), error))?;

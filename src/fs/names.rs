@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use fuser::{RenameFlags, Request};
+use rustix::fs::{CWD, FileType, Mode};
 
 use super::Core;
 use super::attr::{Attributes, device_number};
@@ -20,7 +21,6 @@ use super::inodes::Table;
 use super::node::Source;
 use super::open::{Access, Answer, Register};
 use super::privileges::unprivileged;
-use super::sys;
 use crate::store::durable::CrashPoint;
 
 /// Who asks for something new, and with which permissions.
@@ -166,7 +166,8 @@ impl Core {
             _ => return Err(libc::EINVAL.into()),
         };
         self.make_entry(&mut table, parent, name, creator, &mut |path| {
-            sys::mknod(path, kind | 0o600, device_number(rdev))
+            let (kind, mode) = (FileType::from_raw_mode(kind), Mode::RUSR | Mode::WUSR);
+            Ok(rustix::fs::mknodat(CWD, path, kind, mode, device_number(rdev))?)
         })
     }
 
@@ -288,7 +289,8 @@ impl Core {
         let first = table.admit(&self.archive, a.0.0, a.0.1, a.2)?;
         let second = table.admit(&self.archive, b.0.0, b.0.1, b.2)?;
         let (old, new) = (table.reach(a.1)?, table.reach(b.1)?);
-        match sys::renameat2(&old, &new, libc::RENAME_EXCHANGE) {
+        let exchange = rustix::fs::RenameFlags::EXCHANGE;
+        match rustix::fs::renameat_with(CWD, &*old, CWD, &*new, exchange).map_err(io::Error::from) {
             // EINVAL is also the answer when one would become its own parent; three renames say so too.
             Err(error) if unsupported(&error) => self.exchange_by_hand(&old, &new)?,
             other => other?,

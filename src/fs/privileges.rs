@@ -13,7 +13,7 @@ use super::sys;
 /// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later. Answers
 /// whether the mode changed: the kernel may know the old one.
 pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
-    match sys::removexattr(&place.path, place.follow(), OsStr::new("security.capability")) {
+    match sys::removexattr(place, OsStr::new("security.capability")) {
         // There are none, there can be none, or we could not have set any.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
         other => other?,

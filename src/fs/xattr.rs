@@ -56,7 +56,7 @@ impl Core {
             Name::Own("pin") => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::getxattr(&place.path, place.follow(), OsStr::new(PIN))?)
+                Ok(sys::getxattr(&place, OsStr::new(PIN))?)
             }
             // Not under the lock: the archive may have to count a lot for its answer.
             Name::Own(own) => {
@@ -67,7 +67,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::getxattr(&place.path, place.follow(), name)?)
+                Ok(sys::getxattr(&place, name)?)
             }
         }
     }
@@ -76,7 +76,7 @@ impl Core {
     fn listxattr(&self, ino: u64, uid: u32) -> Result<Vec<u8>> {
         let table = self.table();
         let place = table.place(ino)?;
-        let names = sys::listxattr(&place.path, place.follow())?;
+        let names = sys::listxattr(&place)?;
         let mut shown = Vec::with_capacity(names.len());
         for name in names.split_inclusive(|&byte| byte == 0) {
             let bare = name.strip_suffix(&[0]).unwrap_or(name);
@@ -107,7 +107,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::setxattr(&place.path, place.follow(), name, value, flags)?)
+                Ok(sys::setxattr(&place, name, value, flags)?)
             }
         }
     }
@@ -120,7 +120,7 @@ impl Core {
             return Err(libc::EOPNOTSUPP.into());
         }
         let place = table.place(ino)?;
-        sys::setxattr(&place.path, place.follow(), OsStr::new(name), value, flags)?;
+        sys::setxattr(&place, OsStr::new(name), value, flags)?;
         Ok(table)
     }
 
@@ -129,7 +129,7 @@ impl Core {
             Name::Own(mark @ ("pin" | "profile")) => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                sys::removexattr(&place.path, place.follow(), OsStr::new(if mark == "pin" { PIN } else { PROFILE }))?;
+                sys::removexattr(&place, OsStr::new(if mark == "pin" { PIN } else { PROFILE }))?;
                 table.paths(ino).iter().for_each(|path| match mark {
                     "pin" => self.archive.unpinned(path),
                     _ => self.archive.profile_changed(path),
@@ -141,7 +141,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::removexattr(&place.path, place.follow(), name)?)
+                Ok(sys::removexattr(&place, name)?)
             }
         }
     }

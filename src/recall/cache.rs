@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
 use lru::LruCache;
+use rustix::process::{Resource, getrlimit};
 
 use crate::store::Id;
 use crate::store::durable::scratch;
@@ -91,14 +92,8 @@ impl Cache {
 /// Files that are kept at most, however small: each is a descriptor, and a daemon that has none left can open nothing for anybody.
 /// A quarter of what the process may have, once the mount has raised its limit to the hard one; handles of programs need the rest.
 fn most_files() -> usize {
-    // Where it cannot be asked: a quarter of what processes usually may have.
-    const UNKNOWN: usize = 256;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a writable rlimit.
-    match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } {
-        0 => usize::try_from(limit.rlim_max / 4).unwrap_or(usize::MAX).max(1),
-        _ => UNKNOWN,
-    }
+    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    usize::try_from(most / 4).unwrap_or(usize::MAX).max(1)
 }
 
 #[cfg(test)]

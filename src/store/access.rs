@@ -38,8 +38,7 @@ pub(super) fn close(directory: &Path, is_tree: bool) -> io::Result<()> {
 /// # Errors
 /// What the device reports.
 pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
-    // SAFETY: no arguments, cannot fail.
-    let own = unsafe { libc::geteuid() };
+    let own = rustix::process::geteuid().as_raw();
     for directory in root.ancestors() {
         let metadata = fs::symlink_metadata(directory)?;
         let mode = metadata.mode();

@@ -5,14 +5,16 @@
 //! directory before it, and no link is followed. A path that leads through one is as one that leads through a file
 //! (`ENOTDIR`); one with `..` in it, or an absolute one, is refused (`EXDEV`).
 
-use std::ffi::{CString, OsStr};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// To go on from it only: no permission to read is needed, and nothing waits.
 const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
@@ -20,28 +22,17 @@ const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
 /// Longest path that is used as it is: the kernel takes 4,095 bytes, and a step may need another name in the same directory.
 const LONGEST: usize = 4095 - 256;
 
-fn os(code: i32) -> io::Error {
-    io::Error::from_raw_os_error(code)
-}
-
 /// Opens a name in a directory; a link is not followed.
 fn open_in(directory: &File, name: &OsStr, flags: libc::c_int) -> io::Result<File> {
-    let name = CString::new(name.as_bytes()).map_err(|_| os(libc::EINVAL))?;
-    let flags = flags | libc::O_NOFOLLOW | libc::O_CLOEXEC;
-    // SAFETY: `name` ends with NUL and outlives the call; the directory is open while it is borrowed.
-    let fd = unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` was just opened and nobody else has it.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?.into())
 }
 
 /// The names that a path consists of, and none that leads upwards.
 fn names(path: &Path) -> io::Result<Vec<&OsStr>> {
     let name = |component| match component {
         Component::Normal(name) => Ok(name),
-        _ => Err(os(libc::EXDEV)),
+        _ => Err(Errno::XDEV.into()),
     };
     path.components().map(name).collect()
 }

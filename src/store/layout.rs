@@ -336,11 +336,8 @@ fn held_by_another(file: &File) -> io::Result<bool> {
 
 /// A write lock on all of a file.
 fn whole_file() -> libc::flock {
-    // SAFETY: flock is plain data; all zeros is a valid value of it.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock
+    let (l_type, l_whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
+    libc::flock { l_type, l_whence, l_start: 0, l_len: 0, l_pid: 0 }
 }
 
 #[cfg(test)]

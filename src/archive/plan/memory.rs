@@ -21,9 +21,6 @@ const LEAST: f64 = 1.0 / 8.0;
 const KEEP_WITHIN: f64 = 0.8;
 
 /// The unit of a second moment, octaves / 65536.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn unit(subject: &Subject) -> io::Result<u32> {
     let (most, full) = (subject.rates.second_moment, subject.rates.full_change);
     let Some(twin) = subject.twin else { return Ok(most) };

@@ -46,9 +46,6 @@ pub(super) fn second_moments(tensors: &[Tensor]) -> Vec<Option<usize>> {
 pub(super) type Known<'a> = (&'a Tensor, &'a Tensor, &'a Tensor);
 
 /// Factors on the steps of the weights of a file, each at most 1; 1 where nothing is known.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn cautions(material: &Material, weights: &[Option<Known>]) -> io::Result<Vec<f64>> {
     let look = |known: &Option<Known>| known.map(|known| look(material, known)).transpose();
     let slopes: io::Result<Vec<Option<Slope>>> = weights.par_iter().map(look).collect();

@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::super::words::name;
 
@@ -140,16 +141,12 @@ impl<'a> Evaluator<'a> {
 
 /// Ends a command with all that it started.
 fn end(child: &mut Child) {
-    let group = |signal| {
-        if let Ok(group) = libc::pid_t::try_from(child.id()) {
-            // SAFETY: no memory is passed. The child was not waited for yet, so that its number is still its own.
-            unsafe { libc::kill(-group, signal) };
-        }
-    };
-    group(libc::SIGTERM);
+    // The child was not waited for yet, so that its number is still its own.
+    let group = Pid::from_child(child);
+    let _ = kill_process_group(group, Signal::TERM);
     std::thread::sleep(GRACE);
     // Also when the command itself is gone: what it started may be deaf to the other signal.
-    group(libc::SIGKILL);
+    let _ = kill_process_group(group, Signal::KILL);
     let _ = child.wait();
 }
 

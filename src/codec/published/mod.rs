@@ -43,9 +43,6 @@ pub trait Tensor: Sync {
     /// Number of tiles.
     fn tiles(&self) -> usize;
     /// A tile, read or decoded anew at each call.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn tile(&self, number: usize) -> std::io::Result<Tile>;
 }
 

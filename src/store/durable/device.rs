@@ -3,9 +3,10 @@
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+
+use rustix::fs::{Timespec, Timestamps};
 
 use super::CrashPoint;
 
@@ -21,120 +22,73 @@ pub trait Device: fmt::Debug + Send + Sync {
     }
 
     /// Opens a file or directory to read it.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn open(&self, path: &Path, flags: i32) -> io::Result<File> {
         OpenOptions::new().read(true).custom_flags(flags).open(path)
     }
 
     /// Reads some bytes; none at the file's end.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn read_at(&self, file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         file.read_at(buf, offset)
     }
 
     /// When the name, the attributes or the bytes of a file last changed: its ctime.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn changed(&self, file: &File) -> io::Result<(i64, i64)> {
         let metadata = file.metadata()?;
         Ok((metadata.ctime(), metadata.ctime_nsec()))
     }
 
     /// Writes some of these bytes.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64, _at: CrashPoint) -> io::Result<usize> {
         file.write_at(bytes, offset)
     }
 
     /// Sets a file's length.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn set_len(&self, file: &File, len: u64, _at: CrashPoint) -> io::Result<()> {
         file.set_len(len)
     }
 
     /// Changes an attribute of an open file or directory.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn set_attribute(&self, file: &File, attribute: &Attribute<'_>, _at: CrashPoint) -> io::Result<()> {
         attribute.set(file)
     }
 
     /// Makes a file's bytes and attributes durable.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn sync_file(&self, file: &File, _at: CrashPoint) -> io::Result<()> {
         file.sync_all()
     }
 
     /// Makes a file's bytes and length durable.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn sync_data(&self, file: &File, _at: CrashPoint) -> io::Result<()> {
         file.sync_data()
     }
 
     /// Makes the names in a directory, and its attributes, durable.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn sync_dir(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
         // By now it may be a fifo, which would wait for a writer when it is opened.
         self.open(dir, libc::O_DIRECTORY)?.sync_all()
     }
 
     /// Makes everything durable that was done so far on the file system that a directory lies on, by whomever.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn sync_all(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
-        let dir = File::open(dir)?;
-        // SAFETY: no memory is passed; the descriptor is open until after the call.
-        match unsafe { libc::syncfs(dir.as_raw_fd()) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(rustix::fs::syncfs(File::open(dir)?)?)
     }
 
     /// Renames a file or directory over whatever has that name.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn rename(&self, from: &Path, to: &Path, _at: CrashPoint) -> io::Result<()> {
         fs::rename(from, to)
     }
 
     /// Gives a file another name.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn link(&self, from: &Path, to: &Path, _at: CrashPoint) -> io::Result<()> {
         fs::hard_link(from, to)
     }
 
     /// Removes a name of anything but a directory.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn remove_file(&self, path: &Path, _at: CrashPoint) -> io::Result<()> {
         fs::remove_file(path)
     }
 
     /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// What the device reports.
     fn remove_dir(&self, path: &Path, _at: CrashPoint) -> io::Result<()> {
         fs::remove_dir(path)
     }
@@ -186,15 +140,9 @@ impl Attribute<'_> {
 }
 
 fn set_times(file: &File, times: Times) -> io::Result<()> {
-    let spec = [
-        libc::timespec { tv_sec: times.accessed.0, tv_nsec: times.accessed.1 },
-        libc::timespec { tv_sec: times.modified.0, tv_nsec: times.modified.1 },
-    ];
-    // SAFETY: `spec` is an array of two timespecs that outlives the call, as futimens requires.
-    match unsafe { libc::futimens(file.as_raw_fd(), spec.as_ptr()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let time = |(tv_sec, tv_nsec)| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps { last_access: time(times.accessed), last_modification: time(times.modified) };
+    Ok(rustix::fs::futimens(file, &times)?)
 }
 
 /// Access and modification time, each as seconds and nanoseconds since 1970.

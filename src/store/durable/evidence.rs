@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
+use rustix::fs::{AtFlags, StatxFlags};
+
 use super::{CrashPoint, DeviceFile};
 use crate::clock;
 use crate::store::beneath;
@@ -54,10 +56,6 @@ fn place(file: &File) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
 impl Witness {
     /// For the file system of a directory.
     ///
@@ -65,7 +63,7 @@ impl Witness {
     /// What the device reports.
     pub fn new(directory: &Path) -> io::Result<Witness> {
         let directory = File::open(directory)?;
-        let tried = magic(&directory)? == libc::EXT4_SUPER_MAGIC;
+        let tried = rustix::fs::fstatfs(&directory)?.f_type == libc::EXT4_SUPER_MAGIC;
         // After the descriptor was opened: what is younger than this was written before its eyes.
         let since = clock::stamp_ns();
         let directory = tried.then_some(directory);
@@ -116,38 +114,28 @@ impl Witness {
     /// Writes out everything on the file system, which takes its time.
     fn saw_no_failure(&self) -> bool {
         let Some(directory) = &self.directory else { return false };
-        // SAFETY: no memory is passed; the descriptor is open for as long as the witness is borrowed.
-        if check(unsafe { libc::syncfs(directory.as_raw_fd()) }).is_err() {
+        if rustix::fs::syncfs(directory).is_err() {
             self.failed.store(true, Ordering::Relaxed);
         }
         !self.failed.load(Ordering::Relaxed)
     }
 }
 
-fn magic(directory: &File) -> io::Result<libc::c_long> {
-    let mut answer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the descriptor is open while it is borrowed; `answer` is a writable statfs.
-    check(unsafe { libc::fstatfs(directory.as_raw_fd(), answer.as_mut_ptr()) })?;
-    // SAFETY: zeroed is a valid statfs (integers only), and the call filled it.
-    Ok(unsafe { answer.assume_init() }.f_type)
-}
-
 /// The error that is noted for the file's pages and was reported to nobody yet. Neither writes nor flushes anything.
 fn noted(file: &File) -> io::Result<()> {
     // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
-    check(unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) })
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Whether direct reads of the file come from the device. Where it has no such reads they may come from its pages.
 fn reads_directly(file: &File) -> io::Result<bool> {
-    let mut answer = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    let (fd, asked) = (file.as_raw_fd(), libc::STATX_DIOALIGN);
-    // SAFETY: the descriptor is open, the name is empty and ends with NUL; `answer` is a writable statx.
-    check(unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, asked, answer.as_mut_ptr()) })?;
-    // SAFETY: zeroed is a valid statx (integers only), and the call filled it.
-    let answer = unsafe { answer.assume_init() };
+    let asked = StatxFlags::DIOALIGN;
+    let answer = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, asked)?;
     let fits = |align: u32| (1..=ALIGNED).contains(&(align as usize));
-    Ok(answer.stx_mask & asked != 0 && fits(answer.stx_dio_mem_align) && fits(answer.stx_dio_offset_align))
+    Ok(answer.stx_mask & asked.bits() != 0 && fits(answer.stx_dio_mem_align) && fits(answer.stx_dio_offset_align))
 }
 
 /// Whether all bytes of a file are on the device as programs read them.

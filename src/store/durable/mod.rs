@@ -15,7 +15,6 @@ mod point;
 pub mod scratch;
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
 pub use device::{Attribute, Device, Disk, Times};
@@ -27,8 +26,7 @@ pub use point::CrashPoint;
 /// Tells the kernel that the bytes of `file` will not be needed again, so that the next read comes from the device.
 /// Only clean pages go: call it after [`DeviceFile::sync`]. A hint; it may be ignored.
 pub fn forget_pages(file: &File) {
-    // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }
 
 /// The directory a path lies in.
