@@ -26,8 +26,9 @@ pub(super) enum Next {
 /// A thread takes a step of a file.
 #[derive(Debug)]
 struct Claim {
-    /// See [`Entry`].
+    /// See [`Entry`]; both as they were when it was taken.
     opened: u64,
+    version: u64,
     /// Of a file that is being archived.
     lineage: Option<(u64, Print)>,
     kin: Kin,
@@ -288,7 +289,7 @@ impl Index {
             return Some(Next::Compare(self.path(rank)?));
         }
         // One that is being sealed may be an older state of a lineage than those that could be archived.
-        if !self.closed.is_empty() || self.is_any(Work::Seal) {
+        if self.is_any_closed() || self.is_any(Work::Seal) {
             return None;
         }
         let groups = of_groups(2).filter_map(|rank| self.members.get(&rank.2)?.group.as_ref());
@@ -299,6 +300,15 @@ impl Index {
         let (id, print) = member.lineage?;
         let after = self.lineages.get(&id)?.after(rank, print)?;
         Some(Next::Archive(member.path.clone(), self.path(after)?))
+    }
+
+    /// Whether a closed file can be sealed, now or once a thread is done with what it was before.
+    fn is_any_closed(&self) -> bool {
+        let is_another = |(sequence, claim): (&u64, &Claim)| {
+            let member = self.members.get(sequence).filter(|member| member.version != claim.version);
+            member.is_some_and(|member| member.work == Some(Work::Seal) && member.waits.is_none())
+        };
+        !self.closed.is_empty() || self.claims.iter().any(is_another)
     }
 
     /// Whether a thread does such work.
@@ -323,7 +333,8 @@ impl Index {
         if let Some(member) = self.members.get(&sequence) {
             let lineage = member.lineage.filter(|_| member.work == Some(Work::Archive));
             let (work, may_speak) = (member.work, member.work == Some(Work::Seal));
-            self.claims.insert(sequence, Claim { opened: member.opened, lineage, kin: member.kin, work, may_speak });
+            let (opened, version, kin) = (member.opened, member.version, member.kin);
+            self.claims.insert(sequence, Claim { opened, version, lineage, kin, work, may_speak });
         }
         self.offer_again(sequence);
     }
@@ -399,7 +410,7 @@ impl Index {
 
     /// Whether it is not known yet of some closed file, which can be looked at now, what it names as the best of a run.
     pub(super) fn may_learn(&self) -> bool {
-        !self.closed.is_empty() || self.claims.values().any(|claim| claim.may_speak)
+        self.is_any_closed() || self.claims.values().any(|claim| claim.may_speak)
     }
 
     /// Lineages with sealed or archived files.

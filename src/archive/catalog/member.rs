@@ -52,6 +52,7 @@ pub(super) struct Member {
     pub(super) rank: Rank,
     /// See [`Entry`].
     pub(super) opened: u64,
+    pub(super) version: u64,
     /// Of a sealed or archived file.
     pub(super) lineage: Option<(u64, Print)>,
     pub(super) kin: Kin,
@@ -89,6 +90,7 @@ impl Member {
             group,
             rank: rank(entry),
             opened: entry.opened,
+            version: entry.version,
             lineage,
             kin: Kin::of(path, entry),
             sealed: matches!(entry.state, State::Sealed(_)),

@@ -407,3 +407,21 @@ fn a_state_with_the_newest_ones_bytes_goes_before_those_between() {
     catalog.removed(&name(2), &objects);
     assert!(!catalog.may_go(&name(1), &first));
 }
+
+/// A thread still compares what the file was before: nothing is archived until the file is sealed, too.
+#[test]
+fn a_file_that_is_closed_during_a_step_counts_as_closed() {
+    let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
+    let name = |n: usize| PathBuf::from(format!("run/step_{n}"));
+    catalog.found(name(1), State::Sealed(sealed(1, 1, 1)));
+    catalog.found(name(2), State::Sealed(sealed(1, 2, 2)));
+    catalog.found(name(3), State::Durable(sealed(1, 3, 3)));
+    let now = Instant::now();
+    let task = catalog.claim_step(now, 0).0.unwrap();
+    assert!(matches!(task.step, Step::Compare { .. }));
+    catalog.opened_for_writing(&name(3), &objects);
+    catalog.closed(&name(3), true, &objects);
+    assert!(catalog.claim_step(now, 0).0.is_none() && catalog.may_learn());
+    catalog.done(&task);
+    assert!(matches!(claim_seal(&mut catalog, now).unwrap().step, Step::Seal));
+}
