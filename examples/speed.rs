@@ -16,9 +16,9 @@ use std::time::{Duration, SystemTime};
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use stepfs::archive::{Archive, AtRest, STAGES};
-use stepfs::recall::{Cache, Chain, Layout, ReadError, Recall, stream, tile};
-use stepfs::store::object::Coding;
+use stepfs::recall::{Cache, Chain, Layout, ReadError, Recall, stream, walk};
 use stepfs::store::{Objects, Store, Stub};
+use stepfs::tile::Coding;
 
 /// Checkpoints: a keyframe, two differences, and the newest, which stays as it was written.
 const STATES: usize = 4;
@@ -209,7 +209,7 @@ fn decode(root: &Path, paths: &[PathBuf]) -> Result<(), Box<dyn Error>> {
                 let speed = best(bytes, || {
                     for &(tensor, tiles) in &tensors {
                         for number in 0..tiles {
-                            black_box(tile::decode(chain, tensor, number)?);
+                            black_box(walk::decode(chain, tensor, number)?);
                         }
                     }
                     Ok(())

@@ -8,9 +8,10 @@ use std::path::Path;
 
 use stepfs::codec::log::Parent;
 use stepfs::codec::{lattice, log, lossless};
-use stepfs::recall::{Chain, State, tile};
+use stepfs::recall::{Chain, walk};
 use stepfs::store::object::TensorEntry;
 use stepfs::store::{Objects, Store};
+use stepfs::tile::State;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = std::env::args().nth(1).ok_or("name a store")?;
@@ -46,16 +47,16 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
     };
     let (mut difference, mut alone) = (0, 0);
     for at in 0..entry.tiles.len() {
-        let (now, then) = (tile::state(chain, number, at)?, tile::state(before, twin, at)?);
+        let (now, then) = (walk::state(chain, number, at)?, walk::state(before, twin, at)?);
         let mut out = Vec::new();
-        match (&now, &then) {
+        match (&*now, &*then) {
             (State::Lattice { accumulators, step, .. }, State::Lattice { accumulators: base, step: from, .. }) => {
-                let mut base = base.clone();
+                let mut base = base.values();
                 lattice::rescale(&mut base, *from, *step)?;
-                lattice::encode_tile(accumulators, Some(&base), None, &[], &mut out)?;
+                lattice::encode_tile(&accumulators.wide(), Some(&base), None, &[], &mut out)?;
             }
             (State::Lattice { accumulators, .. }, State::Bytes(_)) => {
-                lattice::encode_tile(accumulators, None, None, &[], &mut out)?;
+                lattice::encode_tile(&accumulators.wide(), None, None, &[], &mut out)?;
             }
             (State::Bytes(bytes), _) => {
                 lossless::encode(entry.dtype, bytes, Some(&then.bytes(entry.dtype)?), &mut out);
@@ -64,7 +65,7 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
                 alone += own.len() as u64;
             }
             (State::Log { factors, q, .. }, State::Log { factors: same, q: base, .. }) if factors == same => {
-                log::encode_tile(q, Parent::State(base), &mut out)?;
+                log::encode_tile(&q.wide(), Parent::State(&base.wide()), &mut out)?;
             }
             _ => return Ok(entry.stored()),
         }

@@ -30,3 +30,4 @@ mod hash;
 pub mod recall;
 pub mod store;
 mod sync;
+pub mod tile;

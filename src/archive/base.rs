@@ -4,7 +4,7 @@ use std::io;
 
 use crate::codec::published::{Policy, check_n_run};
 use crate::container::{Description, ReadAt, Tensor};
-use crate::recall::{Chain, tile};
+use crate::recall::{Chain, walk};
 use crate::store::object::{Header, SUPER_STEP};
 use crate::store::{Hold, Id, MAX_CHAIN};
 
@@ -181,7 +181,7 @@ impl Archive {
                 continue;
             }
             let now = read_tile(source, &tensor, middle)?;
-            let Ok(then) = tile::decode(&chain, number, middle) else {
+            let Ok(then) = walk::decode(&chain, number, middle) else {
                 return Ok(None);
             };
             for update in crate::codec::lattice::updates(tensor.dtype, &now, &then) {

@@ -9,7 +9,8 @@ use rayon::prelude::*;
 
 use crate::codec::log::Factors;
 use crate::container::Patch;
-use crate::store::object::{Coding, Index, ObjectWriter, TensorEntry, gaps};
+use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
+use crate::tile::Coding;
 
 use super::STAGES;
 use super::error::{StepError, StepResult};

@@ -5,7 +5,7 @@ use std::io;
 use crate::codec::log::{self, Factors, FactorsBuilder};
 use crate::container::{ReadAt, Tensor};
 use crate::entropy::scratch;
-use crate::store::object::Coding;
+use crate::tile::Coding;
 
 use super::plan::{self, has_factors, read_tile, tiles};
 

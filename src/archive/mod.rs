@@ -23,7 +23,6 @@ mod namespace;
 mod notes;
 mod objects;
 mod original;
-mod payload;
 mod plan;
 mod published;
 mod release;

@@ -8,7 +8,7 @@ use crate::codec::lattice;
 use crate::codec::published::registry::SystemId;
 use crate::codec::published::{self, Fit, System, Tensor, Tile, tile};
 use crate::container::{self, Role};
-use crate::recall::{State, tile as recalled};
+use crate::recall::walk;
 use crate::store::object::rows_and_width;
 
 use super::job::Job;
@@ -104,7 +104,7 @@ impl<'a> Source<'a> {
         let first = plan::rows(&plan.tensor, number).first;
         let previous = match (plan.coding.parent(), job.base) {
             (Some(parent), Some(base)) => {
-                let state: State = recalled::state(base, parent as usize, number)?;
+                let state = walk::state(base, parent as usize, number)?;
                 state.before(dtype, |before| before.state(dtype))?
             }
             _ => None,

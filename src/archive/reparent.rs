@@ -12,19 +12,19 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::codec::{Dtype, TILE_BYTES, lossless};
 use crate::hash::xxh3_64;
-use crate::recall::{Chain, ReadError, State, tile};
+use crate::recall::{Chain, ReadError, walk};
 use crate::store::durable::Io;
-use crate::store::object::{Coding, Header, Object, ObjectWriter, TensorEntry, Tile};
+use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
+use crate::tile::{self, Coding, State, TileSpec};
 
 use super::error::StepResult;
 use super::job::BATCH;
-use super::payload::{self, Place};
 
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones.
 const SAMPLED_TENSORS: usize = 32;
@@ -77,7 +77,7 @@ impl Move<'_> {
                 Some(written) => written,
                 None => {
                     writer.rewind(start);
-                    let alone = alone(entry, &self.state(number, 0)?);
+                    let alone = entry.coding.alone(&*self.state(number, 0)?);
                     self.write(&mut writer, number, entry, alone)?.ok_or(Damage("a tensor cannot stand alone"))?
                 }
             };
@@ -116,7 +116,7 @@ impl Move<'_> {
         let (mut raw, mut bits) = (0.0, 0.0);
         let twins = self.twins();
         for (number, entry) in tensors {
-            let middle = tile::tile_len(entry, entry.tiles.len() / 2) as f64;
+            let middle = entry.tile_len(entry.tiles.len() / 2) as f64;
             bits += self.choose(number, entry, twins.get(entry.path.as_str()).copied())?.bits * len(entry)
                 / middle.max(1.0);
             raw += len(entry);
@@ -125,8 +125,8 @@ impl Move<'_> {
         Ok(bits / 8.0 * total / f64::max(raw, 1.0) + skeleton as f64)
     }
 
-    fn state(&self, tensor: usize, number: usize) -> io::Result<State> {
-        Ok(tile::state(self.old, tensor, number)?)
+    fn state(&self, tensor: usize, number: usize) -> io::Result<Arc<State>> {
+        Ok(walk::state(self.old, tensor, number)?)
     }
 
     /// The tensors of the new parent by path.
@@ -142,32 +142,26 @@ impl Move<'_> {
         let Some(tile) = entry.tiles.get(middle) else {
             return Ok(Choice { coding: Coding::Lossless, bits: 0.0 });
         };
-        if stays(entry.coding) {
+        if entry.coding.stands_alone() {
             return Ok(Choice { coding: entry.coding, bits: 8.0 * f64::from(tile.stored) });
         }
         let len = |entry: &TensorEntry| entry.extent.end - entry.extent.start;
         let twin = twin.filter(|(_, other)| other.dtype == entry.dtype && len(other) == len(entry));
         let state = self.state(number, middle)?;
         let twin = match (twin, self.parent) {
-            (Some((at, _)), Some(chain)) => Some((at, tile::state(chain, at as usize, middle)?)),
+            (Some((at, _)), Some(chain)) => Some((at, walk::state(chain, at as usize, middle)?)),
             _ => None,
         };
-        let coding = alone(entry, &state);
-        let alone = Choice { coding, bits: bits(entry, coding, &state, None)?.unwrap_or(f64::MAX) };
+        let bits = |coding, twin: Option<&State>| -> io::Result<Option<f64>> {
+            Ok(tile::estimate(TileSpec { coding, ..entry.spec(middle) }, &state, twin)?)
+        };
+        let coding = entry.coding.alone(&state);
+        let alone = Choice { coding, bits: bits(coding, None)?.unwrap_or(f64::MAX) };
         let Some((parent, twin)) = twin else {
             return Ok(alone);
         };
-        let coding = match (&state, entry.coding) {
-            (State::Lattice { step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
-                Coding::Rows { parent, step: *step }
-            }
-            (State::Lattice { step, .. }, _) => Coding::Lattice { parent, step: *step },
-            (State::Log { unit, .. }, _) => Coding::Log { parent, unit: *unit },
-            (State::Published { .. }, _) => Coding::Published { parent },
-            (_, coding) if coding.is_published() => Coding::Published { parent },
-            (State::Bytes(_) | State::Moment { .. }, _) => Coding::LosslessDelta { parent },
-        };
-        let difference = bits(entry, coding, &state, Some(&twin))?.map(|bits| Choice { coding, bits });
+        let coding = entry.coding.as_difference(&state, parent);
+        let difference = bits(coding, Some(&*twin))?.map(|bits| Choice { coding, bits });
         Ok(difference.filter(|difference| difference.bits < alone.bits).unwrap_or(alone))
     }
 
@@ -189,7 +183,7 @@ impl Move<'_> {
         if let Coding::Log { .. } | Coding::LogKey { .. } = coding
             && !entry.tiles.is_empty()
         {
-            let State::Log { factors, .. } = self.state(number, 0)? else { return Ok(None) };
+            let State::Log { factors, .. } = &*self.state(number, 0)? else { return Ok(None) };
             let mut payload = Vec::new();
             factors.encode(&mut payload);
             written.factors = Some(writer.put(&payload, xxh3_64(&payload))?);
@@ -201,17 +195,17 @@ impl Move<'_> {
                 .map(|at| {
                     let state = self.state(number, at)?;
                     let mut out = Vec::new();
-                    if stays(coding) && coding == entry.coding {
+                    if coding.stands_alone() && coding == entry.coding {
                         // It depends on nothing that moves.
                         self.old.leaf().payload(&entry.tiles[at], &mut out)?;
                         return Ok(Some((out, state.hash())));
                     }
                     let parent = match parent {
-                        Some((parent, chain)) => Some(tile::state(chain, parent, at)?),
+                        Some((parent, chain)) => Some(walk::state(chain, parent, at)?),
                         None => None,
                     };
-                    let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, at) };
-                    let fits = payload::payload(place, &state, parent.as_ref(), &mut out)?;
+                    let spec = TileSpec { coding, ..entry.spec(at) };
+                    let fits = tile::encode(spec, &state, parent.as_deref(), &mut out)?;
                     Ok(fits.then(|| (out, state.hash())))
                 })
                 .collect();
@@ -233,7 +227,7 @@ impl Move<'_> {
             .collect();
         let same = |((number, at), expected): (&(usize, usize), &u64)| -> io::Result<bool> {
             let entry = &leaf.index().tensors[*number];
-            let state = tile::state(chain, *number, *at)?;
+            let state = walk::state(chain, *number, *at)?;
             Ok(state.hash() == *expected && xxh3_64(&state.bytes(entry.dtype)?) == entry.tiles[*at].decoded_hash)
         };
         for (places, states) in places.chunks(BATCH).zip(states.chunks(BATCH)) {
@@ -247,54 +241,10 @@ impl Move<'_> {
         }
         for chunk in 0..leaf.index().skeleton.len() {
             (self.breathe)()?;
-            tile::skeleton(leaf, chunk)?;
+            walk::skeleton(leaf, chunk)?;
         }
         Ok(())
     }
-}
-
-/// Whether nothing that such a tensor needs is in other objects.
-fn stays(coding: Coding) -> bool {
-    coding.beside().is_some() || matches!(coding, Coding::PublishedKey | Coding::Sized { .. })
-}
-
-/// The coding of a tensor's state that is a difference to nothing.
-fn alone(entry: &TensorEntry, state: &State) -> Coding {
-    match (state, entry.coding) {
-        (_, coding) if stays(coding) => coding,
-        (State::Published { .. }, _) => Coding::PublishedKey,
-        (_, coding) if coding.is_published() => Coding::PublishedKey,
-        (State::Bytes(_) | State::Moment { .. }, _) => Coding::Lossless,
-        (State::Lattice { keyframe: None, step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
-            Coding::RowsKey { step: *step }
-        }
-        (State::Lattice { keyframe: None, step, .. }, _) => Coding::LatticeKey { step: *step },
-        (State::Lattice { keyframe: Some(_), step, .. }, _) => Coding::LatticeWithKeyframe { step: *step },
-        (State::Log { unit, .. }, _) => Coding::LogKey { unit: *unit },
-    }
-}
-
-/// Bits of the middle tile in this coding; `None` where it cannot be said so.
-fn bits(entry: &TensorEntry, coding: Coding, state: &State, parent: Option<&State>) -> io::Result<Option<f64>> {
-    if let State::Bytes(bytes) | State::Published { bytes, .. } = state {
-        let parent = match parent {
-            Some(parent) => Some(parent.bytes(entry.dtype)?),
-            None => None,
-        };
-        let bins = match state {
-            State::Published { bins, .. } => {
-                let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
-                lossless::estimate(Dtype::U16, &bins, None)
-            }
-            _ => 0.0,
-        };
-        let parent = parent.as_ref().map(|parent| parent.as_slice());
-        return Ok(Some(bins + lossless::estimate(entry.dtype, bytes, parent)));
-    }
-    let mut out = Vec::with_capacity(TILE_BYTES / 8);
-    let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, entry.tiles.len() / 2) };
-    let fits = payload::payload(place, state, parent, &mut out)?;
-    Ok(fits.then_some(8.0 * out.len() as f64))
 }
 
 /// What an object is a difference to, for messages.

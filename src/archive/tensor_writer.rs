@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::codec::log::Factors;
 use crate::container::{ChangedTensor, Kind, ReadAt};
 use crate::hash::xxh3_64;
-use crate::store::object::{Coding, ObjectWriter, TensorEntry, Tile};
+use crate::store::object::{ObjectWriter, TensorEntry, Tile};
+use crate::tile::{self, Coding};
 
 use super::job::Job;
-use super::payload;
 use super::plan::tiles;
 use super::tile_encoder::EncodedTile;
 
@@ -122,7 +122,7 @@ impl<'a> TensorWriter<'a> {
             shape: tensor.shape.clone(),
             extent: tensor.extent.clone(),
             coding: self.coding,
-            bound: payload::bound(self.coding, self.error),
+            bound: tile::bound(self.coding, self.error),
             max_abs_error: self.max_abs_error,
             factors: self.stored_factors,
             tiles: self.tiles,

@@ -8,11 +8,10 @@ use crate::codec::{Dtype, TILE_BYTES, lattice};
 use crate::container::Tensor;
 use crate::entropy::scratch;
 use crate::hash::xxh3_64;
-use crate::recall::{State, tile};
-use crate::store::object::Coding;
+use crate::recall::walk;
+use crate::tile::{self, Around, Coding, Companion, Quantized, State};
 
 use super::job::Job;
-use super::payload::{self, Around, Beside, Place, Quantized};
 use super::plan::{self, read_tile};
 use super::published::Fits;
 use super::tensor_writer::{Done, with_crc};
@@ -58,7 +57,7 @@ impl Encoder<'_> {
         factors: Option<&Arc<Factors>>,
         number: usize,
     ) -> io::Result<Option<EncodedTile>> {
-        let encoded = match coding.is_published() {
+        let encoded = match coding.is_external() {
             true => self.published(at, coding, number)?,
             false => self.encode(at, coding, factors, None, number)?,
         };
@@ -77,18 +76,18 @@ impl Encoder<'_> {
         let dtype = self.job.plans[second].tensor.dtype;
         let Some(done) = self.encode(second, coding, factors, None, number)? else { return Ok(None) };
         let (tile, written, decoded) = done;
-        let beside = Some((dtype, written.as_slice(), &decoded));
-        let beside = self.encode(first, of_first, None, beside, number)?;
-        Ok(beside.map(|beside| [only_tile((tile, written, decoded)), only_tile(beside)]))
+        let companion = Some((dtype, written.as_slice(), &decoded));
+        let first = self.encode(first, of_first, None, companion, number)?;
+        Ok(first.map(|first| [only_tile((tile, written, decoded)), only_tile(first)]))
     }
 
-    /// `beside`: what is known already of the tensor beside this one.
+    /// `companion`: its tile, where that is known already.
     fn encode(
         &self,
         at: usize,
         coding: Coding,
         factors: Option<&Arc<Factors>>,
-        beside: Option<Beside>,
+        companion: Option<Companion>,
         number: usize,
     ) -> io::Result<Option<WithBytes>> {
         let tensor = &self.job.plans[at].tensor;
@@ -96,9 +95,9 @@ impl Encoder<'_> {
         let parent = self.parent(coding, number)?;
         let plan = &self.job.plans[at];
         let around = Around {
-            parent: parent.as_ref(),
+            parent: parent.as_deref(),
             factors,
-            beside,
+            companion,
             row_step: plan.row_step,
             outward: plan.outward,
             keep: plan.keep(),
@@ -106,15 +105,14 @@ impl Encoder<'_> {
         let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
-        if plan.one_sign && !payload::is_above_floor(tensor.dtype, coding, &data, &decoded) {
+        if plan.one_sign && !tile::is_above_floor(tensor.dtype, coding, &data, &decoded) {
             return Ok(None);
         }
-        let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
         let mut payload = Vec::new();
-        if !payload::payload(place, &state, parent.as_ref(), &mut payload)? {
+        if !tile::encode(plan::spec(tensor, coding, number), &state, parent.as_deref(), &mut payload)? {
             return Ok(None);
         }
-        [Some(state), parent].into_iter().flatten().for_each(State::give_back);
+        [Some(Arc::new(state)), parent].into_iter().flatten().for_each(State::give_back);
         let max_abs_error = match coding {
             Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
                 lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
@@ -147,10 +145,10 @@ impl Encoder<'_> {
         (EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error }, data, decoded)
     }
 
-    fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<State>> {
+    fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<Arc<State>>> {
         let Some(parent) = coding.parent() else { return Ok(None) };
         let base = self.job.base.ok_or(io::ErrorKind::InvalidInput)?;
-        Ok(Some(tile::state(base, parent as usize, number)?))
+        Ok(Some(walk::state(base, parent as usize, number)?))
     }
 
     fn quantize(
@@ -162,18 +160,18 @@ impl Encoder<'_> {
         number: usize,
     ) -> io::Result<Option<Quantized>> {
         let tensor = &self.job.plans[at].tensor;
-        let place = Place { dtype: tensor.dtype, coding, rows: plan::rows(tensor, number) };
-        let Some(other) = coding.beside().filter(|_| around.beside.is_none()) else {
-            return Ok(payload::quantize(place, data, around));
+        let spec = plan::spec(tensor, coding, number);
+        let Some(other) = coding.companion().filter(|_| around.companion.is_none()) else {
+            return Ok(tile::quantize(spec, data, around));
         };
-        let Some(beside) = self.beside(other as usize, tensor, number)? else { return Ok(None) };
-        let beside = Some((beside.0, beside.1.as_slice(), &beside.2));
-        Ok(payload::quantize(place, data, Around { beside, ..around }))
+        let Some((dtype, written, decoded)) = self.companion(other as usize, tensor, number)? else { return Ok(None) };
+        let companion = Some((dtype, written.as_slice(), &decoded));
+        Ok(tile::quantize(spec, data, Around { companion, ..around }))
     }
 
-    /// The tensor beside another one, for the elements of that one's tile, as written and as it decodes. It is made once
-    /// more, which is less work than to keep it.
-    fn beside(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
+    /// The companion of a tensor, for the elements of one tile, as written and as it decodes. It is encoded once more, which is less
+    /// work than to keep it.
+    fn companion(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
         let done = self.done.get(at).and_then(OnceLock::get);
         let (Some(plan), Some(done)) = (self.job.plans.get(at), done) else {
             return Ok(None);
@@ -188,7 +186,7 @@ impl Encoder<'_> {
             let coding = done.entry.coding;
             let parent = self.parent(coding, piece)?;
             let (factors, row_step, keep) = (done.factors.as_ref(), plan.row_step, plan.keep());
-            let around = Around { parent: parent.as_ref(), factors, beside: None, row_step, keep, ..Around::default() };
+            let around = Around { parent: parent.as_deref(), factors, row_step, keep, ..Around::default() };
             let quantized = self.quantize(at, coding, &data, around, piece)?;
             let Some((_, bytes, _)) = quantized else { return Ok(None) };
             let first = piece * TILE_BYTES;

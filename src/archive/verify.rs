@@ -3,17 +3,15 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::log::Grid;
-use crate::codec::{TILE_BYTES, lattice, log, moment};
+use crate::codec::TILE_BYTES;
 use crate::container::{Order, Patch, ReadAt};
 use crate::entropy::scratch::{self, Scratch};
 use crate::hash::Xxh3Of128;
 use crate::recall::layout::{Segment, Unit};
-use crate::recall::{Chain, Layout, decode_unit, order, tile};
-use crate::store::object::Coding;
+use crate::recall::{Chain, Layout, decode_unit, order, walk};
+use crate::tile::{self, Coding};
 
 use super::error::{StepError, StepResult};
-use super::payload::is_above_floor;
 use super::plan::Plan;
 use super::samples::Sampler;
 use super::skeleton::patch;
@@ -122,7 +120,7 @@ struct Checked {
 impl Expected<'_> {
     fn check_tile(&self, chain: &Chain, offset: u64, (tensor, number): (u32, u32)) -> io::Result<Checked> {
         let (at, entry) = (tensor as usize, &chain.leaf().index().tensors[tensor as usize]);
-        let decoded = tile::decode(chain, at, number as usize)?;
+        let decoded = walk::decode(chain, at, number as usize)?;
         let mut original = Scratch::new(decoded.len());
         self.source.read_exact_at(&mut original, offset)?;
         let differs = *original != **decoded;
@@ -136,7 +134,7 @@ impl Expected<'_> {
         if error.is_none_or(|error| error > entry.bound) {
             return Err(wrong(format!("tensor {} is off by more than its bound", entry.path)));
         }
-        if self.plans[at].one_sign && !is_above_floor(entry.dtype, entry.coding, &original, &decoded) {
+        if self.plans[at].one_sign && !tile::is_above_floor(entry.dtype, entry.coding, &original, &decoded) {
             return Err(wrong(format!("tensor {} lost a sign, or an element that is not 0", entry.path)));
         }
         Ok(Checked { decoded, differs })
@@ -155,7 +153,7 @@ impl Expected<'_> {
     }
 }
 
-/// The largest error of a tile in the terms of its codec; `None` when what must hold of it does not.
+/// The largest error of a tile in the terms of its codec; `None` when a condition of the codec does not hold.
 fn error_of(
     chain: &Chain,
     source: &(dyn ReadAt + Sync),
@@ -166,23 +164,21 @@ fn error_of(
 ) -> io::Result<Option<f64>> {
     let tensors = &chain.leaf().index().tensors;
     let entry = &tensors[tensor];
-    Ok(match entry.coding {
-        Coding::Log { .. } | Coding::LogKey { .. } => log::largest_error(entry.dtype, original, decoded),
-        Coding::Sized { step, rule } => {
+    match entry.coding {
+        Coding::Sized { .. } => {
             let factors = chain.leaf().factors(tensor)?;
-            let grid = Grid { factors: &factors, first: entry.first_element(number) };
-            let sizes = log::prediction(entry.dtype, grid, original.len() / entry.dtype.size())?;
-            moment::largest_error((rule, entry.dtype), original, &sizes, decoded, &sizes, step)
+            Ok(tile::error(entry.spec(number), original, decoded, None, Some(&factors))?)
         }
-        Coding::Moment { second, step, rule } => {
+        Coding::Moment { second, .. } => {
             let mut written = Scratch::new(original.len());
             let start = tensors[second as usize].extent.start + number as u64 * TILE_BYTES as u64;
             source.read_exact_at(&mut written, start)?;
-            let second = tile::decode_again(chain, second as usize, number)?;
-            let error = moment::largest_error((rule, entry.dtype), original, &written, decoded, &second, step);
+            let second = walk::decode_again(chain, second as usize, number)?;
+            let companion = Some((entry.dtype, &*written, &second));
+            let error = tile::error(entry.spec(number), original, decoded, companion, None);
             scratch::give_bytes(second);
-            error
+            Ok(error?)
         }
-        _ => lattice::largest_error(entry.dtype, original, decoded),
-    })
+        _ => Ok(tile::error(entry.spec(number), original, decoded, None, None)?),
+    }
 }

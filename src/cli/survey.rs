@@ -210,7 +210,7 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     entry.generations = Some(object.index().generations);
     entry.note = object.index().note.clone();
     // Chains of published systems have none, whatever place a state has in them.
-    let published = object.index().tensors.iter().any(|tensor| tensor.coding.is_published());
+    let published = object.index().tensors.iter().any(|tensor| tensor.coding.is_external());
     entry.kind = Some(match header.parent {
         None => "keyframe",
         Some(_) if header.is_super_step() && !published => "super-step",

@@ -22,9 +22,7 @@ pub enum From<'a> {
     /// The steps that a logarithmic lattice without a parent begins with.
     Factors(Grid<'a>),
     /// The integers of a state.
-    Kept(&'a Integers),
-    /// The same, as they come out of a decoder.
-    Wide(&'a [i32]),
+    Integers(&'a Integers),
 }
 
 impl From<'_> {
@@ -33,8 +31,7 @@ impl From<'_> {
         match self {
             From::Zeros => true,
             From::Factors(grid) => grid.holds(n),
-            From::Kept(integers) => integers.len() == n,
-            From::Wide(integers) => integers.len() == n,
+            From::Integers(integers) => integers.len() == n,
         }
     }
 
@@ -42,8 +39,7 @@ impl From<'_> {
         match self {
             From::Zeros => out.fill(0),
             From::Factors(grid) => grid.initial(start, out),
-            From::Kept(integers) => integers.fill(start, out),
-            From::Wide(integers) => out.copy_from_slice(&integers[start..][..out.len()]),
+            From::Integers(integers) => integers.fill(start, out),
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The integers of a tile, which hardly ever need 32 bits, kept in 16 where they all fit.
 
+use std::borrow::Cow;
+
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch;
 
 /// Integers of a tile; `i16::MIN` stands for `i32::MIN`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Integers {
     /// All of them fit.
     Narrow(Vec<i16>),
@@ -51,7 +53,32 @@ impl Integers {
         }
     }
 
-    /// All of them.
+    /// All of them, in 32 bits each.
+    pub fn wide(&self) -> Cow<'_, [i32]> {
+        match self {
+            Integers::Narrow(_) => Cow::Owned(self.values()),
+            Integers::Wide(wide) => Cow::Borrowed(wide),
+        }
+    }
+
+    /// All of them, in 32 bits each.
+    pub fn into_wide(self) -> Vec<i32> {
+        match self {
+            Integers::Narrow(_) => self.values(),
+            Integers::Wide(wide) => wide,
+        }
+    }
+
+    /// A copy in as few bits as they need.
+    #[must_use]
+    pub fn packed(&self) -> Integers {
+        match self {
+            Integers::Narrow(_) => self.clone(),
+            Integers::Wide(wide) => Integers::of(wide),
+        }
+    }
+
+    /// A copy of all of them.
     pub fn values(&self) -> Vec<i32> {
         let mut values = scratch::integers(self.len());
         self.fill(0, &mut values);
@@ -77,6 +104,12 @@ impl Integers {
             Integers::Narrow(narrow) => size_of_val(narrow.as_slice()),
             Integers::Wide(wide) => size_of_val(wide.as_slice()),
         }
+    }
+}
+
+impl PartialEq for Integers {
+    fn eq(&self, other: &Integers) -> bool {
+        self.wide() == other.wide()
     }
 }
 

@@ -4,7 +4,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::store::object::{Coding, Index};
+use crate::store::object::Index;
+use crate::tile::Coding;
 
 /// Tiles that are kept: tensors up to 32 MiB whole, which is as far apart as a file has a parameter's two moments. Of a
 /// larger one as many as go in.

@@ -11,16 +11,12 @@ use std::sync::{Arc, PoisonError};
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
-use crate::codec::Integers;
-use crate::codec::along::From;
-use crate::codec::lattice::Exception;
-use crate::codec::log::Factors;
 use crate::store::Id;
 use crate::store::object::Object;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::tile::State;
 
-use super::bytes::View;
-use super::{Chain, State};
+use super::Chain;
 
 /// Chains that are kept open, for as many lineages; with at most 12 objects each, far from the 1024 files that a process
 /// may usually open.
@@ -37,87 +33,10 @@ enum Use {
     Read,
 }
 
-/// A state as it is kept: its integers hardly ever need 32 bits.
-#[derive(Debug)]
-pub(super) enum Kept {
-    Bytes(Arc<Vec<u8>>),
-    Lattice { keyframe: Option<Arc<Vec<u8>>>, accumulators: Integers, step: f64, exceptions: Vec<Exception> },
-    Log { factors: Arc<Factors>, first: u64, unit: u32, q: Integers },
-    Published { bytes: Arc<Vec<u8>>, bins: Arc<Vec<u16>> },
-}
-
-impl Kept {
-    /// `None` for what is never asked for again: nothing is a difference to a moment's ratios.
-    pub(super) fn of(state: &State) -> Option<Kept> {
-        Some(match state {
-            State::Bytes(bytes) => Kept::Bytes(Arc::clone(bytes)),
-            State::Lattice { keyframe, accumulators, step, exceptions } => Kept::Lattice {
-                keyframe: keyframe.clone(),
-                accumulators: Integers::of(accumulators),
-                step: *step,
-                exceptions: exceptions.clone(),
-            },
-            State::Log { factors, first, unit, q } => {
-                Kept::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: Integers::of(q) }
-            }
-            State::Published { bytes, bins } => Kept::Published { bytes: Arc::clone(bytes), bins: Arc::clone(bins) },
-            State::Moment { .. } => return None,
-        })
-    }
-
-    pub(super) fn view(&self) -> View<'_> {
-        match self {
-            Kept::Bytes(bytes) | Kept::Published { bytes, .. } => View::Bytes(bytes),
-            Kept::Lattice { keyframe, accumulators, step, exceptions } => {
-                View::Lattice { keyframe: keyframe.as_ref(), from: From::Kept(accumulators), step: *step, exceptions }
-            }
-            Kept::Log { factors, unit, q, .. } => View::Log { factors, unit: *unit, from: From::Kept(q) },
-        }
-    }
-
-    pub(super) fn state(&self) -> State {
-        match self {
-            Kept::Bytes(bytes) => State::Bytes(Arc::clone(bytes)),
-            Kept::Lattice { keyframe, accumulators, step, exceptions } => State::Lattice {
-                keyframe: keyframe.clone(),
-                accumulators: accumulators.values(),
-                step: *step,
-                exceptions: exceptions.clone(),
-            },
-            Kept::Log { factors, first, unit, q } => {
-                State::Log { factors: Arc::clone(factors), first: *first, unit: *unit, q: q.values() }
-            }
-            Kept::Published { bytes, bins } => State::Published { bytes: Arc::clone(bytes), bins: Arc::clone(bins) },
-        }
-    }
-
-    /// Bytes that other states may hold as well: a keyframe is that of all states of its chain. (Factors are a thousandth
-    /// of their tensor, and their object holds them anyway.)
-    fn shared(&self) -> Option<&Arc<Vec<u8>>> {
-        match self {
-            Kept::Bytes(bytes) | Kept::Published { bytes, .. } => Some(bytes),
-            Kept::Lattice { keyframe, .. } => keyframe.as_ref(),
-            Kept::Log { .. } => None,
-        }
-    }
-
-    /// Bytes that are its own.
-    fn own(&self) -> u64 {
-        match self {
-            Kept::Bytes(_) => 0,
-            Kept::Lattice { accumulators, exceptions, .. } => {
-                (accumulators.bytes() + size_of_val(exceptions.as_slice())) as u64
-            }
-            Kept::Log { q, .. } => q.bytes() as u64,
-            Kept::Published { bins, .. } => size_of_val(bins.as_slice()) as u64,
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Entry {
     kind: Use,
-    tiles: HashMap<(u32, u32), Arc<Kept>>,
+    tiles: HashMap<(u32, u32), Arc<State>>,
 }
 
 #[derive(Debug)]
@@ -228,12 +147,12 @@ impl Memory {
     }
 
     /// The state of a tile, if it is here.
-    pub(super) fn get(&self, object: &Object, tensor: usize, tile: usize) -> Option<Arc<Kept>> {
+    pub(super) fn get(&self, object: &Object, tensor: usize, tile: usize) -> Option<Arc<State>> {
         self.lock().get(key(object, tensor, tile))
     }
 
     /// The state of a tile, or the right to decode it: whoever else asks for it waits until that was used or given up.
-    pub(super) fn claim(&self, object: &Object, tensor: usize, tile: usize) -> Result<Arc<Kept>, Claim<'_>> {
+    pub(super) fn claim(&self, object: &Object, tensor: usize, tile: usize) -> Result<Arc<State>, Claim<'_>> {
         let key = key(object, tensor, tile);
         let mut inside = self.lock();
         loop {
@@ -264,7 +183,7 @@ impl Memory {
         self.lock().close(id);
     }
 
-    fn put(&self, key: Key, kind: Use, kept: Kept) {
+    fn put(&self, key: Key, kind: Use, kept: State) {
         let kept = Arc::new(kept);
         let mut inside = self.lock();
         let entry = inside.entries.peek(&key.0);
@@ -274,12 +193,12 @@ impl Memory {
         // All tiles of an object are on one account.
         let kind = entry.map_or(kind, |entry| entry.kind);
         // What it would add if nobody else had its keyframe: an upper bound.
-        let most = kept.own() + kept.shared().map_or(0, |bytes| bytes.len() as u64);
+        let most = kept.own_bytes() as u64 + kept.shared_bytes().map_or(0, |bytes| bytes.len() as u64);
         if !inside.make_room(most, self.limit, kind, key.0) {
             return;
         }
-        inside.used[kind as usize] += kept.own();
-        if let Some(bytes) = kept.shared() {
+        inside.used[kind as usize] += kept.own_bytes() as u64;
+        if let Some(bytes) = kept.shared_bytes() {
             let (holders, account) = inside.shared.entry(address(bytes)).or_insert((0, kind));
             *holders += 1;
             let (first, account) = (*holders == 1, *account);
@@ -291,7 +210,7 @@ impl Memory {
 }
 
 impl Inside {
-    fn get(&mut self, (id, tensor, tile): Key) -> Option<Arc<Kept>> {
+    fn get(&mut self, (id, tensor, tile): Key) -> Option<Arc<State>> {
         self.entries.get(&id)?.tiles.get(&(tensor, tile)).cloned()
     }
 
@@ -322,8 +241,8 @@ impl Inside {
             return;
         };
         for kept in entry.tiles.values() {
-            self.used[entry.kind as usize] -= kept.own();
-            let Some(bytes) = kept.shared() else { continue };
+            self.used[entry.kind as usize] -= kept.own_bytes() as u64;
+            let Some(bytes) = kept.shared_bytes() else { continue };
             if let Some((holders, account)) = self.shared.get_mut(&address(bytes)) {
                 *holders -= 1;
                 if *holders == 0 {
@@ -352,7 +271,7 @@ pub(super) struct Claim<'a> {
 
 impl Claim<'_> {
     /// Keeps the decoded state.
-    pub(super) fn fulfil(self, chain: &Chain, kept: Kept) {
+    pub(super) fn fulfil(self, chain: &Chain, kept: State) {
         let id = self.key.0;
         let kind = if chain.remembers(id) { Use::Encode } else { Use::Read };
         self.memory.put(self.key, kind, kept);

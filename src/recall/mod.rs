@@ -5,7 +5,6 @@
 //! are not what was archived are an error, never an answer.
 
 mod beside;
-mod bytes;
 mod cache;
 mod chain;
 mod error;
@@ -15,9 +14,8 @@ pub mod layout;
 mod memory;
 mod order;
 mod reader;
-mod state;
 mod stream;
-pub mod tile;
+pub mod walk;
 
 use std::collections::HashMap;
 use std::io;
@@ -33,7 +31,6 @@ pub use layout::Layout;
 pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use order::order;
 pub use reader::Reader;
-pub use state::State;
 pub(crate) use stream::decode_unit;
 pub use stream::stream;
 

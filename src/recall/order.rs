@@ -9,7 +9,7 @@ use crate::container::{Kind, Order, ReadAt, describe};
 use crate::store::Damage;
 use crate::store::object::gaps;
 
-use super::{Chain, ReadError, tile};
+use super::{Chain, ReadError, walk};
 
 /// Chunks of a skeleton that are read: half a gigabyte, more than the ids of all rows that a container may have.
 const MAX_CHUNKS: usize = (512 << 20) / TILE_BYTES;
@@ -30,7 +30,7 @@ pub fn order(chain: &Chain) -> Result<Order, ReadError> {
     }
     let mut bytes = Vec::new();
     for chunk in 0..index.skeleton.len() {
-        bytes.extend(tile::skeleton(leaf, chunk)?);
+        bytes.extend(walk::skeleton(leaf, chunk)?);
     }
     let len = leaf.header().logical_len;
     let (mut places, mut at) = (Vec::new(), 0);

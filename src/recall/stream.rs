@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::entropy::scratch;
 
 use super::layout::{Layout, Unit};
-use super::{Chain, ReadError, tile};
+use super::{Chain, ReadError, walk};
 
 /// Segments decoded ahead of the one that is handed out: keeps every core busy and bounds memory to about
 /// 32 x 3 tiles, 50 MB.
@@ -19,8 +19,8 @@ const BATCH: usize = 32;
 /// [`ReadError`] names object and tensor.
 pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, ReadError> {
     match unit {
-        Unit::Tile { tensor, tile } => tile::decode(chain, tensor as usize, tile as usize),
-        Unit::Skeleton { chunk } => tile::skeleton(chain.leaf(), chunk as usize).map(Arc::new),
+        Unit::Tile { tensor, tile } => walk::decode(chain, tensor as usize, tile as usize),
+        Unit::Skeleton { chunk } => walk::skeleton(chain.leaf(), chunk as usize).map(Arc::new),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use stepfs::archive::{AtRest, FileId, Namespace, Outcome};
 use stepfs::store::MAX_CHAIN;
-use stepfs::store::object::Coding;
+use stepfs::tile::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, entry, model, safetensors, states, step, train, until, work};
 

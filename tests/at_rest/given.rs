@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use stepfs::archive::{AtRest, Condition, FileId, Namespace, Outcome, policy};
 use stepfs::store::durable::{CrashPoint, Io};
-use stepfs::store::object::{Coding, Object, ObjectWriter};
+use stepfs::store::object::{Object, ObjectWriter};
 use stepfs::store::{Objects, Restores, Store, copy_but_owner};
+use stepfs::tile::Coding;
 
 use super::adam::Adam;
 use super::series::{Dtype, Rest, states, step};

@@ -10,8 +10,9 @@ use proptest::prelude::*;
 use stepfs::archive::ReadError;
 use stepfs::codec::moment::Rule;
 use stepfs::recall::Chain;
-use stepfs::store::object::{Coding, Object, ObjectWriter, TensorEntry, Tile};
+use stepfs::store::object::{Object, ObjectWriter, TensorEntry, Tile};
 use stepfs::store::{Id, Objects};
+use stepfs::tile::Coding;
 
 use super::adam::{Adam, Parameter, round};
 use super::series::{Dtype, Random, Rest, Tensor, decode, find, safetensors, step};
@@ -68,8 +69,8 @@ pub(crate) fn coding_name(coding: Coding) -> &'static str {
         Coding::Sized { rule: Rule::Sign, .. } => "signs",
         Coding::Sized { .. } => "sized",
         Coding::Cast { .. } => "cast",
-        Coding::Published { .. } => "published",
-        Coding::PublishedKey => "published keyframe",
+        Coding::External { .. } => "published",
+        Coding::ExternalKey => "published keyframe",
     }
 }
 
@@ -270,8 +271,8 @@ fn any_coding() -> impl Strategy<Value = Coding> {
         7 => Coding::Log { parent: number, unit },
         8 => Coding::LogKey { unit },
         9 => Coding::Moment { second: number, step, rule: [Rule::Root, Rule::Norm, Rule::Inward][number as usize % 3] },
-        10 => Coding::Published { parent: number },
-        11 => Coding::PublishedKey,
+        10 => Coding::External { parent: number },
+        11 => Coding::ExternalKey,
         12 => Coding::Sized { step, rule: [Rule::Norm, Rule::Sign][number as usize % 2] },
         _ => Coding::Cast { of: number },
     })

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use stepfs::archive::{Archive, AtRest};
 use stepfs::codec::lattice;
 use stepfs::recall::Chain;
-use stepfs::recall::{State, tile};
-use stepfs::store::object::{Coding, Object};
+use stepfs::recall::walk;
+use stepfs::store::object::Object;
 use stepfs::store::{Id, Objects, Store};
+use stepfs::tile::{Coding, State};
 
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, model, safetensors, step, train, until, work};
 
@@ -119,22 +120,22 @@ fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
     for (number, tensor) in index.tensors.iter().enumerate() {
         for at in 0..tensor.tiles.len() {
             let mut payload = Vec::new();
-            match (tile::state(&to, number, at).unwrap(), tile::state(&from, number, at).unwrap()) {
-                (
-                    State::Lattice { accumulators, step, .. },
-                    State::Lattice { accumulators: mut base, step: was, .. },
-                ) if tensor.coding != (Coding::LatticeKey { step }) => {
-                    lattice::rescale(&mut base, was, step).unwrap();
-                    lattice::encode_tile(&accumulators, Some(&base), None, &[], &mut payload).unwrap();
+            match (&*walk::state(&to, number, at).unwrap(), &*walk::state(&from, number, at).unwrap()) {
+                (State::Lattice { accumulators, step, .. }, State::Lattice { accumulators: base, step: was, .. })
+                    if tensor.coding != (Coding::LatticeKey { step: *step }) =>
+                {
+                    let mut base = base.values();
+                    lattice::rescale(&mut base, *was, *step).unwrap();
+                    lattice::encode_tile(&accumulators.wide(), Some(&base), None, &[], &mut payload).unwrap();
                 }
                 (State::Lattice { accumulators, .. }, _) => {
-                    lattice::encode_tile(&accumulators, None, None, &[], &mut payload).unwrap();
+                    lattice::encode_tile(&accumulators.wide(), None, None, &[], &mut payload).unwrap();
                 }
                 (State::Bytes(now), State::Bytes(then)) => {
-                    stepfs::codec::lossless::encode(tensor.dtype, &now, Some(&then), &mut payload);
+                    stepfs::codec::lossless::encode(tensor.dtype, now, Some(then), &mut payload);
                 }
-                (State::Bytes(now), _) => stepfs::codec::lossless::encode(tensor.dtype, &now, None, &mut payload),
-                (State::Log { .. } | State::Moment { .. } | State::Published { .. }, _) => {
+                (State::Bytes(now), _) => stepfs::codec::lossless::encode(tensor.dtype, now, None, &mut payload),
+                (State::Log { .. } | State::Moment { .. } | State::External { .. }, _) => {
                     bytes += tensor.tiles[at].stored as usize
                 }
             }

@@ -6,7 +6,8 @@ use std::fs;
 
 use stepfs::container::{self, Role};
 use stepfs::recall::Chain;
-use stepfs::store::object::{Coding, Index, TensorEntry};
+use stepfs::store::object::{Index, TensorEntry};
+use stepfs::tile::Coding;
 
 use super::adam::{Adam, Parameter, round};
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, safetensors, step};

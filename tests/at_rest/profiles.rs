@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use stepfs::archive::Archive;
 use stepfs::container::Role;
-use stepfs::store::object::Coding;
 use stepfs::store::{Lineage, PROFILE, Restores, Store};
+use stepfs::tile::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, safetensors, states, step, train, until, work};
 

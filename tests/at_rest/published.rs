@@ -7,7 +7,7 @@ use assert_cmd::Command;
 use stepfs::codec::published::registry::SystemId;
 use stepfs::recall::Chain;
 use stepfs::store::PROFILE;
-use stepfs::store::object::Coding;
+use stepfs::tile::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, model, safetensors, states, step, train};
 
@@ -36,7 +36,7 @@ fn every_system_is_a_profile() {
             let of = |name: &str| entry(&index, name).coding;
             for name in ["a.weight", "b.weight"] {
                 let whole = at == 1 && !system.system().stands_alone();
-                assert_eq!(of(name).is_published(), !whole, "{system} {at}: {name} is {:?}", of(name));
+                assert_eq!(of(name).is_external(), !whole, "{system} {at}: {name} is {:?}", of(name));
             }
             // fp64 is none of theirs, integers are nobody's, and the others are not proven to be trained.
             for name in ["c.weight", "ids", "frozen.weight", "a.bias"] {
@@ -96,7 +96,7 @@ fn a_merged_chain_goes_on_as_if_nothing_had_gone() {
     // All but the newest: it has to stand by itself.
     remove(&without, 1..13, &read);
     let left = without.object(&step(13));
-    assert_eq!((left.header().parent, entry(left.index(), "a.weight").coding), (None, Coding::PublishedKey));
+    assert_eq!((left.header().parent, entry(left.index(), "a.weight").coding), (None, Coding::ExternalKey));
     let mut rest = rest;
     for (at, state) in states(18).iter().enumerate().skip(14) {
         rest.write(&step(at + 1), state);

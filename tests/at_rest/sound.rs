@@ -3,7 +3,8 @@
 
 use stepfs::codec::Dtype;
 use stepfs::codec::moment::Rule;
-use stepfs::store::object::{Coding, Index, TensorEntry};
+use stepfs::store::object::{Index, TensorEntry};
+use stepfs::tile::Coding;
 
 use super::series::Rest;
 
@@ -167,8 +168,8 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
             Coding::Rows { .. }
             | Coding::RowsKey { .. }
             | Coding::Cast { .. }
-            | Coding::Published { .. }
-            | Coding::PublishedKey => both(number).is_within_bound(),
+            | Coding::External { .. }
+            | Coding::ExternalKey => both(number).is_within_bound(),
             Coding::Log { unit, .. } | Coding::LogKey { unit } => both(number).is_second_moment(unit),
             Coding::Moment { second, step, rule } => both(number).is_first_moment(&both(second), step, rule),
             Coding::Sized { step, rule } => both(number).is_sized(step, rule),

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use assert_cmd::Command;
-use stepfs::store::object::{Coding, FOOTER_BYTES, Footer, HEADER_BYTES};
+use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES};
 use stepfs::store::{Id, STUB_BYTES, Store};
+use stepfs::tile::Coding;
 
 use super::series::{Random, Rest, decode, step};
 use super::store::{Victim, is_full, paths, write_stub};
@@ -134,7 +135,7 @@ fn lost_parts_are_taken_from_a_file_with_the_same_bytes() {
             for (tensor, coding, offset, stored) in parts {
                 let needs_its_own = matches!(
                     coding,
-                    Coding::Published { .. } | Coding::PublishedKey | Coding::LatticeWithKeyframe { .. }
+                    Coding::External { .. } | Coding::ExternalKey | Coding::LatticeWithKeyframe { .. }
                 );
                 if has_heirs && needs_its_own {
                     continue;

@@ -81,7 +81,8 @@ pub(crate) fn lattice_decode(data: &[u8]) {
         Some(out)
     };
     let (mut out, mut exceptions, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
-    let from = start.as_deref().map_or(From::Zeros, From::Wide);
+    let wide = start.clone().map(Integers::Wide);
+    let from = wide.as_ref().map_or(From::Zeros, From::Integers);
     let fused = along::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
     let fused = fused.ok().map(|()| out);
     // Of no elements nothing is computed in a block, so a step that is none goes unnoticed there, and does no harm.

@@ -6,11 +6,12 @@ use std::path::Path;
 use stepfs::codec::Dtype;
 use stepfs::codec::moment::Rule;
 use stepfs::container::Role;
-use stepfs::recall::{Chain, Layout, ReadError, stream, tile};
+use stepfs::recall::{Chain, Layout, ReadError, stream, walk};
 use stepfs::store::object::{
-    Coding, FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, TensorEntry, Tile, gaps, path_of, tiles_of,
+    FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, TensorEntry, Tile, gaps, path_of, tiles_of,
 };
 use stepfs::store::{Id, Objects};
+use stepfs::tile::Coding;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::input::{Input, elements};
@@ -233,13 +234,13 @@ fn agree(objects: &Path, tmp: &Path, id: Id) {
     let mut sound = true;
     for (number, entry) in index.tensors.iter_mut().enumerate() {
         for at in 0..entry.tiles.len() {
-            let state = tile::state(&chain, number, at).ok();
+            let state = walk::state(&chain, number, at).ok();
             match state.and_then(|state| state.bytes(entry.dtype).ok()) {
                 Some(bytes) => entry.tiles[at].decoded_hash = xxh3_64(&bytes),
                 None => {
                     // What has no state has no bytes.
                     sound = false;
-                    assert!(tile::decode(&chain, number, at).is_err());
+                    assert!(walk::decode(&chain, number, at).is_err());
                 }
             }
         }
@@ -289,8 +290,8 @@ fn coding(input: &mut Input, with_parent: bool, tensors: u32) -> Coding {
         7 => Coding::Log { parent: number, unit },
         8 => Coding::LogKey { unit },
         9 => Coding::Moment { second: number, step, rule: input.pick(&[Rule::Root, Rule::Norm, Rule::Inward]) },
-        10 => Coding::Published { parent: number },
-        11 => Coding::PublishedKey,
+        10 => Coding::External { parent: number },
+        11 => Coding::ExternalKey,
         12 => Coding::Sized { step, rule: input.pick(&[Rule::Norm, Rule::Sign]) },
         _ => Coding::Cast { of: number },
     }
@@ -335,7 +336,7 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
             let _ = rows::encode_tile(&symbols, None, rows, &[], &mut out);
         }
         Coding::Log { .. } | Coding::LogKey { .. } => stepfs::entropy::ints::encode(&symbols, &mut out),
-        Coding::Published { .. } | Coding::PublishedKey => {
+        Coding::External { .. } | Coding::ExternalKey => {
             let bytes = std::sync::Arc::new(bytes);
             let own = stepfs::codec::published::tile::Before { bytes: &bytes, bins: None };
             stepfs::codec::published::tile::encode_as_it_is(dtype, own, None, &mut out);

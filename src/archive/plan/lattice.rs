@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use crate::codec::{lattice, rows};
 use crate::container::{ReadAt, Tensor};
-use crate::recall::{State, tile};
-use crate::store::object::{Coding, rows_and_width};
+use crate::recall::walk;
+use crate::store::object::rows_and_width;
+use crate::tile::{self, Around, Coding, State};
 
-use super::super::payload::{self, Around, Place};
 use super::archived::Archived;
 use super::phase;
 use super::rates::VECTOR;
@@ -180,15 +180,15 @@ fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(
     };
     let middle = tiles(subject.tensor) / 2;
     let data = Arc::new(read_tile(subject.material.source, subject.tensor, middle)?);
-    let base = tile::state(chain, parent as usize, middle)?;
+    let base = walk::state(chain, parent as usize, middle)?;
     let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
-        let place = Place { dtype: subject.tensor.dtype, coding, rows: super::rows(subject.tensor, middle) };
+        let spec = super::spec(subject.tensor, coding, middle);
         let around = Around { parent: base, row_step: subject.rates.row, ..Around::default() };
-        let Some((state, ..)) = payload::quantize(place, &data, around) else {
+        let Some((state, ..)) = tile::quantize(spec, &data, around) else {
             return Ok(None);
         };
         let mut out = Vec::new();
-        let fits = payload::payload(place, &state, base, &mut out)?;
+        let fits = tile::encode(spec, &state, base, &mut out)?;
         Ok(fits.then_some(8.0 * out.len() as f64))
     };
     Ok(bits(coding, Some(&base))?.zip(bits(alone, None)?))
@@ -212,7 +212,7 @@ fn last_update(subject: &Subject, previous: Archived) -> io::Result<LastUpdate> 
     for sample in 0..SAMPLE_TILES.min(tiles) {
         let number = (2 * sample + 1) * tiles / (2 * SAMPLE_TILES.min(tiles));
         let now = read_tile(subject.material.source, tensor, number)?;
-        let then = tile::decode(previous.chain, previous.number as usize, number)?;
+        let then = walk::decode(previous.chain, previous.number as usize, number)?;
         updates.extend(lattice::updates(tensor.dtype, &now, &then));
     }
     let noise = step.map_or(0.0, |step| step * step / 12.0);

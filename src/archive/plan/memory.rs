@@ -10,7 +10,7 @@ use std::io;
 
 use crate::codec::lattice::updates;
 use crate::container::Tensor;
-use crate::store::object::Coding;
+use crate::tile::Coding;
 
 use super::Subject;
 use super::lattice::{mean_square, read, sample};

@@ -22,9 +22,10 @@ use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, lossless, published};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::entropy::scratch;
-use crate::recall::{Chain, tile};
+use crate::recall::{Chain, walk};
 use crate::store::Profiles;
-use crate::store::object::{self, Coding, HEAD_BYTES, TAIL_BYTES, rows_and_width};
+use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, rows_and_width};
+use crate::tile::{Coding, TileSpec};
 
 pub(super) use lattice::{read, sample};
 pub(super) use moments::has_factors;
@@ -222,8 +223,8 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             let coding = Coding::Cast { of: of as u32 };
             lossy = Some(Choice { coding, alone: coding, bits: (0.0, 0.0) });
         } else if let Some(system) = systems[index] {
-            let alone = if system.system().stands_alone() { Coding::PublishedKey } else { Coding::Lossless };
-            let coding = parent.map_or(alone, |parent| Coding::Published { parent: parent.number });
+            let alone = if system.system().stands_alone() { Coding::ExternalKey } else { Coding::Lossless };
+            let coding = parent.map_or(alone, |parent| Coding::External { parent: parent.number });
             lossy = Some(Choice { coding, alone, bits: (0.0, 0.0) }).filter(|_| coding != Coding::Lossless);
         } else if let Some((kind, rates)) = kinds[index] {
             let partner = tensor.partner.and_then(|partner| Some((all.get(partner)?, place(partner)? as u32)));
@@ -259,7 +260,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
             None => lossless_choice(material.source, tensor, parent.map(|parent| (parent.chain, parent.number)))?,
         };
         let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
-        let system = systems[index].filter(|_| coding.is_published());
+        let system = systems[index].filter(|_| coding.is_external());
         // What is positive by its codec need not be looked through.
         let of_logs = matches!(coding, Coding::Log { .. } | Coding::LogKey { .. });
         let one_sign = coding.is_lossy() && !of_logs && has_one_sign(material.source, tensor)?;
@@ -314,7 +315,7 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
     };
     let middle = tiles(tensor) / 2;
     let data = read_tile(source, tensor, middle)?;
-    let base = tile::decode(chain, parent as usize, middle)?;
+    let base = walk::decode(chain, parent as usize, middle)?;
     let delta = lossless::estimate(tensor.dtype, &data, Some(&base));
     let bits = lossless::estimate(tensor.dtype, &data, None);
     Ok(match delta < bits {
@@ -359,6 +360,13 @@ fn first_element(tensor: &Tensor, tile: usize) -> u64 {
 /// Where a tile's elements lie in the rows of its tensor.
 pub(super) fn rows(tensor: &Tensor, tile: usize) -> Rows {
     Rows { width: rows_and_width(&tensor.shape).1, first: first_element(tensor, tile) }
+}
+
+/// A tile of a tensor, and how it is to be encoded.
+pub(super) fn spec(tensor: &Tensor, coding: Coding, tile: usize) -> TileSpec {
+    let start = tile as u64 * TILE_BYTES as u64;
+    let len = (tensor.extent.end - tensor.extent.start - start).min(TILE_BYTES as u64) as usize;
+    TileSpec { dtype: tensor.dtype, coding, len, rows: rows(tensor, tile) }
 }
 
 /// Reads a tile of a tensor as written.

@@ -7,10 +7,10 @@ use crate::codec::log::{Factors, FactorsBuilder};
 use crate::codec::moment::Rule;
 use crate::codec::{lattice, moment};
 use crate::container::{Role, Tensor, Use};
-use crate::recall::{State, tile};
-use crate::store::object::{Coding, rows_and_width};
+use crate::recall::walk;
+use crate::store::object::rows_and_width;
+use crate::tile::{self, Around, Coding, State};
 
-use super::super::payload::{self, Around, Place};
 use super::lattice::{mean_square, read, root_mean_square, sample};
 use super::rates::VECTOR;
 use super::{Choice, Plan, Subject, read_tile, tiles};
@@ -120,13 +120,13 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let tensor = subject.tensor;
     let middle = tiles(tensor) / 2;
     let data = Arc::new(read_tile(subject.material.source, tensor, middle)?);
-    let place = |coding| Place { dtype: tensor.dtype, coding, rows: super::rows(tensor, middle) };
+    let spec = |coding| super::spec(tensor, coding, middle);
     let bits = |coding, around: Around, extra: f64| -> io::Result<Option<f64>> {
-        let Some((state, ..)) = payload::quantize(place(coding), &data, around) else {
+        let Some((state, ..)) = tile::quantize(spec(coding), &data, around) else {
             return Ok(None);
         };
         let mut out = Vec::new();
-        let fits = payload::payload(place(coding), &state, around.parent, &mut out)?;
+        let fits = tile::encode(spec(coding), &state, around.parent, &mut out)?;
         Ok(fits.then_some(8.0 * out.len() as f64 + extra))
     };
     let alone = Coding::LogKey { unit };
@@ -138,8 +138,8 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let Some(key_bits) = bits(alone, around, factor_bits)? else { return Ok(None) };
     let key = Choice { coding: alone, alone, bits: (key_bits, key_bits) };
     let Some(parent) = subject.parent else { return Ok(Some(key)) };
-    let state = tile::state(parent.chain, parent.number as usize, middle)?;
-    if !matches!(&state, State::Log { unit: before, .. } if *before == unit) {
+    let state = walk::state(parent.chain, parent.number as usize, middle)?;
+    if !matches!(&*state, State::Log { unit: before, .. } if *before == unit) {
         return Ok(Some(key));
     }
     let coding = Coding::Log { parent: parent.number, unit };

@@ -9,8 +9,8 @@ use std::f64::consts::TAU;
 use std::io;
 
 use crate::codec::lattice::{short_step, updates};
-use crate::recall::{State, tile};
-use crate::store::object::Coding;
+use crate::recall::walk;
+use crate::tile::{Coding, State};
 
 use super::{Subject, read_tile, tiles};
 
@@ -49,9 +49,9 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
     let middle = tiles(tensor) / 2;
     let now = read_tile(subject.material.source, tensor, middle)?;
     let keyframe = match subject.parent.filter(|_| chained) {
-        Some(parent) => match tile::state(parent.chain, parent.number as usize, middle)? {
-            State::Lattice { keyframe, .. } => keyframe,
-            State::Bytes(bytes) => Some(bytes),
+        Some(parent) => match &*walk::state(parent.chain, parent.number as usize, middle)? {
+            State::Lattice { keyframe, .. } => keyframe.clone(),
+            State::Bytes(bytes) => Some(bytes.clone()),
             _ => None,
         },
         None => None,

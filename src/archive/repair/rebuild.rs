@@ -9,11 +9,11 @@ use crate::codec::floor::Keep;
 use crate::codec::moment::Rule;
 use crate::container::{InOrder, describe};
 use crate::hash::{Xxh3Of128, xxh3_64};
-use crate::recall::{Chain, Layout, ReadError, stream, tile};
-use crate::store::object::{Coding, Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
+use crate::recall::{Chain, Layout, ReadError, stream, walk};
+use crate::store::object::{Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
+use crate::tile::{self, Around, Coding, TileSpec};
 
-use super::super::payload::{self, Around, Place};
 use super::super::skeleton;
 use super::patient::{Part, open_plain, parts};
 use super::set_aside;
@@ -107,7 +107,7 @@ impl Rebuild<'_> {
             (Some(parent), Some(chain)) => {
                 let above = self.object.header().parent.and_then(|id| chain.from_ancestor(id));
                 let Some(above) = above else { return Ok(None) };
-                match tile::state(&above, parent as usize, at) {
+                match walk::state(&above, parent as usize, at) {
                     Ok(state) => Some(state),
                     Err(error) if error.is_damage() => return Ok(None),
                     Err(error) => return Err(error.into()),
@@ -122,12 +122,12 @@ impl Rebuild<'_> {
             // What was rounded inward is on the lattice already, and must not be rounded inward once more.
             Coding::Moment { second, step, rule: Rule::Inward } => Coding::Moment { second, step, rule: Rule::Root },
             // What lies beside it, or its keyframe, may be lost as well.
-            Coding::LatticeWithKeyframe { .. } | Coding::Published { .. } | Coding::PublishedKey => return Ok(None),
+            Coding::LatticeWithKeyframe { .. } | Coding::External { .. } | Coding::ExternalKey => return Ok(None),
             coding => coding,
         };
         let second = match entry.coding {
             Coding::Cast { .. } => return Ok(Some(Vec::new())),
-            Coding::Moment { second, .. } => match self.beside(second as usize, at) {
+            Coding::Moment { second, .. } => match self.decoded(second as usize, at) {
                 Some(bytes) => Some(bytes),
                 None => return Ok(None),
             },
@@ -137,29 +137,30 @@ impl Rebuild<'_> {
             coding if coding.has_factors() => self.object.factors(number).ok(),
             _ => None,
         };
-        let beside = second.as_ref().map(|second| (entry.dtype, second.as_slice(), second));
+        let companion = second.as_ref().map(|second| (entry.dtype, second.as_slice(), second));
         let around = Around {
-            parent: parent.as_ref(),
+            parent: parent.as_deref(),
             factors: factors.as_ref(),
-            beside,
+            companion,
             keep: Keep::Bits,
             ..Around::default()
         };
-        let place = Place { dtype: entry.dtype, coding, rows: tile::places(entry, at) };
-        let Some((state, decoded, _)) = payload::quantize(place, bytes, around) else { return Ok(None) };
+        let spec = entry.spec(at);
+        let Some((state, decoded, _)) = tile::quantize(TileSpec { coding, ..spec }, bytes, around) else {
+            return Ok(None);
+        };
         if decoded != *bytes {
             return Ok(None);
         }
         let mut payload = Vec::new();
-        let place = Place { coding: entry.coding, ..place };
-        Ok(payload::payload(place, &state, parent.as_ref(), &mut payload)?.then_some(payload))
+        Ok(tile::encode(spec, &state, parent.as_deref(), &mut payload)?.then_some(payload))
     }
 
     /// The tile of another tensor of the same object, as it decodes.
-    fn beside(&self, tensor: usize, at: usize) -> Option<Arc<Vec<u8>>> {
+    fn decoded(&self, tensor: usize, at: usize) -> Option<Arc<Vec<u8>>> {
         match self.lost.get(&Part::Tile(tensor, at)) {
             Some(bytes) => Some(Arc::clone(bytes)),
-            None => tile::decode(self.chain.as_ref()?, tensor, at).ok(),
+            None => walk::decode(self.chain.as_ref()?, tensor, at).ok(),
         }
     }
 
@@ -169,7 +170,7 @@ impl Rebuild<'_> {
         let mut tiles = Vec::with_capacity(entry.tiles.len());
         for (at, tile) in entry.tiles.iter().enumerate() {
             let lost = Damage("a tensor of which a part is lost cannot be read in its other parts either");
-            let bytes = self.beside(number, at).ok_or(lost)?;
+            let bytes = self.decoded(number, at).ok_or(lost)?;
             let mut payload = Vec::new();
             crate::codec::lossless::encode(entry.dtype, &bytes, None, &mut payload);
             tiles.push(writer.put(&payload, tile.decoded_hash)?);

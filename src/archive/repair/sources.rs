@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::codec::TILE_BYTES;
 use crate::container::{InOrder, ReadAt, describe};
 use crate::hash::xxh3_64;
-use crate::recall::{Chain, tile};
+use crate::recall::{Chain, walk};
 use crate::store::object::{Header, Index};
 use crate::store::{Id, Objects, Store};
 
@@ -101,8 +101,8 @@ impl<'a> Sources<'a> {
     fn decoded(&self, id: Id, part: Part) -> io::Result<Vec<u8>> {
         let chain = Chain::open(self.objects, id)?;
         Ok(match part {
-            Part::Tile(tensor, number) => tile::decode(&chain, tensor, number)?.to_vec(),
-            Part::Chunk(chunk) => tile::skeleton(chain.leaf(), chunk)?,
+            Part::Tile(tensor, number) => walk::decode(&chain, tensor, number)?.to_vec(),
+            Part::Chunk(chunk) => walk::skeleton(chain.leaf(), chunk)?,
             Part::Factors(_) => return Err(io::ErrorKind::InvalidInput.into()),
         })
     }

@@ -20,8 +20,8 @@ fn integers(seed: u64, n: usize, reach: i32) -> Vec<i32> {
 }
 
 /// Where a run begins, in each of the ways that it may be given.
-fn froms<'a>(wide: &'a [i32], kept: &'a Integers) -> [From<'a>; 2] {
-    [From::Wide(wide), From::Kept(kept)]
+fn froms<'a>(wide: &'a Integers, narrow: &'a Integers) -> [From<'a>; 2] {
+    [From::Integers(wide), From::Integers(narrow)]
 }
 
 proptest! {
@@ -56,7 +56,7 @@ proptest! {
         let mut wanted = vec![0; 4 * n];
         lattice::reconstruct(Dtype::F32, k, steps[states as usize], &a, &mut wanted).unwrap();
         apply_exceptions(Dtype::F32, &exceptions, &mut wanted).unwrap();
-        for from in froms(&first, &Integers::of(&first)) {
+        for from in froms(&Integers::Wide(first.clone()), &Integers::of(&first)) {
             let (mut out, mut found, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
             let done =
                 super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
@@ -107,7 +107,7 @@ proptest! {
         let payloads: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
         let mut wanted = vec![0; 4 * n];
         log::reconstruct(Dtype::F32, grid, unit, &before, &mut wanted).unwrap();
-        for from in froms(&first, &Integers::of(&first)) {
+        for from in froms(&Integers::Wide(first.clone()), &Integers::of(&first)) {
             let from = if alone { From::Factors(grid) } else { from };
             let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
             super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut out, Some(&mut kept)).unwrap();

@@ -1,4 +1,6 @@
 use super::*;
+use crate::codec::Integers;
+use crate::codec::lattice::Exception;
 use crate::codec::log::Factors;
 use crate::store::object::{Header, Index, ObjectWriter};
 
@@ -26,11 +28,11 @@ fn object(dir: &std::path::Path) -> Arc<Object> {
 
 fn lattice(a: i32, keyframe: Option<&Arc<Vec<u8>>>) -> State {
     let exceptions = vec![Exception { index: 3, raw: 7 }];
-    State::Lattice { keyframe: keyframe.cloned(), accumulators: vec![a; 100], step: 0.5, exceptions }
+    State::Lattice { keyframe: keyframe.cloned(), accumulators: Integers::Wide(vec![a; 100]), step: 0.5, exceptions }
 }
 
-fn kept(state: &State) -> Kept {
-    Kept::of(state).unwrap()
+fn kept(state: &State) -> State {
+    state.packed().unwrap()
 }
 
 #[test]
@@ -44,13 +46,13 @@ fn states_come_back_narrow_or_wide() {
         lattice(1 << 20, None),
         lattice(-32768, None),
         State::Bytes(keyframe),
-        State::Log { factors, first: 9, unit, q: vec![3, -4, crate::codec::log::ZERO] },
+        State::Log { factors, first: 9, unit, q: Integers::Wide(vec![3, -4, crate::codec::log::ZERO]) },
     ];
     for (tile, state) in states.iter().enumerate() {
         memory.put(key(&object, 0, tile), Use::Read, kept(state));
     }
     for (tile, state) in states.iter().enumerate() {
-        assert_eq!(memory.get(&object, 0, tile).map(|kept| kept.state()).as_ref(), Some(state));
+        assert_eq!(memory.get(&object, 0, tile).as_deref(), Some(state));
     }
     // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes; -32768 stands for a zero of
     // the logarithmic lattice, so a lattice with it is wide.
@@ -58,11 +60,11 @@ fn states_come_back_narrow_or_wide() {
     let moment = State::Moment {
         rule: crate::codec::moment::Rule::Root,
         second: Arc::default(),
-        accumulators: vec![1],
+        accumulators: Integers::Wide(vec![1]),
         step: 0.5,
         exceptions: Vec::new(),
     };
-    assert!(Kept::of(&moment).is_none());
+    assert!(moment.packed().is_none());
     memory.forget(object.header().id);
     assert_eq!(memory.status().bytes, 0);
     assert!(memory.get(&object, 0, 0).is_none());
@@ -102,7 +104,7 @@ fn a_tile_is_decoded_once_however_many_wait() {
     std::thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| match memory.claim(&object, 1, 2) {
-                Ok(found) => assert_eq!(found.state(), lattice(9, None)),
+                Ok(found) => assert_eq!(*found, lattice(9, None)),
                 Err(claim) => {
                     // The first two give up: the others must not wait for ever.
                     if decoded.fetch_add(1, Ordering::Relaxed) < 2 {

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use super::Coding;
+use crate::codec::rows::Rows;
 use crate::codec::{Dtype, TILE_BYTES, lattice, log, published};
 use crate::container::Role;
 use crate::store::Damage;
+use crate::tile::{Coding, TileSpec};
 
 mod columns;
 
@@ -52,6 +53,18 @@ impl TensorEntry {
     /// Number of the first element of tile number `tile` in the tensor.
     pub fn first_element(&self, tile: usize) -> u64 {
         first_element(&self.shape, self.dtype, self.extent.end - self.extent.start, tile)
+    }
+
+    /// Bytes of tile number `tile`: all have [`TILE_BYTES`] but the last.
+    pub fn tile_len(&self, tile: usize) -> usize {
+        let len = self.extent.end - self.extent.start;
+        (len - tile as u64 * TILE_BYTES as u64).min(TILE_BYTES as u64) as usize
+    }
+
+    /// Tile number `tile`, and how it is encoded.
+    pub fn spec(&self, tile: usize) -> TileSpec {
+        let rows = Rows { width: self.rows_and_width().1, first: self.first_element(tile) };
+        TileSpec { dtype: self.dtype, coding: self.coding, len: self.tile_len(tile), rows }
     }
 
     /// Rows of the tensor, and elements of each: its first dimension, and all others together. A vector is one row.
@@ -186,7 +199,7 @@ impl Index {
             }
             _ => {}
         }
-        if coding.is_published() && !published::tile::is_for(tensor.dtype) {
+        if coding.is_external() && !published::tile::is_for(tensor.dtype) {
             return Err(Damage("a published system's tensor is of a type that none has"));
         }
         if tensor.factors.is_some() != coding.has_factors() {
@@ -198,7 +211,7 @@ impl Index {
         if tensor.factors.is_some() && rows.saturating_mul(width) > bytes / tensor.dtype.size() as u64 {
             return Err(Damage("a tensor has not as many elements as its factors are for"));
         }
-        let Some(beside) = coding.beside() else { return Ok(()) };
+        let Some(beside) = coding.companion() else { return Ok(()) };
         let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor beside another one is missing"))?;
         let elements = |tensor: &TensorEntry| (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
         let same_type = other.dtype == tensor.dtype || matches!(coding, Coding::Cast { .. });

@@ -4,14 +4,12 @@
 //! finished; then renamed into `objects/`. Its bytes never change afterwards, but another encoding may take its name, as a
 //! difference to another object; its decoded bytes never ever change.
 
-mod coding;
 mod header;
 mod id;
 mod index;
 mod reader;
 mod writer;
 
-pub use coding::Coding;
 pub(in crate::store) use header::DEVELOPMENT;
 pub use header::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, SUPER_STEP};
 pub use id::Id;

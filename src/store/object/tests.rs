@@ -5,6 +5,7 @@ use super::*;
 use crate::codec::moment::Rule;
 use crate::codec::{Dtype, TILE_BYTES};
 use crate::container::Role;
+use crate::tile::Coding;
 
 fn id() -> impl Strategy<Value = Id> {
     any::<[u8; 16]>().prop_map(|bytes| if bytes == [0; 16] { Id([1; 16]) } else { Id(bytes) })
@@ -54,8 +55,8 @@ fn coding() -> impl Strategy<Value = Coding> {
         (any::<u32>(), step).prop_map(|(parent, step)| Coding::Rows { parent, step }),
         (any::<u32>(), 14u32..=20).prop_map(|(parent, unit)| Coding::Log { parent, unit: 1 << unit }),
         (14u32..=20).prop_map(|unit| Coding::LogKey { unit: 1 << unit }),
-        any::<u32>().prop_map(|parent| Coding::Published { parent }),
-        Just(Coding::PublishedKey),
+        any::<u32>().prop_map(|parent| Coding::External { parent }),
+        Just(Coding::ExternalKey),
     ]
 }
 
@@ -87,7 +88,7 @@ prop_compose! {
         seed: u64,
     ) -> (u64, TensorEntry) {
         let dtype = Dtype::ALL[dtype];
-        let fits = dtype.is_lattice_float() && !(coding.is_published() && dtype == Dtype::F64);
+        let fits = dtype.is_lattice_float() && !(coding.is_external() && dtype == Dtype::F64);
         let coding = if fits || !coding.is_lossy() { coding } else { Coding::Lossless };
         let role = Role::ALL[role];
         let len = len - len % dtype.size() as u64;
@@ -161,9 +162,9 @@ fn is_sound(index: &Index, len: u64) {
         if let Some(step) = tensor.coding.step() {
             assert!(step > 0.0 && step.is_finite() && tensor.dtype.is_lattice_float());
         }
-        if let Some(beside) = tensor.coding.beside() {
+        if let Some(beside) = tensor.coding.companion() {
             let other = &index.tensors[beside as usize];
-            assert!(other.coding.beside() != Some(beside) && other.coding.rank() < tensor.coding.rank());
+            assert!(other.coding.companion() != Some(beside) && other.coding.rank() < tensor.coding.rank());
             let elements = |t: &TensorEntry| (t.extent.end - t.extent.start) / t.dtype.size() as u64;
             assert_eq!(elements(tensor), elements(other));
         }

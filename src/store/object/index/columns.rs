@@ -8,8 +8,9 @@ use crate::entropy::varint;
 use crate::store::Damage;
 use crate::store::bytes::{Fields, put_short_text};
 
-use super::super::{Coding, HEADER_BYTES};
+use super::super::HEADER_BYTES;
 use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
+use crate::tile::Coding;
 
 /// Least bytes of a tensor, whatever its fields: path, type, role, coding, dimensions, gap, length, error.
 const LEAST_TENSOR: usize = 11;
@@ -57,10 +58,10 @@ fn parts(coding: Coding) -> Parts {
         Coding::Sized { step, rule } => (if rule == Rule::Sign { 16 } else { 15 }, Some(step), None),
         Coding::Cast { .. } => (9, None, None),
         Coding::RowsKey { step } => (10, Some(step), None),
-        Coding::Published { .. } => (11, None, None),
-        Coding::PublishedKey => (12, None, None),
+        Coding::External { .. } => (11, None, None),
+        Coding::ExternalKey => (12, None, None),
     };
-    Parts { code, parent: coding.parent(), beside: coding.beside(), step, unit }
+    Parts { code, parent: coding.parent(), beside: coding.companion(), step, unit }
 }
 
 /// The code of a first moment by its rule; that of signs has another coding.
@@ -88,12 +89,12 @@ fn coding(parts: &Parts) -> Result<Coding, Damage> {
         8 => Coding::Moment { second: beside?, step: step?, rule: Rule::Root },
         9 => Coding::Cast { of: beside? },
         10 => Coding::RowsKey { step: step? },
-        11 => Coding::Published { parent: parent? },
+        11 => Coding::External { parent: parent? },
         13 => Coding::Moment { second: beside?, step: step?, rule: Rule::Norm },
         14 => Coding::Moment { second: beside?, step: step?, rule: Rule::Inward },
         15 => Coding::Sized { step: step?, rule: Rule::Norm },
         16 => Coding::Sized { step: step?, rule: Rule::Sign },
-        _ => Coding::PublishedKey,
+        _ => Coding::ExternalKey,
     })
 }
 

@@ -2,6 +2,8 @@
 
 use crate::codec::moment::Rule;
 
+use super::State;
+
 /// How a tensor's tiles are encoded. `parent` is an index in the parent object's table of tensors; every other index is one
 /// in the same object's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -75,13 +77,13 @@ pub enum Coding {
         /// The tensor with more bits.
         of: u32,
     },
-    /// A published system's ([`crate::codec::published`]), as a difference to the parent's tensor. Its payloads say whose.
-    Published {
+    /// A published system's ([`crate::codec::published`]), as a difference to the parent's tensor. Its payloads name the system.
+    External {
         /// Tensor of the parent object.
         parent: u32,
     },
     /// A published system's, alone.
-    PublishedKey,
+    ExternalKey,
 }
 
 impl Coding {
@@ -93,7 +95,7 @@ impl Coding {
             | Lattice { parent, .. }
             | Rows { parent, .. }
             | Log { parent, .. }
-            | Published { parent } => Some(parent),
+            | External { parent } => Some(parent),
             Lossless
             | LatticeKey { .. }
             | LatticeWithKeyframe { .. }
@@ -102,17 +104,17 @@ impl Coding {
             | Moment { .. }
             | Sized { .. }
             | Cast { .. }
-            | PublishedKey => None,
+            | ExternalKey => None,
         }
     }
 
     /// Whether it is a published system's.
-    pub fn is_published(self) -> bool {
-        matches!(self, Coding::Published { .. } | Coding::PublishedKey)
+    pub fn is_external(self) -> bool {
+        matches!(self, Coding::External { .. } | Coding::ExternalKey)
     }
 
-    /// The tensor of the same object that is needed to decode this one.
-    pub fn beside(self) -> Option<u32> {
+    /// The tensor of the same object that is needed to decode this one: its companion.
+    pub fn companion(self) -> Option<u32> {
         match self {
             Coding::Moment { second, .. } => Some(second),
             Coding::Cast { of } => Some(of),
@@ -120,7 +122,7 @@ impl Coding {
         }
     }
 
-    /// What a coding needs beside it has a lower rank: nothing can need itself.
+    /// A companion has a lower rank than the tensor that needs it: no tensor can need itself.
     pub fn rank(self) -> u8 {
         match self {
             Coding::Moment { .. } => 1,
@@ -150,6 +152,41 @@ impl Coding {
         }
     }
 
+    /// Whether no other object is needed to decode it, whatever it was encoded with.
+    pub fn stands_alone(self) -> bool {
+        self.companion().is_some() || matches!(self, Coding::ExternalKey | Coding::Sized { .. })
+    }
+
+    /// How to encode a state of this coding alone.
+    pub fn alone(self, state: &State) -> Coding {
+        match (state, self) {
+            (_, coding) if coding.stands_alone() => coding,
+            (State::External { .. }, _) => Coding::ExternalKey,
+            (_, coding) if coding.is_external() => Coding::ExternalKey,
+            (State::Bytes(_) | State::Moment { .. }, _) => Coding::Lossless,
+            (State::Lattice { keyframe: None, step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
+                Coding::RowsKey { step: *step }
+            }
+            (State::Lattice { keyframe: None, step, .. }, _) => Coding::LatticeKey { step: *step },
+            (State::Lattice { keyframe: Some(_), step, .. }, _) => Coding::LatticeWithKeyframe { step: *step },
+            (State::Log { unit, .. }, _) => Coding::LogKey { unit: *unit },
+        }
+    }
+
+    /// How to encode a state of this coding as a difference to tensor `parent` of another object.
+    pub fn as_difference(self, state: &State, parent: u32) -> Coding {
+        match (state, self) {
+            (State::Lattice { step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
+                Coding::Rows { parent, step: *step }
+            }
+            (State::Lattice { step, .. }, _) => Coding::Lattice { parent, step: *step },
+            (State::Log { unit, .. }, _) => Coding::Log { parent, unit: *unit },
+            (State::External { .. }, _) => Coding::External { parent },
+            (_, coding) if coding.is_external() => Coding::External { parent },
+            (State::Bytes(_) | State::Moment { .. }, _) => Coding::LosslessDelta { parent },
+        }
+    }
+
     /// Whether factors are stored with it.
     pub fn has_factors(self) -> bool {
         matches!(self, Coding::Log { .. } | Coding::LogKey { .. } | Coding::Sized { .. })
@@ -172,7 +209,7 @@ impl Coding {
             Sized { rule: Rule::Sign, .. } => "signs",
             Sized { .. } => "sized",
             Cast { .. } => "cast",
-            Published { .. } | PublishedKey => "published",
+            External { .. } | ExternalKey => "published",
         }
     }
 }

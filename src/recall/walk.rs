@@ -1,0 +1,263 @@
+//! The walk along a chain: one tile of one tensor, from payloads to bytes or to its state.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::codec::{Dtype, TILE_BYTES};
+use crate::hash::xxh3_64;
+use crate::store::Damage;
+use crate::store::object::{Object, TensorEntry};
+use crate::tile::{self, Bytes, Inputs, Link, State};
+
+use super::chain::Step;
+use super::memory::Claim;
+use super::{Chain, ReadError};
+
+/// Whether somebody will ask for a companion's tile once more.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    /// For the first or the second time: it is kept after the first.
+    Next,
+    /// In between.
+    Again,
+}
+
+/// Decodes tile number `tile` of the leaf's tensor number `tensor` and checks what it decodes to.
+///
+/// # Errors
+/// [`ReadError`] names the object and tensor that cannot be read or decoded.
+pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
+    decode_then(chain, tensor, tile, Then::Next)
+}
+
+/// The same for a companion's tile, which will be decoded once more as itself.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_again(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
+    decode_then(chain, tensor, tile, Then::Again)
+}
+
+fn decode_then(chain: &Chain, tensor: usize, tile: usize, then: Then) -> Result<Bytes, ReadError> {
+    let leaf = chain.leaf();
+    let entry = &leaf.index().tensors[tensor];
+    let bytes = bytes(chain, 0, tensor, tile, then)?;
+    match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
+        true => Ok(bytes),
+        false => {
+            let damage = Damage("a tile does not decode to what was archived");
+            Err(ReadError::tensor(leaf.header().id, &entry.path, damage))
+        }
+    }
+}
+
+/// Decodes tile number `tile` of the leaf's tensor number `tensor` as far as [`State`]. Begins at the nearest ancestor
+/// that memory has, and leaves the super-steps it comes by there.
+///
+/// # Errors
+/// [`ReadError`] names the object and tensor that cannot be read or decoded.
+pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
+    state_from(chain, 0, tensor, tile)
+}
+
+/// The same for the object at this place of the chain.
+fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
+    let path = chain.path_from(place, tensor)?;
+    let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
+    for step in &path[first..] {
+        state = Some(forward(chain, state, step, tile)?);
+    }
+    let state = state.ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
+    if let (Some(claim), Some(kept)) = (claim, state.packed()) {
+        claim.fulfil(chain, kept);
+    }
+    Ok(state)
+}
+
+const NO_BASE: Damage = Damage("a tensor has no base");
+
+/// Where a walk begins.
+struct Begin<'a> {
+    /// None: at the object that decodes alone.
+    state: Option<Arc<State>>,
+    /// Number of the first step to take.
+    first: usize,
+    /// The right to put the last state into memory.
+    claim: Option<Claim<'a>>,
+}
+
+/// The nearest state that memory has, or is to have.
+///
+/// Goes from the leaf down: a thread that waits for a claim holds none that lies below it, so threads never wait in a circle. A
+/// companion counts as below the tensor that needs it: it never needs that tensor.
+fn begin<'a>(chain: &'a Chain, path: &[Step], tile: usize) -> Result<Begin<'a>, ReadError> {
+    let Some(memory) = chain.memory() else { return Ok(Begin { state: None, first: 0, claim: None }) };
+    let mut claim = None;
+    for (at, step) in path.iter().enumerate().rev().filter(|(_, step)| chain.may_ask_for(step.object)) {
+        let is_last = at + 1 == path.len();
+        let keep = step.object.is_super_step() || is_last && chain.remembers(step.object.header().id);
+        let known = match keep && step.entry.coding.companion().is_none() {
+            true if is_last => match memory.claim(step.object, step.tensor, tile) {
+                Ok(known) => Some(known),
+                Err(right) => {
+                    claim = Some(right);
+                    None
+                }
+            },
+            true => {
+                let state = state_from(chain, step.place, step.tensor, tile)?;
+                memory.count_read(path.len() - (at + 1));
+                return Ok(Begin { state: Some(state), first: at + 1, claim });
+            }
+            false => memory.get(step.object, step.tensor, tile),
+        };
+        if known.is_some() {
+            memory.count(true, path.len() - (at + 1));
+            return Ok(Begin { state: known, first: at + 1, claim });
+        }
+    }
+    memory.count(false, path.len());
+    Ok(Begin { state: None, first: 0, claim })
+}
+
+/// One step of the chain: the parent's state and this object's payload give this object's state.
+fn forward(chain: &Chain, parent: Option<Arc<State>>, step: &Step, tile: usize) -> Result<Arc<State>, ReadError> {
+    let fail = |error: io::Error| failed(step, error);
+    let companion = companion(chain, step, tile)?;
+    let factors = match step.entry.coding.has_factors() {
+        true => Some(step.object.factors(step.tensor).map_err(fail)?),
+        false => None,
+    };
+    let mut payload = Vec::new();
+    step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(fail)?;
+    let inputs = Inputs { parent, companion, factors };
+    let state = tile::decode(step.entry.spec(tile), &payload, inputs).map_err(|corrupt| fail(corrupt.into()))?;
+    Ok(Arc::new(state))
+}
+
+fn failed(step: &Step, error: io::Error) -> ReadError {
+    ReadError::tensor(step.object.header().id, &step.entry.path, error)
+}
+
+/// Type and bytes of a tensor's companion for the elements of one tile, if it has one.
+fn companion(chain: &Chain, step: &Step, tile: usize) -> Result<Option<(Dtype, Bytes)>, ReadError> {
+    let Some(other) = step.entry.coding.companion() else { return Ok(None) };
+    let entry = &step.object.index().tensors[other as usize];
+    let bytes = same_elements(chain, step, other as usize, entry, tile)?;
+    Ok(Some((entry.dtype, bytes)))
+}
+
+/// The companion's bytes for the elements of a tile: of another type, they are elsewhere.
+fn same_elements(
+    chain: &Chain,
+    step: &Step,
+    other: usize,
+    entry: &TensorEntry,
+    tile: usize,
+) -> Result<Bytes, ReadError> {
+    let piece = |tile: usize| bytes(chain, step.place, other, tile, Then::Next);
+    if entry.dtype == step.entry.dtype {
+        return piece(tile);
+    }
+    let (from, to) = (entry.dtype.size(), step.entry.dtype.size());
+    let start = tile * TILE_BYTES / to * from;
+    let end = start + step.entry.tile_len(tile) / to * from;
+    let mut bytes = Vec::with_capacity(end - start);
+    for number in start / TILE_BYTES..end.div_ceil(TILE_BYTES) {
+        let piece = piece(number)?;
+        let at = number * TILE_BYTES;
+        bytes.extend_from_slice(&piece[start.max(at) - at..end.min(at + piece.len()) - at]);
+    }
+    Ok(Arc::new(bytes))
+}
+
+/// The bytes of tile number `tile` of tensor number `tensor` of the object at this place of the chain.
+fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize, then: Then) -> Result<Bytes, ReadError> {
+    let kept = (place == 0).then(|| chain.beside());
+    if let Some(bytes) = kept.and_then(|kept| kept.take(tensor, tile)) {
+        if let (Some(kept), Then::Again) = (kept, then) {
+            kept.put(tensor, tile, &bytes);
+        }
+        return Ok(bytes);
+    }
+    let bytes = bytes_from(chain, place, tensor, tile)?;
+    if let Some(kept) = kept {
+        kept.put(tensor, tile, &bytes);
+    }
+    Ok(bytes)
+}
+
+/// From the nearest state in memory, or from the keyframe: the last steps in one pass over their payloads.
+fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
+    let path = chain.path_from(place, tensor)?;
+    let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
+    let last = path.last().ok_or_else(|| ReadError::object(chain.leaf().header().id, NO_BASE))?;
+    let mut steps = &path[first..];
+    while let Some((step, rest)) = steps.split_first() {
+        if tile::is_run(state.as_deref(), steps.iter().map(|step| step.entry.coding)) {
+            break;
+        }
+        (state, steps) = (Some(forward(chain, state, step, tile)?), rest);
+    }
+    let corrupt = |corrupt: crate::codec::Corrupt| failed(last, corrupt.into());
+    let (bytes, kept) = match state.as_deref() {
+        Some(state) if steps.is_empty() && matches!(state, State::Moment { .. }) => {
+            (state.bytes(last.entry.dtype).map_err(corrupt)?, None)
+        }
+        base => run(chain, base, steps, last, tile, claim.is_some())?,
+    };
+    if let (Some(claim), Some(kept)) = (claim, kept) {
+        claim.fulfil(chain, kept);
+    }
+    Ok(bytes)
+}
+
+/// Takes the last steps together: a tile's bytes, and its state if memory is to have it.
+fn run(
+    chain: &Chain,
+    base: Option<&State>,
+    steps: &[Step],
+    last: &Step,
+    tile: usize,
+    keep: bool,
+) -> Result<(Bytes, Option<State>), ReadError> {
+    let mut payloads: Vec<Vec<u8>> = Vec::with_capacity(steps.len());
+    for step in steps {
+        let mut payload = Vec::new();
+        step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(|error| failed(step, error))?;
+        payloads.push(payload);
+    }
+    let factors = |step: Option<&Step>| {
+        let step = step.filter(|step| step.entry.coding.has_factors());
+        step.map(|step| step.object.factors(step.tensor).map_err(|error| failed(step, error))).transpose()
+    };
+    let (of_first, of_last) = (factors(steps.first())?, factors(steps.last())?);
+    let companion = match steps {
+        [step] => companion(chain, step, tile)?,
+        _ => None,
+    };
+    let links = steps.iter().zip(&payloads).enumerate().map(|(at, (step, payload))| Link {
+        spec: step.entry.spec(tile),
+        payload,
+        factors: if at + 1 == steps.len() { of_last.as_ref() } else { of_first.as_ref().filter(|_| at == 0) },
+        companion: companion.as_ref().map(|(_, bytes)| bytes),
+    });
+    let links: Vec<Link> = links.collect();
+    tile::decode_run(base, last.entry.spec(tile), &links, keep).map_err(|corrupt| failed(last, corrupt.into()))
+}
+
+/// Decodes chunk number `chunk` of the skeleton.
+///
+/// # Errors
+/// [`ReadError`] names the object.
+pub fn skeleton(object: &Object, chunk: usize) -> Result<Vec<u8>, ReadError> {
+    let fail = |error: io::Error| ReadError::object(object.header().id, error);
+    let tile = &object.index().skeleton[chunk];
+    let mut payload = Vec::new();
+    object.payload(tile, &mut payload).map_err(fail)?;
+    let bytes = zstd::bulk::decompress(&payload, TILE_BYTES).map_err(fail)?;
+    match xxh3_64(&bytes) == tile.decoded_hash {
+        true => Ok(bytes),
+        false => Err(fail(Damage("a chunk does not decode to what was archived").into())),
+    }
+}

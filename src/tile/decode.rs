@@ -1,0 +1,126 @@
+//! From a payload to a tile's state. The inverse of [`super::encode`].
+
+use std::sync::Arc;
+
+use crate::codec::log::{Factors, Grid};
+use crate::codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, published, rows};
+
+use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
+
+/// What a payload is decoded with, as its coding needs it.
+#[derive(Clone, Debug, Default)]
+pub struct Inputs {
+    /// The parent's state of the tile.
+    pub parent: Option<Arc<State>>,
+    /// Type and bytes of the companion, for the same elements.
+    pub companion: Option<(Dtype, Bytes)>,
+    /// The tensor's factors.
+    pub factors: Option<Arc<Factors>>,
+}
+
+/// The state of a tile: its payload, and what that needs.
+///
+/// # Errors
+/// What is wrong with the payload, or missing.
+pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, Corrupt> {
+    let TileSpec { dtype, coding, len, rows } = spec;
+    let elements = spec.elements();
+    let mut exceptions = Vec::new();
+    match coding {
+        Coding::External { .. } | Coding::ExternalKey => external(spec, payload, inputs.parent.as_deref()),
+        Coding::Lossless | Coding::LosslessDelta { .. } => {
+            let parent = match coding.parent() {
+                Some(_) => Some(inputs.parent.ok_or(NO_BASE)?.bytes(dtype)?),
+                None => None,
+            };
+            let mut bytes = vec![0; len];
+            lossless::decode(dtype, payload, parent.as_ref().map(|parent| parent.as_slice()), &mut bytes)?;
+            Ok(State::Bytes(Arc::new(bytes)))
+        }
+        Coding::Lattice { step, .. } => {
+            let (keyframe, mut accumulators) = base(inputs.parent.ok_or(NO_BASE)?, step, elements)?;
+            lattice::decode_tile_add(payload, &mut accumulators, &mut exceptions)?;
+            Ok(State::Lattice { keyframe, accumulators: Integers::Wide(accumulators), step, exceptions })
+        }
+        Coding::LatticeKey { step } => {
+            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
+            Ok(State::Lattice { keyframe: None, accumulators, step, exceptions })
+        }
+        Coding::LatticeWithKeyframe { step } => {
+            let mut keyframe = vec![0; len];
+            let payload = lattice::take_keyframe(dtype, payload, &mut keyframe)?;
+            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
+            Ok(State::Lattice { keyframe: Some(Arc::new(keyframe)), accumulators, step, exceptions })
+        }
+        Coding::Rows { step, .. } | Coding::RowsKey { step } => {
+            let (keyframe, mut accumulators) = match coding.parent() {
+                Some(_) => base(inputs.parent.ok_or(NO_BASE)?, step, elements)?,
+                None => (None, vec![0; elements]),
+            };
+            rows::decode_tile_add(payload, &mut accumulators, rows, &mut exceptions)?;
+            Ok(State::Lattice { keyframe, accumulators: Integers::Wide(accumulators), step, exceptions })
+        }
+        Coding::Log { unit, .. } | Coding::LogKey { unit } => {
+            let (factors, first) = (inputs.factors.ok_or(NO_FACTORS)?, rows.first);
+            let (mut q, alone) = match coding.parent() {
+                None => (vec![0; elements], Some(Grid { factors: &factors, first })),
+                Some(_) => match inputs.parent.ok_or(NO_BASE)?.into_owned() {
+                    State::Log { unit: from, q, .. } if from == unit => (q.into_wide(), None),
+                    _ => return Err(NO_BASE),
+                },
+            };
+            log::decode_tile(payload, alone, &mut q)?;
+            Ok(State::Log { factors, first, unit, q: Integers::Wide(q) })
+        }
+        Coding::Moment { rule, step, .. } => {
+            let (_, second) = inputs.companion.ok_or(NO_BASE)?;
+            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
+            Ok(State::Moment { rule, second, accumulators, step, exceptions })
+        }
+        Coding::Sized { step, rule } => {
+            let second = spec.sizes(inputs.factors.as_ref())?;
+            let accumulators = from_zeros(payload, elements, &mut exceptions)?;
+            Ok(State::Moment { rule, second, accumulators, step, exceptions })
+        }
+        Coding::Cast { .. } => {
+            let (from, bytes) = inputs.companion.ok_or(NO_BASE)?;
+            let mut out = vec![0; len];
+            cast::cast(from, &bytes, dtype, &mut out)?;
+            Ok(State::Bytes(Arc::new(out)))
+        }
+    }
+}
+
+/// K of a difference to `parent`, and the accumulators that the difference is added to.
+fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>, Vec<i32>), Corrupt> {
+    if let Some(bytes) = parent.plain_bytes() {
+        return Ok((Some(Arc::clone(bytes)), vec![0; elements]));
+    }
+    match parent.into_owned() {
+        State::Lattice { keyframe, accumulators, step: from, .. } => {
+            let mut accumulators = accumulators.into_wide();
+            lattice::rescale(&mut accumulators, from, step)?;
+            Ok((keyframe, accumulators))
+        }
+        _ => Err(NO_BASE),
+    }
+}
+
+/// The integers of a payload that is a difference to nothing.
+fn from_zeros(payload: &[u8], elements: usize, exceptions: &mut Vec<lattice::Exception>) -> Result<Integers, Corrupt> {
+    let mut integers = vec![0; elements];
+    lattice::decode_tile_add(payload, &mut integers, exceptions)?;
+    Ok(Integers::Wide(integers))
+}
+
+fn external(spec: TileSpec, payload: &[u8], parent: Option<&State>) -> Result<State, Corrupt> {
+    let (dtype, len) = (spec.dtype, spec.len);
+    let decoded = match (spec.coding.parent(), parent) {
+        (None, _) => published::tile::decode(dtype, payload, None, len)?,
+        (Some(_), Some(parent)) => {
+            parent.before(dtype, |before| published::tile::decode(dtype, payload, Some(before), len))??
+        }
+        (Some(_), None) => return Err(NO_BASE),
+    };
+    Ok(State::of_external(decoded))
+}

@@ -1,0 +1,106 @@
+//! From a tile's state to its payload: a difference to the same tile of a parent, or alone. The inverse of [`super::decode`].
+
+use crate::codec::log::{Grid, Parent};
+use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, published, rows};
+
+use super::{Coding, State, TileSpec};
+
+/// Appends the payload of `state` in this coding. `false`: the coding cannot express it (the parent has another keyframe, or is too
+/// many steps away); `out` then holds nothing of use.
+///
+/// # Errors
+/// When the parent's state is damaged.
+pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut Vec<u8>) -> Result<bool, Corrupt> {
+    let TileSpec { dtype, coding, rows, .. } = spec;
+    let fits = match (coding, state) {
+        (Coding::Lossless, State::Bytes(bytes)) => {
+            lossless::encode(dtype, bytes, None, out);
+            true
+        }
+        (Coding::LosslessDelta { .. }, State::Bytes(bytes)) => {
+            let Some(parent) = parent else { return Ok(false) };
+            lossless::encode(dtype, bytes, Some(&parent.bytes(dtype)?), out);
+            true
+        }
+        (Coding::Lattice { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
+            Some(parent) => {
+                lattice::encode_tile(&accumulators.wide(), parent.as_deref(), Some(rows), exceptions, out).is_ok()
+            }
+            None => false,
+        },
+        (Coding::Rows { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
+            Some(parent) => rows::encode_tile(&accumulators.wide(), parent.as_deref(), rows, exceptions, out).is_ok(),
+            None => false,
+        },
+        (Coding::LatticeKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
+            lattice::encode_tile(&accumulators.wide(), None, Some(rows), exceptions, out).is_ok()
+        }
+        (Coding::RowsKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
+            rows::encode_tile(&accumulators.wide(), None, rows, exceptions, out).is_ok()
+        }
+        (
+            Coding::LatticeWithKeyframe { .. },
+            State::Lattice { keyframe: Some(keyframe), accumulators, exceptions, .. },
+        ) => {
+            lattice::put_keyframe(dtype, keyframe, out);
+            lattice::encode_tile(&accumulators.wide(), None, Some(rows), exceptions, out).is_ok()
+        }
+        (Coding::LogKey { .. }, State::Log { factors, first, q, .. }) => {
+            log::encode_tile(&q.wide(), Parent::Factors(Grid { factors, first: *first }), out).is_ok()
+        }
+        (Coding::Log { unit, .. }, State::Log { q, .. }) => match parent {
+            Some(State::Log { unit: from, q: before, .. }) if *from == unit => {
+                log::encode_tile(&q.wide(), Parent::State(&before.wide()), out).is_ok()
+            }
+            _ => false,
+        },
+        (Coding::Moment { .. } | Coding::Sized { .. }, State::Moment { accumulators, exceptions, .. }) => {
+            lattice::encode_tile(&accumulators.wide(), None, None, exceptions, out).is_ok()
+        }
+        (Coding::Cast { .. }, State::Bytes(_)) => true,
+        // The state as it is: its system cannot encode it any more without the state that it was a difference to.
+        (Coding::External { .. } | Coding::ExternalKey, State::Bytes(_) | State::External { .. }) => {
+            let parent = match parent.filter(|_| coding.parent().is_some()) {
+                Some(parent) => Some(parent.bytes(dtype)?),
+                None => None,
+            };
+            let parent = parent.as_ref().map(|parent| parent.as_slice());
+            state.before(dtype, |own| published::tile::encode_as_it_is(dtype, own, parent, out))?;
+            true
+        }
+        _ => false,
+    };
+    Ok(fits)
+}
+
+/// Bits that a state takes in this coding, about. `None`: the coding cannot express it.
+///
+/// # Errors
+/// As [`encode`].
+pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result<Option<f64>, Corrupt> {
+    let Some(bytes) = state.plain_bytes() else {
+        let mut out = Vec::with_capacity(TILE_BYTES / 8);
+        return Ok(encode(spec, state, parent, &mut out)?.then_some(8.0 * out.len() as f64));
+    };
+    let bins = match state {
+        State::External { bins, .. } => {
+            let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
+            lossless::estimate(Dtype::U16, &bins, None)
+        }
+        _ => 0.0,
+    };
+    let parent = match parent {
+        Some(parent) => Some(parent.bytes(spec.dtype)?),
+        None => None,
+    };
+    let parent = parent.as_ref().map(|parent| parent.as_slice());
+    Ok(Some(bins + lossless::estimate(spec.dtype, bytes, parent)))
+}
+
+/// The parent's accumulators in the step of `state`; inside, `None` where they are all 0, because the parent is the
+/// keyframe. `None`: it has another keyframe.
+fn restated(state: &State, parent: Option<&State>) -> Option<Option<Vec<i32>>> {
+    let State::Lattice { keyframe, step, .. } = state else { return None };
+    let (other, accumulators) = parent?.on_lattice(*step).ok()?;
+    (keyframe.as_ref() == other).then_some(accumulators)
+}

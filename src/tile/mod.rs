@@ -1,0 +1,68 @@
+//! The codec of a tile: from the bytes of a piece of a tensor to a payload, and back. Plain data in and out: nothing here knows of
+//! objects, chains or devices.
+//!
+//! ```text
+//! bytes --quantize--> State --encode--> payload --decode--> State --bytes--> bytes
+//!                       a payload may be a difference to the parent's State
+//! ```
+//!
+//! - [`Coding`]: the table of all codings; an object stores one for each tensor.
+//! - [`State`]: what a tile decodes to, and what the next one is a difference to.
+//! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm for a coding.
+//! - [`decode_run`]: bytes from several payloads at once, without the states between them.
+//! - [`bound`], [`error`], [`is_above_floor`]: what a lossy tile must keep to.
+//!
+//! The arithmetic is in [`crate::codec`]. A new coding is a row in [`Coding`], its arithmetic there, and an arm in each step.
+
+mod bound;
+mod coding;
+mod decode;
+mod encode;
+mod quantize;
+mod run;
+mod state;
+
+use std::sync::Arc;
+
+use crate::codec::log::{self, Factors, Grid};
+use crate::codec::rows::Rows;
+use crate::codec::{Corrupt, Dtype};
+
+pub use bound::{bound, error, is_above_floor};
+pub use coding::Coding;
+pub use decode::{Inputs, decode};
+pub use encode::{encode, estimate};
+pub use quantize::{Around, Companion, Quantized, quantize};
+pub use run::{Link, decode_run, is_run};
+pub use state::State;
+
+/// The bytes of a tile: all states over one keyframe share its bytes.
+pub type Bytes = Arc<Vec<u8>>;
+
+/// A tile, and how it is encoded.
+#[derive(Clone, Copy, Debug)]
+pub struct TileSpec {
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// How it is encoded.
+    pub coding: Coding,
+    /// Bytes.
+    pub len: usize,
+    /// Where its elements lie in the rows of the tensor.
+    pub rows: Rows,
+}
+
+impl TileSpec {
+    fn elements(&self) -> usize {
+        self.len / self.dtype.size()
+    }
+
+    /// The sizes that the tensor's factors predict for the elements, as bytes of its type.
+    fn sizes(&self, factors: Option<&Arc<Factors>>) -> Result<Bytes, Corrupt> {
+        let grid = Grid { factors: factors.ok_or(NO_FACTORS)?, first: self.rows.first };
+        Ok(Arc::new(log::prediction(self.dtype, grid, self.elements())?))
+    }
+}
+
+const NO_BASE: Corrupt = Corrupt("a difference has no base");
+const NO_FACTORS: Corrupt = Corrupt("a tensor's factors are missing");

@@ -1,0 +1,142 @@
+//! A tile's bytes from several payloads at once: the same bits as one [`super::decode`] after the other and [`State::bytes`], with
+//! half of the work.
+
+use std::sync::Arc;
+
+use crate::codec::along::{self, From};
+use crate::codec::lattice::Exception;
+use crate::codec::log::{Factors, Grid};
+use crate::codec::{Corrupt, Integers};
+use crate::entropy::scratch;
+
+use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
+
+/// One payload of a run, with what it is decoded with.
+#[derive(Clone, Copy, Debug)]
+pub struct Link<'a> {
+    /// The tile in its object.
+    pub spec: TileSpec,
+    /// Its payload.
+    pub payload: &'a [u8],
+    /// The tensor's factors: needed for the first and the last link.
+    pub factors: Option<&'a Arc<Factors>>,
+    /// The companion's bytes.
+    pub companion: Option<&'a Bytes>,
+}
+
+/// Whether payloads of these codings can be decoded at once, from this state on.
+pub fn is_run(base: Option<&State>, codings: impl Iterator<Item = Coding> + Clone) -> bool {
+    let lattice = |coding| matches!(coding, Coding::Lattice { .. });
+    let log = |coding| matches!(coding, Coding::Log { .. });
+    let mut rest = codings.clone();
+    match (base, codings.clone().next()) {
+        (None, None) | (Some(State::Moment { .. }), _) => false,
+        (None, Some(_)) => match rest.next() {
+            Some(Coding::LatticeKey { .. }) => rest.all(lattice),
+            Some(Coding::LogKey { .. }) => rest.all(log),
+            Some(Coding::Moment { .. } | Coding::Sized { .. }) => rest.next().is_none(),
+            _ => false,
+        },
+        (Some(State::Log { .. }), _) => rest.all(log),
+        (Some(State::Bytes(_) | State::External { .. } | State::Lattice { .. }), _) => rest.all(lattice),
+    }
+}
+
+/// The tile that these payloads lead to from `base`, of which [`is_run`] says so. With `keep` its state too, as memory keeps it.
+///
+/// # Errors
+/// What is wrong with a payload, or missing.
+pub fn decode_run(
+    base: Option<&State>,
+    last: TileSpec,
+    links: &[Link],
+    keep: bool,
+) -> Result<(Bytes, Option<State>), Corrupt> {
+    match (base, links.first()) {
+        (None, None) => Err(NO_BASE),
+        (Some(state @ (State::Bytes(bytes) | State::External { bytes, .. })), None) => {
+            Ok((Arc::clone(bytes), keep.then(|| state.clone())))
+        }
+        (None, Some(link)) if link.spec.coding.ratio().is_some() => moment(link),
+        (None, Some(Link { spec: TileSpec { coding: Coding::LogKey { .. }, .. }, .. }))
+        | (Some(State::Log { .. }), _) => log(base, last, links, keep),
+        _ => lattice(base, last, links, keep),
+    }
+}
+
+fn moment(link: &Link) -> Result<(Bytes, Option<State>), Corrupt> {
+    let spec = link.spec;
+    let (step, rule) = spec.coding.ratio().ok_or(NO_BASE)?;
+    let second = match spec.coding {
+        Coding::Sized { .. } => spec.sizes(link.factors)?,
+        _ => Arc::clone(link.companion.ok_or(NO_BASE)?),
+    };
+    if second.len() != spec.len {
+        return Err(NO_BASE);
+    }
+    let mut out = scratch::room(spec.len);
+    along::moment((rule, spec.dtype), &second, step, link.payload, &mut out)?;
+    Ok((Arc::new(out), None))
+}
+
+fn lattice(
+    base: Option<&State>,
+    last: TileSpec,
+    links: &[Link],
+    keep: bool,
+) -> Result<(Bytes, Option<State>), Corrupt> {
+    let step_of = |link: &Link| link.spec.coding.step().ok_or(NO_BASE);
+    let deltas: Result<Vec<(&[u8], f64)>, Corrupt> =
+        links.iter().map(|link| Ok((link.payload, step_of(link)?))).collect();
+    let deltas = deltas?;
+    let first = deltas.first().map_or(0.0, |(_, step)| *step);
+    let (keyframe, from, step, before): (_, _, _, &[Exception]) = match base {
+        Some(State::Lattice { keyframe, accumulators, step, exceptions }) => {
+            (keyframe.as_ref(), From::Integers(accumulators), *step, exceptions)
+        }
+        Some(state) => (Some(state.plain_bytes().ok_or(NO_BASE)?), From::Zeros, first, &[]),
+        None => (None, From::Zeros, first, &[]),
+    };
+    let n = last.elements();
+    let (mut out, mut exceptions) = (scratch::room(last.len), before.to_vec());
+    let mut integers = keep.then(|| Integers::with_capacity(n));
+    let k = keyframe.map(|keyframe| keyframe.as_slice());
+    along::lattice((last.dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())?;
+    let step = deltas.last().map_or(step, |(_, step)| *step);
+    let kept =
+        integers.map(|accumulators| State::Lattice { keyframe: keyframe.cloned(), accumulators, step, exceptions });
+    Ok((Arc::new(out), kept))
+}
+
+fn log(base: Option<&State>, last: TileSpec, links: &[Link], keep: bool) -> Result<(Bytes, Option<State>), Corrupt> {
+    let start = last.rows.first;
+    let factors_of = |link: Option<&Link>| link.and_then(|link| link.factors).cloned().ok_or(NO_FACTORS);
+    let unit_of = |link: &Link| match link.spec.coding {
+        Coding::Log { unit, .. } | Coding::LogKey { unit } => Some(unit),
+        _ => None,
+    };
+    let oldest;
+    let (from, unit, own) = match base {
+        Some(State::Log { factors, unit, q, .. }) => (From::Integers(q), *unit, Some(factors)),
+        _ => {
+            oldest = factors_of(links.first())?;
+            let unit = links.first().and_then(unit_of).ok_or(NO_BASE)?;
+            (From::Factors(Grid { factors: &oldest, first: start }), unit, None)
+        }
+    };
+    if links.iter().any(|link| unit_of(link) != Some(unit)) {
+        return Err(NO_BASE);
+    }
+    // Steps are differences, but each state is predicted by its own factors.
+    let factors = match (own, links) {
+        (Some(factors), []) => Arc::clone(factors),
+        _ => factors_of(links.last())?,
+    };
+    let deltas: Vec<&[u8]> = links.iter().map(|link| link.payload).collect();
+    let n = last.elements();
+    let (mut out, mut integers) = (scratch::room(last.len), keep.then(|| Integers::with_capacity(n)));
+    let grid = Grid { factors: &factors, first: start };
+    along::log(last.dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut())?;
+    let kept = integers.map(|q| State::Log { factors, first: start, unit, q });
+    Ok((Arc::new(out), kept))
+}
