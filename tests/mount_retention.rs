@@ -158,8 +158,11 @@ both! {
         wait_until("2 went", || names(&m.mnt()) == ["step_1", "step_3"]);
         assert_eq!(gc(&m).removed, 0);
         assert_eq!(names(&m.mnt()), ["step_1", "step_3"]);
+        let closed = Instant::now();
         close_forgotten(&m.mnt().join("step_1"));
         wait_until("1 is closed and goes", || names(&m.mnt()) == ["step_3"]);
+        // Not at the next look a minute later: a close is news, of a file that stays as it is too.
+        assert!(closed.elapsed() < Duration::from_secs(30));
     }
 
     fn versions_of_several_writers(passthrough) {

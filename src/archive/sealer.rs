@@ -75,6 +75,7 @@ impl Archive {
         let State::Sealed(sealed) = &state else {
             self.catalog().keep(path, version, None, &self.objects);
             self.catalog().advance(path, version, state);
+            self.retention.news();
             return Ok(());
         };
         log::info!("{}: sealed, {words}", path.display());
