@@ -16,12 +16,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use stepfs::codec::published::check_n_run::{Method, Predictor, Search, Step, l2_distance, quantized};
-use stepfs::codec::published::gobo::Gobo;
-use stepfs::codec::published::inshrinkerator::{Coding, Config, Inshrinkerator, Layer, kmeans};
-use stepfs::codec::published::lc::Lc;
-use stepfs::codec::published::{Policy, State, System, Tensor, Tile, tile};
 use stepfs::container::{ReadAt, Role, describe};
+use stepfs::published::check_n_run::{Method, Predictor, Search, Step, l2_distance, quantized};
+use stepfs::published::gobo::Gobo;
+use stepfs::published::inshrinkerator::{Coding, Config, Inshrinkerator, Layer, kmeans};
+use stepfs::published::lc::Lc;
+use stepfs::published::{Policy, State, System, Tensor, Tile, tile};
 
 /// Elements of a tile of f32, as in an object.
 const TILE: usize = 512 * 1024 / 4;

@@ -10,13 +10,13 @@ use std::io;
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, SafeTensors};
-use stepfs::codec::published::check_n_run::{CheckNRun, Method, Search};
-use stepfs::codec::published::delta_dnn::DeltaDnn;
-use stepfs::codec::published::gobo::Gobo;
-use stepfs::codec::published::inshrinkerator::sketch::{Histogram, Sketch};
-use stepfs::codec::published::inshrinkerator::{Config, Inshrinkerator, kmeans};
-use stepfs::codec::published::qd_compressor::QdCompressor;
-use stepfs::codec::published::{State, System, Tensor, Tile};
+use stepfs::published::check_n_run::{CheckNRun, Method, Search};
+use stepfs::published::delta_dnn::DeltaDnn;
+use stepfs::published::gobo::Gobo;
+use stepfs::published::inshrinkerator::sketch::{Histogram, Sketch};
+use stepfs::published::inshrinkerator::{Config, Inshrinkerator, kmeans};
+use stepfs::published::qd_compressor::QdCompressor;
+use stepfs::published::{State, System, Tensor, Tile};
 
 /// Elements of a tile of f32.
 const TILE: usize = 512 * 1024 / 4;

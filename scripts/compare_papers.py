@@ -33,7 +33,7 @@ Made by `scripts/compare_papers.sh` from real runs on one machine: training, res
 the system, and the codecs by themselves. Beside each published figure stands why ours differs. **Models and data here are small** (31 thousand to 2 million
 parameters, drawn digits, made-up clicks, the text of Python's library), trained for hundreds of iterations on a processor; the papers' have up to terabytes. What
 carries over is the order of the systems on one series, not the numbers. What each system is here, and where its paper leaves something open: the heads of
-`src/codec/published/*.rs`. "Not run" is what there was no time for."""
+`src/published/*.rs`. "Not run" is what there was no time for."""
 
 
 def say(line):

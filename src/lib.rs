@@ -8,8 +8,10 @@
 //! - [`archive`]: after the last close: find the tensors, choose the base, encode, verify, commit, release.
 //! - [`recall`]: which objects and tiles a read needs; tiles to bytes; the cache of decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
+//! - [`tile`]: the codec of a tile: every coding's way from bytes to a payload and back (pure).
 //! - [`container`]: where the tensors are in a file's bytes, and what must be patched (pure).
 //! - [`codec`]: tensors to symbols and back (pure).
+//! - [`published`]: other systems, as their papers describe them; [`tile`] alone decodes with them (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
 //! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place, `clock` the time, and `hash` what
@@ -27,6 +29,7 @@ pub mod container;
 pub mod entropy;
 pub mod fs;
 mod hash;
+pub mod published;
 pub mod recall;
 pub mod store;
 mod sync;

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use crate::codec::published::{Policy, check_n_run};
 use crate::container::{Description, ReadAt, Tensor};
+use crate::published::{Policy, check_n_run};
 use crate::recall::{Chain, walk};
 use crate::store::object::{Header, SUPER_STEP};
 use crate::store::{Hold, Id, MAX_CHAIN};

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use crate::codec::lattice;
-use crate::codec::published::registry::SystemId;
-use crate::codec::published::{self, Fit, System, Tensor, Tile, tile};
 use crate::container::{self, Role};
+use crate::published::registry::SystemId;
+use crate::published::{self, Fit, System, Tensor, Tile, tile};
 use crate::recall::walk;
 use crate::store::object::rows_and_width;
 

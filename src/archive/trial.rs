@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::codec::lattice;
-use crate::codec::published::check_n_run;
-use crate::codec::published::inshrinkerator::Layer;
-use crate::codec::published::tile::is_for;
 use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe};
+use crate::published::check_n_run;
+use crate::published::inshrinkerator::Layer;
+use crate::published::tile::is_for;
 use crate::recall::layout::Unit;
 use crate::recall::{self, Chain, Layout, Memory, stream, usual_memory};
 use crate::store::durable::{Io, scratch};

@@ -12,7 +12,7 @@ pub(super) fn keep_few() {
         loop {
             std::thread::sleep(INTERVAL);
             crate::entropy::scratch::let_go();
-            crate::codec::published::let_go();
+            crate::published::let_go();
         }
     };
     // Without the thread the daemon is larger, nothing else.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::codec::published::registry::SystemId;
+use crate::published::registry::SystemId;
 use crate::store::{PROFILE, Profile};
 
 use super::place::{Place, attribute};

@@ -13,9 +13,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Series;
-use crate::codec::published::inshrinkerator::search::{Space, search};
-use crate::codec::published::inshrinkerator::{Config, Metric};
-use crate::codec::published::registry::SystemId;
+use crate::published::inshrinkerator::search::{Space, search};
+use crate::published::inshrinkerator::{Config, Metric};
+use crate::published::registry::SystemId;
 use crate::store::durable::scratch;
 use crate::store::{Error, Profile, Store, names};
 

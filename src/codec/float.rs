@@ -6,7 +6,7 @@
 //! on values: the compiler may vectorize it, the bits stay the same on every machine.
 
 /// A floating-point element in its stored, little-endian form.
-pub(super) trait Float {
+pub(crate) trait Float {
     /// Its bytes.
     type Bytes: Copy;
     /// The bytes as whole elements; a remainder is left out.
@@ -33,8 +33,8 @@ pub(super) trait Float {
     fn from_raw(raw: u64) -> Option<Self::Bytes>;
 }
 
-pub(super) struct F16;
-pub(super) struct Bf16;
+pub(crate) struct F16;
+pub(crate) struct Bf16;
 pub(super) struct F32;
 pub(super) struct F64;
 

@@ -12,7 +12,6 @@
 //! - [`floor`]: what must not become 0, or change its sign, in tensors of one sign.
 //! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
 //! - `ordered`: floats as integers in the order of their values, and differences of those.
-//! - [`published`]: other systems, as their papers describe them.
 //! - `planes`: elements split into one stream per byte.
 //!
 //! Symbols become bits in [`crate::entropy`].
@@ -21,7 +20,7 @@ pub mod along;
 pub mod cast;
 mod dtype;
 mod exception;
-mod float;
+pub(crate) mod float;
 pub mod floor;
 mod integers;
 pub mod lattice;
@@ -30,7 +29,6 @@ pub mod lossless;
 pub mod moment;
 mod ordered;
 mod planes;
-pub mod published;
 pub mod rows;
 
 pub use crate::entropy::Corrupt;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::codec::published::registry::SystemId;
+use crate::published::registry::SystemId;
 use crate::store::Profile;
 
 use super::{Error, Series, plain};

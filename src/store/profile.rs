@@ -9,9 +9,9 @@ use std::str::FromStr;
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
-use crate::codec::published::registry::SystemId;
-use crate::codec::published::{Policy, tile};
 use crate::container::Role;
+use crate::published::registry::SystemId;
+use crate::published::{Policy, tile};
 
 /// How faithfully a file, or a tensor of it, is kept. The finer is the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

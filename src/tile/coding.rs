@@ -77,7 +77,7 @@ pub enum Coding {
         /// The tensor with more bits.
         of: u32,
     },
-    /// A published system's ([`crate::codec::published`]), as a difference to the parent's tensor. Its payloads name the system.
+    /// A published system's ([`crate::published`]), as a difference to the parent's tensor. Its payloads name the system.
     External {
         /// Tensor of the parent object.
         parent: u32,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::codec::log::{Factors, Grid};
-use crate::codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, published, rows};
+use crate::codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, rows};
+use crate::published;
 
 use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
 

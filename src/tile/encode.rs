@@ -1,7 +1,8 @@
 //! From a tile's state to its payload: a difference to the same tile of a parent, or alone. The inverse of [`super::decode`].
 
 use crate::codec::log::{Grid, Parent};
-use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, published, rows};
+use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
+use crate::published;
 
 use super::{Coding, State, TileSpec};
 

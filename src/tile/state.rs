@@ -5,10 +5,10 @@ use std::sync::Arc;
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid};
 use crate::codec::moment::Rule;
-use crate::codec::published::tile::{Before, Decoded};
 use crate::codec::{Corrupt, Dtype, Integers, lattice, log, moment};
 use crate::entropy::scratch;
 use crate::hash::{Xxh3, xxh3_64};
+use crate::published::tile::{Before, Decoded};
 
 use super::Bytes;
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use stepfs::archive::Archive;
-use stepfs::codec::published::registry::FAMILIES;
+use stepfs::published::registry::FAMILIES;
 use stepfs::store::object::Header;
 use stepfs::store::{PROFILE, Store, Stub};
 use xxhash_rust::xxh3::xxh3_128;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use assert_cmd::Command;
-use stepfs::codec::published::registry::SystemId;
+use stepfs::published::registry::SystemId;
 use stepfs::recall::Chain;
 use stepfs::store::PROFILE;
 use stepfs::tile::Coding;

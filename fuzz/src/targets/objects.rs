@@ -338,8 +338,8 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
         Coding::Log { .. } | Coding::LogKey { .. } => stepfs::entropy::ints::encode(&symbols, &mut out),
         Coding::External { .. } | Coding::ExternalKey => {
             let bytes = std::sync::Arc::new(bytes);
-            let own = stepfs::codec::published::tile::Before { bytes: &bytes, bins: None };
-            stepfs::codec::published::tile::encode_as_it_is(dtype, own, None, &mut out);
+            let own = stepfs::published::tile::Before { bytes: &bytes, bins: None };
+            stepfs::published::tile::encode_as_it_is(dtype, own, None, &mut out);
         }
         Coding::Cast { .. } => {}
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use stepfs::codec::Dtype;
-use stepfs::codec::published::registry::{FAMILIES, decoder};
-use stepfs::codec::published::tile::{self, Before, Decoded};
-use stepfs::codec::published::{State, Tensor, Tile};
+use stepfs::published::registry::{FAMILIES, decoder};
+use stepfs::published::tile::{self, Before, Decoded};
+use stepfs::published::{State, Tensor, Tile};
 
 use super::input::{Input, elements};
 
@@ -73,7 +73,7 @@ pub(crate) fn round_trip(data: &[u8]) {
     let family = &FAMILIES[input.upto(FAMILIES.len() - 1)];
     let number = input.pick(family.usual);
     let word = if number == 0 { family.word.to_string() } else { format!("{}-{number}", family.word) };
-    let id: stepfs::codec::published::registry::SystemId = word.parse().expect("a usual one");
+    let id: stepfs::published::registry::SystemId = word.parse().expect("a usual one");
     let system = id.system();
     let width = 1 + input.upto(20) as u64;
     let n = width as usize * input.upto(12);

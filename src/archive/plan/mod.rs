@@ -17,11 +17,12 @@ use std::io;
 use rayon::prelude::*;
 
 use crate::codec::floor::{Keep, Signs};
-use crate::codec::published::registry::SystemId;
 use crate::codec::rows::Rows;
-use crate::codec::{TILE_BYTES, lossless, published};
+use crate::codec::{TILE_BYTES, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::entropy::scratch;
+use crate::published;
+use crate::published::registry::SystemId;
 use crate::recall::{Chain, walk};
 use crate::store::Profiles;
 use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, rows_and_width};

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use crate::codec::rows::Rows;
-use crate::codec::{Dtype, TILE_BYTES, lattice, log, published};
+use crate::codec::{Dtype, TILE_BYTES, lattice, log};
 use crate::container::Role;
+use crate::published;
 use crate::store::Damage;
 use crate::tile::{Coding, TileSpec};
 

@@ -28,7 +28,7 @@ pub mod topn;
 mod uniform;
 mod values;
 
-use super::Corrupt;
+use crate::codec::Corrupt;
 
 pub use floats::Floats;
 pub use pool::give_back;
