@@ -7,9 +7,10 @@
 use std::hint::black_box;
 use std::time::Duration;
 
+use stepfs::codec::Rows;
 use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
 use stepfs::codec::moment::Rule;
-use stepfs::codec::rows::{Base, Rows};
+use stepfs::codec::rows::Base;
 use stepfs::codec::{Dtype, TILE_BYTES, lattice, log, lossless, moment, rows};
 
 /// Elements of a tile of fp32.

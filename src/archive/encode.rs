@@ -17,8 +17,8 @@ use super::error::{StepError, StepResult};
 use super::job::Job;
 use super::plan::{Plan, tiles};
 use super::published::Fits;
-use super::tensor_writer::{Done, TensorWriter};
-use super::tile_encoder::{EncodedTile, Encoder};
+use super::tensor_writer::{Done, EncodedTile, TensorWriter};
+use super::tile_encoder::Encoder;
 use super::workers::Workers;
 use super::{factors, skeleton};
 

@@ -1,19 +1,19 @@
 //! The housekeeper: whatever frees room, and nobody waits for. Restores are noted, the policy is applied, objects that nothing
 //! needs are removed, and states are rebased over ones that no file names.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::store::Merge;
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 use crate::sync::wait_timeout;
 
 use super::catalog::{Entry, State};
-use super::merge::Merging;
 use super::namespace::found_at;
 use super::{Archive, LONGEST_PAUSE};
 
@@ -29,6 +29,15 @@ pub(super) struct Housekeeper<'a> {
     /// When to merge next, and when to try again to remove what could not be removed.
     merge_at: Instant,
     sweep_at: Option<Instant>,
+}
+
+/// A merge that was decided, heir by heir.
+#[derive(Debug)]
+pub(super) struct Merging {
+    pub(super) merge: Merge,
+    pub(super) todo: VecDeque<Id>,
+    /// The parent of the one heir of a line, which was found when it was decided about.
+    pub(super) chosen: Option<Option<Id>>,
 }
 
 impl Housekeeper<'_> {

@@ -9,7 +9,7 @@ use crate::recall::Chain;
 use crate::store::{Id, Merge};
 
 use super::error::{StepError, StepResult};
-use super::housekeeper::Housekeeper;
+use super::housekeeper::{Housekeeper, Merging};
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};
 
@@ -22,15 +22,6 @@ const LEAST_FREED: f64 = 0.1;
 const BETTER: f64 = 0.9;
 /// Heirs that are looked at before it is decided about all: what many runs were begun from may have thousands.
 const MOST_ESTIMATED: usize = 16;
-
-/// A merge that was decided, heir by heir.
-#[derive(Debug)]
-pub(super) struct Merging {
-    merge: Merge,
-    todo: VecDeque<Id>,
-    /// The parent of the one heir of a line, which was found when it was decided about.
-    chosen: Option<Option<Id>>,
-}
 
 impl Housekeeper<'_> {
     /// One step: one object becomes a difference to one that stays. What it was a difference to goes once no other needs

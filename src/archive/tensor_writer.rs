@@ -12,7 +12,18 @@ use crate::tile::{self, Coding};
 
 use super::job::Job;
 use super::plan::tiles;
-use super::tile_encoder::EncodedTile;
+
+/// A tile as it is to be written.
+pub(super) struct EncodedTile {
+    pub(super) payload: Vec<u8>,
+    pub(super) decoded_hash: u64,
+    pub(super) crc_before: crc32fast::Hasher,
+    pub(super) crc_after: crc32fast::Hasher,
+    /// In the terms of its codec.
+    pub(super) error: f64,
+    /// Largest |R - W|.
+    pub(super) max_abs_error: f64,
+}
 
 /// A tensor that is written.
 pub(super) struct Done {

@@ -14,19 +14,7 @@ use crate::tile::{self, Around, Coding, Companion, Quantized, State};
 use super::job::Job;
 use super::plan::{self, read_tile};
 use super::published::Fits;
-use super::tensor_writer::{Done, with_crc};
-
-/// A tile as it is to be written.
-pub(super) struct EncodedTile {
-    pub(super) payload: Vec<u8>,
-    pub(super) decoded_hash: u64,
-    pub(super) crc_before: crc32fast::Hasher,
-    pub(super) crc_after: crc32fast::Hasher,
-    /// In the terms of its codec.
-    pub(super) error: f64,
-    /// Largest |R - W|.
-    pub(super) max_abs_error: f64,
-}
+use super::tensor_writer::{Done, EncodedTile, with_crc};
 
 /// Type of a tensor, and bytes of it as written and as decoded.
 type Pieces = (Dtype, Vec<u8>, Arc<Vec<u8>>);

@@ -17,6 +17,7 @@ use std::borrow::Cow;
 
 use super::ordered::{Order, Word};
 use super::{Corrupt, Dtype, planes};
+use crate::entropy::cost::entropy_bits;
 use crate::entropy::level::Level;
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, varint};
@@ -111,7 +112,7 @@ pub fn estimate(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
 fn planes_bits(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     let plane = (data.len() / word_of(dtype, data).0).max(1);
-    planes.chunks(plane).map(|plane| bytes::entropy_bits(&bytes::histogram(plane))).sum()
+    planes.chunks(plane).map(|plane| entropy_bits(&bytes::histogram(plane))).sum()
 }
 
 /// Whether differences to the parent look cheaper.

@@ -22,6 +22,7 @@ mod dtype;
 mod exception;
 pub(crate) mod float;
 pub mod floor;
+mod geometry;
 mod integers;
 pub mod lattice;
 pub mod log;
@@ -33,6 +34,7 @@ pub mod rows;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;
+pub use geometry::Rows;
 pub use integers::Integers;
 
 /// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a

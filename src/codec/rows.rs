@@ -17,8 +17,8 @@ pub use tile::{decode_tile_add, encode_tile};
 
 use super::Dtype;
 use super::float::{Float, for_float};
+use super::geometry::Rows;
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
-use crate::entropy::grid::Shape;
 use crate::entropy::level::{Level, multiversion};
 
 /// Largest e: a row may move 2^24 times as much as the step of its table.
@@ -26,35 +26,6 @@ pub const MAX_E: u32 = 24;
 
 /// Elements from which a row's A tell its e. In a shorter one they may all happen to be multiples of more.
 const TELLING: usize = 8;
-
-/// Where a tile's elements are in rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
-    /// Elements of one row.
-    pub width: u64,
-    /// Index of the tile's first element in the tensor.
-    pub first: u64,
-}
-
-impl Rows {
-    /// The same for symbols; none if there are no columns.
-    pub(super) fn shape(self) -> Option<Shape> {
-        let first = usize::try_from(self.first.checked_rem(self.width)?).ok()?;
-        Some(Shape { width: usize::try_from(self.width).ok()?, first })
-    }
-
-    /// Lengths of the rows that a tile of so many elements has, cut ones at its ends included. Width 0 has none.
-    fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
-        let width = usize::try_from(self.width).unwrap_or(usize::MAX);
-        let mut length = self.width.saturating_sub(self.first.checked_rem(self.width).unwrap_or(0));
-        let mut left = if width == 0 { 0 } else { elements };
-        std::iter::from_fn(move || {
-            let now = left.min(usize::try_from(length).unwrap_or(usize::MAX));
-            (left, length) = (left - now, self.width);
-            (now > 0).then_some(now)
-        })
-    }
-}
 
 /// What a tile is quantized against.
 #[derive(Clone, Copy, Debug)]

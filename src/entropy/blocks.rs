@@ -10,7 +10,7 @@
 
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
-use super::{Corrupt, bytes, huffman, varint};
+use super::{Corrupt, huffman, varint};
 
 /// Most words a block code may have: a word is a byte.
 const WORDS: usize = 256;
@@ -119,8 +119,9 @@ impl Shape {
     }
 }
 
-/// Appends `symbols` (not empty) as blocks of this shape, which must fit them.
-pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
+/// Appends `symbols` (not empty) as blocks of this shape, which must fit them. Answers the literals of the escapes, whose payload
+/// comes next.
+pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> Vec<u8> {
     shape.put(out);
     let words = match shape.k {
         2 => to_words::<2>(symbols, shape),
@@ -130,11 +131,10 @@ pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     };
     varint::put_bytes(out, |out| huffman::encode(&words, &huffman::histogram(&words), out));
     if !shape.escapes {
-        return;
+        return Vec::new();
     }
     let places = outside(Level::detect(), symbols, shape.first, shape.window());
-    let literals: Vec<u8> = places.into_iter().map(|place| symbols[place as usize]).collect();
-    bytes::encode_within(&literals, bytes::Modes::WITHIN_BLOCKS, out);
+    places.into_iter().map(|place| symbols[place as usize]).collect()
 }
 
 fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Scratch {
@@ -179,8 +179,12 @@ multiversion! {
     }
 }
 
-/// Fills `out` (not empty) from a payload of [`encode`].
-pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+/// Fills `out` (not empty) from a payload of [`encode`]; `nested` decodes the literals.
+pub(super) fn decode(
+    mut payload: &[u8],
+    out: &mut [u8],
+    nested: impl FnOnce(&[u8], &mut [u8]) -> Result<(), Corrupt>,
+) -> Result<(), Corrupt> {
     let shape = Shape::take(&mut payload)?;
     let body = varint::take_bytes(&mut payload)?;
     huffman::decode(body, &shape.expansion(), out)?;
@@ -189,7 +193,7 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
     }
     let places = outside(Level::detect(), out, shape.first, shape.window());
     let mut literals = Scratch::new(places.len());
-    bytes::decode_within(payload, bytes::Modes::WITHIN_BLOCKS, &mut literals)?;
+    nested(payload, &mut literals)?;
     for (place, literal) in places.into_iter().zip(literals.iter()) {
         out[place as usize] = *literal;
     }

@@ -2,6 +2,7 @@
 //!
 //! Payload: nothing for no symbols; else a mode byte and what that mode writes. `docs/FORMAT.md` has every byte.
 
+use super::cost::{block_bits, entropy_bits, flag_bits, header_bits, huffman_bits, literal_bits};
 use super::grid::{self, Shape};
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
@@ -19,7 +20,7 @@ const WORTH_CODING: f64 = 0.98;
 
 /// Which modes a payload may use. Payloads within payloads use fewer, which ends the recursion.
 #[derive(Clone, Copy)]
-pub(super) struct Modes {
+struct Modes {
     blocks: bool,
     sparse: bool,
     grid: bool,
@@ -28,9 +29,9 @@ pub(super) struct Modes {
 impl Modes {
     const ALL: Modes = Modes { blocks: true, sparse: true, grid: true };
     /// Gaps and literals of zero runs.
-    pub(super) const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false, grid: false };
+    const WITHIN_SPARSE: Modes = Modes { blocks: true, sparse: false, grid: false };
     /// Literals of blocks.
-    pub(super) const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false, grid: false };
+    const WITHIN_BLOCKS: Modes = Modes { blocks: false, sparse: false, grid: false };
 }
 
 /// Appends the payload of `symbols`.
@@ -62,13 +63,7 @@ pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     decode_within(payload, Modes::ALL, out)
 }
 
-/// Order-0 entropy of these counts, in bits for all symbols together.
-pub fn entropy_bits(counts: &[u32]) -> f64 {
-    let total: f64 = counts.iter().map(|&c| f64::from(c)).sum();
-    counts.iter().filter(|&&c| c > 0).map(|&c| f64::from(c) * (total / f64::from(c)).log2()).sum()
-}
-
-/// How often each byte occurs, for [`entropy_bits`]; `symbols` shorter than 4 Gi.
+/// How often each byte occurs, for [`super::cost::entropy_bits`]; `symbols` shorter than 4 Gi.
 pub fn histogram(symbols: &[u8]) -> [u32; 256] {
     huffman::histogram(symbols)
 }
@@ -89,7 +84,7 @@ pub(crate) fn decode_borrowed<'a>(
     }
 }
 
-pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
+fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
     let Some(&first) = symbols.first() else {
         return;
     };
@@ -109,11 +104,12 @@ pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
         }
         Plan::Blocks(shape) => {
             out.push(BLOCKS);
-            blocks::encode(symbols, shape, out);
+            let literals = blocks::encode(symbols, shape, out);
+            encode_within(&literals, Modes::WITHIN_BLOCKS, out);
         }
         Plan::Sparse(common) => {
             out.push(SPARSE);
-            sparse::encode(symbols, common, out);
+            sparse::encode(symbols, common, out, |nested, out| encode_within(nested, Modes::WITHIN_SPARSE, out));
         }
     }
     // Estimates err on short input.
@@ -123,7 +119,7 @@ pub(super) fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
     }
 }
 
-pub(super) fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
+fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
         return if payload.is_empty() { Ok(()) } else { Err(Corrupt("symbols where none belong")) };
     }
@@ -132,8 +128,12 @@ pub(super) fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Res
         RAW if body.len() == out.len() => out.copy_from_slice(body),
         CONSTANT if body.len() == 1 => out.fill(body[0]),
         HUFFMAN => huffman::decode(body, &huffman::Expansion::identity(), out)?,
-        BLOCKS if modes.blocks => blocks::decode(body, out)?,
-        SPARSE if modes.sparse => sparse::decode(body, out)?,
+        BLOCKS if modes.blocks => {
+            blocks::decode(body, out, |nested, out| decode_within(nested, Modes::WITHIN_BLOCKS, out))?;
+        }
+        SPARSE if modes.sparse => {
+            sparse::decode(body, out, |nested, out| decode_within(nested, Modes::WITHIN_SPARSE, out))?;
+        }
         GRID if modes.grid => grid::decode(body, out)?,
         _ => return Err(Corrupt("mode of a symbol payload")),
     }
@@ -225,55 +225,3 @@ fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Pla
 /// Entropy of a block for which its shape is worth a look: below, the floor of one bit a word hurts as it does without
 /// blocks; above, most words are rarer than the longest code.
 const BLOCK_BITS: std::ops::Range<f64> = 2.0..5.8;
-
-/// Bits of blocks of `k` independent digits that occur this often: those of the code that such blocks get.
-fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
-    // Expected count of each word, built digit by digit.
-    let mut words = vec![total / f64::from(k)];
-    for _ in 0..k {
-        words =
-            digits.iter().flat_map(|&count| words.iter().map(move |word| word * f64::from(count) / total)).collect();
-    }
-    let mut counts = [0; 256];
-    counts.iter_mut().zip(words).for_each(|(count, word)| *count = word.round() as u32);
-    huffman_bits(&counts)
-}
-
-/// Bits of the symbols with these counts in a Huffman code.
-fn huffman_bits(counts: &[u32; 256]) -> f64 {
-    let lengths = huffman::code_lengths(counts, huffman::MAX_LENGTH);
-    let used = counts.iter().filter(|&&count| count > 0).count();
-    let body: f64 = counts.iter().zip(lengths).map(|(&count, l)| f64::from(count) * f64::from(l)).sum();
-    body + header_bits(used)
-}
-
-/// Estimated bits of a nested payload with these counts.
-fn literal_bits(counts: &[u32; 256]) -> f64 {
-    let total: u32 = counts.iter().sum();
-    let most = counts.iter().copied().max().unwrap_or(0);
-    let used = counts.iter().filter(|&&count| count > 0).count();
-    match used {
-        0 => 0.0,
-        1 => 16.0,
-        _ => {
-            let total = f64::from(total);
-            entropy_bits(counts) + total * redundancy(f64::from(most) / total) + header_bits(used)
-        }
-    }
-}
-
-/// Estimated bits of a table of code lengths for this many words.
-fn header_bits(words: usize) -> f64 {
-    60.0 + 2.3 * words as f64
-}
-
-/// Bits a word that Huffman codes lose on top of the entropy, given the probability of the most frequent word.
-/// A frequent word pays a whole bit; the rest, measured on Gaussian and Laplacian symbols, about .03.
-fn redundancy(p: f64) -> f64 {
-    if p > 0.5 { 1.0 - flag_bits(p) + (1.0 - p) * 0.03 } else { 0.03 }
-}
-
-/// Entropy of a flag that is set with probability `p`.
-fn flag_bits(p: f64) -> f64 {
-    if p <= 0.0 || p >= 1.0 { 0.0 } else { -p * p.log2() - (1.0 - p) * (1.0 - p).log2() }
-}

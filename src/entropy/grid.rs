@@ -11,7 +11,7 @@
 //! whether it is none of these at all, and then its eight bits, the highest first.
 
 use super::range::{Bit, Decoder, Encoder};
-use super::{Corrupt, bytes, huffman, varint};
+use super::{Corrupt, cost, huffman, varint};
 
 /// Where symbols lie.
 #[derive(Clone, Copy, Debug)]
@@ -266,8 +266,8 @@ fn saving(symbols: &[u8], shape: Shape) -> f64 {
             counts[context as usize][usize::from(symbol)] += 1;
         }
     }
-    let known: f64 = counts.iter().map(|counts| bytes::entropy_bits(counts)).sum();
-    1.0 - known / bytes::entropy_bits(&huffman::histogram(symbols)).max(1.0)
+    let known: f64 = counts.iter().map(|counts| cost::entropy_bits(counts)).sum();
+    1.0 - known / cost::entropy_bits(&huffman::histogram(symbols)).max(1.0)
 }
 
 #[cfg(test)]

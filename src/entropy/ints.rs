@@ -15,7 +15,7 @@ use super::bits::{BitReader, BitWriter};
 use super::grid::Shape;
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
-use super::{Corrupt, bytes, huffman, packed, varint};
+use super::{Corrupt, bytes, cost, huffman, packed, varint};
 
 /// Largest magnitude with a class of its own.
 const SMALL: i32 = 15;
@@ -392,5 +392,5 @@ pub fn estimate_bits(values: &[i32]) -> f64 {
             class
         })
         .collect();
-    bytes::entropy_bits(&huffman::histogram(&classes)) + extra
+    cost::entropy_bits(&huffman::histogram(&classes)) + extra
 }

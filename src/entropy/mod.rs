@@ -2,6 +2,7 @@
 //!
 //! - [`ints`]: `i32` values: a class byte each, then the extra bits of the large ones.
 //! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, zero runs, or a grid, whichever is cheapest.
+//! - `cost`: estimates from the counts of symbols.
 //! - [`grid`]: symbols in rows and columns, coded by how busy these have been.
 //! - `huffman`: the order-0 prefix code all of these end in: several interleaved bit streams, several symbols a lookup.
 //! - `packed`: low bits of values, all of one width.
@@ -16,6 +17,7 @@
 mod bits;
 mod blocks;
 pub mod bytes;
+pub(crate) mod cost;
 pub mod grid;
 mod huffman;
 pub mod ints;

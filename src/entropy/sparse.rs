@@ -7,7 +7,7 @@
 
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
-use super::{Corrupt, bytes, varint};
+use super::{Corrupt, varint};
 
 /// First gap byte that skips only. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes ten bytes at most.
 const SKIP: usize = 240;
@@ -15,8 +15,8 @@ const SKIP: usize = 240;
 /// Symbols looked at together: one bit each in a `u64`.
 const CHUNK: usize = 64;
 
-/// Appends `symbols`, of which `common` should be nearly all.
-pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>) {
+/// Appends `symbols`, of which `common` should be nearly all. `nested` encodes gaps and literals.
+pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl Fn(&[u8], &mut Vec<u8>)) {
     let mut gaps = Vec::new();
     let mut literals = Vec::new();
     let mut next = 0;
@@ -33,8 +33,8 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>) {
     }
     out.push(common);
     varint::put(gaps.len() as u64, out);
-    varint::put_bytes(out, |out| bytes::encode_within(&gaps, bytes::Modes::WITHIN_SPARSE, out));
-    bytes::encode_within(&literals, bytes::Modes::WITHIN_SPARSE, out);
+    varint::put_bytes(out, |out| nested(&gaps, out));
+    nested(&literals, out);
 }
 
 multiversion! {
@@ -65,8 +65,12 @@ fn push_others(chunk: &[u8], start: usize, common: u8, places: &mut Vec<u32>) {
     }
 }
 
-/// Fills `out` from a payload of [`encode`].
-pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
+/// Fills `out` from a payload of [`encode`]; `nested` decodes gaps and literals.
+pub(super) fn decode(
+    mut payload: &[u8],
+    out: &mut [u8],
+    nested: impl Fn(&[u8], &mut [u8]) -> Result<(), Corrupt>,
+) -> Result<(), Corrupt> {
     let (&common, rest) = payload.split_first().ok_or(Corrupt("truncated zero runs"))?;
     payload = rest;
     // Each gap byte covers at least one symbol.
@@ -76,9 +80,9 @@ pub(super) fn decode(mut payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> 
     }
     let body = varint::take_bytes(&mut payload)?;
     let mut gaps = Scratch::new(gaps);
-    bytes::decode_within(body, bytes::Modes::WITHIN_SPARSE, &mut gaps)?;
+    nested(body, &mut gaps)?;
     let mut literals = Scratch::new(ends(Level::detect(), &gaps));
-    bytes::decode_within(payload, bytes::Modes::WITHIN_SPARSE, &mut literals)?;
+    nested(payload, &mut literals)?;
     out.fill(common);
     if put_literals(&gaps, &literals, out) { Ok(()) } else { Err(Corrupt("gap beyond the end")) }
 }

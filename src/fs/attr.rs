@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 use super::Core;
 use super::errno::Result;
-use super::handles::NONE;
+use super::generation::NONE;
 use super::inodes::{Table, kind};
 use super::privileges::{drop_privileges, has_privileges};
 use super::transition::{Step, Wanted};

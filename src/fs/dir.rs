@@ -12,7 +12,7 @@ use fuser::{FileHandle, FileType, FopenFlags, INodeNo, ReplyDirectory, ReplyDire
 use super::Core;
 use super::attr::attributes;
 use super::errno::{Fault, Result};
-use super::handles::NONE;
+use super::generation::NONE;
 use super::inodes::kind;
 use super::node::file_id;
 use super::numbers::ROOT;

@@ -8,29 +8,20 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use fuser::{Generation, ReplyEntry};
+use fuser::ReplyEntry;
 
 use super::attr::Attributes;
 use super::errno::{Fault, Result};
+use super::generation::NONE;
 use super::inodes::Table;
 use super::node::file_id;
 use super::numbers::ROOT;
-use super::{Core, entry, sys};
+use super::{Core, entry};
 use crate::archive::FileId;
-use crate::hash::xxh3_64;
 use crate::store::beneath;
-
-/// Of the root, and of files whose file system has no handles: those are found by name only.
-pub(super) const NONE: Generation = Generation(0);
 
 /// Times that the tree is gone through because the file had another name when it was to be looked up.
 const ROUNDS: usize = 3;
-
-/// What tells the file at a path from others that had, or will have, its number.
-pub(super) fn generation(path: &Path) -> Generation {
-    // Only 32 bits of it are in a handle; 0 is none.
-    sys::handle(path).map_or(NONE, |handle| Generation((xxh3_64(&handle) & 0xffff_ffff).max(1)))
-}
 
 /// A path inside the tree of the file with this number in the store. Goes through the whole tree if it must.
 fn path_of(root: &Path, file: FileId) -> Result<Option<PathBuf>> {

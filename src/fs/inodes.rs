@@ -18,9 +18,10 @@ use std::sync::Arc;
 use fuser::{FileType, Generation};
 
 use super::errno::{Fault, Result};
-use super::node::{Node, Place, file_id};
+use super::node::{Node, file_id};
 use super::numbers::{Numbers, ROOT};
-use super::{handles, sys};
+use super::place::Place;
+use super::{generation, sys};
 use crate::archive::{Archive, FileId};
 use crate::store::beneath::{self, Reached};
 
@@ -105,7 +106,7 @@ impl Table {
 
     /// What tells a node from others with its number.
     pub(super) fn generation(&self, ino: u64) -> Generation {
-        self.nodes.get(&ino).map_or(handles::NONE, |node| node.generation)
+        self.nodes.get(&ino).map_or(generation::NONE, |node| node.generation)
     }
 
     /// Path relative to the tree; none for a node without a name.
@@ -195,7 +196,7 @@ impl Table {
             // Of a file that took another's place, it is that one's.
             node.generation = match self.generations.get(&ino) {
                 Some(generation) => *generation,
-                None => handles::generation(&self.reach(&path)?),
+                None => generation::of(&self.reach(&path)?),
             };
             self.nodes.insert(ino, node);
         }

@@ -20,6 +20,7 @@ mod attr;
 mod dir;
 mod errno;
 mod error;
+mod generation;
 mod handles;
 mod inodes;
 #[cfg(all(test, feature = "shuttle"))]
@@ -34,6 +35,7 @@ mod node;
 mod notify;
 mod numbers;
 mod open;
+mod place;
 mod privileges;
 mod sys;
 mod transition;

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Weak;
 
 use super::inodes::Table;
-use super::node::{Place, file_id};
-use super::{Core, handles};
+use super::node::file_id;
+use super::place::Place;
+use super::{Core, generation};
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
 use crate::store::{Id, Stub};
 
@@ -84,7 +85,7 @@ impl Namespace for Core {
             return Ok(state);
         }
         let reached = table.reach(path)?;
-        let generation = handles::generation(&reached);
+        let generation = generation::of(&reached);
         let committed = commit(&reached);
         // Also if it failed: perhaps only after the rename.
         let now = file_id(&reached.symlink_metadata()?);

@@ -3,18 +3,16 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{File, Metadata};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use fuser::{BackingId, FileType, Generation};
 
-use super::handles::NONE;
+use super::generation::NONE;
 use super::workers::Job;
 use crate::archive::FileId;
 use crate::recall::Reader;
-use crate::store::beneath::{self, Reached};
 use crate::store::{Id, Stub};
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
@@ -196,65 +194,5 @@ impl Handle {
     /// The file was recalled: go on with the same bytes there.
     pub(super) fn switch(&self, file: &Arc<File>) {
         *self.slot() = Source::File(Arc::clone(file));
-    }
-}
-
-/// How to reach a node's file: by its path, or, when it has none any more, by what is held of it.
-pub(super) struct Place {
-    /// Of a held file a name in `/proc/self/fd`.
-    pub(super) path: Reached,
-    held: Option<Arc<File>>,
-}
-
-impl Place {
-    pub(super) fn named(path: Reached) -> Self {
-        Self { path, held: None }
-    }
-
-    pub(super) fn held(file: Arc<File>) -> Self {
-        Self { path: beneath::by_descriptor(&file).into(), held: Some(file) }
-    }
-
-    /// Whether the last component of `path` is a link of `/proc` that must be followed; others never are.
-    pub(super) fn follow(&self) -> bool {
-        self.held.is_some()
-    }
-
-    pub(super) fn metadata(&self) -> io::Result<Metadata> {
-        match &self.held {
-            Some(file) => file.metadata(),
-            None => self.path.symlink_metadata(),
-        }
-    }
-
-    /// Refers to the file, whatever becomes of its name.
-    pub(super) fn hold(&self) -> io::Result<Arc<File>> {
-        match &self.held {
-            Some(file) => Ok(Arc::clone(file)),
-            None => super::sys::open_path(&self.path).map(Arc::new),
-        }
-    }
-
-    /// Opens a regular file.
-    pub(super) fn open(&self, read: bool, write: bool) -> io::Result<File> {
-        self.open_with(read, write, 0)
-    }
-
-    /// Opens a regular file without moving its access time by what is read, where we may.
-    pub(super) fn open_aside(&self, read: bool, write: bool) -> io::Result<File> {
-        match self.open_with(read, write, libc::O_NOATIME) {
-            Err(error) if error.raw_os_error() == Some(libc::EPERM) => self.open(read, write),
-            other => other,
-        }
-    }
-
-    fn open_with(&self, read: bool, write: bool, flags: libc::c_int) -> io::Result<File> {
-        use std::os::unix::fs::OpenOptionsExt;
-        // Not to hang on a fifo that somebody put there behind our back.
-        let mut flags = flags | libc::O_NONBLOCK;
-        if !self.follow() {
-            flags |= libc::O_NOFOLLOW;
-        }
-        File::options().read(read).write(write).custom_flags(flags).open(&self.path)
     }
 }

@@ -60,7 +60,7 @@ pub(super) struct Answer {
 pub(super) type Register<'a> = &'a dyn Fn(BorrowedFd<'_>) -> io::Result<BackingId>;
 
 /// Opens a node's file, read-write if that may be, so that later opens can share it.
-fn open_file(place: &super::node::Place, access: Access) -> io::Result<(File, bool, bool)> {
+fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, bool, bool)> {
     let open = |read, write| if access.aside { place.open_aside(read, write) } else { place.open(read, write) };
     match open(true, true) {
         Ok(file) => Ok((file, true, true)),

@@ -5,15 +5,14 @@ use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use super::node::Place;
-use super::sys;
+use super::place::Place;
 
 /// Whoever opens a file for writing or truncates it takes its set-user-id and set-group-id bits away, unless it is root,
 /// and its capabilities. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for the
 /// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later. Answers
 /// whether the mode changed: the kernel may know the old one.
 pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
-    match sys::removexattr(place, OsStr::new("security.capability")) {
+    match place.removexattr(OsStr::new("security.capability")) {
         // There are none, there can be none, or we could not have set any.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
         other => other?,

@@ -1,20 +1,14 @@
 //! The system calls that take more than a line. Paths are absolute; none of these follows a symbolic link in the last
 //! component unless the place says so.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::buffer::spare_capacity;
-use rustix::fs::{Mode, OFlags, XattrFlags};
-
-use super::node::Place;
-
-/// Longest value that an extended attribute may have (`XATTR_SIZE_MAX`), and longest list of names.
-const XATTR_MAX: usize = 64 * 1024;
+use rustix::fs::{Mode, OFlags};
 
 /// Longest handle of a file (`MAX_HANDLE_SZ`).
 const HANDLE_MAX: usize = 128;
@@ -72,42 +66,4 @@ pub(super) fn flush(file: &File) -> io::Result<()> {
 /// Opens a file only to refer to it: no permission is needed and nothing but its metadata can be had.
 pub(super) fn open_path(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?.into())
-}
-
-/// Reads an extended attribute.
-pub(super) fn getxattr(place: &Place, name: &OsStr) -> io::Result<Vec<u8>> {
-    let (path, mut value): (&Path, _) = (&place.path, Vec::with_capacity(XATTR_MAX));
-    match place.follow() {
-        true => rustix::fs::getxattr(path, name, spare_capacity(&mut value))?,
-        false => rustix::fs::lgetxattr(path, name, spare_capacity(&mut value))?,
-    };
-    Ok(value)
-}
-
-/// Names of the extended attributes, each ended by NUL.
-pub(super) fn listxattr(place: &Place) -> io::Result<Vec<u8>> {
-    let (path, mut names): (&Path, _) = (&place.path, Vec::with_capacity(XATTR_MAX));
-    match place.follow() {
-        true => rustix::fs::listxattr(path, spare_capacity(&mut names))?,
-        false => rustix::fs::llistxattr(path, spare_capacity(&mut names))?,
-    };
-    Ok(names)
-}
-
-/// Writes an extended attribute; `flags` are `XATTR_CREATE` and `XATTR_REPLACE`.
-pub(super) fn setxattr(place: &Place, name: &OsStr, value: &[u8], flags: i32) -> io::Result<()> {
-    let (path, flags): (&Path, _) = (&place.path, XattrFlags::from_bits_retain(flags.cast_unsigned()));
-    match place.follow() {
-        true => Ok(rustix::fs::setxattr(path, name, value, flags)?),
-        false => Ok(rustix::fs::lsetxattr(path, name, value, flags)?),
-    }
-}
-
-/// Removes an extended attribute.
-pub(super) fn removexattr(place: &Place, name: &OsStr) -> io::Result<()> {
-    let path: &Path = &place.path;
-    match place.follow() {
-        true => Ok(rustix::fs::removexattr(path, name)?),
-        false => Ok(rustix::fs::lremovexattr(path, name)?),
-    }
 }

@@ -9,7 +9,6 @@ use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::sys;
 use super::{Core, done};
 use crate::store::durable::CrashPoint;
 use crate::store::{PIN, PROFILE, Profile};
@@ -56,7 +55,7 @@ impl Core {
             Name::Own("pin") => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::getxattr(&place, OsStr::new(PIN))?)
+                Ok(place.getxattr(OsStr::new(PIN))?)
             }
             // Not under the lock: the archive may have to count a lot for its answer.
             Name::Own(own) => {
@@ -67,7 +66,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::getxattr(&place, name)?)
+                Ok(place.getxattr(name)?)
             }
         }
     }
@@ -76,7 +75,7 @@ impl Core {
     fn listxattr(&self, ino: u64, uid: u32) -> Result<Vec<u8>> {
         let table = self.table();
         let place = table.place(ino)?;
-        let names = sys::listxattr(&place)?;
+        let names = place.listxattr()?;
         let mut shown = Vec::with_capacity(names.len());
         for name in names.split_inclusive(|&byte| byte == 0) {
             let bare = name.strip_suffix(&[0]).unwrap_or(name);
@@ -107,7 +106,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::setxattr(&place, name, value, flags)?)
+                Ok(place.setxattr(name, value, flags)?)
             }
         }
     }
@@ -120,7 +119,7 @@ impl Core {
             return Err(libc::EOPNOTSUPP.into());
         }
         let place = table.place(ino)?;
-        sys::setxattr(&place, OsStr::new(name), value, flags)?;
+        place.setxattr(OsStr::new(name), value, flags)?;
         Ok(table)
     }
 
@@ -129,7 +128,7 @@ impl Core {
             Name::Own(mark @ ("pin" | "profile")) => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                sys::removexattr(&place, OsStr::new(if mark == "pin" { PIN } else { PROFILE }))?;
+                place.removexattr(OsStr::new(if mark == "pin" { PIN } else { PROFILE }))?;
                 table.paths(ino).iter().for_each(|path| match mark {
                     "pin" => self.archive.unpinned(path),
                     _ => self.archive.profile_changed(path),
@@ -141,7 +140,7 @@ impl Core {
             Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                Ok(sys::removexattr(&place, name)?)
+                Ok(place.removexattr(name)?)
             }
         }
     }

@@ -24,8 +24,8 @@ mod state;
 
 use std::sync::Arc;
 
+use crate::codec::Rows;
 use crate::codec::log::{self, Factors, Grid};
-use crate::codec::rows::Rows;
 use crate::codec::{Corrupt, Dtype};
 
 pub use bound::{bound, error, is_above_floor};

@@ -1,9 +1,10 @@
 //! Tiles of stepfs's own codecs: payloads that nobody vouches for, and what is written and read back.
 
+use stepfs::codec::Rows;
 use stepfs::codec::along::{self, From};
 use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
 use stepfs::codec::moment::Rule;
-use stepfs::codec::rows::{Base, Rows};
+use stepfs::codec::rows::Base;
 use stepfs::codec::{Dtype, Integers, cast, lattice, log, lossless, moment, rows};
 
 use super::input::{Input, elements, values};

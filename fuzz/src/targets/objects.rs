@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use stepfs::codec::Dtype;
 use stepfs::codec::moment::Rule;
+use stepfs::codec::{Dtype, Rows};
 use stepfs::container::Role;
 use stepfs::recall::{Chain, Layout, ReadError, stream, walk};
 use stepfs::store::object::{
@@ -332,7 +332,7 @@ fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8>
             let _ = lattice::encode_tile(&symbols, None, None, &[], &mut out);
         }
         Coding::Rows { .. } | Coding::RowsKey { .. } => {
-            let rows = rows::Rows { width: 6, first: 0 };
+            let rows = Rows { width: 6, first: 0 };
             let _ = rows::encode_tile(&symbols, None, rows, &[], &mut out);
         }
         Coding::Log { .. } | Coding::LogKey { .. } => stepfs::entropy::ints::encode(&symbols, &mut out),

@@ -16,8 +16,8 @@ use std::io;
 
 use rayon::prelude::*;
 
+use crate::codec::Rows;
 use crate::codec::floor::{Keep, Signs};
-use crate::codec::rows::Rows;
 use crate::codec::{TILE_BYTES, lossless};
 use crate::container::{Description, ReadAt, Role, Tensor, Use};
 use crate::entropy::scratch;

@@ -1,9 +1,9 @@
 //! The A of a tile, row by row, to bytes and back.
 
-use super::{MAX_E, Rows};
-use crate::codec::Corrupt;
+use super::MAX_E;
 use crate::codec::exception::{put_exceptions, take_exceptions};
 use crate::codec::lattice::{Exception, Unfit};
+use crate::codec::{Corrupt, Rows};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, ints, varint};

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::entropy::bytes;
 
 /// Symbols around [`QUIET`], of rows and columns that are busy by octaves.
 fn symbols(n: usize, shape: Shape, seed: u64) -> Vec<u8> {

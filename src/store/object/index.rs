@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::codec::rows::Rows;
+use crate::codec::Rows;
 use crate::codec::{Dtype, TILE_BYTES, lattice, log};
 use crate::container::Role;
 use crate::published;

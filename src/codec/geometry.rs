@@ -1,0 +1,32 @@
+//! Where the elements of a tile lie in their tensor.
+
+use crate::entropy::grid::Shape;
+
+/// Where a tile's elements are in rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Elements of one row.
+    pub width: u64,
+    /// Index of the tile's first element in the tensor.
+    pub first: u64,
+}
+
+impl Rows {
+    /// The same for symbols; none if there are no columns.
+    pub(super) fn shape(self) -> Option<Shape> {
+        let first = usize::try_from(self.first.checked_rem(self.width)?).ok()?;
+        Some(Shape { width: usize::try_from(self.width).ok()?, first })
+    }
+
+    /// Lengths of the rows that a tile of so many elements has, cut ones at its ends included. Width 0 has none.
+    pub(super) fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
+        let width = usize::try_from(self.width).unwrap_or(usize::MAX);
+        let mut length = self.width.saturating_sub(self.first.checked_rem(self.width).unwrap_or(0));
+        let mut left = if width == 0 { 0 } else { elements };
+        std::iter::from_fn(move || {
+            let now = left.min(usize::try_from(length).unwrap_or(usize::MAX));
+            (left, length) = (left - now, self.width);
+            (now > 0).then_some(now)
+        })
+    }
+}
