@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use rayon::prelude::*;
 
-use crate::codec::log::Factors;
+use crate::codec::TILE_BYTES;
 use crate::container::Patch;
 use crate::store::object::{Index, ObjectWriter, TensorEntry, gaps};
 use crate::tile::Coding;
@@ -17,7 +17,7 @@ use super::error::{StepError, StepResult};
 use super::job::Job;
 use super::plan::{Plan, tiles};
 use super::published::Fits;
-use super::tensor_writer::{Done, EncodedTile, TensorWriter};
+use super::tensor_writer::{Done, EncodedFactors, EncodedTile, TensorWriter};
 use super::tile_encoder::Encoder;
 use super::workers::Workers;
 use super::{factors, skeleton};
@@ -78,7 +78,7 @@ struct Part {
     at: usize,
     coding: Coding,
     first: Option<(usize, Coding)>,
-    factors: Option<Arc<Factors>>,
+    factors: Option<EncodedFactors>,
     /// A tile does not fit its codec: the rest need not be made.
     misfits: AtomicBool,
 }
@@ -93,7 +93,7 @@ impl Part {
     fn find_factors(&mut self, job: &Job) -> io::Result<()> {
         if self.coding.has_factors() {
             let found = factors::factors(job.source, &job.plans[self.at].tensor, self.coding)?;
-            self.factors = Some(Arc::new(found));
+            self.factors = Some(EncodedFactors::new(found));
         }
         Ok(())
     }
@@ -145,10 +145,17 @@ impl<'a> Output<'a, '_> {
     fn write(mut self) -> StepResult<()> {
         let (parts, encoder, workers) = (self.parts, self.encoder, self.workers);
         let tiles = |part: &Part| tiles(&encoder.job.plans[part.at].tensor);
-        let numbers = parts.iter().enumerate().flat_map(|(part, of)| (0..tiles(of)).map(move |tile| (part, tile)));
+        let length = |part: &Part| {
+            let extent = &encoder.job.plans[part.at].tensor.extent;
+            (extent.end - extent.start).min(TILE_BYTES as u64) as usize
+        };
+        let numbers = parts.iter().enumerate().flat_map(|(part, of)| {
+            let length = length(of);
+            (0..tiles(of)).map(move |tile| (length, (part, tile)))
+        });
         let make = |(part, tile): (usize, usize)| -> (usize, Made) {
             let Part { at, coding, first, factors, misfits } = &parts[part];
-            let factors = factors.as_ref();
+            let factors = factors.as_ref().map(|encoded| &encoded.factors);
             let made = match first {
                 _ if misfits.load(Ordering::Relaxed) => Ok(None),
                 None => encoder.tile_of(*at, *coding, factors, tile).map(|made| made.map(|tile| vec![tile])),
@@ -160,7 +167,7 @@ impl<'a> Output<'a, '_> {
             (part, made)
         };
         self.begin()?;
-        workers.in_order(numbers, make, |(part, made)| self.take(part, made))?;
+        workers.in_order_of_lengths(numbers, make, |(part, made)| self.take(part, made))?;
         self.go_to(parts.len())
     }
 
@@ -194,7 +201,7 @@ impl<'a> Output<'a, '_> {
         let Some(part) = self.parts.get(self.current) else { return Ok(()) };
         let job = self.encoder.job;
         self.start = self.writer.position();
-        let second = TensorWriter::begin(job, self.writer, part.at, part.coding, part.factors.clone())?;
+        let second = TensorWriter::begin(job, self.writer, part.at, part.coding, part.factors.as_ref())?;
         let first = match part.first {
             Some((first, coding)) => Some(TensorWriter::begin(job, self.writer, first, coding, None)?),
             None => None,

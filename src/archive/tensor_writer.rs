@@ -25,6 +25,20 @@ pub(super) struct EncodedTile {
     pub(super) max_abs_error: f64,
 }
 
+/// The factors of a tensor, and their payload.
+pub(super) struct EncodedFactors {
+    pub(super) factors: Arc<Factors>,
+    payload: Vec<u8>,
+}
+
+impl EncodedFactors {
+    pub(super) fn new(factors: Factors) -> EncodedFactors {
+        let mut payload = Vec::new();
+        factors.encode(&mut payload);
+        EncodedFactors { factors: Arc::new(factors), payload }
+    }
+}
+
 /// A tensor that is written.
 pub(super) struct Done {
     pub(super) entry: TensorEntry,
@@ -69,17 +83,14 @@ impl<'a> TensorWriter<'a> {
         writer: &mut ObjectWriter,
         at: usize,
         coding: Coding,
-        factors: Option<Arc<Factors>>,
+        factors: Option<&EncodedFactors>,
     ) -> io::Result<TensorWriter<'a>> {
         let tensor = &job.plans[at].tensor;
-        let stored_factors = match &factors {
-            Some(factors) => {
-                let mut payload = Vec::new();
-                factors.encode(&mut payload);
-                Some(writer.put(&payload, xxh3_64(&payload))?)
-            }
+        let stored_factors = match factors {
+            Some(EncodedFactors { payload, .. }) => Some(writer.put(payload, xxh3_64(payload))?),
             None => None,
         };
+        let factors = factors.map(|encoded| Arc::clone(&encoded.factors));
         let mut begun = TensorWriter {
             job,
             at,

@@ -62,8 +62,8 @@ pub(super) fn verify(
             Unit::Skeleton { .. } => Ok(None),
         }
     };
-    let segments = layout.segments.iter();
-    workers.in_order(
+    let segments = layout.segments.iter().map(|segment| ((segment.range.end - segment.range.start) as usize, segment));
+    workers.in_order_of_lengths(
         segments,
         |segment| (segment, check(segment)),
         |(segment, checked)| {

@@ -308,6 +308,14 @@ pub fn updates(dtype: Dtype, new: &[u8], old: &[u8]) -> Vec<f64> {
     for_float!(dtype, F => all::<F>(new, old), else Vec::new())
 }
 
+/// The values of a tile (or samples).
+pub fn values(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
+    fn all<F: Float>(bytes: &[u8]) -> Vec<f64> {
+        F::elements(bytes).iter().map(|&value| F::widen(value)).collect()
+    }
+    for_float!(dtype, F => all::<F>(bytes), else Vec::new())
+}
+
 /// The largest |R - W| of two tiles of the same type; `None` when an element is not finite, or the lengths differ.
 pub fn largest_error(dtype: Dtype, w: &[u8], r: &[u8]) -> Option<f64> {
     (w.len() == r.len()).then_some(())?;

@@ -65,8 +65,8 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
 }
 
 fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
-    let most = MOST_OF_WEIGHTS * root_mean_square(subject)?;
-    let next = next_update(subject.material, subject.tensor, twin)?;
+    let (next, weights) = next_update(subject.material, subject.tensor, twin)?;
+    let most = MOST_OF_WEIGHTS * weights;
     if next.is_some_and(|next| next.tail > HEAVY_TAIL) {
         return Ok(None);
     }
@@ -231,20 +231,21 @@ pub(super) struct NextUpdate {
     tail: f64,
 }
 
-/// `None` when nothing moves, or it is no update ([`MOST_OF_WEIGHTS`]).
-pub(super) fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<Option<NextUpdate>> {
+/// `None` when nothing moves, or it is no update ([`MOST_OF_WEIGHTS`]). And the root mean square of the weights.
+fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<(Option<NextUpdate>, f64)> {
     let (mut updates, mut weights) = (Vec::new(), Vec::new());
     sample(tensor, |range| {
         let now = read(material.source, tensor, &range)?;
         let then = read(material.newer.0, twin, &range)?;
         updates.extend(lattice::updates(tensor.dtype, &then, &now));
-        weights.extend(lattice::updates(tensor.dtype, &now, &vec![0; now.len()]));
+        weights.extend(lattice::values(tensor.dtype, &now));
         Ok(())
     })?;
-    let most = MOST_OF_WEIGHTS * MOST_OF_WEIGHTS * mean_square(&weights);
-    let sound = mean_square(&updates) <= most;
+    let weights = mean_square(&weights);
+    let sound = mean_square(&updates) <= MOST_OF_WEIGHTS * MOST_OF_WEIGHTS * weights;
     let (power, tail) = power_and_tail(&updates);
-    Ok((sound && power > 0.0 && power.is_finite()).then(|| NextUpdate { rms: power.sqrt(), tail }))
+    let next = (sound && power > 0.0 && power.is_finite()).then(|| NextUpdate { rms: power.sqrt(), tail });
+    Ok((next, weights.sqrt()))
 }
 
 /// Mean square of an update, as far as [`MOST_OF_QUARTILE`] lets it count, and its root in units of the third quartile of the
@@ -268,7 +269,7 @@ pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
     let mut values = Vec::new();
     sample(subject.tensor, |range| {
         let bytes = read(subject.material.source, subject.tensor, &range)?;
-        values.extend(lattice::updates(subject.tensor.dtype, &bytes, &vec![0; bytes.len()]));
+        values.extend(lattice::values(subject.tensor.dtype, &bytes));
         Ok(())
     })?;
     Ok(mean_square(&values).sqrt())

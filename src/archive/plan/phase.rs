@@ -8,7 +8,7 @@
 use std::f64::consts::TAU;
 use std::io;
 
-use crate::codec::lattice::{short_step, updates};
+use crate::codec::lattice::{short_step, updates, values};
 use crate::recall::walk;
 use crate::tile::{Coding, State};
 
@@ -60,8 +60,7 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
     let every = (now.len() / size).div_ceil(ELEMENTS).max(1);
     let some = |bytes: &[u8]| -> Vec<u8> { bytes.chunks_exact(size).step_by(every).flatten().copied().collect() };
     let now = some(&now);
-    let zero = vec![0; now.len()];
-    let values = updates(tensor.dtype, &now, &zero);
+    let values = values(tensor.dtype, &now);
     let distances = match keyframe {
         Some(keyframe) => updates(tensor.dtype, &now, &some(&keyframe)),
         None => values.clone(),
@@ -80,8 +79,16 @@ fn coherence(places: &[(f64, f64)], step: f64, steps_of_octave: f64) -> f64 {
     let counts = |place: f64| place.abs() > ON_POINT || steps_of_octave < FINE_GRID;
     let places = places.iter().filter(|(_, value)| finest(*value)).map(|(distance, _)| distance / step);
     let moved = places.map(|place| place - place.round()).filter(|place| counts(*place));
-    let (sum, count) = moved.fold((0.0, 0), |(sum, count), place| (sum + (TAU * place).cos(), count + 1));
+    let (sum, count) = moved.fold((0.0, 0), |(sum, count), place| (sum + cosine(place), count + 1));
     if count < LEAST { 0.0 } else { (sum / count as f64).abs() }
+}
+
+/// cos(2 pi x) within 2e-6, for x of at most a half: the library's takes ten times as long.
+fn cosine(x: f64) -> f64 {
+    // cos 2a = 2 cos^2 a - 1, with a of at most pi / 2.
+    let a = (TAU / 2.0 * x).powi(2);
+    let half = 1.0 + a * (-1.0 / 2.0 + a * (1.0 / 24.0 + a * (-1.0 / 720.0 + a * (1.0 / 40320.0 - a / 3_628_800.0))));
+    2.0 * half * half - 1.0
 }
 
 #[cfg(test)]
@@ -118,6 +125,12 @@ mod tests {
         let places: Vec<(f64, f64)> =
             (0..ELEMENTS).map(|i| i as f64 / 8.0 % 16.0).map(|place| (place, place)).collect();
         assert!(coherence(&places, 1.0, 128.0) < COHERENT);
+    }
+
+    #[test]
+    fn the_short_cosine_is_one() {
+        let off = |place: i32| (cosine(f64::from(place) / 200.0) - (TAU * f64::from(place) / 200.0).cos()).abs();
+        assert!((-100..=100).map(off).all(|off| off < 2e-6));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::io;
 
 use rayon::prelude::*;
 
-use crate::codec::lattice::updates;
+use crate::codec::lattice::{updates, values};
 use crate::container::{Role, Tensor, is_of_layer};
 
 use super::Material;
@@ -75,10 +75,9 @@ fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, 
     sample(tensor, |range| {
         let now = read(material.source, tensor, &range)?;
         let moves = updates(tensor.dtype, &read(material.newer.0, twin, &range)?, &now);
-        let zero = vec![0; now.len()];
-        let mut moments = updates(state.dtype, &read(material.source, state, &range)?, &zero);
+        let mut moments = values(state.dtype, &read(material.source, state, &range)?);
         if let Some(second) = second {
-            let squares = updates(second.dtype, &read(material.source, second, &range)?, &zero);
+            let squares = values(second.dtype, &read(material.source, second, &range)?);
             moments.iter_mut().zip(squares).for_each(|(m, v)| *m = if v > 0.0 { *m / v.sqrt() } else { 0.0 });
         }
         samples += moves.len();
@@ -98,7 +97,7 @@ fn moves_like_a_parameter(material: &Material, tensor: &Tensor, twin: &Tensor) -
     if !large || !tensor.dtype.is_lattice_float() || !is_of_layer(&tensor.path) {
         return Ok(false);
     }
-    let (mut values, mut moves) = (Vec::new(), Vec::new());
+    let (mut weights, mut moves) = (Vec::new(), Vec::new());
     let mut everywhere = true;
     let least = if tensor.dtype.size() == 2 { LEAST_MOVED_OF_16_BITS } else { LEAST_MOVED };
     sample(tensor, |range| {
@@ -107,22 +106,22 @@ fn moves_like_a_parameter(material: &Material, tensor: &Tensor, twin: &Tensor) -
         let moved = updates(tensor.dtype, &then, &now);
         everywhere &= share(&moved, |x| x != 0.0) >= least;
         moves.extend(moved);
-        values.extend(updates(tensor.dtype, &now, &vec![0; now.len()]));
+        weights.extend(values(tensor.dtype, &now));
         Ok(())
     })?;
-    let rms = mean_square(&values).sqrt();
+    let rms = mean_square(&weights).sqrt();
     let of_both_signs = |of: &[f64]| {
         let some = share(of, |x| x != 0.0);
         [share(of, |x| x > 0.0), share(of, |x| x < 0.0)].iter().all(|share| *share >= LEAST_OF_EACH_SIGN * some)
     };
     Ok(everywhere
-        && values.iter().chain(&moves).all(|x| x.is_finite())
-        && of_both_signs(&values)
+        && weights.iter().chain(&moves).all(|x| x.is_finite())
+        && of_both_signs(&weights)
         && of_both_signs(&moves)
-        && share(&values, |x| x == 0.0) <= MOST_ZEROS
+        && share(&weights, |x| x == 0.0) <= MOST_ZEROS
         && mean_square(&moves).sqrt() <= MOST_MOVED * rms
         && moves.iter().all(|x| x.abs() <= MOST_OF_ONE * rms)
-        && (tensor.dtype.size() == 2 || distinct(&values) >= LEAST_DISTINCT))
+        && (tensor.dtype.size() == 2 || distinct(&weights) >= LEAST_DISTINCT))
 }
 
 fn share(of: &[f64], is: impl Fn(f64) -> bool) -> f64 {
@@ -145,12 +144,12 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     const COMPARED: u64 = 16;
     /// Beyond roundings, by which the two halves of a computed inverse differ.
     const ALIKE: f64 = 1e-3;
-    let (size, zero) = (tensor.dtype.size() as u64, vec![0; tensor.dtype.size()]);
+    let size = tensor.dtype.size() as u64;
     let [.., rows, columns] = tensor.shape[..] else { return Ok(false) };
     let alike = |a: f64, b: f64| (a - b).abs() <= ALIKE * a.abs().max(b.abs());
     let at = |row: u64, column: u64| -> io::Result<f64> {
         let place = (row * columns + column) * size;
-        Ok(updates(tensor.dtype, &read(material.source, tensor, &(place..place + size))?, &zero)[0])
+        Ok(values(tensor.dtype, &read(material.source, tensor, &(place..place + size))?)[0])
     };
     let mut symmetric = rows == columns;
     for row in 0..COMPARED.min(rows / 2) {
@@ -165,7 +164,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     for sample in (0..COMPARED.min(rows)).take_while(|_| columns <= LONGEST_ROW) {
         let from = sample * rows / COMPARED.min(rows) * columns * size;
         let row = read(material.source, tensor, &(from..from + columns * size))?;
-        lengths.push(mean_square(&updates(tensor.dtype, &row, &vec![0; row.len()])).sqrt());
+        lengths.push(mean_square(&values(tensor.dtype, &row)).sqrt());
     }
     Ok(symmetric || !lengths.is_empty() && lengths.windows(2).all(|pair| alike(pair[0], pair[1])))
 }

@@ -14,7 +14,7 @@ use std::io;
 
 use rayon::prelude::*;
 
-use crate::codec::lattice::updates;
+use crate::codec::lattice::{updates, values};
 use crate::container::{Role, Tensor};
 
 use super::Material;
@@ -94,7 +94,7 @@ fn look(material: &Material, (tensor, twin, second): Known) -> io::Result<Slope>
     sample(tensor, |range| {
         let now = read(material.source, tensor, &range)?;
         moves.extend(updates(tensor.dtype, &read(material.newer.0, twin, &range)?, &now));
-        squares.extend(updates(tensor.dtype, &read(material.source, second, &range)?, &vec![0; now.len()]));
+        squares.extend(values(tensor.dtype, &read(material.source, second, &range)?));
         Ok(())
     })?;
     let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
