@@ -13,6 +13,9 @@ const LEAST_IN_FLIGHT: usize = 16;
 /// And for each core: one that it works on, and one that is next.
 const IN_FLIGHT_PER_CORE: usize = 2;
 
+/// Most items in a batch: a file that is given up ends with the batch.
+const BATCH: usize = 64;
+
 /// Threads for tiles. A tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so that [`LEAST_IN_FLIGHT`]
 /// take 50 MB, however many files are archived side by side.
 #[derive(Debug)]
@@ -152,8 +155,8 @@ impl Workers {
         })
     }
 
-    /// The same for items of so many bytes each. One thread makes those that are no longer than a tile together: to wake a thread
-    /// takes about as long as to decode 20 KiB.
+    /// The same for items of so many bytes each. Consecutive items form a batch while their lengths sum to at most one tile; one thread
+    /// makes a batch. To wake a thread takes about as long as to decode 20 KiB.
     ///
     /// # Errors
     /// As [`Workers::in_order`].
@@ -167,7 +170,9 @@ impl Workers {
         let batches = std::iter::from_fn(|| {
             let (mut length, first) = items.next()?;
             let mut batch = vec![first];
-            while let Some((more, item)) = items.next_if(|(more, _)| length + more <= TILE_BYTES) {
+            while batch.len() < BATCH
+                && let Some((more, item)) = items.next_if(|(more, _)| length + more <= TILE_BYTES)
+            {
                 length += more;
                 batch.push(item);
             }

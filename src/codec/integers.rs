@@ -61,7 +61,7 @@ impl Integers {
         }
     }
 
-    /// All of them, in 32 bits each.
+    /// Itself in 32 bits each, without a copy where it has them already.
     pub fn into_wide(self) -> Vec<i32> {
         match self {
             Integers::Narrow(_) => self.values(),

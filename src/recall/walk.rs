@@ -13,12 +13,12 @@ use super::chain::Step;
 use super::memory::Claim;
 use super::{Chain, ReadError};
 
-/// Whether somebody will ask for a companion's tile once more.
+/// A companion's tile is decoded twice: for the tensor that needs it, and as itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// For the first or the second time: it is kept after the first.
+    /// The first of the two keeps the tile, the second lets it go.
     Next,
-    /// In between.
+    /// A use between the two leaves the tile where it is.
     Again,
 }
 
@@ -60,7 +60,7 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<State>, Re
     state_from(chain, 0, tensor, tile)
 }
 
-/// The same for the object at this place of the chain.
+/// Decodes as [`state`] does, for the object at this place of the chain.
 fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
     let path = chain.path_from(place, tensor)?;
     let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
@@ -86,10 +86,10 @@ struct Begin<'a> {
     claim: Option<Claim<'a>>,
 }
 
-/// The nearest state that memory has, or is to have.
+/// Finds the nearest state that memory has, or ought to have.
 ///
-/// Goes from the leaf down: a thread that waits for a claim holds none that lies below it, so threads never wait in a circle. A
-/// companion counts as below the tensor that needs it: it never needs that tensor.
+/// The search goes from the leaf to the keyframe. A thread that waits for a claim holds claims nearer the leaf only, so threads never
+/// wait in a circle. A companion counts as nearer the keyframe than the tensor that needs it: it never needs that tensor.
 fn begin<'a>(chain: &'a Chain, path: &[Step], tile: usize) -> Result<Begin<'a>, ReadError> {
     let Some(memory) = chain.memory() else { return Ok(Begin { state: None, first: 0, claim: None }) };
     let mut claim = None;
@@ -187,7 +187,7 @@ fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize, then: Then) ->
     Ok(bytes)
 }
 
-/// From the nearest state in memory, or from the keyframe: the last steps in one pass over their payloads.
+/// Begins at the nearest state in memory, or at the keyframe, and takes the last steps in one pass over their payloads.
 fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
     let path = chain.path_from(place, tensor)?;
     let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
@@ -227,11 +227,18 @@ fn run(
         step.object.payload(&step.entry.tiles[tile], &mut payload).map_err(|error| failed(step, error))?;
         payloads.push(payload);
     }
+    let unit = match base {
+        Some(State::Log { unit, .. }) => Some(*unit),
+        _ => steps.first().and_then(|step| step.entry.coding.unit()),
+    };
+    if let Some(step) = steps.iter().find(|step| unit.is_some() && step.entry.coding.unit() != unit) {
+        return Err(failed(step, Damage("a difference in another unit than its base").into()));
+    }
     let factors = |step: Option<&Step>| {
         let step = step.filter(|step| step.entry.coding.has_factors());
         step.map(|step| step.object.factors(step.tensor).map_err(|error| failed(step, error))).transpose()
     };
-    let (of_first, of_last) = (factors(steps.first())?, factors(steps.last())?);
+    let (of_first, of_last) = (factors(steps.first().filter(|_| base.is_none()))?, factors(steps.last())?);
     let companion = match steps {
         [step] => companion(chain, step, tile)?,
         _ => None,

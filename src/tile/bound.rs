@@ -39,7 +39,7 @@ pub fn bound(coding: Coding, found: f64) -> f64 {
 /// condition of the codec does not hold.
 ///
 /// # Errors
-/// When a moment's companion, or the factors, are missing or of another length.
+/// When a moment's companion or the factors are missing.
 pub fn error(
     spec: TileSpec,
     written: &[u8],

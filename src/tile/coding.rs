@@ -144,6 +144,14 @@ impl Coding {
         }
     }
 
+    /// The unit of a logarithmic lattice: its step in octaves / 65536.
+    pub fn unit(self) -> Option<u32> {
+        match self {
+            Coding::Log { unit, .. } | Coding::LogKey { unit } => Some(unit),
+            _ => None,
+        }
+    }
+
     /// The step in ratios, and the rule they follow.
     pub fn ratio(self) -> Option<(f64, Rule)> {
         match self {
@@ -152,7 +160,7 @@ impl Coding {
         }
     }
 
-    /// Whether no other object is needed to decode it, whatever it was encoded with.
+    /// Whether a tensor keeps its coding when its object becomes a difference to another parent.
     pub fn stands_alone(self) -> bool {
         self.companion().is_some() || matches!(self, Coding::ExternalKey | Coding::Sized { .. })
     }

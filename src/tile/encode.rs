@@ -2,6 +2,7 @@
 
 use crate::codec::log::{Grid, Parent};
 use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
+use crate::entropy::scratch;
 use crate::published;
 
 use super::{Coding, State, TileSpec};
@@ -25,12 +26,18 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         }
         (Coding::Lattice { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
             Some(parent) => {
-                lattice::encode_tile(&accumulators.wide(), parent.as_deref(), Some(rows), exceptions, out).is_ok()
+                let fits = lattice::encode_tile(&accumulators.wide(), parent.as_deref(), Some(rows), exceptions, out);
+                parent.into_iter().for_each(scratch::give_integers);
+                fits.is_ok()
             }
             None => false,
         },
         (Coding::Rows { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
-            Some(parent) => rows::encode_tile(&accumulators.wide(), parent.as_deref(), rows, exceptions, out).is_ok(),
+            Some(parent) => {
+                let fits = rows::encode_tile(&accumulators.wide(), parent.as_deref(), rows, exceptions, out);
+                parent.into_iter().for_each(scratch::give_integers);
+                fits.is_ok()
+            }
             None => false,
         },
         (Coding::LatticeKey { .. }, State::Lattice { keyframe: None, accumulators, exceptions, .. }) => {
@@ -99,7 +106,7 @@ pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result
 }
 
 /// The parent's accumulators in the step of `state`; inside, `None` where they are all 0, because the parent is the
-/// keyframe. `None`: it has another keyframe.
+/// keyframe. `None`: the parent is no lattice, has another keyframe, or does not fit 32 bits in that step.
 fn restated(state: &State, parent: Option<&State>) -> Option<Option<Vec<i32>>> {
     let State::Lattice { keyframe, step, .. } = state else { return None };
     let (other, accumulators) = parent?.on_lattice(*step).ok()?;

@@ -121,7 +121,7 @@ fn ratios(
     Some((state, decoded, error))
 }
 
-/// Keeps exactly the elements that a lattice would bring below the floor. `None`: so many that the tensor is to be lossless.
+/// Keeps exactly the elements that a lattice would bring below the floor. `None`: they are so many that the tensor must stay lossless.
 fn keep_exactly(
     spec: TileSpec,
     keep: Keep,

@@ -18,7 +18,7 @@ pub struct Link<'a> {
     pub spec: TileSpec,
     /// Its payload.
     pub payload: &'a [u8],
-    /// The tensor's factors: needed for the first and the last link.
+    /// The tensor's factors. Only the last link needs them, and the first one where no state comes before it.
     pub factors: Option<&'a Arc<Factors>>,
     /// The companion's bytes.
     pub companion: Option<&'a Bytes>,
@@ -42,7 +42,8 @@ pub fn is_run(base: Option<&State>, codings: impl Iterator<Item = Coding> + Clon
     }
 }
 
-/// The tile that these payloads lead to from `base`, of which [`is_run`] says so. With `keep` its state too, as memory keeps it.
+/// The tile that these payloads lead to from `base`; [`is_run`] must have allowed it. `keep`: also the tile's state, as memory keeps
+/// it.
 ///
 /// # Errors
 /// What is wrong with a payload, or missing.
@@ -111,10 +112,7 @@ fn lattice(
 fn log(base: Option<&State>, last: TileSpec, links: &[Link], keep: bool) -> Result<(Bytes, Option<State>), Corrupt> {
     let start = last.rows.first;
     let factors_of = |link: Option<&Link>| link.and_then(|link| link.factors).cloned().ok_or(NO_FACTORS);
-    let unit_of = |link: &Link| match link.spec.coding {
-        Coding::Log { unit, .. } | Coding::LogKey { unit } => Some(unit),
-        _ => None,
-    };
+    let unit_of = |link: &Link| link.spec.coding.unit();
     let oldest;
     let (from, unit, own) = match base {
         Some(State::Log { factors, unit, q, .. }) => (From::Integers(q), *unit, Some(factors)),

@@ -94,11 +94,10 @@ impl State {
         }
     }
 
-    /// The keyframe of a state that becomes a difference to this one, and this one's accumulators in steps of `step`: none where
-    /// all are 0.
+    /// This state as the parent of a lattice: the keyframe, and the accumulators in steps of `step`. No accumulators: all are 0.
     ///
     /// # Errors
-    /// When a lattice cannot be one's parent, or its accumulators do not fit 32 bits in that step.
+    /// When no lattice can be a difference to this state, or the accumulators do not fit 32 bits in that step.
     pub(super) fn on_lattice(&self, step: f64) -> Result<(Option<&Bytes>, Option<Vec<i32>>), Corrupt> {
         match self {
             State::Bytes(bytes) | State::External { bytes, .. } => Ok((Some(bytes), None)),

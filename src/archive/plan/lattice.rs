@@ -231,7 +231,8 @@ pub(super) struct NextUpdate {
     tail: f64,
 }
 
-/// `None` when nothing moves, or it is no update ([`MOST_OF_WEIGHTS`]). And the root mean square of the weights.
+/// Answers the update, and the root mean square of the weights. The update is `None` when nothing moves, or when it is too large to be
+/// one ([`MOST_OF_WEIGHTS`]).
 fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<(Option<NextUpdate>, f64)> {
     let (mut updates, mut weights) = (Vec::new(), Vec::new());
     sample(tensor, |range| {

@@ -20,8 +20,9 @@ const LEAST: f64 = 1.0 / 8.0;
 /// A chain keeps its unit while the one wanted is within this factor, in octaves of it: with another, it begins anew.
 const KEEP_WITHIN: f64 = 0.8;
 
-/// Of the sampled elements every so many are looked at. Of 16 Ki, 4 Ki tell the change to 1%; units differ by factors of 2.
-const EVERY: usize = 4;
+/// Elements looked at in each place of a sample: 4 places tell the change to 1%, and units differ by factors of 2. They lie side by
+/// side, so that all columns of a narrow matrix count.
+const ELEMENTS: u64 = 1024;
 
 /// The unit of a second moment, octaves / 65536.
 pub(super) fn unit(subject: &Subject) -> io::Result<u32> {
@@ -51,9 +52,10 @@ fn choose(most: u32, share: f64, before: Option<u32>) -> u32 {
 fn change(subject: &Subject, twin: &Tensor) -> io::Result<Option<f64>> {
     let (tensor, mut logs) = (subject.tensor, Vec::new());
     sample(tensor, |range| {
+        let range = range.start..range.end.min(range.start + ELEMENTS * tensor.dtype.size() as u64);
         let now = read(subject.material.source, tensor, &range)?;
         let then = read(subject.material.newer.0, twin, &range)?;
-        let pairs = values(tensor.dtype, &now).into_iter().zip(values(tensor.dtype, &then)).step_by(EVERY);
+        let pairs = values(tensor.dtype, &now).into_iter().zip(values(tensor.dtype, &then));
         let both = pairs.filter(|(now, then)| *now > 0.0 && *then > 0.0);
         logs.extend(both.map(|(now, then)| (then / now).log2()).filter(|log| log.is_finite()));
         Ok(())
