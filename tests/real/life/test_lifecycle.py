@@ -107,7 +107,8 @@ def test_sync_waits_for_nothing_that_is_saved_later(mount):
     def save(run):
         os.mkdir(mount / f"busy-{run}")
         while not stop.is_set():
-            torch.save({"w": other + saved[run]}, mount / f"busy-{run}/step_{saved[run]}.pt")
+            # No state of one run has the bytes of the other's: a copy is released at once, and is no newer state to its run.
+            torch.save({"w": other + 1000 * run + saved[run]}, mount / f"busy-{run}/step_{saved[run]}.pt")
             saved[run] += 1
             # Sealing comes before archiving: hundreds of files a second would leave no time for that.
             time.sleep(0.02)
