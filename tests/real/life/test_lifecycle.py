@@ -118,9 +118,13 @@ def test_sync_waits_for_nothing_that_is_saved_later(mount):
         saver.start()
     try:
         wait_until(lambda: min(saved) > 5, 30, "they save")
-        before = list(saved)
-        done = run("sync", mount.dir, check=False, timeout=120)
-        during = [now - then for now, then in zip(saved, before)]
+        # On a calm machine it may be done between two saves.
+        for _ in range(200):
+            before = list(saved)
+            done = run("sync", mount.dir, check=False, timeout=120)
+            during = [now - then for now, then in zip(saved, before)]
+            if done.returncode != OK or min(during) > 0:
+                break
     finally:
         stop.set()
         for saver in savers:
