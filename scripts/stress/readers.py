@@ -50,6 +50,11 @@ class Reader(Actor):
                 os.lstat(self.full(path))
             except FileNotFoundError:
                 self.ledger.missing(path, since)
+        except OSError as error:
+            # torch seeks to before the beginning of a file that became shorter while it was opened.
+            if error.errno != errno.EINVAL:
+                raise
+            self.ledger.unreadable(path, since, f"{way}: {error}")
         except (RuntimeError, ValueError, EOFError, KeyError, SyntaxError, UnicodeDecodeError) as error:
             # As torch words what the end of a daemon is.
             if any(os.strerror(number) in str(error) for number in (errno.ENOTCONN, errno.ECONNABORTED)):
