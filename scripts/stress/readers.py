@@ -45,11 +45,7 @@ class Reader(Actor):
         try:
             seen = getattr(self, way)(path)
         except FileNotFoundError:
-            # safetensors says so whatever keeps it from opening a file; an end of the daemon is no loss.
-            try:
-                os.lstat(self.full(path))
-            except FileNotFoundError:
-                self.ledger.missing(path, since)
+            self.gone(path, since)
         except OSError as error:
             # torch seeks to before the beginning of a file that became shorter while it was opened.
             if error.errno != errno.EINVAL:
@@ -59,6 +55,9 @@ class Reader(Actor):
             # As torch words what the end of a daemon is.
             if any(os.strerror(number) in str(error) for number in (errno.ENOTCONN, errno.ECONNABORTED)):
                 raise
+            # safetensors opens a file twice, and torch words what keeps it from the second.
+            if os.strerror(errno.ENOENT) in str(error):
+                return self.gone(path, since)
             self.ledger.unreadable(path, since, f"{way}: {type(error).__name__}: {error}")
         except Exception as error:
             if type(error).__name__ not in ("SafetensorError", "UnpicklingError"):
@@ -66,6 +65,14 @@ class Reader(Actor):
             self.ledger.unreadable(path, since, f"{way}: {type(error).__name__}: {error}")
         else:
             self.judge(path, since, *seen)
+
+    def gone(self, path, since):
+        """A program was told that there is no such file."""
+        # safetensors says so whatever keeps it from opening a file; an end of the daemon is no loss.
+        try:
+            os.lstat(self.full(path))
+        except FileNotFoundError:
+            self.ledger.missing(path, since)
 
     def judge(self, path, since, view, stamp, seen, data):
         size = None if data is None else len(data)
