@@ -408,7 +408,11 @@ impl<'a> History<'a> {
             }
             let mut handles = self.model.handles.iter().enumerate();
             let open = |(slot, handle): (usize, &Option<Handle>)| {
-                handle.as_ref().is_some_and(|handle| handle.node == node) && opened.map(usize::from) != Some(slot)
+                // With passthrough such a reader has the inode that was there before (SEMANTICS, "Deviations from POSIX"). Without, it
+                // goes on with the new bytes, and they must stay.
+                let is_left_behind = self.ground.passthrough && self.model.uncertain(slot as Slot);
+                let here = handle.as_ref().is_some_and(|handle| handle.node == node) && !is_left_behind;
+                here && opened.map(usize::from) != Some(slot)
             };
             if inode.fate.cut.is_none() && handles.any(open) {
                 return say("released while it is open".into());
