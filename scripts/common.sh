@@ -10,6 +10,18 @@ if [ -t 1 ]; then BOLD=$'\e[1m' DIM=$'\e[2m' RED=$'\e[31m' PLAIN=$'\e[0m'; else 
 # A heading, so that a reader of the log sees what was running when something failed.
 section() { printf '\n%s== %s%s\n' "$BOLD" "$*" "$PLAIN"; }
 
+# For a script of several steps: the step that fails is named at the end. `run NAME COMMAND...` is a step.
+begin_steps() {
+    step='' began=$SECONDS
+    trap 'code=$?; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
+}
+run() {
+    step=$1
+    shift
+    section "$step"
+    "$@"
+}
+
 # Explanation between commands.
 note() { printf '%s%s%s\n' "$DIM" "$*" "$PLAIN"; }
 

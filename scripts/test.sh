@@ -5,14 +5,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-step='' began=$SECONDS
-trap 'code=$?; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
-run() {
-    step=$1
-    shift
-    section "$step"
-    "$@"
-}
+begin_steps
 run setup scripts/setup.sh
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 run formatting cargo fmt --check

@@ -1,6 +1,6 @@
 //! What happens to a file after the last close: it is sealed, archived and released. `life` has the steps.
 //!
-//! Everything that the archive needs after a crash is in the store. The next mount begins again what was not finished.
+//! Everything that the archive needs after a crash is in the store. The next mount starts each unfinished step again.
 
 mod archiving;
 mod base;

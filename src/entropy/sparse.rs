@@ -15,7 +15,7 @@ const SKIP: usize = 240;
 /// Symbols looked at together: one bit each in a `u64`.
 const CHUNK: usize = 64;
 
-/// Appends `symbols`, of which `common` should be nearly all. `nested` encodes gaps and literals.
+/// Appends `symbols`; nearly all of them should be `common`. `nested` encodes the gaps and the literals.
 pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl Fn(&[u8], &mut Vec<u8>)) {
     let mut gaps = Vec::new();
     let mut literals = Vec::new();
