@@ -1,12 +1,12 @@
 //! The storages that a walk finds: one tensor each, however many paths and views reach it.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use super::proof::Training;
 use super::read::{Fail, bad};
 use super::slots::{Optimizers, Standing};
 use super::view::Storage;
-use super::zip::Zip;
 use super::{Role, Tensor, pairing};
 use crate::codec::Dtype;
 
@@ -15,6 +15,22 @@ const MAX_ALIASES: usize = 16;
 
 /// All paths together. 250,000 tensors with names of 100 bytes are well below.
 const MAX_PATH_BYTES: usize = 64 << 20;
+
+/// The record that holds a storage's bytes.
+pub(super) struct Record {
+    /// Tells the records of a container apart. Two keys may lead to one record.
+    pub(super) number: u32,
+    /// Bytes of the file. Those of two records are disjoint.
+    pub(super) payload: Range<u64>,
+    /// Neither compressed nor encrypted: the payload is the content.
+    pub(super) stored: bool,
+}
+
+/// Where a container keeps its storages.
+pub(super) trait Records {
+    /// The record of the storage with this key.
+    fn record(&self, key: &str) -> Option<Record>;
+}
 
 /// One place where a storage is used.
 pub(super) struct Use<'a> {
@@ -41,27 +57,25 @@ struct Found {
 }
 
 /// The storages found so far.
-pub(super) struct Storages<'z> {
-    zip: &'z Zip,
-    data: &'z HashMap<&'z [u8], usize>,
-    found: HashMap<usize, Found>,
+pub(super) struct Storages<'r> {
+    records: &'r dyn Records,
+    /// By the number of the record.
+    found: HashMap<u32, Found>,
     /// Paths in use, with the number of times another tensor wanted them.
     paths: HashMap<String, u32>,
     path_bytes: usize,
     missing: u64,
     compressed: u64,
     /// Records that are not what some use of them says.
-    misfits: HashSet<usize>,
+    misfits: HashSet<u32>,
     /// Values whose path is too long.
     pub(super) too_deep: u64,
 }
 
-impl<'z> Storages<'z> {
-    /// `data` maps storage keys to records of `zip`.
-    pub(super) fn new(zip: &'z Zip, data: &'z HashMap<&'z [u8], usize>) -> Self {
+impl<'r> Storages<'r> {
+    pub(super) fn new(records: &'r dyn Records) -> Self {
         Storages {
-            zip,
-            data,
+            records,
             found: HashMap::new(),
             paths: HashMap::new(),
             path_bytes: 0,
@@ -72,10 +86,10 @@ impl<'z> Storages<'z> {
         }
     }
 
-    /// The tensors by ascending extent, the record of each, and a note on storages that were left out.
+    /// The tensors by ascending extent, the number of the record of each, and a note on storages that were left out.
     pub(super) fn finish(mut self, optimizers: &Optimizers) -> ((Vec<Tensor>, Training), Vec<u32>, Option<String>) {
-        for index in &self.misfits {
-            self.found.remove(index);
+        for number in &self.misfits {
+            self.found.remove(number);
         }
         let odd = [
             (self.missing, "storages have no record"),
@@ -85,9 +99,9 @@ impl<'z> Storages<'z> {
         ];
         let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
-        let mut found: Vec<(usize, Found)> = self.found.into_iter().collect();
+        let mut found: Vec<(u32, Found)> = self.found.into_iter().collect();
         found.sort_by_key(|(_, f)| f.tensor.extent.start);
-        let of_tensor = found.iter().map(|&(i, _)| i as u32).collect();
+        let of_tensor = found.iter().map(|&(number, _)| number).collect();
         let (mut tensors, standings): (Vec<_>, Vec<_>) = found.into_iter().map(|(_, f)| (f.tensor, f.standing)).unzip();
         pairing::refine(&mut tensors, &standings, optimizers);
         let training = Training::of(&mut tensors, &standings, optimizers);
@@ -97,16 +111,15 @@ impl<'z> Storages<'z> {
     /// Notes a use of a storage.
     pub(super) fn add(&mut self, used: Use) -> Result<(), Fail> {
         let storage = used.storage;
-        let Some(&index) = self.data.get(storage.key.as_bytes()) else {
+        let Some(Record { number, payload, stored }) = self.records.record(storage.key) else {
             self.missing += 1;
             return Ok(());
         };
-        let record = &self.zip.records[index];
-        if !record.stored {
+        if !stored {
             self.compressed += 1;
             return Ok(());
         }
-        let len = record.payload.end - record.payload.start;
+        let len = payload.end - payload.start;
         // What the storage class says must fit the record, or a reader would see something else than stepfs.
         let unit = match (storage.dtype, storage.known) {
             (Some(d), _) => Some(d.size() as u64),
@@ -114,7 +127,7 @@ impl<'z> Storages<'z> {
             (None, false) => None,
         };
         if unit.is_some_and(|u| storage.len.checked_mul(u) != Some(len)) {
-            self.misfits.insert(index);
+            self.misfits.insert(number);
             return Ok(());
         }
         if len == 0 {
@@ -136,7 +149,7 @@ impl<'z> Storages<'z> {
                 (Dtype::U8, vec![len], (Role::Other, why))
             }
         };
-        if let Some(Found { tensor, reference, standing }) = self.found.get_mut(&index) {
+        if let Some(Found { tensor, reference, standing }) = self.found.get_mut(&number) {
             if tensor.aliases.len() < MAX_ALIASES {
                 tensor.aliases.push(used.path.to_string());
             }
@@ -154,10 +167,9 @@ impl<'z> Storages<'z> {
             }
             return Ok(());
         }
-        let extent = record.payload.clone();
-        let tensor = Tensor::found(self.unique(used.path), (dtype, shape), (role, why), extent);
+        let tensor = Tensor::found(self.unique(used.path), (dtype, shape), (role, why), payload);
         let Use { reference, standing, .. } = used;
-        self.found.insert(index, Found { tensor, reference, standing });
+        self.found.insert(number, Found { tensor, reference, standing });
         Ok(())
     }
 

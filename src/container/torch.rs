@@ -9,7 +9,7 @@ use super::best;
 use super::patch::{Crcs, is_serialization_id};
 use super::pickle;
 use super::read::{Fail, bad};
-use super::storages::Storages;
+use super::storages::{Record, Records, Storages};
 use super::walk::walk;
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt};
@@ -27,7 +27,8 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
         (Default::default(), Vec::new(), Some("torch: tensors are big-endian".to_string()))
     } else {
         let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
-        let mut storages = Storages::new(&zip, &layout.data);
+        let records = ZipRecords { zip: &zip, data: &layout.data };
+        let mut storages = Storages::new(&records);
         named = best::named(&graph);
         let optimizers = walk(&graph, &mut storages)?;
         storages.finish(&optimizers)
@@ -37,6 +38,20 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
     let (tensors, training) = found;
     Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), training, best: named, zip })
+}
+
+/// The records of a zip, by storage key.
+struct ZipRecords<'a> {
+    zip: &'a Zip,
+    data: &'a HashMap<&'a [u8], usize>,
+}
+
+impl Records for ZipRecords<'_> {
+    fn record(&self, key: &str) -> Option<Record> {
+        let &index = self.data.get(key.as_bytes())?;
+        let record = &self.zip.records[index];
+        Some(Record { number: index as u32, payload: record.payload.clone(), stored: record.stored })
+    }
 }
 
 /// Where torch's own records are; indices of records.

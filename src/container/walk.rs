@@ -91,9 +91,9 @@ pub(super) fn walk(graph: &Graph, storages: &mut Storages) -> Result<Optimizers,
     Ok(walk.optimizers)
 }
 
-struct Walk<'a, 's, 'z> {
+struct Walk<'a, 's, 'r> {
     graph: &'a Graph,
-    storages: &'s mut Storages<'z>,
+    storages: &'s mut Storages<'r>,
     /// Bit 0: entered with parameters possible; bit 1: entered without.
     visited: Vec<u8>,
     /// Of mappings, by node: a shared one is asked for often.
