@@ -6,6 +6,8 @@
 mod best;
 pub mod elasticdl;
 mod kinds;
+mod legacy;
+mod magic;
 mod pairing;
 mod patch;
 mod path;
@@ -54,6 +56,8 @@ pub trait ReadAt {
 pub enum Kind {
     /// A zip written by `torch.save` (.pt .pth .bin .ckpt).
     TorchZip,
+    /// What `torch.save` wrote before version 1.6: pickles, and payloads behind them.
+    TorchLegacy,
     /// A safetensors file.
     Safetensors,
     /// A `Model` message of an ElasticDL parameter server.
@@ -67,6 +71,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::TorchZip => "torch zip",
+            Kind::TorchLegacy => "legacy torch",
             Kind::Safetensors => "safetensors",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
@@ -318,19 +323,12 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = elasticdl::describe(src, size)? {
         return Ok(description);
     }
-    if is_legacy(src, size)? {
-        return read::bad("torch's format before 1.6 (also: _use_new_zipfile_serialization=False)");
+    if let Some(description) = legacy::describe(src, size)? {
+        return Ok(description);
     }
-    read::bad("neither a zip of torch.save nor safetensors nor a model of ElasticDL")
-}
-
-/// Whether the file begins as torch.save did before it wrote zips: a pickle of a number, protocol 2.
-fn is_legacy(src: &dyn ReadAt, size: u64) -> Result<bool, read::Fail> {
-    const MAGIC: [u8; 14] = *b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
-    let mut start = [0; MAGIC.len()];
-    if size < MAGIC.len() as u64 {
-        return Ok(false);
-    }
-    src.read_exact_at(&mut start, 0)?;
-    Ok(start == MAGIC)
+    read::bad(match magic::name(src, size)? {
+        Some(name) => format!("{name}, which stepfs does not look into"),
+        None => "none of the formats that stepfs looks into: torch.save's (zip or legacy), safetensors, ElasticDL's"
+            .to_string(),
+    })
 }

@@ -41,6 +41,11 @@ impl Training {
         training
     }
 
+    /// Follows tensors that were put in another order: `place` has the new index of each.
+    pub(super) fn renumber(&mut self, place: &[usize]) {
+        self.families.iter_mut().flatten().for_each(|index| *index = place[*index]);
+    }
+
     /// Proves the weights that these optimizers train: of the file itself, or of another file of its checkpoint.
     pub(super) fn prove(&self, tensors: &mut [Tensor], optimizers: &[Trained]) {
         by_optimizers(tensors, &self.families, optimizers);

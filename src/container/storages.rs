@@ -18,7 +18,8 @@ const MAX_PATH_BYTES: usize = 64 << 20;
 
 /// The record that holds a storage's bytes.
 pub(super) struct Record {
-    /// Tells the records of a container apart. Two keys may lead to one record.
+    /// Tells the records of a container apart. Two keys may lead to one record. The numbers ascend in the order in which the
+    /// pickle first names the storages: an optimizer's parameters are paired with weights in that order.
     pub(super) number: u32,
     /// Bytes of the file. Those of two records are disjoint.
     pub(super) payload: Range<u64>,
@@ -100,11 +101,12 @@ impl<'r> Storages<'r> {
         let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         let note = (!odd.is_empty()).then(|| format!("torch: {}", odd.join(", ")));
         let mut found: Vec<(u32, Found)> = self.found.into_iter().collect();
-        found.sort_by_key(|(_, f)| f.tensor.extent.start);
-        let of_tensor = found.iter().map(|&(number, _)| number).collect();
+        found.sort_by_key(|(number, _)| *number);
+        let mut of_tensor: Vec<u32> = found.iter().map(|&(number, _)| number).collect();
         let (mut tensors, standings): (Vec<_>, Vec<_>) = found.into_iter().map(|(_, f)| (f.tensor, f.standing)).unzip();
         pairing::refine(&mut tensors, &standings, optimizers);
-        let training = Training::of(&mut tensors, &standings, optimizers);
+        let mut training = Training::of(&mut tensors, &standings, optimizers);
+        by_extent(&mut tensors, &mut of_tensor, &mut training);
         ((tensors, training), of_tensor, note)
     }
 
@@ -121,12 +123,7 @@ impl<'r> Storages<'r> {
         }
         let len = payload.end - payload.start;
         // What the storage class says must fit the record, or a reader would see something else than stepfs.
-        let unit = match (storage.dtype, storage.known) {
-            (Some(d), _) => Some(d.size() as u64),
-            (None, true) => Some(1),
-            (None, false) => None,
-        };
-        if unit.is_some_and(|u| storage.len.checked_mul(u) != Some(len)) {
+        if storage.unit().is_some_and(|u| storage.len.checked_mul(u) != Some(len)) {
             self.misfits.insert(number);
             return Ok(());
         }
@@ -190,4 +187,24 @@ impl<'r> Storages<'r> {
         self.paths.insert(free.clone(), 1);
         free
     }
+}
+
+/// Sorts the tensors by ascending extent; what refers to them by index follows.
+fn by_extent(tensors: &mut Vec<Tensor>, of_tensor: &mut [u32], training: &mut Training) {
+    if tensors.is_sorted_by_key(|tensor| tensor.extent.start) {
+        return;
+    }
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&i| tensors[i].extent.start);
+    let mut place = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(new, &old)| place[old] = new);
+    let mut all: Vec<_> = tensors.drain(..).zip(of_tensor.to_vec()).zip(&place).collect();
+    all.sort_by_key(|(_, place)| **place);
+    for (at, ((mut tensor, number), _)) in all.into_iter().enumerate() {
+        tensor.of = tensor.of.map(|of| place[of]);
+        tensor.partner = tensor.partner.map(|partner| place[partner]);
+        tensors.push(tensor);
+        of_tensor[at] = number;
+    }
+    training.renumber(&place);
 }

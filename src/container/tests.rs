@@ -50,7 +50,7 @@ fn check(bytes: &[u8]) -> Description {
     assert_eq!(paths.len(), d.tensors.len(), "paths are unique");
     match d.kind {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
-        Kind::TorchZip | Kind::Safetensors | Kind::ElasticDl => {}
+        Kind::TorchZip | Kind::TorchLegacy | Kind::Safetensors | Kind::ElasticDl => {}
     }
     d
 }
@@ -82,6 +82,7 @@ fn real_files_are_described_as_python_sees_them() {
         let want = &expected[&name];
         let kind = match d.kind {
             Kind::TorchZip => "torch",
+            Kind::TorchLegacy => "legacy",
             Kind::Safetensors => "safetensors",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",

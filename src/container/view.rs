@@ -14,6 +14,19 @@ pub(super) struct Storage<'a> {
     pub(super) len: u64,
     /// Whether the class is one that stepfs knows, or an untyped one.
     pub(super) known: bool,
+    /// Whether a part of it is meant, as torch before 0.4 wrote views.
+    pub(super) part: bool,
+}
+
+impl Storage<'_> {
+    /// Bytes of one of its elements, if the class is known.
+    pub(super) fn unit(&self) -> Option<u64> {
+        match (self.dtype, self.known) {
+            (Some(dtype), _) => Some(dtype.size() as u64),
+            (None, true) => Some(1),
+            (None, false) => None,
+        }
+    }
 }
 
 /// A tensor, which is a view of a storage.
@@ -34,14 +47,17 @@ const MAX_DIMS: usize = 64;
 /// Rebuild functions around rebuild functions that are looked through; torch nests two.
 const MAX_WRAPPERS: usize = 4;
 
-/// The storage that a persistent id names: `('storage', class, key, location, numel)`.
+/// The storage that a persistent id names: `('storage', class, key, location, numel)`. Legacy files have a sixth field: `None`,
+/// or the part of the storage that is meant.
 pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
     let Item::Node(n) = item else { return None };
     let Node::Persid(id) = *graph.node(n) else {
         return None;
     };
-    let [tag, class, key, _, Item::Int(len)] = *graph.tuple(id)? else {
-        return None;
+    let (tag, class, key, len, part) = match *graph.tuple(id)? {
+        [tag, class, key, _, Item::Int(len)] => (tag, class, key, len, false),
+        [tag, class, key, _, Item::Int(len), view] => (tag, class, key, len, view != Item::None),
+        _ => return None,
     };
     if graph.str(tag) != Some("storage") {
         return None;
@@ -53,6 +69,7 @@ pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
         dtype,
         len: u64::try_from(len).ok()?,
         known: dtype.is_some() || class == "UntypedStorage",
+        part,
     })
 }
 
@@ -120,7 +137,7 @@ pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
     if shape.len() != stride.len() || *offset < 0 {
         return None;
     }
-    let contiguous = *offset == 0 && is_contiguous(&shape, &stride);
+    let contiguous = *offset == 0 && !storage.part && is_contiguous(&shape, &stride);
     Some(View { storage, dtype, shape: contiguous.then_some(shape), parameter })
 }
 

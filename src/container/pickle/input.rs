@@ -25,6 +25,11 @@ impl<'a> Input<'a> {
         Input { src, window: Vec::new(), window_at: start, pos: start, end }
     }
 
+    /// Offset of the next byte.
+    pub(super) fn position(&self) -> u64 {
+        self.pos
+    }
+
     /// The next byte.
     pub(super) fn byte(&mut self) -> Result<u8, Fail> {
         let at = self.pos.wrapping_sub(self.window_at);

@@ -9,9 +9,11 @@
 
 mod input;
 mod memo;
+mod strings;
 mod text;
 mod vm;
 
+pub(super) use strings::strings;
 pub(super) use vm::load;
 
 /// Budget for the graph: 256 MiB (twice that for a moment, when an array grows). A tensor takes about 60 cells, so
@@ -100,6 +102,8 @@ pub(super) struct Graph {
     text: Vec<u8>,
     /// What the pickle is.
     pub(super) root: Item,
+    /// Offset of the first byte behind it.
+    pub(super) end: u64,
 }
 
 impl Graph {

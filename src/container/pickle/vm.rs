@@ -21,6 +21,7 @@ pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<G
             items: Vec::new(),
             text: Vec::new(),
             root: Item::None,
+            end,
         },
         stack: Vec::new(),
         marks: Vec::new(),
@@ -32,6 +33,7 @@ pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<G
         let op = vm.input.byte()?;
         if op == b'.' {
             vm.graph.root = vm.pop()?;
+            vm.graph.end = vm.input.position();
             return Ok(vm.graph);
         }
         vm.step(op)?;
