@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::codec::log::Factors;
-use crate::container::{ChangedTensor, Kind, ReadAt};
+use crate::container::{ChangedTensor, ReadAt};
 use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, TensorEntry, Tile};
 use crate::tile::{self, Coding};
@@ -73,7 +73,7 @@ pub(super) struct TensorWriter<'a> {
 
 /// Checksums of tensors are needed where the container has them, and quantizing changes them.
 pub(super) fn with_crc(job: &Job, coding: Coding) -> bool {
-    job.description.kind == Kind::TorchZip && coding.is_lossy()
+    job.description.has_checksums() && coding.is_lossy()
 }
 
 impl<'a> TensorWriter<'a> {

@@ -8,6 +8,9 @@ pub mod elasticdl;
 mod kinds;
 mod legacy;
 mod magic;
+mod named;
+mod npy;
+mod npz;
 mod pairing;
 mod patch;
 mod path;
@@ -60,6 +63,10 @@ pub enum Kind {
     TorchLegacy,
     /// A safetensors file.
     Safetensors,
+    /// One array of numpy.
+    Npy,
+    /// A zip of arrays of numpy.
+    Npz,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -73,6 +80,8 @@ impl Kind {
             Kind::TorchZip => "torch zip",
             Kind::TorchLegacy => "legacy torch",
             Kind::Safetensors => "safetensors",
+            Kind::Npy => "npy",
+            Kind::Npz => "npz",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -315,7 +324,11 @@ pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     let size = src.size();
     if zip::Zip::is_zip(src, size)? {
-        return torch::describe(src, size);
+        let zip = zip::Zip::read(src, size)?;
+        return match !torch::is_torch(&zip) && npz::is_npz(&zip) {
+            true => npz::describe(src, zip),
+            false => torch::describe(src, zip),
+        };
     }
     if let Some(description) = safetensors::describe(src, size)? {
         return Ok(description);
@@ -323,12 +336,15 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = elasticdl::describe(src, size)? {
         return Ok(description);
     }
+    if let Some(description) = npy::describe(src, size)? {
+        return Ok(description);
+    }
     if let Some(description) = legacy::describe(src, size)? {
         return Ok(description);
     }
     read::bad(match magic::name(src, size)? {
         Some(name) => format!("{name}, which stepfs does not look into"),
-        None => "none of the formats that stepfs looks into: torch.save's (zip or legacy), safetensors, ElasticDL's"
+        None => "none of the formats that stepfs looks into: torch.save's (zip or legacy), safetensors, npy, npz, ElasticDL's"
             .to_string(),
     })
 }

@@ -8,6 +8,7 @@ use std::io;
 
 use rayon::prelude::*;
 
+use super::npz::Heads;
 use super::zip::{Record, Zip};
 use super::{Description, ReadAt};
 
@@ -40,6 +41,8 @@ pub(super) struct Crcs {
     of_tensor: Vec<u32>,
     /// The record `.data/serialization_id`.
     serialization_id: Option<usize>,
+    /// What stands before each tensor in its record, if anything does.
+    heads: Option<Heads>,
 }
 
 /// Two numbers of 20 decimal digits.
@@ -47,7 +50,12 @@ const ID_LEN: u64 = 40;
 
 impl Crcs {
     pub(super) fn new(zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) -> Self {
-        Crcs { records: zip.records, of_tensor, serialization_id }
+        Crcs { records: zip.records, of_tensor, serialization_id, heads: None }
+    }
+
+    /// Of records that begin before their tensor.
+    pub(super) fn with_heads(self, heads: Heads) -> Self {
+        Crcs { heads: Some(heads), ..self }
     }
 
     /// Where the serialization id's digits are.
@@ -67,6 +75,11 @@ impl Crcs {
 }
 
 impl Description {
+    /// Whether the file has checksums of its tensors, so that `patches` must be told of changes.
+    pub fn has_checksums(&self) -> bool {
+        self.zip.is_some()
+    }
+
     /// Whether every record has the CRC-32 that the file declares for it, where it declares one (it can be switched
     /// off: 0) and the record is not compressed. A file that says of itself that it is damaged must be kept as it is.
     /// Reads the whole file, 1 MiB at a time, several records at once.
@@ -91,7 +104,7 @@ impl Description {
     }
 
     /// The patches that, together with the altered payloads, make the file what its own writer would have written:
-    /// same length, by ascending offset, outside of all tensors. None for anything but a zip of torch.save.
+    /// same length, by ascending offset, outside of all tensors. None for anything but a zip.
     ///
     /// A record whose declared CRC is not `crc_before` (CRCs can be switched off) is left alone, and so is a
     /// serialization id that does not follow from the declared CRCs. `src` is the described file; only bytes outside
@@ -106,6 +119,8 @@ impl Description {
         let Some(zip) = &self.zip else {
             return Ok(Vec::new());
         };
+        let of_records = zip.heads.as_ref().map(|heads| heads.of_records(changed));
+        let changed = of_records.as_deref().unwrap_or(changed);
         let mut crcs: Vec<u32> = zip.records.iter().map(|r| r.crc).collect();
         for c in changed {
             // Both lists have one entry per tensor unless the caller edited `tensors`.

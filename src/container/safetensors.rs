@@ -6,9 +6,7 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAcce
 
 use super::proof::Training;
 use super::read::{Fail, bad};
-use super::role::{self, Context};
-use super::slots::{Optimizers, Standing};
-use super::{Description, Kind, ReadAt, Role, Tensor, pairing};
+use super::{Description, Kind, ReadAt, Tensor, named};
 use crate::codec::Dtype;
 
 /// Largest header looked at: the reference implementation's own limit.
@@ -71,8 +69,7 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Trai
         let extent = payload + from..payload + to;
         let Some(dtype) = Dtype::from_name(&info.dtype) else {
             if len > 0 {
-                let role = (Role::Other, "an element type that stepfs does not know");
-                tensors.push(Tensor::found(path, (Dtype::U8, vec![len]), role, extent));
+                tensors.push(Tensor::found(path, (Dtype::U8, vec![len]), named::UNKNOWN, extent));
             }
             continue;
         };
@@ -82,10 +79,7 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Trai
         if len == 0 {
             continue;
         }
-        let role = match role::tensor(Context::Open, true, &path, dtype) {
-            (Role::Weight, _) => (Role::Weight, "floating point, in a safetensors file"),
-            other => other,
-        };
+        let role = named::role(&path, dtype, "floating point, in a safetensors file");
         tensors.push(Tensor::found(path, (dtype, info.shape.0), role, extent));
     }
     tensors.sort_by_key(|t| t.extent.start);
@@ -108,10 +102,7 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Trai
     if paths.windows(2).any(|w| w[0] == w[1]) {
         return bad("safetensors: two tensors have the same name");
     }
-    let standings: Vec<_> = tensors.iter().map(|t| Some(Standing::named(0, &t.path, false))).collect();
-    let optimizers = Optimizers::default();
-    pairing::refine(&mut tensors, &standings, &optimizers);
-    let training = Training::of(&mut tensors, &standings, &optimizers);
+    let training = named::relate(&mut tensors);
     Ok((tensors, training))
 }
 

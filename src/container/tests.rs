@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod formats;
 mod hostile;
 
 fn corpus(folder: &str) -> PathBuf {
@@ -50,7 +51,7 @@ fn check(bytes: &[u8]) -> Description {
     assert_eq!(paths.len(), d.tensors.len(), "paths are unique");
     match d.kind {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
-        Kind::TorchZip | Kind::TorchLegacy | Kind::Safetensors | Kind::ElasticDl => {}
+        Kind::TorchZip | Kind::TorchLegacy | Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
     }
     d
 }
@@ -73,17 +74,23 @@ struct ExpectedTensor {
 
 #[test]
 fn real_files_are_described_as_python_sees_them() {
-    let expected = fs::read(corpus("good").join("expected.json")).expect("expected.json");
+    let described = described_as_python_sees("good");
+    assert_eq!(files("good").into_keys().collect::<Vec<_>>(), described);
+}
+
+/// Compares the files of a folder with what Python found in them. Returns their names.
+fn described_as_python_sees(folder: &str) -> Vec<String> {
+    let expected = fs::read(corpus(folder).join("expected.json")).expect("expected.json");
     let expected: BTreeMap<String, Expected> = serde_json::from_slice(&expected).expect("json");
-    let files = files("good");
-    assert_eq!(files.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-    for (name, bytes) in files {
-        let d = check(&bytes);
-        let want = &expected[&name];
+    let files = files(folder);
+    for (name, want) in &expected {
+        let d = check(&files[name]);
         let kind = match d.kind {
             Kind::TorchZip => "torch",
             Kind::TorchLegacy => "legacy",
             Kind::Safetensors => "safetensors",
+            Kind::Npy => "npy",
+            Kind::Npz => "npz",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };
@@ -105,6 +112,7 @@ fn real_files_are_described_as_python_sees_them() {
         }
         assert_eq!(got.len(), want.tensors.len(), "{name}");
     }
+    expected.into_keys().collect()
 }
 
 #[test]
@@ -207,7 +215,12 @@ fn patched(before: &[u8], after: &[u8]) -> (Vec<u8>, usize) {
 
 #[test]
 fn patched_files_are_what_their_writer_writes() {
-    let files = files("pairs");
+    assert!(patched_as_written("pairs") >= 7);
+}
+
+/// Compares the pairs of a folder. Returns how many there are.
+fn patched_as_written(folder: &str) -> usize {
+    let files = files(folder);
     let mut seen = 0;
     for (name, before) in &files {
         let Some(stem) = name.strip_suffix(".before") else {
@@ -222,7 +235,7 @@ fn patched_files_are_what_their_writer_writes() {
         assert!(back == *before, "{stem}: the way back differs");
         seen += 1;
     }
-    assert!(seen >= 7);
+    seen
 }
 
 #[test]

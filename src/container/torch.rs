@@ -14,9 +14,8 @@ use super::walk::walk;
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt};
 
-/// Describes the file, whose first bytes are those of a zip.
-pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail> {
-    let zip = Zip::read(src, size)?;
+/// Describes the file.
+pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
     let layout = Layout::of(&zip)?;
     let pickle = &zip.records[layout.pickle];
     if !pickle.stored {
@@ -38,6 +37,17 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Description, Fail>
     let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
     let (tensors, training) = found;
     Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), training, best: named, zip })
+}
+
+/// Whether the zip has the object graph of torch.save in it.
+pub(super) fn is_torch(zip: &Zip) -> bool {
+    zip.records.iter().any(|record| split(zip.name(record)).is_some_and(|(_, name)| name == b"data.pkl"))
+}
+
+/// The first directory of a record's name, and the rest.
+fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let slash = name.iter().position(|&b| b == b'/')?;
+    Some((&name[..slash], &name[slash + 1..]))
 }
 
 /// The records of a zip, by storage key.
@@ -66,16 +76,12 @@ struct Layout<'a> {
 impl<'a> Layout<'a> {
     /// All of torch's records have the same first directory, whose name is the file's own when it was written.
     fn of(zip: &'a Zip) -> Result<Self, Fail> {
-        let split = |name: &'a [u8]| {
-            let slash = name.iter().position(|&b| b == b'/')?;
-            Some((&name[..slash], &name[slash + 1..]))
-        };
         let mut pickles = zip.records.iter().enumerate().filter_map(|(i, r)| {
             let (prefix, name) = split(zip.name(r))?;
             (name == b"data.pkl").then_some((i, prefix))
         });
         let Some((pickle, prefix)) = pickles.next() else {
-            return bad("zip: no data.pkl, so not written by torch.save");
+            return bad("zip: no data.pkl and no .npy, so written neither by torch.save nor by numpy");
         };
         if pickles.next().is_some() {
             return bad("zip: more than one data.pkl");

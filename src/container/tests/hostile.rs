@@ -8,7 +8,8 @@ use super::*;
 use crate::clock::of_thread;
 
 /// Hostile files that are still containers, with the paths that must be found in them.
-const SANE: [(&str, &[&str]); 19] = [
+const SANE: [(&str, &[&str]); 20] = [
+    ("legacy.pt", &["w"]),
     ("comment-end-record.pt", &["model/emb.weight", "model/base.weight", "model/row.weight", "model/turned.weight"]),
     ("big-endian.pt", &[]),
     ("pickle-system.pt", &[]),
@@ -67,7 +68,7 @@ fn tensors_of_two_types_and_unknown_types_are_bytes() {
 }
 
 /// A zip of torch's layout around a pickle.
-fn zip_with(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
+pub(super) fn zip_with(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     let mut directory = Vec::new();
     let names = (0..storages.len()).map(|i| format!("a/data/{i}"));
@@ -105,7 +106,7 @@ fn zip_with(pickle: &[u8], storages: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Opcodes that push a tensor of four floats in storage `key`.
-fn tensor_ops(key: usize) -> Vec<u8> {
+pub(super) fn tensor_ops(key: usize) -> Vec<u8> {
     let key = key.to_string();
     let mut ops = b"ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\nU".to_vec();
     ops.push(key.len() as u8);
@@ -239,7 +240,7 @@ fn a_source_that_fails_is_an_error_not_opaque() {
 
 #[test]
 fn every_truncation_is_opaque_or_sane() {
-    for (name, bytes) in files("good") {
+    for (name, bytes) in files("good").into_iter().chain(files("formats")) {
         for len in (0..bytes.len()).step_by(7) {
             let d = check(&bytes[..len]);
             assert_eq!(d.kind, Kind::Opaque, "{name} cut to {len}");
@@ -248,7 +249,7 @@ fn every_truncation_is_opaque_or_sane() {
 }
 
 fn mutated() -> impl Strategy<Value = Vec<u8>> {
-    let all: Vec<Vec<u8>> = files("good").into_values().collect();
+    let all: Vec<Vec<u8>> = files("good").into_values().chain(files("formats").into_values()).collect();
     let edit = (any::<prop::sample::Index>(), any::<u8>(), 0..5u8);
     (prop::sample::select(all), prop::collection::vec(edit, 1..8), any::<bool>()).prop_map(
         |(mut file, edits, in_tail)| {

@@ -1,0 +1,89 @@
+//! Several arrays as numpy saves them: a zip with one `NAME.npy` for each.
+//!
+//! A record has a header before the elements, so that its CRC is not the tensor's. What is compressed, or no array that stepfs can
+//! look into, is left out: it then counts as bytes that are kept as they are.
+
+use crc32fast::Hasher;
+
+use super::patch::{ChangedTensor, Crcs};
+use super::read::{Fail, bad};
+use super::zip::Zip;
+use super::{Description, Kind, ReadAt, Tensor, named, npy};
+
+/// What follows the name of an array in the name of its record.
+const SUFFIX: &[u8] = b".npy";
+
+/// CRC-32 of what stands before each tensor in its record, and the tensor's length.
+#[derive(Clone, Debug)]
+pub(super) struct Heads(Vec<(u32, u64)>);
+
+impl Heads {
+    /// From checksums of tensors to those of their records.
+    pub(super) fn of_records(&self, changed: &[ChangedTensor]) -> Vec<ChangedTensor> {
+        let whole = |index: usize, crc: u32| {
+            // The description has one entry per tensor unless the caller edited `tensors`.
+            let Some(&(head, len)) = self.0.get(index) else { return crc };
+            let mut hasher = Hasher::new_with_initial(head);
+            hasher.combine(&Hasher::new_with_initial_len(crc, len));
+            hasher.finalize()
+        };
+        let of_record = |&ChangedTensor { index, crc_before, crc_after }: &ChangedTensor| ChangedTensor {
+            index,
+            crc_before: whole(index, crc_before),
+            crc_after: whole(index, crc_after),
+        };
+        changed.iter().map(of_record).collect()
+    }
+}
+
+/// Whether the zip has arrays in it.
+pub(super) fn is_npz(zip: &Zip) -> bool {
+    zip.records.iter().any(|record| zip.name(record).ends_with(SUFFIX))
+}
+
+/// Describes the file.
+pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
+    let (mut tensors, mut heads, mut of_tensor) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut compressed, mut others) = (0, 0);
+    for (number, record) in zip.records.iter().enumerate() {
+        let name = zip.name(record).strip_suffix(SUFFIX).map(std::str::from_utf8);
+        let Some(Ok(name)) = name else {
+            others += 1;
+            continue;
+        };
+        if !record.stored {
+            compressed += 1;
+            continue;
+        }
+        let array = match npy::read(src, &record.payload) {
+            Ok(array) => array,
+            Err(Fail::Io(error)) => return Err(error.into()),
+            Err(Fail::Bad(_)) => {
+                others += 1;
+                continue;
+            }
+        };
+        if array.extent.is_empty() {
+            continue;
+        }
+        let role = match array.dtype {
+            Some(dtype) => named::role(name, dtype, "floating point, in an npz file"),
+            None => named::UNKNOWN,
+        };
+        // At most 10,012 bytes.
+        let mut head = vec![0; (array.extent.start - record.payload.start) as usize];
+        src.read_exact_at(&mut head, record.payload.start)?;
+        heads.push((crc32fast::hash(&head), array.extent.end - array.extent.start));
+        of_tensor.push(number as u32);
+        tensors.push(Tensor::found(name.to_string(), array.elements(), role, array.extent));
+    }
+    let odd = [(compressed, "arrays are compressed"), (others, "records are no array that stepfs looks into")];
+    let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let note = (!odd.is_empty()).then(|| format!("npz: {}", odd.join(", ")));
+    if let (true, Some(note)) = (tensors.is_empty(), &note) {
+        return bad(note);
+    }
+    let training = named::relate(&mut tensors);
+    let zip = Some(Crcs::new(zip, of_tensor, None).with_heads(Heads(heads)));
+    Ok(Description { kind: Kind::Npz, note, tensors, tables: Vec::new(), training, best: None, zip })
+}

@@ -1,0 +1,191 @@
+"""Legacy files of torch.save, npz and npy on a mount, each written and read by its own library, beside a torch zip of the same tensors."""
+
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from bounds import check_within_bounds
+from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, shell
+from series import walk
+
+COUNT = 6
+# Points of the file's size by which two formats of the same tensors may differ.
+HALF_A_POINT = 0.005
+
+
+def trained():
+    """States of a small classifier and its Adam; several parameters have the same shape."""
+    torch.manual_seed(3)
+    rng = torch.Generator().manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Linear(96, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256), torch.nn.Tanh(),
+                                torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256), torch.nn.Linear(256, 10))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    centers = torch.randn(10, 96, generator=rng)
+    for step in range(10 * COUNT):
+        labels = torch.randint(0, 10, (64,), generator=rng)
+        loss = torch.nn.functional.cross_entropy(model(centers[labels] + torch.randn(64, 96, generator=rng)), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 10 == 9:
+            yield {"model": {k: v.clone() for k, v in model.state_dict().items()}, "optimizer": copied(optimizer.state_dict()),
+                   "step": step}
+
+
+def copied(value):
+    if isinstance(value, dict):
+        return {k: copied(v) for k, v in value.items()}
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def named(state):
+    """The same tensors in one mapping, as a framework flattens them."""
+    names = [name for name in state["model"] if not name.split(".")[-1].startswith(("running_", "num_"))]
+    slots = state["optimizer"]["state"]
+    moments = {f"state.{names[i]}.{slot}": slots[i][slot] for i in slots for slot in ("exp_avg", "exp_avg_sq")}
+    return {**state["model"], **moments}
+
+
+def legacy(state, path):
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+
+
+def npz(state, path):
+    np.savez(path, **{name: tensor.numpy() for name, tensor in named(state).items()})
+
+
+def load_npz(path):
+    """As tensors; numpy compares each CRC."""
+    with warnings.catch_warnings(), np.load(path) as arrays:
+        warnings.simplefilter("error")
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+FORMATS = {
+    "zip": ("step_{}.pt", torch.save, torch.load),
+    "legacy": ("step_{}.pt", legacy, torch.load),
+    "zip of names": ("step_{}.pt", lambda state, path: torch.save(named(state), path), torch.load),
+    "npz": ("step_{}.npz", npz, load_npz),
+}
+
+
+@contextmanager
+def released(kind, profile):
+    """A mount with the series in one format, a plain directory with the same, and the names. One mount each: of two files
+    with the same tensors one would be a difference to the other."""
+    name, save, _ = FORMATS[kind]
+    names, plain = [name.format(step) for step in range(COUNT)], make_base()
+    mounts = open_mount(True)
+    mount = next(mounts)
+    try:
+        if not PLAIN:
+            run("profile", mount.dir, "--set", profile)
+        for name, state in zip(names, trained()):
+            save(state, mount / name)
+            shutil.copyfile(mount / name, plain / name)
+        mount.sync()
+        mount.require_released(*names[:-1])
+        yield mount, plain, names
+    finally:
+        mounts.close()
+        remove_base(plain)
+
+
+def share(mount, names):
+    """What is stored of the released files, of their bytes."""
+    rows = [mount.entry(name) for name in names[:-1]]
+    return sum(row["stored_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["balanced", "exact"])
+@pytest.mark.parametrize("kind, like", [("legacy", "zip"), ("npz", "zip of names")])
+def test_as_small_as_a_zip_and_within_bounds(kind, like, profile):
+    load = FORMATS[kind][2]
+    with released(kind, profile) as (mount, plain, names):
+        for name in names[:-1]:
+            quantized = check_within_bounds(mount, name, load(plain / name), load(mount / name))
+            assert PLAIN or (quantized > 0) == (profile == "balanced"), f"{quantized} tensors of {name} were quantized"
+        shell(f"cmp {mount / names[-1]} {plain / names[-1]}")
+        if profile == "exact":
+            for name in names:
+                shell(f"cmp {mount / name} {plain / name}")
+        own = share(mount, names)
+        if not PLAIN:
+            mount.umount()
+            require_clean(mount.store)
+    with released(like, profile) as (mount, _, names):
+        other = share(mount, names)
+    print(f"{kind} {profile}: {own:.2%} of the files, as {like} {other:.2%}")
+    assert abs(own - other) <= HALF_A_POINT, f"{own:.2%} of the files, as {like} {other:.2%}"
+
+
+def test_a_released_npz_is_what_numpy_writes(mount, plain):
+    """Also its CRCs, so that every tool that looks into zips is content."""
+    names = [f"step_{step}.npz" for step in range(4)]
+    for name, state in zip(names, walk(4)):
+        np.savez(mount / name, **{key: tensor.numpy() for key, tensor in named(state).items()})
+    mount.sync()
+    mount.require_released(*names[:-1])
+    for name in names:
+        shell(f"unzip -tqq {mount / name}")
+        np.savez(plain / name, **dict(np.load(mount / name)))
+        shell(f"cmp {mount / name} {plain / name}")
+        read = subprocess.run([sys.executable, "-W", "error", "-c", "import numpy, sys; print(len(dict(numpy.load(sys.argv[1]))))",
+                               mount / name], capture_output=True, text=True)
+        assert (read.stdout, read.stderr) == ("15\n", ""), read
+
+
+def test_legacy_files_of_other_processes_are_one_series(mount, plain):
+    """Keys are addresses, and the payloads lie in their order: both are others in each process."""
+    names = [f"step_{step}.pt" for step in range(4)]
+    code = ("import sys, torch; sys.path.insert(0, sys.argv[3]); from series import walk; step = int(sys.argv[2]); "
+            "junk = [torch.randn(1 << 12) for _ in range(100 * step)]; state = list(walk(step + 1))[-1]; "
+            "torch.save(state, sys.argv[1], _use_new_zipfile_serialization=False)")
+    for step, name in enumerate(names):
+        support = os.path.join(os.path.dirname(__file__), "../support")
+        subprocess.run([sys.executable, "-c", code, mount / name, str(step), support], check=True)
+        shutil.copyfile(mount / name, plain / name)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    quantized = sum(check_within_bounds(mount, name, torch.load(plain / name), torch.load(mount / name)) for name in names[:-1])
+    assert quantized or PLAIN, "nothing was quantized"
+    assert PLAIN or mount.entry(names[2])["chain_len"] > mount.entry(names[0])["chain_len"], "each is kept by itself"
+
+
+def arrays(folder, count=4):
+    """Arrays that move like weights, and names that say nothing else."""
+    names = [f"weight-{step}.npy" for step in range(count)]
+    for name, state in zip(names, walk(count, scale=2)):
+        np.save(folder / name, state["model"]["block.up.weight"].numpy())
+    return names
+
+
+def test_an_npy_is_exact(mount, plain):
+    """Nothing proves that it is a parameter. Small it becomes nonetheless: it is a difference to the one before."""
+    names = arrays(mount.dir)
+    arrays(plain)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    for name in names:
+        shell(f"cmp {mount / name} {plain / name}")
+    assert PLAIN or mount.entry(names[2])["chain_len"] > 0
+
+
+@pytest.mark.stepfs
+def test_inspect_names_formats_and_says_why_it_does_not_look(plain):
+    torch.save({"w": torch.ones(9)}, plain / "w.pt", _use_new_zipfile_serialization=False)
+    np.save(plain / "w.npy", np.ones(9))
+    np.savez(plain / "w.npz", w=np.ones(9))
+    np.savez_compressed(plain / "c.npz", w=np.ones(9))
+    np.save(plain / "o.npy", np.array([{}], dtype=object))
+    (plain / "w.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99))
+    said = {path.name: run("inspect", path).stdout for path in plain.iterdir()}
+    assert "legacy torch" in said["w.pt"] and ": npy, " in said["w.npy"] and ": npz, " in said["w.npz"]
+    assert "compressed" in said["c.npz"] and "objects" in said["o.npy"] and "HDF5" in said["w.h5"], said
