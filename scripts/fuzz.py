@@ -20,7 +20,7 @@ CRASHES = FUZZ / "target" / "artifacts"
 RUNS = FUZZ / "executions.tsv"
 PAGE = ROOT / "docs" / "FUZZING.md"
 # Bytes of one input: containers and objects need a few thousand to be whole, the others less.
-LONG = {"torch_zip", "safetensors", "elasticdl", "object_file", "object_index", "settings"}
+LONG = {"torch_zip", "legacy", "safetensors", "elasticdl", "object_file", "object_index", "settings"}
 # What one input may take: describing a file is allowed 0.7 GB, for inputs of many MB; these are not.
 LIMITS = ["-timeout=25", "-rss_limit_mb=3000", "-malloc_limit_mb=700"]
 # Kept of each target: all corpora together stay below 2 MB.

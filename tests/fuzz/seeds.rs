@@ -62,6 +62,12 @@ fn seeds_are_made_of_real_files() {
         if name.contains("safetensors") {
             put("safetensors", name, &bytes);
             put("safetensors_header", name, &[&[64, 0][..], bytes.get(8..).unwrap_or_default()].concat());
+        } else if name.contains("legacy") {
+            put("legacy", name, &bytes);
+        } else if name.ends_with(".npy") {
+            put("npy", name, &bytes);
+        } else if name.contains(".npz") || name.starts_with("npz") {
+            put("npz", name, &bytes);
         } else if !name.ends_with(".json") {
             put("torch_zip", name, &bytes);
             if let Some(pickle) = pickle(&bytes) {

@@ -21,6 +21,9 @@ pub(crate) type Target = fn(&[u8]);
 pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("torch_zip", containers::torch_zip),
     ("pickle", containers::pickle),
+    ("legacy", containers::legacy),
+    ("npy", containers::npy),
+    ("npz", containers::npz),
     ("safetensors", containers::safetensors),
     ("safetensors_header", containers::safetensors_header),
     ("elasticdl", containers::elasticdl),
