@@ -62,8 +62,7 @@ def npz(state, path):
 
 def load_npz(path):
     """As tensors; numpy compares each CRC."""
-    with warnings.catch_warnings(), np.load(path) as arrays:
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"), np.load(path) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
 

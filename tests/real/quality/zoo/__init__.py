@@ -5,8 +5,8 @@ An animal is a class with `make` and `use`. `make(path, step)` goes on by one in
 with both what people do with such a file, and asserts that the released one is as good.
 """
 
-from . import adapters, averages, clusters, data, frameworks, networks, normalisers, parameters, quantized, statistics, tables, traps
+from . import adapters, arrays, averages, clusters, data, frameworks, networks, normalisers, parameters, quantized, statistics, tables, traps
 from .keeper import ANIMALS, Zoo
 
-__all__ = ["ANIMALS", "Zoo", "adapters", "averages", "clusters", "data", "frameworks", "networks", "normalisers", "parameters",
+__all__ = ["ANIMALS", "Zoo", "adapters", "arrays", "averages", "clusters", "data", "frameworks", "networks", "normalisers", "parameters",
            "quantized", "statistics", "tables", "traps"]

@@ -6,6 +6,7 @@ import re
 import shutil
 import zlib
 
+import numpy as np
 import safetensors.torch
 import torch
 from bounds import stated
@@ -114,9 +115,14 @@ class Zoo:
 
 
 def load(path):
-    """What a file holds: a state of torch's, or the tensors of a safetensors file."""
+    """What a file holds: a state of torch's, the tensors of a safetensors file, or arrays of numpy as tensors."""
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
+    if path.suffix == ".npy":
+        return {"array": torch.from_numpy(np.load(path))}
+    if path.suffix == ".npz":
+        with np.load(path) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     return torch.load(path, weights_only=False)
 
 
