@@ -1,7 +1,10 @@
 //! Legacy files of torch.save, npy and npz: like other formats where they hold the same, and safe where they lie.
 
+use std::time::Duration;
+
 use super::hostile::tensor_ops;
 use super::*;
+use crate::clock::of_thread;
 
 #[test]
 fn legacy_files_and_arrays_are_described_as_python_sees_them() {
@@ -150,6 +153,18 @@ fn legacy_files_that_lie_are_opaque() {
     assert_eq!((missing.kind, missing.tensors.len(), missing.note.is_some()), (Kind::TorchLegacy, 1, true));
     let big = check(&legacy(b"}(U\x0dlittle_endian\x89u", &one, &["7"], &[FOUR]));
     assert_eq!((big.kind, big.tensors.len(), big.note.is_some()), (Kind::TorchLegacy, 0, true));
+}
+
+#[test]
+fn many_legacy_storages_are_read_in_linear_time() {
+    let numbers: Vec<usize> = (0..60_000).collect();
+    let keys: Vec<String> = numbers.iter().rev().map(usize::to_string).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let file = legacy(SYSTEM, &tensors(&numbers), &keys, &vec![FOUR; numbers.len()]);
+    let start = of_thread();
+    let d = check(&file);
+    assert!(of_thread() - start < Duration::from_secs(10));
+    assert_eq!((d.kind, d.tensors.len()), (Kind::TorchLegacy, numbers.len()));
 }
 
 #[test]
