@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
+use std::io::{Read, Seek};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -156,9 +157,13 @@ impl Faulted {
     fn readable(&self, archive: &Arc<Archive>, well: bool) {
         let store = archive.store();
         for (number, written) in &self.written {
-            let path = store.tree().join(step(*number));
-            let Some(stub) = Stub::read(&File::open(&path).unwrap(), store.id()).unwrap() else {
-                assert!(fs::read(&path).unwrap() == *written, "{number}");
+            // Opened once: the archive may put a stub in its place meanwhile.
+            let mut file = File::open(store.tree().join(step(*number))).unwrap();
+            let Some(stub) = Stub::read(&file, store.id()).unwrap() else {
+                let mut bytes = Vec::new();
+                file.rewind().unwrap();
+                file.read_to_end(&mut bytes).unwrap();
+                assert!(bytes == *written, "{number}");
                 continue;
             };
             // Through the device.
