@@ -4,6 +4,7 @@
 //! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
 
 mod best;
+mod dcp;
 pub mod elasticdl;
 mod kinds;
 mod legacy;
@@ -33,6 +34,7 @@ mod zip;
 use std::io;
 use std::ops::Range;
 
+pub use dcp::{METADATA, Model};
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
@@ -59,6 +61,8 @@ pub trait ReadAt {
 pub enum Kind {
     /// A zip written by `torch.save` (.pt .pth .bin .ckpt).
     TorchZip,
+    /// A file of torch's distributed checkpoint: zips of `torch.save`, one behind the other (.distcp).
+    Dcp,
     /// What `torch.save` wrote before version 1.6: pickles, and payloads behind them.
     TorchLegacy,
     /// A safetensors file.
@@ -78,6 +82,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::TorchZip => "torch zip",
+            Kind::Dcp => "distributed checkpoint",
             Kind::TorchLegacy => "legacy torch",
             Kind::Safetensors => "safetensors",
             Kind::Npy => "npy",
@@ -324,10 +329,11 @@ pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     let size = src.size();
     if zip::Zip::is_zip(src, size)? {
-        let zip = zip::Zip::read(src, size)?;
-        return match !torch::is_torch(&zip) && npz::is_npz(&zip) {
-            true => npz::describe(src, zip),
-            false => torch::describe(src, zip),
+        let mut zips = zip::Zip::read_chain(src, size)?;
+        return match zips.pop() {
+            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npz::is_npz(&zip) => npz::describe(src, zip),
+            Some(zip) if zips.is_empty() => torch::describe(src, zip),
+            last => dcp::describe(src, zips.into_iter().chain(last).collect()),
         };
     }
     if let Some(description) = safetensors::describe(src, size)? {

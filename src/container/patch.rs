@@ -32,17 +32,25 @@ pub struct Patch {
     pub bytes: Vec<u8>,
 }
 
-/// What a description must remember of a zip to patch it.
-#[derive(Clone, Debug)]
+/// What a description must remember of a file's zips to patch them.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Crcs {
-    /// In file order.
+    /// Of all zips, in file order.
     records: Vec<Record>,
     /// Record of each tensor.
     of_tensor: Vec<u32>,
-    /// The record `.data/serialization_id`.
-    serialization_id: Option<usize>,
+    zips: Vec<Part>,
     /// What stands before each tensor in its record, if anything does.
     heads: Option<Heads>,
+}
+
+/// One of a file's zips.
+#[derive(Clone, Debug)]
+struct Part {
+    /// Its first record.
+    first: usize,
+    /// The record `.data/serialization_id`.
+    serialization_id: Option<usize>,
 }
 
 /// Two numbers of 20 decimal digits.
@@ -50,7 +58,9 @@ const ID_LEN: u64 = 40;
 
 impl Crcs {
     pub(super) fn new(zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) -> Self {
-        Crcs { records: zip.records, of_tensor, serialization_id, heads: None }
+        let mut crcs = Crcs::default();
+        crcs.add(zip, of_tensor, serialization_id);
+        crcs
     }
 
     /// Of records that begin before their tensor.
@@ -58,10 +68,18 @@ impl Crcs {
         Crcs { heads: Some(heads), ..self }
     }
 
-    /// Where the serialization id's digits are.
+    /// Adds the file's next zip, with the record of each of its tensors and that of its id, counted within it.
+    pub(super) fn add(&mut self, zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) {
+        let first = self.records.len();
+        self.zips.push(Part { first, serialization_id: serialization_id.map(|id| first + id) });
+        self.of_tensor.extend(of_tensor.into_iter().map(|record| first as u32 + record));
+        self.records.extend(zip.records);
+    }
+
+    /// Where the first zip's serialization id's digits are.
     #[cfg(test)]
     pub(super) fn id_payload(&self) -> Option<std::ops::Range<u64>> {
-        Some(self.records[self.serialization_id?].payload.clone())
+        Some(self.records[self.zips.first()?.serialization_id?].payload.clone())
     }
 
     /// The digits that torch computes from the CRCs of the records before the id.
@@ -132,12 +150,15 @@ impl Description {
             }
         }
         let mut patches = Vec::new();
-        if let Some(id) = zip.serialization_id {
+        for (first, id) in zip.zips.iter().filter_map(|part| Some((part.first, part.serialization_id?))) {
+            if crcs[first..id].iter().zip(&zip.records[first..id]).all(|(crc, record)| *crc == record.crc) {
+                continue;
+            }
             let payload = &zip.records[id].payload;
             let mut digits = [0; ID_LEN as usize];
             src.read_exact_at(&mut digits, payload.start)?;
-            let before = Crcs::fold(zip.records[..id].iter().map(|r| r.crc));
-            let after = Crcs::fold(crcs[..id].iter().copied());
+            let before = Crcs::fold(zip.records[first..id].iter().map(|r| r.crc));
+            let after = Crcs::fold(crcs[first..id].iter().copied());
             if digits[20..] == *before.as_bytes() && after != before {
                 if zip.records[id].crc == crc32fast::hash(&digits) {
                     digits[20..].copy_from_slice(after.as_bytes());

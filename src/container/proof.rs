@@ -240,6 +240,8 @@ pub fn is_of_layer(path: &str) -> bool {
         "mask", "scale", "scales", "inv", "zero", "absmax", "quant", "norm", "u", "mean", "sq", "var", "std", "avg",
         "ema", "cov", "sum", "grad", "count",
     ];
+    // A chunk's path ends with its place in the tensor.
+    let path = path.strip_suffix(']').and_then(|path| path.rsplit_once('[')).map_or(path, |(path, _)| path);
     let Some(at) = path.rfind(['.', '/']) else { return false };
     let (module, name) = (&path[..at], &path[at + 1..]);
     let of_adapter = |part: &str| part.starts_with("lora_");

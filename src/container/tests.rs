@@ -51,7 +51,8 @@ fn check(bytes: &[u8]) -> Description {
     assert_eq!(paths.len(), d.tensors.len(), "paths are unique");
     match d.kind {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
-        Kind::TorchZip | Kind::TorchLegacy | Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
+        Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
+        Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
     }
     d
 }
@@ -87,6 +88,7 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
         let d = check(&files[name]);
         let kind = match d.kind {
             Kind::TorchZip => "torch",
+            Kind::Dcp => "dcp",
             Kind::TorchLegacy => "legacy",
             Kind::Safetensors => "safetensors",
             Kind::Npy => "npy",

@@ -14,7 +14,7 @@ use super::walk::walk;
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt};
 
-/// Describes the file.
+/// Describes a file that is this zip.
 pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
     let layout = Layout::of(&zip)?;
     let pickle = &zip.records[layout.pickle];
@@ -51,9 +51,9 @@ fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 /// The records of a zip, by storage key.
-struct ZipRecords<'a> {
-    zip: &'a Zip,
-    data: &'a HashMap<&'a [u8], usize>,
+pub(super) struct ZipRecords<'a> {
+    pub(super) zip: &'a Zip,
+    pub(super) data: &'a HashMap<&'a [u8], usize>,
 }
 
 impl Records for ZipRecords<'_> {
@@ -65,17 +65,17 @@ impl Records for ZipRecords<'_> {
 }
 
 /// Where torch's own records are; indices of records.
-struct Layout<'a> {
-    pickle: usize,
+pub(super) struct Layout<'a> {
+    pub(super) pickle: usize,
     byteorder: Option<usize>,
-    serialization_id: Option<usize>,
+    pub(super) serialization_id: Option<usize>,
     /// Storage key to record.
-    data: HashMap<&'a [u8], usize>,
+    pub(super) data: HashMap<&'a [u8], usize>,
 }
 
 impl<'a> Layout<'a> {
     /// All of torch's records have the same first directory, whose name is the file's own when it was written.
-    fn of(zip: &'a Zip) -> Result<Self, Fail> {
+    pub(super) fn of(zip: &'a Zip) -> Result<Self, Fail> {
         let mut pickles = zip.records.iter().enumerate().filter_map(|(i, r)| {
             let (prefix, name) = split(zip.name(r))?;
             (name == b"data.pkl").then_some((i, prefix))
@@ -106,7 +106,7 @@ impl<'a> Layout<'a> {
 }
 
 /// Without the record (torch before 2.1) the writer's order is not known; all machines that train are little-endian.
-fn is_big_endian(src: &dyn ReadAt, zip: &Zip, layout: &Layout) -> Result<bool, Fail> {
+pub(super) fn is_big_endian(src: &dyn ReadAt, zip: &Zip, layout: &Layout) -> Result<bool, Fail> {
     let Some(record) = layout.byteorder.map(|i| &zip.records[i]) else {
         return Ok(false);
     };

@@ -125,20 +125,22 @@ pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
         ("_rebuild_tensor_v3", _) => return None,
         _ => storage.dtype,
     };
-    let numbers = |item| -> Option<Vec<u64>> {
-        let items = graph.tuple(size_args(graph, item))?;
-        let number = |i: &Item| match *i {
-            Item::Int(n) => u64::try_from(n).ok(),
-            _ => None,
-        };
-        (items.len() <= MAX_DIMS).then(|| items.iter().map(number).collect()).flatten()
-    };
-    let (shape, stride) = (numbers(*shape)?, numbers(*stride)?);
+    let (shape, stride) = (sizes(graph, *shape)?, sizes(graph, *stride)?);
     if shape.len() != stride.len() || *offset < 0 {
         return None;
     }
     let contiguous = *offset == 0 && !storage.part && is_contiguous(&shape, &stride);
     Some(View { storage, dtype, shape: contiguous.then_some(shape), parameter })
+}
+
+/// The numbers of a size, of at most [`MAX_DIMS`] dimensions.
+pub(super) fn sizes(graph: &Graph, item: Item) -> Option<Vec<u64>> {
+    let items = graph.tuple(size_args(graph, item))?;
+    let number = |i: &Item| match *i {
+        Item::Int(n) => u64::try_from(n).ok(),
+        _ => None,
+    };
+    (items.len() <= MAX_DIMS).then(|| items.iter().map(number).collect()).flatten()
 }
 
 /// A size is a tuple, or `torch.Size(tuple)`.
@@ -183,7 +185,8 @@ fn storage_dtype(class: &str) -> Option<Dtype> {
     })
 }
 
-fn dtype_named(name: &str) -> Option<Dtype> {
+/// The element type that torch calls so.
+pub(super) fn dtype_named(name: &str) -> Option<Dtype> {
     Some(match name {
         "float32" | "float" => Dtype::F32,
         "float64" | "double" => Dtype::F64,

@@ -15,6 +15,9 @@ use super::read::{Fail, bad, u16_at, u32_at, u64_at};
 /// records held in memory are then below 128 MiB.
 pub(super) const MAX_DIRECTORY: u64 = 64 << 20;
 
+/// Most zips in one file, as torch's distributed checkpoints have one for each tensor of a rank. Their records then take 128 MiB.
+const MAX_ZIPS: usize = 1 << 17;
+
 /// An end record is 22 bytes and a comment of at most 65,535.
 const MAX_TAIL: u64 = 22 + 0xffff;
 
@@ -73,8 +76,25 @@ impl Zip {
         Ok(u32::from_le_bytes(magic) == LOCAL)
     }
 
-    /// Reads the directory and all local headers.
-    pub(super) fn read(src: &dyn ReadAt, size: u64) -> Result<Zip, Fail> {
+    /// Reads the zips that a file is made of, one right behind the other, in file order. A zip does not say at its beginning how
+    /// long it is, but at its end: so the last one is read first.
+    pub(super) fn read_chain(src: &dyn ReadAt, size: u64) -> Result<Vec<Zip>, Fail> {
+        let mut zips = Vec::new();
+        let mut end = size;
+        while end > 0 {
+            if zips.len() == MAX_ZIPS {
+                return bad("zip: more than 131,072 zips in one file");
+            }
+            let (zip, start) = Zip::read_before(src, end)?;
+            zips.push(zip);
+            end = start;
+        }
+        zips.reverse();
+        Ok(zips)
+    }
+
+    /// Reads the zip that ends at `size`; answers where it begins, too. Its records' places are those in the file.
+    fn read_before(src: &dyn ReadAt, size: u64) -> Result<(Zip, u64), Fail> {
         let end = End::find(src, size)?;
         if end.directory_len > MAX_DIRECTORY {
             return bad("zip: central directory larger than 64 MiB");
@@ -102,67 +122,80 @@ impl Zip {
             let name = &directory[record.name.start as usize..record.name.end as usize];
             local(src, record, name, limit)?;
         }
-        Ok(Zip { directory, records })
+        Ok((Zip { directory, records }, end.start))
     }
 }
 
 /// What the end records say.
 struct End {
+    /// Where the zip begins in the file: all places that it declares count from there.
+    start: u64,
     entries: u64,
+    /// Place in the file.
     directory_at: u64,
     directory_len: u64,
 }
 
 impl End {
     fn find(src: &dyn ReadAt, size: u64) -> Result<End, Fail> {
-        let tail_len = size.min(MAX_TAIL);
-        let tail_at = size - tail_len;
-        let mut tail = vec![0; tail_len as usize];
-        src.read_exact_at(&mut tail, tail_at)?;
-        let found = (0..(tail.len() + 1).saturating_sub(22))
-            .rev()
-            .find(|&p| u32_at(&tail, p) == END && p + 22 + usize::from(u16_at(&tail, p + 20)) == tail.len());
-        let Some(p) = found else {
-            return bad("zip: no end record; the file is cut short, or goes on after it");
-        };
-        let e = &tail[p..p + 22];
-        let mut end = End {
-            entries: u64::from(u16_at(e, 10)),
-            directory_len: u64::from(u32_at(e, 12)),
-            directory_at: u64::from(u32_at(e, 16)),
-        };
-        let disks = [u16_at(e, 4), u16_at(e, 6)];
-        let end_at = tail_at + p as u64;
-        let mut limit = end_at;
-        if let Some(end64_at) = locate64(src, end_at)? {
-            let mut z = [0; 56];
-            src.read_exact_at(&mut z, end64_at)?;
-            if u32_at(&z, 0) != END64 {
-                return bad("zip: the Zip64 locator points at something else");
+        // Without a comment, as torch writes them, the end record is the last 22 bytes; else it is looked for.
+        for longest in [22, MAX_TAIL] {
+            let tail_len = size.min(longest);
+            let tail_at = size - tail_len;
+            let mut tail = vec![0; tail_len as usize];
+            src.read_exact_at(&mut tail, tail_at)?;
+            let found = (0..(tail.len() + 1).saturating_sub(22))
+                .rev()
+                .find(|&p| u32_at(&tail, p) == END && p + 22 + usize::from(u16_at(&tail, p + 20)) == tail.len());
+            if let Some(p) = found {
+                return End::read(src, &tail[p..p + 22], tail_at + p as u64);
             }
-            let full = End { entries: u64_at(&z, 32), directory_len: u64_at(&z, 40), directory_at: u64_at(&z, 48) };
-            let differs = |short: u64, max: u64, long: u64| short != max && short != long;
-            if differs(end.entries, 0xffff, full.entries)
-                || differs(end.directory_len, 0xffff_ffff, full.directory_len)
-                || differs(end.directory_at, 0xffff_ffff, full.directory_at)
-                || u64_at(&z, 24) != full.entries
-            {
-                return bad("zip: the two end records disagree");
-            }
-            limit = end64_at;
-            end = full;
-        } else if disks != [0, 0] || u64::from(u16_at(e, 8)) != end.entries {
-            return bad("zip: part of a multi-disk archive");
         }
-        match end.directory_at.checked_add(end.directory_len) {
-            Some(stop) if stop <= limit => Ok(end),
-            _ => bad("zip: central directory beyond the end of the file"),
+        bad("zip: no end record; the file is cut short, or goes on after it")
+    }
+
+    /// Reads the end record `e`, which is at `end_at`.
+    fn read(src: &dyn ReadAt, e: &[u8], end_at: u64) -> Result<End, Fail> {
+        let (entries, directory_len) = (u64::from(u16_at(e, 10)), u64::from(u32_at(e, 12)));
+        let declared_at = u64::from(u32_at(e, 16));
+        let Some((end64_at, declared_end64)) = locate64(src, end_at)? else {
+            if [u16_at(e, 4), u16_at(e, 6)] != [0, 0] || u64::from(u16_at(e, 8)) != entries {
+                return bad("zip: part of a multi-disk archive");
+            }
+            return match end_at.checked_sub(directory_len).and_then(|at| Some((at, at.checked_sub(declared_at)?))) {
+                Some((directory_at, start)) => Ok(End { start, entries, directory_at, directory_len }),
+                None => bad(BEYOND),
+            };
+        };
+        let mut z = [0; 56];
+        src.read_exact_at(&mut z, end64_at)?;
+        if u32_at(&z, 0) != END64 {
+            return bad("zip: the Zip64 locator points at something else");
+        }
+        let (entries64, len64, at64) = (u64_at(&z, 32), u64_at(&z, 40), u64_at(&z, 48));
+        let differs = |short: u64, max: u64, long: u64| short != max && short != long;
+        if differs(entries, 0xffff, entries64)
+            || differs(directory_len, 0xffff_ffff, len64)
+            || differs(declared_at, 0xffff_ffff, at64)
+            || u64_at(&z, 24) != entries64
+        {
+            return bad("zip: the two end records disagree");
+        }
+        let start = end64_at.checked_sub(declared_end64);
+        match start.and_then(|start| Some((start, start.checked_add(at64)?))) {
+            // Right before the end records, or another reader would look for it elsewhere.
+            Some((start, directory_at)) if directory_at.checked_add(len64) == Some(end64_at) => {
+                Ok(End { start, entries: entries64, directory_at, directory_len: len64 })
+            }
+            _ => bad(BEYOND),
         }
     }
 }
 
-/// Offset of the Zip64 end record, if a locator stands before the end record.
-fn locate64(src: &dyn ReadAt, end_at: u64) -> Result<Option<u64>, Fail> {
+const BEYOND: &str = "zip: the central directory is not where the end record says";
+
+/// Offset of the Zip64 end record in the file, and in the zip as declared, if a locator stands before the end record.
+fn locate64(src: &dyn ReadAt, end_at: u64) -> Result<Option<(u64, u64)>, Fail> {
     let Some(at) = end_at.checked_sub(20) else {
         return Ok(None);
     };
@@ -171,10 +204,9 @@ fn locate64(src: &dyn ReadAt, end_at: u64) -> Result<Option<u64>, Fail> {
     if u32_at(&l, 0) != LOCATOR64 {
         return Ok(None);
     }
-    let end64_at = u64_at(&l, 8);
-    match end64_at.checked_add(56) {
-        Some(stop) if stop <= at => Ok(Some(end64_at)),
-        _ => bad("zip: Zip64 end record beyond the end of the file"),
+    match at.checked_sub(56) {
+        Some(end64_at) => Ok(Some((end64_at, u64_at(&l, 8)))),
+        None => bad("zip: Zip64 end record beyond the end of the file"),
     }
 }
 
@@ -202,6 +234,9 @@ fn central(dir: &[u8], end: &End) -> Result<Vec<Record>, Fail> {
         let [mut unpacked, mut packed] = [24, 20].map(|at| u64::from(u32_at(entry, at)));
         let mut header = u64::from(u32_at(entry, 42));
         widen(extra, &mut [&mut unpacked, &mut packed, &mut header])?;
+        let Some(header) = header.checked_add(end.start) else {
+            return bad("zip: records overlap, or lie beyond the central directory");
+        };
         let stored = u16_at(entry, 10) == 0 && u16_at(entry, 8) & FLAG_ENCRYPTED == 0;
         if stored && packed != unpacked {
             return bad("zip: a stored record has two different sizes");

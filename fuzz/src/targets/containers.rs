@@ -1,8 +1,10 @@
 //! Files that are, or look like, checkpoints.
 
+use std::sync::LazyLock;
+
 use safetensors::SafeTensors;
 use stepfs::codec::Dtype;
-use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Order, ReadAt, Role, describe};
+use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Model, Order, ReadAt, Role, describe};
 
 use super::input::Input;
 
@@ -135,6 +137,21 @@ fn zip_of<'a>(records: impl Iterator<Item = (String, &'a [u8])>) -> Vec<u8> {
 /// A legacy file of torch.save, raw: it has no checksums.
 pub(crate) fn legacy(data: &[u8]) {
     described(data);
+}
+
+/// A `.metadata` of a distributed checkpoint, raw, beside a rank's file that is sound. Whatever it says, no tensor moves.
+pub(crate) fn dcp_metadata(data: &[u8]) {
+    const FILE: &str = "__0_0.distcp";
+    static CHUNKS: &[u8] = include_bytes!("../../../tests/corpus/dcp/__0_0.distcp");
+    static BEFORE: LazyLock<Description> = LazyLock::new(|| describe(&CHUNKS).expect("bytes can be read"));
+    let Ok(model) = Model::read(&data) else { return };
+    let mut after = BEFORE.clone();
+    after.name_chunks(FILE, &model);
+    assert_eq!(after.tensors.len(), BEFORE.tensors.len());
+    for (a, b) in after.tensors.iter().zip(&BEFORE.tensors) {
+        assert_eq!((&a.extent, a.dtype, &a.shape), (&b.extent, b.dtype, &b.shape));
+        assert!([a.of, a.partner].into_iter().flatten().all(|other| after.tensors[other].shape == a.shape));
+    }
 }
 
 /// An array of numpy, raw.

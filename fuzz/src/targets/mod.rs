@@ -22,6 +22,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("torch_zip", containers::torch_zip),
     ("pickle", containers::pickle),
     ("legacy", containers::legacy),
+    ("dcp_metadata", containers::dcp_metadata),
     ("npy", containers::npy),
     ("npz", containers::npz),
     ("safetensors", containers::safetensors),

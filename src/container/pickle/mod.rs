@@ -152,3 +152,41 @@ impl Graph {
         }
     }
 }
+
+/// A graph that is made, not loaded.
+impl Graph {
+    /// Without nodes but the empty tuple.
+    pub(super) fn new() -> Graph {
+        Graph {
+            nodes: vec![Node::Tuple { start: 0, len: 0 }],
+            items: Vec::new(),
+            text: Vec::new(),
+            root: Item::None,
+            end: 0,
+        }
+    }
+
+    /// Adds a node.
+    pub(super) fn add(&mut self, node: Node) -> Item {
+        // Whoever makes a graph bounds it.
+        self.nodes.push(node);
+        Item::Node((self.nodes.len() - 1) as u32)
+    }
+
+    /// Adds a string; one that is too long to keep is only counted, as in what is loaded.
+    pub(super) fn add_text(&mut self, text: &str) -> Item {
+        if text.len() > MAX_TEXT {
+            return Item::LongStr(text.len() as u64);
+        }
+        let start = self.text.len() as u32;
+        self.text.extend_from_slice(text.as_bytes());
+        Item::Str(Text { start, len: text.len() as u32 })
+    }
+
+    /// Adds a tuple.
+    pub(super) fn add_tuple(&mut self, items: &[Item]) -> Item {
+        let start = self.items.len() as u32;
+        self.items.extend_from_slice(items);
+        self.add(Node::Tuple { start, len: items.len() as u32 })
+    }
+}

@@ -16,13 +16,7 @@ const MAX_OPS: u64 = 256 << 20;
 pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
     let mut vm = Vm {
         input: Input::new(src, start, end),
-        graph: Graph {
-            nodes: vec![Node::Tuple { start: 0, len: 0 }],
-            items: Vec::new(),
-            text: Vec::new(),
-            root: Item::None,
-            end,
-        },
+        graph: Graph { end, ..Graph::new() },
         stack: Vec::new(),
         marks: Vec::new(),
         memo: Memo::default(),

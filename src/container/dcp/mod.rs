@@ -1,0 +1,78 @@
+//! Torch's distributed checkpoints (`torch.distributed.checkpoint`): a directory with files `__{rank}_{n}.distcp` and a pickle
+//! `.metadata`, which is written last.
+//!
+//! A `.distcp` file is a chain of zips of torch.save, one right behind the other, each of one chunk of a tensor or of one Python
+//! value. They say nothing of names. So the file alone tells where tensors are and of which shape; what they are to training
+//! follows from the names, which [`Model`] reads from `.metadata`.
+
+mod metadata;
+mod model;
+#[cfg(test)]
+mod tests;
+
+pub use model::Model;
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use super::patch::Crcs;
+use super::pickle;
+use super::proof::Training;
+use super::read::{Fail, bad};
+use super::storages::Storages;
+use super::torch::{Layout, ZipRecords, is_big_endian};
+use super::walk::walk;
+use super::zip::Zip;
+use super::{Description, Kind, ReadAt, Role, Tensor};
+
+/// Name of the file that makes a directory a checkpoint.
+pub const METADATA: &str = ".metadata";
+
+const UNNAMED: &str = "its name stands in .metadata, which does not tell it";
+
+impl Description {
+    /// Whether the names of its tensors stand in a `.metadata` beside it. A chunk that has a file of its own looks like any file of
+    /// torch.save, so there the file's name tells.
+    pub fn is_of_chunks(&self, file: &Path) -> bool {
+        let named = || file.extension() == Some(OsStr::new("distcp"));
+        self.kind == Kind::Dcp || (self.kind == Kind::TorchZip && named())
+    }
+}
+
+/// Describes a file that is this chain of zips. Its tensors are called by the number of their zip.
+pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, Fail> {
+    let mut crcs = Crcs::default();
+    let mut tensors = Vec::with_capacity(zips.len());
+    for (number, zip) in zips.into_iter().enumerate() {
+        let layout = Layout::of(&zip)?;
+        let pickle = &zip.records[layout.pickle];
+        if !pickle.stored {
+            return bad("torch: data.pkl is compressed");
+        }
+        let (mut found, mut of_tensor) = (Vec::new(), Vec::new());
+        if !is_big_endian(src, &zip, &layout)? {
+            let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
+            let records = ZipRecords { zip: &zip, data: &layout.data };
+            let mut storages = Storages::new(&records);
+            let optimizers = walk(&graph, &mut storages)?;
+            ((found, _), of_tensor, _) = storages.finish(&optimizers);
+        }
+        tensors.extend(found.into_iter().map(|tensor| unnamed(tensor, number)));
+        let serialization_id = layout.serialization_id;
+        drop(layout);
+        crcs.add(zip, of_tensor, serialization_id);
+    }
+    let (kind, note) = (Kind::Dcp, None);
+    let (tables, training, best) = (Vec::new(), Training::default(), None);
+    Ok(Description { kind, note, tensors, tables, training, best, zip: Some(crcs) })
+}
+
+/// What the walk of one zip says of roles is not believed: it sees one tensor, whose name it does not know.
+fn unnamed(tensor: Tensor, number: usize) -> Tensor {
+    let path = match tensor.path.as_str() {
+        "." => number.to_string(),
+        path => format!("{number}/{path}"),
+    };
+    let shape = (tensor.dtype, tensor.shape);
+    Tensor::found(path, shape, (Role::Other, UNNAMED), tensor.extent)
+}
