@@ -130,11 +130,13 @@ impl Archive {
             self.catalog().has_changed(&newer.0, &newer.1);
             return Err(StepError::Superseded);
         }
-        let (mut description, of_newer) = (describe(source)?, describe(&after)?);
+        let (mut description, mut of_newer) = (describe(source)?, describe(&after)?);
         // What is archived is what was sealed, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(StepError::Superseded);
         }
+        self.name_chunks(path, &mut description)?;
+        self.name_chunks(&newer.0, &mut of_newer)?;
         self.prove_by_companions(path, &mut description);
         let profiles = match self.workers.install(|| description.is_intact(source))? {
             true => profiles.clone(),

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::resident::ResidentReason;
+
 use crate::store::{Id, Objects};
 
 pub(super) use claims::{Step, Task};
@@ -280,6 +282,18 @@ impl Catalog {
                     entry.state = State::Sealed(Arc::clone(sealed));
                 }
             });
+        }
+    }
+
+    /// Lets all files in a directory that are in this state be looked at again, as if they had just been closed.
+    pub(super) fn reconsider(&mut self, directory: &Path, why: ResidentReason) {
+        let stays = |entry: &Entry| matches!(entry.state, State::Resident(stays) if stays == why);
+        let beside =
+            self.entries.below(directory).filter(|(path, entry)| path.parent() == Some(directory) && stays(entry));
+        let beside: Vec<PathBuf> = beside.map(|(path, _)| path.clone()).collect();
+        for path in beside {
+            let number = self.number();
+            self.entries.edit(&path, |entry| (entry.state, entry.version) = (State::Closed, number));
         }
     }
 

@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
+use crate::container::METADATA;
 use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::{Store, beneath, has_pin};
@@ -156,6 +157,8 @@ impl Walk<'_> {
             gathered.pinned |= is_pinned(&self.tree.join(&directory));
             gathered.directories.push(Member::new(directory.clone(), &metadata));
             let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
+            // A distributed checkpoint is one when its `.metadata` is there.
+            let (mut chunks, mut finished) = (false, false);
             let entries = self.list(&directory)?;
             if directory == root {
                 gathered.is_version = is_version(entries.iter().map(|(path, file_type)| (name(path), *file_type)));
@@ -171,11 +174,15 @@ impl Walk<'_> {
                 }
                 let member = Member::new(path, &metadata);
                 match metadata.is_file() {
-                    true => self.file(member, &metadata, gathered),
+                    true => {
+                        (chunks, finished) =
+                            (chunks || is_of_chunks(&member.path), finished || is_metadata(&member.path));
+                        self.file(member, &metadata, gathered);
+                    }
                     false => gathered.members.push(member),
                 }
             }
-            gathered.lacks |= shards.values().any(|shards| lacks(shards.iter()));
+            gathered.lacks |= shards.values().any(|shards| lacks(shards.iter())) || (chunks && !finished);
         }
         Ok(())
     }
@@ -234,6 +241,14 @@ struct Gathered {
 
 fn name(path: &Path) -> &[u8] {
     path.file_name().unwrap_or_default().as_bytes()
+}
+
+fn is_of_chunks(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new("distcp"))
+}
+
+fn is_metadata(path: &Path) -> bool {
+    path.file_name() == Some(OsStr::new(METADATA))
 }
 
 /// Whether one of the shards of one name is not there.

@@ -68,7 +68,7 @@ impl Archive {
 }
 
 /// A released file, to be described: only what lies around its tensors is decoded.
-struct Released(Arc<Reader>);
+pub(super) struct Released(pub(super) Arc<Reader>);
 
 impl ReadAt for Released {
     fn size(&self) -> u64 {

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::container::{Description, Tensor};
+use crate::container::{Description, Kind, Tensor};
 use crate::hash::Xxh3;
 use crate::store::names;
 
@@ -16,7 +16,12 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 /// Names of a file's tensors: those of the model, or all when it has none (an optimizer's file).
 ///
 /// Of a table whose rows have ids only a row's shape counts: rows come while it is trained.
+///
+/// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are known.
 pub(crate) fn signature(description: &Description) -> u64 {
+    if description.kind == Kind::Dcp {
+        return of_chunks(description);
+    }
     let mut tables = description.tables.iter().map(|table| table.tensor).peekable();
     let shapes = description.tensors.iter().enumerate().map(|(index, tensor)| {
         let is_table = tables.next_if_eq(&index).is_some() && !tensor.shape.is_empty();
@@ -35,6 +40,18 @@ pub(crate) fn signature(description: &Description) -> u64 {
         hash.update(tensor.path.as_bytes());
         hash.update(&[0, tensor.dtype as u8]);
         shape.iter().for_each(|dim| hash.update(&dim.to_le_bytes()));
+    }
+    hash.digest()
+}
+
+fn of_chunks(description: &Description) -> u64 {
+    let mut hash = Xxh3::new();
+    for (number, tensor) in description.tensors.iter().enumerate() {
+        if tensor.shape.iter().product::<u64>() >= SIGNATURE_ELEMENTS {
+            hash.update(&(number as u64).to_le_bytes());
+            hash.update(&[tensor.dtype as u8]);
+            tensor.shape.iter().for_each(|dim| hash.update(&dim.to_le_bytes()));
+        }
     }
     hash.digest()
 }

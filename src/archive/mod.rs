@@ -10,6 +10,7 @@ mod checkpoints;
 mod companions;
 mod copies;
 mod difference;
+mod distributed;
 mod encode;
 mod error;
 mod factors;
@@ -103,6 +104,7 @@ pub struct Archive {
     /// Housekeeper, who waits for all the others at the end. Taken by whoever starts and stops.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
     retention: retention::Retention,
+    models: distributed::Models,
     noticed: restores::Noticed,
 }
 
@@ -162,6 +164,7 @@ impl Archive {
             several_names: Mutex::new(Vec::new()),
             housekeeper: Mutex::new(None),
             retention: retention::Retention::default(),
+            models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
             store,
         }))

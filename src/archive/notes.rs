@@ -5,8 +5,7 @@ use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::catalog::{Catalog, State};
-use super::resident::ResidentReason;
+use super::catalog::Catalog;
 use super::{Archive, FileId, found_at};
 
 impl Archive {
@@ -27,11 +26,7 @@ impl Archive {
 
     /// Whether a file's bytes are known to be durable, as they are or as a stub.
     pub fn is_durable(&self, path: &Path) -> bool {
-        self.catalog().get(path).is_some_and(|entry| match entry.state {
-            State::Staged | State::Closed => false,
-            State::Resident(why) => ![ResidentReason::NotDurable, ResidentReason::Unreadable].contains(&why),
-            State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Released(_) => true,
-        })
+        self.catalog().get(path).is_some_and(|entry| entry.state.is_durable())
     }
 
     /// Another profile was set for a file, or for all below a directory, or none any more: what is under way is void.

@@ -9,6 +9,8 @@ pub(super) enum ResidentReason {
     Small,
     /// No object of it would be smaller.
     Incompressible,
+    /// A file of a distributed checkpoint that has no `.metadata`: nobody can go on from it.
+    Unfinished,
     /// Its fsync failed: under whatever name, until it is written again.
     NotDurable,
     /// Its stub is damaged, or became zeros.
@@ -33,6 +35,7 @@ impl fmt::Display for ResidentReason {
         f.write_str(match self {
             ResidentReason::Small => "small",
             ResidentReason::Incompressible => "would not become smaller",
+            ResidentReason::Unfinished => "its checkpoint has no .metadata: the save is not finished",
             ResidentReason::NotDurable => "could not be made durable",
             ResidentReason::DamagedStub => "it is a damaged stub",
             ResidentReason::OtherStore => "its object is here, and it says that its store is another",

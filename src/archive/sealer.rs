@@ -68,13 +68,16 @@ impl Archive {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let settle::Examined { state, words, says } = settle::examine(&file, &metadata, path)?;
+        let settle::Examined { state, words, says, is_of_chunks } = settle::examine(&file, &metadata, path)?;
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);
         let State::Sealed(sealed) = &state else {
-            self.catalog().keep(path, version, None, &self.objects);
-            self.catalog().advance(path, version, state);
+            let mut catalog = self.catalog();
+            catalog.keep(path, version, None, &self.objects);
+            catalog.advance(path, version, state);
+            catalog.may_finish(path);
+            drop(catalog);
             self.retention.news();
             return Ok(());
         };
@@ -89,7 +92,11 @@ impl Archive {
             true => State::Durable(Arc::clone(sealed)),
             false => state,
         };
-        self.catalog().advance(path, version, state);
+        let mut catalog = self.catalog();
+        let state = if is_of_chunks { catalog.unless_unfinished(path, state) } else { state };
+        catalog.advance(path, version, state);
+        catalog.may_finish(path);
+        drop(catalog);
         self.retention.news();
         Ok(())
     }

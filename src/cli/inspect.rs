@@ -1,14 +1,15 @@
 //! `stepfs inspect`
 
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::container::describe;
+use crate::container::{Kind, METADATA, Model, Tensor, describe};
 use crate::store::Store;
 use crate::store::object::Object;
 
@@ -18,7 +19,7 @@ use super::words::{name, size, table};
 /// Show what stepfs finds in a checkpoint: its tensors, their roles, where they lie; and how they are kept.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Any file, in a mount or not.
+    /// Any file, in a mount or not; or the directory of a distributed checkpoint, which is shown as one model.
     file: PathBuf,
     /// Print a JSON object.
     #[arg(long)]
@@ -51,7 +52,8 @@ struct Row {
     of: Option<String>,
     /// Path of the parameter's other moment.
     partner: Option<String>,
-    offset: u64,
+    /// None where chunks of several files are shown as one tensor.
+    offset: Option<u64>,
     bytes: u64,
     /// `lossless` or `lattice`.
     codec: &'static str,
@@ -66,50 +68,147 @@ struct Row {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     let path = args.file.display().to_string();
-    let file = open_aside(&args.file).with_context(|| path.clone())?;
-    let description = describe(&file).with_context(|| path.clone())?;
-    let object = object_of(&args.file);
-    let mut report = Report {
-        path,
+    let report = if args.file.is_dir() { of_directory(&args.file) } else { of_file(&args.file) };
+    let report = report.with_context(|| path)?;
+    write(&report, args.json)
+}
+
+/// What is in a file. The chunks of a distributed checkpoint get their names from the `.metadata` beside it.
+fn of_file(path: &Path) -> Result<Report> {
+    let file = open_aside(path)?;
+    let mut description = describe(&file)?;
+    if description.is_of_chunks(path) {
+        let metadata = path.with_file_name(METADATA);
+        match open_aside(&metadata).and_then(|file| Model::read(&file)) {
+            Ok(model) => description.name_chunks(&path.file_name().unwrap_or_default().to_string_lossy(), &model),
+            Err(error) => description.note = Some(format!("no names: {}: {error}", metadata.display())),
+        }
+    }
+    let object = object_of(path);
+    let mut kept = Kept::default();
+    kept.add(object.as_ref(), false);
+    Ok(Report {
+        path: path.display().to_string(),
         container: description.kind.name(),
         note: description.note.clone(),
         bytes: file.metadata()?.len(),
-        profile: object.as_ref().map(|object| object.index().profile.clone()).or_else(|| word(&args.file, "profile")),
-        generations: word(&args.file, "generations").and_then(|count| count.parse().ok()),
-        tensors: Vec::new(),
-    };
-    let paths: Vec<String> = description.tensors.iter().map(|t| t.path.clone()).collect();
-    let path_of = |index: Option<usize>| index.and_then(|index| paths.get(index).cloned());
-    for tensor in description.tensors {
-        let kept = object.as_ref().and_then(|o| o.index().tensors.iter().find(|t| t.path == tensor.path));
-        report.tensors.push(Row {
-            aliases: tensor.aliases,
+        profile: object.as_ref().map(|object| object.index().profile.clone()).or_else(|| word(path, "profile")),
+        generations: word(path, "generations").and_then(|count| count.parse().ok()),
+        tensors: rows(&description.tensors, &kept, true),
+    })
+}
+
+/// What is in a distributed checkpoint: its tensors, whole, however they are cut among the ranks.
+fn of_directory(path: &Path) -> Result<Report> {
+    let metadata = open_aside(&path.join(METADATA)).with_context(|| {
+        format!("a directory can be inspected that is a distributed checkpoint, which has a file {METADATA}; or give its files")
+    })?;
+    let model = Model::read(&metadata)?;
+    let (mut kept, mut bytes, mut profiles) = (Kept::default(), metadata.metadata()?.len(), BTreeSet::new());
+    for file in model.files() {
+        let file = path.join(file);
+        bytes += std::fs::metadata(&file).with_context(|| file.display().to_string())?.len();
+        let object = object_of(&file);
+        profiles.extend(object.as_ref().map(|object| object.index().profile.clone()));
+        kept.add(object.as_ref(), true);
+    }
+    Ok(Report {
+        path: path.display().to_string(),
+        container: Kind::Dcp.name(),
+        note: Some(format!("whole, from {} files", model.files().len())),
+        bytes,
+        profile: (!profiles.is_empty()).then(|| profiles.into_iter().collect::<Vec<_>>().join(", ")),
+        generations: None,
+        tensors: rows(model.tensors(), &kept, false),
+    })
+}
+
+/// How a store keeps tensors, by path; chunks of one tensor are put together.
+#[derive(Default)]
+struct Kept {
+    tensors: HashMap<String, HowKept>,
+    /// Files that are released.
+    objects: usize,
+}
+
+struct HowKept {
+    codec: &'static str,
+    difference: bool,
+    step: Option<f64>,
+    bound: f64,
+    max_abs_error: f64,
+    stored: u64,
+}
+
+impl Kept {
+    /// `together`: chunks of one tensor count as that.
+    fn add(&mut self, object: Option<&Object>, together: bool) {
+        self.objects += usize::from(object.is_some());
+        for tensor in object.iter().flat_map(|object| &object.index().tensors) {
+            let how = HowKept {
+                codec: tensor.coding.codec(),
+                difference: tensor.coding.parent().is_some(),
+                step: tensor.coding.step(),
+                bound: tensor.bound,
+                max_abs_error: tensor.max_abs_error,
+                stored: tensor.stored(),
+            };
+            let path = if together { whole(&tensor.path) } else { &tensor.path };
+            self.tensors.entry(path.to_string()).and_modify(|all| all.join(&how)).or_insert(how);
+        }
+    }
+}
+
+/// The path of the tensor that a path's chunk is a part of.
+fn whole(path: &str) -> &str {
+    path.strip_suffix(']').and_then(|path| path.rsplit_once('[')).map_or(path, |(whole, _)| whole)
+}
+
+impl HowKept {
+    fn join(&mut self, other: &HowKept) {
+        self.bound = self.bound.max(other.bound);
+        self.max_abs_error = self.max_abs_error.max(other.max_abs_error);
+        self.stored += other.stored;
+        self.difference |= other.difference;
+    }
+}
+
+fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
+    let path_of = |index: Option<usize>| index.map(|index| tensors[index].path.clone());
+    let row = |tensor: &Tensor| {
+        let how = kept.tensors.get(&tensor.path);
+        Row {
+            path: tensor.path.clone(),
+            aliases: tensor.aliases.clone(),
             dtype: tensor.dtype.name(),
+            shape: tensor.shape.clone(),
             role: tensor.role.name(),
             why: tensor.why,
             trained: tensor.trained,
             of: path_of(tensor.of),
             partner: path_of(tensor.partner),
-            offset: tensor.extent.start,
+            offset: placed.then_some(tensor.extent.start),
             bytes: tensor.extent.end - tensor.extent.start,
-            codec: kept.map_or("lossless", |kept| kept.coding.codec()),
-            kept: match (&object, kept.map(|kept| kept.coding.parent())) {
-                (_, Some(Some(_))) => "difference",
-                (_, Some(None)) => "keyframe",
-                (Some(_), None) => "skeleton",
-                (None, None) => "as written",
+            codec: how.map_or("lossless", |how| how.codec),
+            kept: match (kept.objects, how.map(|how| how.difference)) {
+                (_, Some(true)) => "difference",
+                (_, Some(false)) => "keyframe",
+                (0, None) => "as written",
+                (_, None) => "skeleton",
             },
-            step: kept.and_then(|kept| kept.coding.step()),
-            bound: kept.map_or(0.0, |kept| kept.bound),
-            max_abs_error: kept.map_or(0.0, |kept| kept.max_abs_error),
-            stored_bytes: kept.map(|kept| kept.stored()),
-            path: tensor.path,
-            shape: tensor.shape,
-        });
-    }
+            step: how.and_then(|how| how.step),
+            bound: how.map_or(0.0, |how| how.bound),
+            max_abs_error: how.map_or(0.0, |how| how.max_abs_error),
+            stored_bytes: how.map(|how| how.stored),
+        }
+    };
+    tensors.iter().map(row).collect()
+}
+
+fn write(report: &Report, json: bool) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
+    if json {
+        serde_json::to_writer_pretty(&mut out, report)?;
         writeln!(out)?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -134,7 +233,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             format!("{:?}", row.shape),
             row.role.replace('_', " "),
             size(row.bytes),
-            row.offset.to_string(),
+            row.offset.map(|offset| offset.to_string()).unwrap_or_default(),
             format!("{} {}", row.codec, row.kept),
             row.stored_bytes.map(size).unwrap_or_default(),
             if row.bound == 0.0 { "exact".into() } else { format!("{:.1e}", row.bound) },
@@ -152,20 +251,20 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Opens a file without its being taken for a restore.
-fn open_aside(path: &std::path::Path) -> std::io::Result<File> {
+fn open_aside(path: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     // Only the owner may.
     File::options().read(true).custom_flags(libc::O_NOATIME).open(path).or_else(|_| File::open(path))
 }
 
 /// What the daemon says of a file in a mount.
-fn word(path: &std::path::Path, name: &str) -> Option<String> {
+fn word(path: &Path, name: &str) -> Option<String> {
     let place = Place::of(path).ok()?;
     String::from_utf8(attribute(&place.mount?.join(&place.path), name).ok()?).ok()
 }
 
 /// The object of a released file in a mount, if that is what it is.
-fn object_of(path: &std::path::Path) -> Option<Object> {
+fn object_of(path: &Path) -> Option<Object> {
     let place = Place::of(path).ok()?;
     let id = word(path, "object")?;
     let store = Store::look(&place.store).ok()?;

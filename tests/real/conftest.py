@@ -24,8 +24,8 @@ from harness import make_base, open_mount, remove_base  # noqa: E402
 torch.set_num_threads(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
 
 # What these fixtures make takes long, and every process would make it. So the tests of a file that has one run in one process.
-EXPENSIVE = {"shared_mount", "zoo", "small_gpt"}
-TOGETHER = {"test_torch.py", "test_zoo.py", "test_tune.py"}
+EXPENSIVE = {"shared_mount", "zoo", "small_gpt", "distributed"}
+TOGETHER = {"test_torch.py", "test_dcp.py", "test_zoo.py", "test_tune.py"}
 
 
 def pytest_configure(config):

@@ -41,6 +41,15 @@ impl State {
             State::Staged | State::Closed | State::Released(_) => false,
         }
     }
+
+    /// Whether its bytes are known to be durable, as they are or as a stub.
+    pub(in crate::archive) fn is_durable(&self) -> bool {
+        match self {
+            State::Staged | State::Closed => false,
+            State::Resident(why) => ![ResidentReason::NotDurable, ResidentReason::Unreadable].contains(why),
+            State::Durable(_) | State::Sealed(_) | State::Archived(..) | State::Released(_) => true,
+        }
+    }
 }
 
 /// What is known of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some hundred

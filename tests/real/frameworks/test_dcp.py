@@ -1,0 +1,185 @@
+"""Torch's distributed checkpoint: FSDP2 on several ranks saves into a mount, and loads released steps on other numbers of ranks."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import harness
+import pytest
+import torch
+from harness import run_json
+from series import difference, tensors_of, walk
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_saver import save
+
+STEPS = [f"step_{step:04d}" for step in range(25, 126, 25)]
+TRAINER = os.path.join(os.path.dirname(__file__), "dcp_gpt.py")
+SMALL = ["--layers", "2"]
+
+
+def train(ranks, *args):
+    """Runs the trainer on so many ranks; returns the held-out loss at its end."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node",
+               str(ranks), TRAINER, *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return float(done.stdout.split("loss ")[1].split()[0])
+
+
+class Distributed:
+    def __init__(self, mount, plain):
+        self.mount, self.plain = mount, plain
+
+
+@pytest.fixture(scope="module")
+def distributed():
+    """Five checkpoints of two ranks, in a mount and in a directory."""
+    opened = harness.open_mount(True)
+    mount = next(opened)
+    plain = mount.base / "plain"
+    plain.mkdir()
+    train(2, "--out", mount.dir, plain, "--iters", 125, *SMALL)
+    mount.sync()
+    yield Distributed(mount, plain)
+    opened.close()
+
+
+def whole(folder, scratch):
+    """All values of a distributed checkpoint."""
+    dcp_to_torch_save(folder, scratch / "whole.pt")
+    return torch.load(scratch / "whole.pt")
+
+
+def chunks(step, rank=None):
+    return [f"{step}/__{rank}_0.distcp" for rank in ([0, 1] if rank is None else [rank])]
+
+
+def test_all_but_the_newest_are_released_small(distributed):
+    mount = distributed.mount
+    mount.require_released(*(name for step in STEPS[:-1] for name in chunks(step)))
+    for name in chunks(STEPS[-1]):
+        assert (mount / name).read_bytes() == (distributed.plain / name).read_bytes()
+    for step in STEPS[1:-1]:
+        rows = [mount.entry(name) for name in [*chunks(step), f"{step}/.metadata"]]
+        stored, size = sum(row["stored_bytes"] for row in rows), sum(row["logical_bytes"] for row in rows)
+        assert stored <= 0.05 * size, f"{step}: {100 * stored / size:.2f} %"
+
+
+def test_every_value_is_exact_or_within_its_bound(distributed, tmp_path):
+    for step in STEPS[:-1]:
+        exact, read = (tensors_of(whole(folder / step, tmp_path)) for folder in (distributed.plain, distributed.mount.dir))
+        said = {name["path"].replace("/", "."): name for name in run_json("inspect", "--json", distributed.mount / step)["tensors"]}
+        assert exact.keys() == read.keys() and len(said) > 50
+        quantized = 0
+        for path, tensor in exact.items():
+            about = said.get(path, {"bound": 0, "max_abs_error": 0})
+            assert difference(tensor, read[path]) <= about["max_abs_error"], f"{path}: {about}"
+            quantized += about["bound"] > 0
+        assert quantized >= 40, f"{step}: {quantized} of {len(exact)}"
+
+
+def test_the_checkpoint_has_the_roles_of_the_same_state_saved_whole(distributed, tmp_path):
+    """As a file of torch.save has them: same paths, same roles, same proof."""
+    dcp_to_torch_save(distributed.plain / STEPS[0], tmp_path / "whole.pt")
+    fields = ("path", "role", "trained", "of", "partner", "shape")
+    listed = [{tuple(str(tensor[field]) for field in fields) for tensor in run_json("inspect", "--json", path)["tensors"]
+               if "step" not in tensor["path"].split("/")} for path in (distributed.plain / STEPS[0], tmp_path / "whole.pt")]
+    # The tied weight has one storage in the whole file, and two in the distributed one.
+    tied = {row for rows in listed for row in rows if "wte" in str(row) or "head" in str(row)}
+    assert listed[0] - tied == listed[1] - tied and len(listed[0] - tied) > 60
+
+
+def test_each_zip_of_a_released_file_is_sound(distributed):
+    with open(distributed.mount / STEPS[0] / ".metadata", "rb") as f:
+        metadata = pickle.load(f)
+    for info in metadata.storage_data.values():
+        with open(distributed.mount / STEPS[0] / info.relative_path, "rb") as f:
+            f.seek(info.offset)
+            blob = distributed.mount.base / "blob.zip"
+            blob.write_bytes(f.read(info.length))
+        assert zipfile.ZipFile(blob).testzip() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_training_goes_on_from_a_released_step_on_other_ranks(distributed, ranks):
+    losses = [train(ranks, "--resume", folder / STEPS[2], "--iters", 10, *SMALL)
+              for folder in (distributed.mount.dir, distributed.plain)]
+    assert abs(losses[0] - losses[1]) < 0.01, losses
+
+
+@pytest.mark.slow
+def test_asynchronous_saves_of_several_files_per_rank_shrink(mount):
+    train(2, "--out", mount.dir, "--iters", 15, "--every", 5, "--async-save", "--threads", 2, *SMALL)
+    mount.sync()
+    rows = [row for row in mount.ls() if "step_0010/__" in row["path"] and row["logical_bytes"] >= 1 << 16]
+    assert len(rows) > 20 and {row["state"] for row in rows} == {"released"}
+    # A moment whose partner is in another file stays exact.
+    assert sum(row["stored_bytes"] for row in rows) < 0.6 * sum(row["logical_bytes"] for row in rows)
+
+
+def states(count):
+    for state in walk(count):
+        yield {"model": state["model"], "optim": {"state": {name: state["optimizer"]["state"][i] for i, name in enumerate(state["model"])},
+                                                  "param_groups": [{"lr": 1e-3, "params": list(state["model"])}]}}
+
+
+def write(state, folder):
+    save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+
+
+def test_a_save_without_metadata_is_no_newer_state(mount, plain):
+    for number, state in enumerate(states(3), 1):
+        write(state, plain / f"step_{number}")
+    shutil.copytree(plain / "step_1", mount / "step_1", copy_function=shutil.copyfile)
+    # As a save that is cut short leaves it.
+    (mount / "step_2").mkdir()
+    shutil.copy(plain / "step_2/__0_0.distcp", mount / "step_2")
+    mount.sync()
+    unfinished = "its checkpoint has no .metadata: the save is not finished"
+    assert why(mount, "step_2/__0_0.distcp") == unfinished
+    assert mount.state("step_1/__0_0.distcp") == "sealed"
+    # Also for the next daemon.
+    mount.remount()
+    mount.sync()
+    assert mount.state("step_1/__0_0.distcp") == "sealed" and why(mount, "step_2/__0_0.distcp") == unfinished
+    shutil.copy(plain / "step_2/.metadata", mount / "step_2/.metadata.tmp")
+    os.rename(mount / "step_2/.metadata.tmp", mount / "step_2/.metadata")
+    mount.sync()
+    assert why(mount, "step_2/__0_0.distcp") != unfinished
+    mount.require_released("step_1/__0_0.distcp")
+    shutil.copytree(plain / "step_3", mount / "step_3", copy_function=shutil.copyfile)
+    mount.sync()
+    mount.require_released("step_1/__0_0.distcp", "step_2/__0_0.distcp")
+
+
+def why(mount, name):
+    try:
+        return os.getxattr(mount / name, "user.stepfs.why").decode()
+    except OSError:
+        return ""
+
+
+def test_other_ranks_begin_a_lineage_of_their_own(distributed, tmp_path):
+    mount = distributed.mount
+    before = {name: mount.state(name) for name in chunks(STEPS[-1])}
+    train(1, "--resume", distributed.plain / STEPS[-1], "--out", mount.dir, "--iters", 25, *SMALL)
+    mount.sync()
+    assert mount.state("step_0150/__0_0.distcp") == "sealed"
+    assert {name: mount.state(name) for name in before} == before, "no later state of two ranks is there"
+
+
+def test_metadata_that_says_nothing_loses_nothing(mount, plain):
+    for number, state in enumerate(states(3), 1):
+        write(state, plain / f"step_{number}")
+        (plain / f"step_{number}/.metadata").write_bytes(b"\x80\x02}q\x00." + bytes(100 * number))
+        shutil.copytree(plain / f"step_{number}", mount / f"step_{number}")
+    mount.sync()
+    mount.require_released("step_1/__0_0.distcp", "step_2/__0_0.distcp")
+    for number in (1, 2, 3):
+        name = f"step_{number}/__0_0.distcp"
+        assert (mount / name).read_bytes() == (plain / name).read_bytes()
