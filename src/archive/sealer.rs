@@ -81,7 +81,6 @@ impl Archive {
             self.retention.news();
             return Ok(());
         };
-        log::info!("{}: sealed, {words}", path.display());
         // Named before anything is collected: nothing is while a file is not sealed.
         let known = |id: &Id, of: &Sealed| {
             self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
@@ -94,9 +93,14 @@ impl Archive {
         };
         let mut catalog = self.catalog();
         let state = if is_of_chunks { catalog.unless_unfinished(path, state) } else { state };
+        let words = match &state {
+            State::Resident(why) => format!("stays as it is: {why}"),
+            _ => format!("sealed, {words}"),
+        };
         catalog.advance(path, version, state);
         catalog.may_finish(path);
         drop(catalog);
+        log::info!("{}: {words}", path.display());
         self.retention.news();
         Ok(())
     }
