@@ -63,10 +63,11 @@ use attr::{Attributes, Change, TTL};
 use errno::Result;
 pub use error::MountError;
 use inodes::Table;
-pub use mount::{MountOptions, serve};
-pub use mounts::{clear_dead_mount, unmount};
+pub use mount::{KernelOption, MountOptions, serve};
+pub use mounts::{clear_dead_mount, is_served, unmount};
 use names::Creator;
 use node::Handle;
+pub use sys::is_admin;
 
 /// All of the mount's state; shared by the threads that answer the kernel, the workers and the archive.
 struct Core {
