@@ -5,6 +5,7 @@ mod against;
 mod buffers;
 mod cat;
 mod compare;
+mod doctor;
 mod export;
 mod files;
 mod gc;
@@ -86,6 +87,7 @@ enum Command {
     Tune(tune::Args),
     Gc(gc::Args),
     Verify(verify::Args),
+    Doctor(doctor::Args),
 }
 
 /// Runs the command that the program's arguments name.
@@ -119,6 +121,7 @@ pub fn main() -> ExitCode {
         Command::Tune(args) => tune::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Doctor(args) => doctor::run(args),
     };
     result.unwrap_or_else(|error| {
         // Whoever reads the output may have heard enough: `stepfs ls | head`.

@@ -156,7 +156,7 @@ mod tests {
         let options = Options::strict(line).unwrap();
         assert!(options.allow_other && !options.no_passthrough && !options.create);
         assert_eq!(options.kernel_list(), "noatime");
-        assert_eq!(options.profile.map(|profile| profile.to_string()).as_deref(), Some("compact"));
+        assert_eq!(options.profile, Some(Profile::Compact));
         assert_eq!((options.memory, options.log), (Some(1 << 30), Some(PathBuf::from("/a,b"))));
         assert!(Options::strict("").unwrap().kernel.is_empty());
     }

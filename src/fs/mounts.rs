@@ -149,16 +149,28 @@ pub fn unmount(dir: &Path) -> Result<(), MountError> {
     })
 }
 
+/// Whether `dir` is in a mount whose daemon is gone.
+pub fn is_dead(dir: &Path) -> bool {
+    // Not by the directory's attributes: the kernel knows those for a second more.
+    rustix::fs::statfs(dir).is_err_and(|error| dead(&error.into()))
+}
+
+/// The type of the file system that `dir` (absolute, without links) lies on.
+pub fn kind_of(dir: &Path) -> Option<String> {
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    let above = table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| dir.starts_with(&mounted.point));
+    // Of several at one point the last is on top.
+    above.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.kind)
+}
+
 /// Takes away what a killed daemon left at `dir`: a mount that answers nothing but ENOTCONN. Answers whether there
 /// was one. Mounts that live, and those of others, are left alone.
 ///
 /// # Errors
 /// When there is a dead mount of stepfs and it cannot be taken down.
 pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
-    // Not by the directory's attributes: the kernel knows those for a second more.
-    match rustix::fs::statfs(dir) {
-        Err(error) if dead(&error.into()) => {}
-        _ => return Ok(false),
+    if !is_dead(dir) {
+        return Ok(false);
     }
     let point = absolute(dir).map_err(|error| MountError::Directory(dir.to_path_buf(), error))?;
     if find(&point).map_err(MountError::Mount)?.is_none() {
