@@ -12,6 +12,7 @@ mod gc;
 mod import;
 mod inspect;
 mod ls;
+mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
@@ -88,6 +89,8 @@ enum Command {
     Gc(gc::Args),
     Verify(verify::Args),
     Doctor(doctor::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 /// Runs the command that the program's arguments name.
@@ -122,6 +125,8 @@ pub fn main() -> ExitCode {
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::man(args),
     };
     result.unwrap_or_else(|error| {
         // Whoever reads the output may have heard enough: `stepfs ls | head`.
