@@ -133,12 +133,12 @@ fi
 # --- xfstests: names are such as generic/001. It mounts by mount(8), which asks a helper in /sbin.
 build_xfstests() { make -j2; }
 
-# Arguments: the copy, where what failed goes, where what ran goes.
+# Arguments: the copy, the store, where what failed goes, where what ran goes.
 run_xfstests() {
-    local copy=$1 failed=$2 ran=$3
-    # All mounts of stepfs have one source, by which the suite tells mounts apart. So there is no second one: tests that need
-    # it say that they are not run.
-    (cd "$copy" && FSTYP=fuse FUSE_SUBTYP=.stepfs TEST_DEV=stepfs TEST_DIR="$scratch/mnt" MOUNT_OPTIONS='' TEST_FS_MOUNT_OPTS='' \
+    local copy=$1 store=$2 failed=$3 ran=$4
+    # The suite tells mounts apart by their source, which is the store. It gets one store: tests that need a second one say that
+    # they are not run.
+    (cd "$copy" && FSTYP=fuse FUSE_SUBTYP=.stepfs TEST_DEV="$store" TEST_DIR="$scratch/mnt" MOUNT_OPTIONS='' TEST_FS_MOUNT_OPTS='' \
         ./check -g quick) >"$scratch/log.xfstests" 2>&1 || true
     grep -q '^Ran:' "$scratch/log.xfstests" || { tail -n 20 "$scratch/log.xfstests" >&2; die "xfstests did not run"; }
     # `Ran:` names those that were not run, too.
@@ -157,7 +157,7 @@ if [ -n "${XFSTESTS_SOURCE:-}" ]; then
         [ $mode = passthrough ] || option=--no-passthrough
         printf '#!/bin/sh\nexec %q mount --allow-other %s %q "$2"\n' "$STEPFS" "$option" "$scratch/xfs.$mode" >"$HELPER"
         chmod 755 "$HELPER"
-        run_xfstests "$copy" "$scratch/failed" "$scratch/ran"
+        run_xfstests "$copy" "$scratch/xfs.$mode" "$scratch/failed" "$scratch/ran"
         "$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true
         # Its tests know how a mount of FUSE differs from others, so a plain directory says nothing.
         judge xfstests $mode "$scratch/failed" /dev/null "$scratch/ran"

@@ -6,9 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
-use crate::compare::{Codec, Errors, Picture, Report, Series, Watch, compare, plot, steps};
+use crate::compare::{Codec, Errors, Report, Series, Watch, compare, steps};
+#[cfg(feature = "plots")]
+use crate::compare::{Picture, plot};
 
 use super::words::{name, percent, progress, size, table};
 
@@ -47,9 +49,27 @@ pub(super) struct Args {
 }
 
 /// The path of a picture, if its ending says which kind.
+#[cfg(feature = "plots")]
 fn picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     Picture::of(&path).map(|_| path).ok_or_else(|| "a picture's name ends in .svg or .png".into())
+}
+
+#[cfg(not(feature = "plots"))]
+fn picture(_: &str) -> Result<PathBuf, String> {
+    Err("this stepfs was built without pictures; draw one from --json, or build it with the feature `plots`".into())
+}
+
+#[cfg(feature = "plots")]
+fn draw(report: &Report, path: &Path) -> Result<()> {
+    let Some(kind) = Picture::of(path) else { return Ok(()) };
+    plot(report, path, kind).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
+}
+
+/// Never called: there is no path then.
+#[cfg(not(feature = "plots"))]
+fn draw(_: &Report, _: &Path) -> Result<()> {
+    Ok(())
 }
 
 /// Codecs beside each other in a table: more do not fit on a screen.
@@ -89,8 +109,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let kept = dir.path().to_path_buf();
     dir.close().with_context(|| format!("{}", kept.display()))?;
     let report = result?;
-    if let Some((path, kind)) = args.plot.as_deref().and_then(|path| Some((path, Picture::of(path)?))) {
-        plot(&report, path, kind).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    if let Some(path) = &args.plot {
+        draw(&report, path)?;
     }
     let mut out = std::io::stdout().lock();
     match args.json {

@@ -5,13 +5,18 @@ mod against;
 mod buffers;
 mod cat;
 mod compare;
+mod doctor;
 mod export;
 mod files;
 mod gc;
 mod import;
 mod inspect;
 mod ls;
+mod manual;
 mod mount;
+mod mount_helper;
+mod mount_options;
+mod notify;
 mod pin;
 mod place;
 mod profile;
@@ -39,6 +44,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Exit code of a command that failed.
 const FAILED: u8 = 1;
+/// Exit code of arguments that cannot be understood.
+const USAGE: u8 = 2;
 /// Exit code of `verify` and `export --salvage` when something is damaged, or lost.
 const DAMAGED: u8 = 3;
 
@@ -61,6 +68,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Mount(mount::Args),
+    #[command(name = mount_helper::NAME, hide = true, disable_help_subcommand = true)]
+    MountHelper(mount_helper::Args),
     Umount(umount::Args),
     Sync(sync::Args),
     Pin(pin::PinArgs),
@@ -79,13 +88,24 @@ enum Command {
     Tune(tune::Args),
     Gc(gc::Args),
     Verify(verify::Args),
+    Doctor(doctor::Args),
+    Completions(manual::CompletionsArgs),
+    Man(manual::ManArgs),
 }
 
 /// Runs the command that the program's arguments name.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse_from(mount_helper::arguments(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if mount_helper::is_called(std::env::args_os()) { mount_helper::USAGE } else { USAGE };
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(code) } else { ExitCode::SUCCESS };
+        }
+    };
     let result = match cli.command {
         Command::Mount(args) => mount::run(args),
+        Command::MountHelper(args) => return mount_helper::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Sync(args) => sync::run(args),
         Command::Pin(args) => pin::pin(args),
@@ -104,6 +124,9 @@ pub fn main() -> ExitCode {
         Command::Tune(args) => tune::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::man(args),
     };
     result.unwrap_or_else(|error| {
         // Whoever reads the output may have heard enough: `stepfs ls | head`.

@@ -5,19 +5,24 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::fs::{MountOptions, clear_dead_mount, serve};
-use crate::store::{Profile, Store};
+use crate::fs::{MountOptions, clear_dead_mount, is_served, serve};
+use crate::store::{Error, Profile, Store};
 
+use super::mount_options::Options;
+use super::notify;
 use super::words::parse_size;
 
 /// A daemon's log above this size is begun anew at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
 /// What the daemon says to the command that started it, once it serves.
 const READY: &str = "ready";
+/// How long to wait for the daemon of a mount that was just taken down. It finishes the step under way first.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Mount a store on a directory; make the store when there is none.
 ///
@@ -49,27 +54,50 @@ pub(super) struct Args {
     /// Log file of the daemon; STORE/daemon.log unless given.
     #[arg(long)]
     log: Option<PathBuf>,
+    /// Options as /etc/fstab has them, between commas: ro, noexec, noatime, allow_other, profile=NAME and others.
+    #[arg(short, value_name = "OPTIONS", value_parser = Options::strict)]
+    options: Vec<Options>,
     /// Started by `stepfs mount`.
     #[arg(long, hide = true)]
     child: bool,
 }
 
+/// What is mounted where, and how.
+pub(super) struct Mounting {
+    pub(super) store: PathBuf,
+    pub(super) dir: PathBuf,
+    pub(super) options: Options,
+}
+
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    clear_dead_mount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
-    fs::create_dir_all(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
-    match args.foreground || args.child {
-        true => daemon(&args),
-        false => start(&args),
+    let options = args.options.into_iter().fold(Options::default(), Options::and).and(Options {
+        allow_other: args.allow_other,
+        no_passthrough: args.no_passthrough,
+        profile: args.profile,
+        memory: args.memory,
+        log: args.log,
+        ..Options::default()
+    });
+    let mounting = Mounting { store: args.store, dir: args.dir, options };
+    clear_dead_mount(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
+    fs::create_dir_all(&mounting.dir).with_context(|| format!("{}", mounting.dir.display()))?;
+    match (args.foreground, args.child) {
+        (false, false) => start(&mounting).map(|()| ExitCode::SUCCESS),
+        (_, child) => daemon(&mounting, child),
     }
 }
 
 /// Starts the daemon and waits until it serves or has said why not.
-fn start(args: &Args) -> Result<ExitCode> {
+///
+/// # Errors
+/// Why it does not serve, for the user.
+pub(super) fn start(mounting: &Mounting) -> Result<()> {
+    let Mounting { store, dir, options } = mounting;
     // Opening and closing the store first gives its errors here, and makes the place for the log.
-    drop(open(args)?);
-    let log = args.log.clone().unwrap_or_else(|| args.store.join("daemon.log"));
+    drop(open(mounting)?);
+    let log = options.log.clone().unwrap_or_else(|| store.join("daemon.log"));
     // In a store that somebody else made it may lead anywhere; what the user names may be a link.
-    let flags = if args.log.is_none() { libc::O_NOFOLLOW | libc::O_NONBLOCK } else { 0 };
+    let flags = if options.log.is_none() { libc::O_NOFOLLOW | libc::O_NONBLOCK } else { 0 };
     let fresh = fs::symlink_metadata(&log).is_ok_and(|metadata| metadata.len() > LOG_BYTES);
     let log_file = OpenOptions::new()
         .create(true)
@@ -81,15 +109,18 @@ fn start(args: &Args) -> Result<ExitCode> {
         .open(&log)
         .with_context(|| format!("{}", log.display()))?;
     let mut command = Command::new(std::env::current_exe()?);
-    command.arg("mount").arg(fs::canonicalize(&args.store)?).arg(fs::canonicalize(&args.dir)?).arg("--child");
-    if args.allow_other {
+    command.arg("mount").arg(fs::canonicalize(store)?).arg(fs::canonicalize(dir)?).arg("--child");
+    if options.allow_other {
         command.arg("--allow-other");
     }
-    if let Some(memory) = args.memory {
+    if let Some(memory) = options.memory {
         command.arg("--memory").arg(memory.to_string());
     }
-    if args.no_passthrough {
+    if options.no_passthrough {
         command.arg("--no-passthrough");
+    }
+    if !options.kernel.is_empty() {
+        command.arg("-o").arg(options.kernel_list());
     }
     let mut child = command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn()?;
     let mut said = String::new();
@@ -98,7 +129,7 @@ fn start(args: &Args) -> Result<ExitCode> {
         while let Ok(count @ 1..) = pipe.read(&mut buf) {
             said.push_str(&String::from_utf8_lossy(&buf[..count]));
             if said.trim_end() == READY {
-                return Ok(ExitCode::SUCCESS);
+                return Ok(());
             }
         }
     }
@@ -110,16 +141,20 @@ fn start(args: &Args) -> Result<ExitCode> {
 }
 
 /// Serves the mount until it is unmounted.
-fn daemon(args: &Args) -> Result<ExitCode> {
+fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     super::log_to_stderr("info");
     super::buffers::keep_few();
-    if args.child {
+    if child {
         // A session of its own: closing the terminal or Ctrl-C there must not end the mount.
         // It fails harmlessly where the process leads a group already.
         let _ = rustix::process::setsid();
     }
-    match serve_store(args) {
-        Err(error) if args.child => {
+    let ready = || match child {
+        true => println!("{READY}"),
+        false => notify::tell("READY=1"),
+    };
+    match serve_store(mounting, ready) {
+        Err(error) if child => {
             println!("{}", super::words::causes(&error));
             Ok(ExitCode::from(super::FAILED))
         }
@@ -128,34 +163,63 @@ fn daemon(args: &Args) -> Result<ExitCode> {
 }
 
 /// Opens the store. The profile that is asked for is written down: `stepfs ls` and the next mount are to know it, too.
-fn open(args: &Args) -> Result<Store> {
-    let mut store = Store::open(&args.store)?;
-    if let Some(profile) = args.profile {
+fn open(mounting: &Mounting) -> Result<Store> {
+    let mut store = open_after_the_last(&mounting.store)?;
+    if let Some(profile) = mounting.options.profile {
         store.set_default_profile(profile)?;
     }
     Ok(store)
 }
 
-fn serve_store(args: &Args) -> Result<()> {
-    let store = open(args)?;
+/// Opens the store when the daemon of the mount before has ended. A store that is mounted is refused at once.
+fn open_after_the_last(path: &Path) -> Result<Store> {
+    let began = Instant::now();
+    let mut told = false;
+    loop {
+        let error = match Store::open(path) {
+            Ok(store) => return Ok(store),
+            Err(error) => error,
+        };
+        let Error::Busy { holder, .. } = &error else { return Err(error.into()) };
+        // Where we may not look, or cannot, it may be either.
+        let served = holder.parse().ok().and_then(|daemon| is_served(path, daemon));
+        if served == Some(true) {
+            return Err(error.into());
+        }
+        if began.elapsed() > PATIENCE {
+            let waited = format!("waited {} s for process {holder} to end", PATIENCE.as_secs());
+            return Err(anyhow::Error::new(error).context(waited));
+        }
+        if !std::mem::replace(&mut told, true) {
+            let (store, most) = (path.display(), PATIENCE.as_secs());
+            eprintln!("stepfs: waiting for process {holder}, which still works on {store} (at most {most} s)");
+        }
+    }
+}
+
+fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
+    let Mounting { dir, options, .. } = mounting;
+    let store = open(mounting)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
-    if inside(&args.dir) {
-        bail!("{} lies in the store itself; mount it somewhere else", args.dir.display());
+    if inside(dir) {
+        bail!("{} lies in the store itself; mount it somewhere else", dir.display());
     }
     log::info!("store {} ({})", store.root().display(), store.id());
-    let archive = match args.memory {
+    let archive = match options.memory {
         Some(memory) => Archive::open_with(store, memory)?,
         None => Archive::open(store)?,
     };
-    let options =
-        MountOptions { allow_other: args.allow_other, no_passthrough: args.no_passthrough, ..MountOptions::default() };
-    serve(archive, &args.dir, &options, || {
-        log::info!("mounted on {}", args.dir.display());
-        if args.child {
-            println!("{READY}");
-        }
+    let options = MountOptions {
+        allow_other: options.allow_other,
+        no_passthrough: options.no_passthrough,
+        kernel: options.kernel.clone(),
+        ..MountOptions::default()
+    };
+    serve(archive, dir, &options, || {
+        log::info!("mounted on {}", dir.display());
+        ready();
     })
-    .with_context(|| format!("cannot mount on {}", args.dir.display()))?;
-    log::info!("unmounted {}", args.dir.display());
+    .with_context(|| format!("cannot mount on {}", dir.display()))?;
+    log::info!("unmounted {}", dir.display());
     Ok(())
 }

@@ -33,8 +33,11 @@ pub(super) fn being_written(path: &Path) -> io::Result<bool> {
     sys::has_writer(&file)
 }
 
-/// Whether the file system of the directory `tmp` tells writers from readers.
-pub(super) fn leases_work(tmp: &Path) -> io::Result<bool> {
+/// Whether the file system of the directory `tmp` tells writers from readers. Writes an empty file there for a moment.
+///
+/// # Errors
+/// What the device reports, also when it has no leases.
+pub fn has_leases(tmp: &Path) -> io::Result<bool> {
     let path = tmp.join(format!("lease-{}", std::process::id()));
     let file = scratch::create_new(&path)?;
     let with_writer = being_written(&path);
@@ -188,7 +191,7 @@ mod tests {
     #[test]
     fn writers_are_seen() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(leases_work(dir.path()).unwrap(), "these tests need a temporary directory with leases");
+        assert!(has_leases(dir.path()).unwrap(), "these tests need a temporary directory with leases");
         let path = dir.path().join("f");
         let writer = File::create(&path).unwrap();
         assert!(being_written(&path).unwrap());

@@ -63,10 +63,12 @@ use attr::{Attributes, Change, TTL};
 use errno::Result;
 pub use error::MountError;
 use inodes::Table;
-pub use mount::{MountOptions, serve};
-pub use mounts::{clear_dead_mount, unmount};
+pub use mapped::has_leases;
+pub use mount::{KernelOption, MountOptions, serve};
+pub use mounts::{clear_dead_mount, is_dead, is_served, kind_of, unmount};
 use names::Creator;
 use node::Handle;
+pub use sys::is_admin;
 
 /// All of the mount's state; shared by the threads that answer the kernel, the workers and the archive.
 struct Core {
@@ -98,7 +100,7 @@ impl Core {
 
     fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
         let table = Table::new(&archive.store().tree())?;
-        let leases = mapped::leases_work(&archive.store().tmp()).unwrap_or(false);
+        let leases = mapped::has_leases(&archive.store().tmp()).unwrap_or(false);
         if passthrough && !leases {
             log::warn!("files are served without kernel passthrough: the store's file system has no leases");
         }

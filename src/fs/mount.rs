@@ -14,7 +14,7 @@ use signal_hook::iterator::{Handle as SignalHandle, Signals};
 use super::error::MountError;
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
 use super::namespace::Served;
-use super::{Core, Face};
+use super::{Core, Face, sys};
 use crate::archive::Archive;
 use crate::store::exposed;
 
@@ -29,6 +29,42 @@ const READ_AHEAD_KIB: u32 = 1024;
 /// being a layer of another overlayfs. So only where it is needed.
 const STACKED: [i64; 3] = [libc::OVERLAYFS_SUPER_MAGIC, libc::FUSE_SUPER_MAGIC, libc::ECRYPTFS_SUPER_MAGIC];
 
+/// What the kernel does by itself with every request to a mount. `nosuid` and `nodev` are always set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelOption {
+    /// Nobody writes through the mount. The archive goes on with what was written before.
+    ReadOnly,
+    /// No program is started from the mount.
+    NoExec,
+    /// The mount is said to keep no access times. What is kept is up to the store's file system.
+    NoAtime,
+    /// Each write waits for the device.
+    Sync,
+    /// Each change of a directory waits for the device.
+    DirSync,
+}
+
+impl KernelOption {
+    /// All, by the words of mount(8).
+    pub const ALL: [(&'static str, KernelOption); 5] = [
+        ("ro", KernelOption::ReadOnly),
+        ("noexec", KernelOption::NoExec),
+        ("noatime", KernelOption::NoAtime),
+        ("sync", KernelOption::Sync),
+        ("dirsync", KernelOption::DirSync),
+    ];
+
+    fn of_fuser(self) -> MountOption {
+        match self {
+            KernelOption::ReadOnly => MountOption::RO,
+            KernelOption::NoExec => MountOption::NoExec,
+            KernelOption::NoAtime => MountOption::NoAtime,
+            KernelOption::Sync => MountOption::Sync,
+            KernelOption::DirSync => MountOption::DirSync,
+        }
+    }
+}
+
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
@@ -41,24 +77,39 @@ pub struct MountOptions {
     pub read_ahead_kib: u32,
     /// Unmount on SIGTERM, SIGINT and SIGHUP. Off for tests that mount in their own process.
     pub signals: bool,
+    /// What the kernel is to do by itself.
+    pub kernel: Vec<KernelOption>,
 }
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { allow_other: false, no_passthrough: false, read_ahead_kib: READ_AHEAD_KIB, signals: true }
+        Self {
+            allow_other: false,
+            no_passthrough: false,
+            read_ahead_kib: READ_AHEAD_KIB,
+            signals: true,
+            kernel: Vec::new(),
+        }
     }
 }
 
-fn config(options: &MountOptions) -> Config {
+/// The source in `/proc/mounts`. fusermount3, which mounts for those who may not, takes it out of a list with commas.
+fn source(store: &Path, by_fusermount: bool) -> String {
+    let path = store.to_string_lossy();
+    if by_fusermount { path.replace('\\', "\\\\").replace(',', "\\,") } else { path.into_owned() }
+}
+
+fn config(options: &MountOptions, store: &Path) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
-        MountOption::FSName("stepfs".into()),
+        MountOption::FSName(source(store, !sys::is_admin())),
         // fuser hands `Subtype` to fusermount3 only; as a plain option the kernel understands it too.
         MountOption::CUSTOM("subtype=stepfs".into()),
         MountOption::DefaultPermissions,
         MountOption::NoDev,
         MountOption::NoSuid,
     ];
+    config.mount_options.extend(options.kernel.iter().map(|option| option.of_fuser()));
     config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
     config.n_threads = Some(THREADS);
     config
@@ -108,7 +159,7 @@ pub fn serve(
     let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
     let face = Face { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
-    let session = Session::new(face, &point, &config(options)).map_err(MountError::Mount)?;
+    let session = Session::new(face, &point, &config(options, &store)).map_err(MountError::Mount)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.watch_mappings().map_err(MountError::Mount)?;
     archive.start(Arc::new(Served(Arc::downgrade(&core))));
@@ -198,5 +249,16 @@ fn abort(device: Option<&str>) {
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");
     if let Err(error) = std::fs::write(&path, "1") {
         log::error!("cannot end the connection ({path}): {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_reaches_the_kernel_as_it_is() {
+        assert_eq!(source(Path::new("/a,b\\c"), false), "/a,b\\c");
+        assert_eq!(source(Path::new("/a,b\\c"), true), "/a\\,b\\\\c");
     }
 }

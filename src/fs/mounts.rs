@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -24,6 +25,8 @@ pub(super) struct Mounted {
     pub(super) device: String,
     point: PathBuf,
     kind: String,
+    /// Of a stepfs its store, as its daemon names it.
+    source: PathBuf,
 }
 
 /// `\040` and the like are octal bytes.
@@ -51,8 +54,9 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
     let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
     let point = PathBuf::from(unescape(fields.nth(1)?));
-    let kind = fields.skip_while(|field| *field != b"-").nth(1)?;
-    Some(Mounted { device, point, kind: String::from_utf8(kind.to_vec()).ok()? })
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let kind = String::from_utf8(fields.next()?.to_vec()).ok()?;
+    Some(Mounted { device, point, kind, source: PathBuf::from(unescape(fields.next()?)) })
 }
 
 /// The topmost mount at `point` (absolute), of whatever kind.
@@ -64,6 +68,21 @@ fn top(point: &Path) -> io::Result<Option<Mounted>> {
 /// The stepfs mount at `point` (absolute), if that is what is there.
 pub(super) fn find(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(top(point)?.filter(|mounted| mounted.kind == KIND))
+}
+
+/// Whether a mount of `store` stands where process `daemon` sees it. A daemon whose mount is gone, and which has the store
+/// nevertheless, is about to end. `None` when we may not look.
+pub fn is_served(store: &Path, daemon: u32) -> Option<bool> {
+    let process = PathBuf::from(format!("/proc/{daemon}"));
+    let table = std::fs::read(process.join("mountinfo")).ok()?;
+    // By number: the daemon may know the store by another path than we do.
+    let number = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    let wanted = number(store)?;
+    let mut mounts = table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| mounted.kind == KIND);
+    Some(mounts.any(|mounted| {
+        let inside = mounted.source.strip_prefix("/").unwrap_or(&mounted.source);
+        number(&process.join("root").join(inside)) == Some(wanted)
+    }))
 }
 
 /// Absolute path without links, of a directory that may be a dead mount and then cannot be asked for anything.
@@ -130,16 +149,28 @@ pub fn unmount(dir: &Path) -> Result<(), MountError> {
     })
 }
 
+/// Whether `dir` is in a mount whose daemon is gone.
+pub fn is_dead(dir: &Path) -> bool {
+    // Not by the directory's attributes: the kernel knows those for a second more.
+    rustix::fs::statfs(dir).is_err_and(|error| dead(&error.into()))
+}
+
+/// The type of the file system that `dir` (absolute, without links) lies on.
+pub fn kind_of(dir: &Path) -> Option<String> {
+    let table = std::fs::read("/proc/self/mountinfo").ok()?;
+    let above = table.split(|&byte| byte == b'\n').filter_map(parse).filter(|mounted| dir.starts_with(&mounted.point));
+    // Of several at one point the last is on top.
+    above.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.kind)
+}
+
 /// Takes away what a killed daemon left at `dir`: a mount that answers nothing but ENOTCONN. Answers whether there
 /// was one. Mounts that live, and those of others, are left alone.
 ///
 /// # Errors
 /// When there is a dead mount of stepfs and it cannot be taken down.
 pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
-    // Not by the directory's attributes: the kernel knows those for a second more.
-    match rustix::fs::statfs(dir) {
-        Err(error) if dead(&error.into()) => {}
-        _ => return Ok(false),
+    if !is_dead(dir) {
+        return Ok(false);
     }
     let point = absolute(dir).map_err(|error| MountError::Directory(dir.to_path_buf(), error))?;
     if find(&point).map_err(MountError::Mount)?.is_none() {
@@ -226,11 +257,13 @@ mod tests {
 
     #[test]
     fn mountinfo_is_understood() {
-        let line = b"36 35 0:51 / /mnt/my\\040ckpts rw,nosuid shared:7 master:1 - fuse.stepfs stepfs rw,user_id=0";
+        let line =
+            b"36 35 0:51 / /mnt/my\\040ckpts rw,nosuid shared:7 master:1 - fuse.stepfs /my\\040store rw,user_id=0";
         let mounted = parse(line).unwrap();
         assert_eq!(mounted.device, "0:51");
         assert_eq!(mounted.point, Path::new("/mnt/my ckpts"));
         assert_eq!(mounted.kind, KIND);
+        assert_eq!(mounted.source, Path::new("/my store"));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"36 35 0:51 / /mnt rw"), None);
         assert_eq!(unescape(b"a\\134b\\9"), OsStr::new("a\\b\\9"));

@@ -67,3 +67,13 @@ pub(super) fn flush(file: &File) -> io::Result<()> {
 pub(super) fn open_path(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?.into())
 }
+
+/// The bit of CAP_SYS_ADMIN (linux/capability.h).
+const SYS_ADMIN: u32 = 21;
+
+/// Whether this process may mount by itself, and register files for passthrough. In a user namespace it may do the former only.
+pub fn is_admin() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_some_and(|bits| bits >> SYS_ADMIN & 1 == 1)
+}

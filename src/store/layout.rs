@@ -127,6 +127,14 @@ impl Store {
         }
     }
 
+    /// Whether a file can be locked as a store's is.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn can_lock(path: &Path) -> io::Result<()> {
+        set_lock(&OpenOptions::new().read(true).write(true).open(path)?)
+    }
+
     /// Absolute path of the store.
     pub fn root(&self) -> &Path {
         &self.root
@@ -300,11 +308,8 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         .open(&path)
         .and_then(beneath::plain)
         .map_err(Error::io(&path))?;
-    let lock = whole_file();
     let began = Instant::now();
-    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
-    while unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } != 0 {
-        let error = io::Error::last_os_error();
+    while let Err(error) = set_lock(&file) {
         if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
             return Err(Error::io(path)(error));
         }
@@ -323,6 +328,15 @@ fn take_lock(root: &Path) -> Result<File, Error> {
     // Only words for the next one who finds it locked: best effort.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
+}
+
+fn set_lock(file: &File) -> io::Result<()> {
+    let lock = whole_file();
+    // SAFETY: the descriptor is open and `lock` is an initialised flock that outlives the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn held_by_another(file: &File) -> io::Result<bool> {

@@ -195,6 +195,7 @@ fn the_list_has_every_usual_system_and_can_be_asked_for() {
     assert!(names.iter().all(|name| words.contains(name)));
 }
 
+#[cfg(feature = "plots")]
 #[test]
 fn a_picture_has_every_codec() {
     let (dir, states) = (tempfile::tempdir().unwrap(), states(3));

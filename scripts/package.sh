@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Build what users install, into target/package/: a wheel for pip and a package for Debian, each with the same release program.
+# Checks that the program has no symbols and stays small, that the wheel runs in a new environment, and that the Debian package has
+# what docs/INSTALL.md says. Without dpkg-deb there is no Debian package.
+#   STEPFS_PACKAGE_MB=N    most megabytes that the program may have (15)
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$ROOT"
+MOST=$((${STEPFS_PACKAGE_MB:-15} * 1000000))
+OUT=$ROOT/target/package
+command -v cargo >/dev/null || source "$HOME/.cargo/env"
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+rm -rf "$OUT"
+mkdir -p "$OUT"
+
+section "program"
+cargo build --release --locked --bin stepfs
+bytes=$(stat -c %s "$STEPFS")
+note "$bytes bytes"
+[ "$bytes" -le "$MOST" ] || die "the program has $bytes bytes, more than $MOST; see what grew with: cargo tree -e normal"
+! readelf -SW "$STEPFS" | grep -q '\.symtab\|\.debug_' || die "the program has symbols; Cargo.toml is to say strip = true"
+
+section "wheel"
+python3 -m venv "$work/tools"
+"$work/tools/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+"$work/tools/bin/maturin" build --quiet --release --out "$OUT"
+python3 -m venv "$work/fresh"
+"$work/fresh/bin/pip" install --quiet --disable-pip-version-check --no-index "$OUT"/stepfs-*.whl
+said=$("$work/fresh/bin/stepfs" --version)
+[ "$said" = "stepfs $version" ] || die "the wheel's program says: $said"
+
+section "Debian package"
+if command -v dpkg-deb >/dev/null; then
+    root=$work/root
+    install -D -m 755 "$STEPFS" "$root/usr/bin/stepfs"
+    mkdir -p "$root/usr/sbin" "$root/usr/share/man/man1" "$root/usr/share/man/man8" "$root/DEBIAN"
+    # mount(8) looks for its helpers there.
+    for name in mount.stepfs mount.fuse.stepfs; do ln -s ../bin/stepfs "$root/usr/sbin/$name"; done
+    install -D -m 644 packaging/stepfs@.service "$root/usr/lib/systemd/system/stepfs@.service"
+    "$STEPFS" man "$work/man"
+    cp "$work"/man/*.1 "$root/usr/share/man/man1"
+    cp "$work"/man/*.8 "$root/usr/share/man/man8"
+    gzip -9n "$root"/usr/share/man/man[18]/*
+    mkdir -p "$root/usr/share/bash-completion/completions" "$root/usr/share/zsh/vendor-completions" \
+        "$root/usr/share/fish/vendor_completions.d"
+    "$STEPFS" completions bash >"$root/usr/share/bash-completion/completions/stepfs"
+    "$STEPFS" completions zsh >"$root/usr/share/zsh/vendor-completions/_stepfs"
+    "$STEPFS" completions fish >"$root/usr/share/fish/vendor_completions.d/stepfs.fish"
+    install -D -m 644 README.md "$root/usr/share/doc/stepfs/README.md"
+    cp docs/*.md "$root/usr/share/doc/stepfs/"
+    cat LICENSE-MIT LICENSE-APACHE >"$root/usr/share/doc/stepfs/copyright"
+    # The newest version of a symbol that the program asks of the C library.
+    libc=$(grep -ao 'GLIBC_2\.[0-9]*' "$STEPFS" | sed 's/GLIBC_//' | sort -uV | tail -1)
+    cat >"$root/DEBIAN/control" <<END
+Package: stepfs
+Version: $version
+Architecture: $(dpkg --print-architecture)
+Maintainer: The stepfs authors <https://github.com/stepfs/stepfs>
+Depends: libc6 (>= $libc), libgcc-s1
+Recommends: fuse3
+Section: utils
+Priority: optional
+Homepage: https://github.com/stepfs/stepfs
+Installed-Size: $(du -sk "$root/usr" | cut -f1)
+Description: filesystem for training checkpoints
+ Mount it as a training job's checkpoint directory. The newest checkpoint
+ stays as it was written; older ones are kept as quantized differences.
+END
+    deb=$OUT/stepfs_${version}_$(dpkg --print-architecture).deb
+    dpkg-deb --build --root-owner-group "$root" "$deb" >/dev/null
+    dpkg-deb --extract "$deb" "$work/extracted"
+    for path in usr/sbin/mount.stepfs usr/sbin/mount.fuse.stepfs usr/lib/systemd/system/stepfs@.service \
+        usr/share/man/man1/stepfs-mount.1.gz usr/share/man/man8/mount.stepfs.8.gz usr/share/doc/stepfs/INSTALL.md; do
+        [ -e "$work/extracted/$path" ] || die "the Debian package has no $path"
+    done
+    said=$("$work/extracted/usr/bin/stepfs" --version)
+    [ "$said" = "stepfs $version" ] || die "the Debian package's program says: $said"
+else
+    note "no dpkg-deb here, so there is no Debian package"
+fi
+
+section "packages"
+(cd "$OUT" && ls -l)

@@ -1,0 +1,86 @@
+//! `stepfs doctor`
+
+mod machine;
+mod place;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::words;
+
+/// Say what this machine lacks for a mount, and what mends it.
+///
+/// With DIR also what the file system there lacks: a store, a mount, or where a store is to be. Writes a few bytes there and removes
+/// them. Exit code 1 if there is a problem; a warning is none.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// A store, a mount, or a directory in which a store is to be made.
+    dir: Option<PathBuf>,
+    /// Print a JSON array.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Ok,
+    /// It works, and lacks something.
+    Warning,
+    /// It cannot work.
+    Problem,
+}
+
+/// What was looked at, and what was found.
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    level: Level,
+    says: String,
+    /// The command that mends it, or what to do.
+    mend: Option<String>,
+}
+
+fn ok(check: &'static str, says: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Ok, says: says.into(), mend: None }
+}
+
+fn warning(check: &'static str, says: impl Into<String>, mend: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Warning, says: says.into(), mend: Some(mend.into()) }
+}
+
+fn problem(check: &'static str, says: impl Into<String>, mend: impl Into<String>) -> Finding {
+    Finding { check, level: Level::Problem, says: says.into(), mend: Some(mend.into()) }
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    let mut findings = machine::findings();
+    let mut leases = None;
+    if let Some(dir) = &args.dir {
+        let (found, known) = place::findings(dir);
+        findings.extend(found);
+        leases = known;
+    }
+    findings.push(machine::passthrough(leases));
+    let problems = findings.iter().filter(|finding| finding.level == Level::Problem).count();
+    match args.json {
+        true => println!("{}", serde_json::to_string_pretty(&findings)?),
+        false => print(&findings),
+    }
+    Ok(if problems > 0 { ExitCode::from(super::FAILED) } else { ExitCode::SUCCESS })
+}
+
+fn print(findings: &[Finding]) {
+    let level = |level| match level {
+        Level::Ok => "ok",
+        Level::Warning => "warning",
+        Level::Problem => "problem",
+    };
+    for Finding { check, level: found, says, mend } in findings {
+        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; mend: {}", words::name(mend)));
+        println!("{:<8} {check:<12} {}{mend}", level(*found), words::name(says));
+    }
+}

@@ -1,0 +1,213 @@
+//! What is asked of the machine and of this process, wherever the store lies.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{Finding, ok, problem, warning};
+use crate::cli::words::size;
+use crate::fs::is_admin;
+use crate::recall::usual_memory;
+
+/// First kernel with passthrough.
+const PASSTHROUGH: (u32, u32) = (6, 9);
+/// First kernel whose errors of fsync can be told apart.
+const TELLS_ERRORS: (u32, u32) = (6, 1);
+/// What a daemon takes beside the states that it keeps (docs/PERFORMANCE.md).
+const DAEMON_BYTES: u64 = 256 << 20;
+/// Open files below which a loader with many workers meets the limit.
+const FEW_FILES: u64 = 8192;
+const HELPER: &str = "/sbin/mount.stepfs";
+
+pub(super) fn findings() -> Vec<Finding> {
+    let mut found = vec![kernel(), device(), privileges()];
+    if is_admin() {
+        found.push(ok("fusermount3", "not needed: this process may mount by itself"));
+    } else {
+        found.extend([fusermount(), others()]);
+    }
+    found.extend([helper(), files(), file_size(), memory()]);
+    found
+}
+
+/// Version of the running kernel; 0.0 if it says something else than a version.
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn release() -> String {
+    fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_string()
+}
+
+fn kernel() -> Finding {
+    let release = release();
+    match version(&release) < TELLS_ERRORS {
+        true => warning(
+            "kernel",
+            format!("Linux {release}: fsync may report an error although nothing was lost"),
+            "use Linux 6.1 or newer, for passthrough 6.9",
+        ),
+        false => ok("kernel", format!("Linux {release}")),
+    }
+}
+
+fn device() -> Finding {
+    const CONTAINER: &str = "in a container: docker run --device /dev/fuse --cap-add SYS_ADMIN";
+    let error = match File::options().read(true).write(true).open("/dev/fuse") {
+        Ok(_) => return ok("/dev/fuse", "can be opened"),
+        Err(error) => error,
+    };
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            problem("/dev/fuse", format!("there is no FUSE: {error}"), format!("modprobe fuse, or {CONTAINER}"))
+        }
+        _ => problem("/dev/fuse", error.to_string(), format!("chmod 666 /dev/fuse as root, or {CONTAINER}")),
+    }
+}
+
+fn privileges() -> Finding {
+    let user = rustix::process::geteuid();
+    match (is_admin(), user.is_root()) {
+        (true, _) if !everywhere() => warning(
+            "privileges",
+            "CAP_SYS_ADMIN in a user namespace: enough to mount, not for passthrough",
+            "run it outside of a rootless container",
+        ),
+        (true, _) => ok("privileges", format!("user {} with CAP_SYS_ADMIN", user.as_raw())),
+        (false, true) => warning(
+            "privileges",
+            "root without CAP_SYS_ADMIN: the daemon serves reads and writes itself",
+            "docker run --cap-add SYS_ADMIN",
+        ),
+        (false, false) => warning(
+            "privileges",
+            format!("user {} without CAP_SYS_ADMIN: the daemon serves reads and writes itself", user.as_raw()),
+            "sudo stepfs mount STORE DIR",
+        ),
+    }
+}
+
+/// Whether rights are those of the machine, and not of a user namespace.
+fn everywhere() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+fn fusermount() -> Finding {
+    const NAME: &str = "fusermount3";
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let Some(program) = std::env::split_paths(&path).map(|dir| dir.join(NAME)).find(|path| path.is_file()) else {
+        return problem(NAME, "not found; without CAP_SYS_ADMIN it is what mounts", "apt-get install fuse3");
+    };
+    match fs::metadata(&program).is_ok_and(|found| found.permissions().mode() & libc::S_ISUID != 0) {
+        true => ok(NAME, program.display().to_string()),
+        false => {
+            let mend = format!("chown root {0} && chmod u+s {0}", program.display());
+            problem(NAME, format!("{} does not run as root, so it cannot mount", program.display()), mend)
+        }
+    }
+}
+
+fn others() -> Finding {
+    const LINE: &str = "user_allow_other";
+    let conf = fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    match conf.lines().any(|line| line.trim() == LINE) {
+        true => ok("allow-other", "permitted by /etc/fuse.conf"),
+        false => warning(
+            "allow-other",
+            "/etc/fuse.conf does not permit it, so other users cannot be let in",
+            format!("echo {LINE} | sudo tee -a /etc/fuse.conf"),
+        ),
+    }
+}
+
+fn helper() -> Finding {
+    match fs::metadata(HELPER).is_ok() {
+        true => ok("fstab", format!("{HELPER} is there")),
+        false => {
+            let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("stepfs"));
+            let mend = format!("ln -s {} {HELPER}", program.display());
+            warning("fstab", format!("there is no {HELPER}, so mount(8) and /etc/fstab cannot mount a store"), mend)
+        }
+    }
+}
+
+fn files() -> Finding {
+    let limit = getrlimit(Resource::Nofile).maximum;
+    match limit {
+        Some(most) if most < FEW_FILES => warning(
+            "open files",
+            format!("at most {most}, and each open file in a mount takes one or two of the daemon's"),
+            "ulimit -Hn 65536 as root before the mount; LimitNOFILE=65536 in a unit",
+        ),
+        Some(most) => ok("open files", format!("at most {most}")),
+        None => ok("open files", "no limit"),
+    }
+}
+
+fn file_size() -> Finding {
+    match getrlimit(Resource::Fsize).maximum {
+        Some(most) => warning(
+            "file size",
+            format!("a file that this process writes is at most {} long", size(most)),
+            "ulimit -f unlimited before the mount; LimitFSIZE=infinity in a unit",
+        ),
+        None => ok("file size", "no limit"),
+    }
+}
+
+fn memory() -> Finding {
+    let table = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let available = table.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB"));
+    let available = available.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or(0) << 10;
+    let wanted = usual_memory() + DAEMON_BYTES;
+    let says = format!("{} available; a daemon may take {}", size(available), size(wanted));
+    match available < wanted {
+        true => warning("memory", says, "stepfs mount --memory 64M STORE DIR"),
+        false => ok("memory", says),
+    }
+}
+
+/// Whether the kernel reads and writes resident files by itself. `leases` says whether the store's file system has them, if there is
+/// one to look at.
+pub(super) fn passthrough(leases: Option<io::Result<bool>>) -> Finding {
+    const CHECK: &str = "passthrough";
+    let without = |why: &str, mend: &str| warning(CHECK, format!("none, which is slower and as safe: {why}"), mend);
+    if version(&release()) < PASSTHROUGH {
+        return without("the kernel has it from 6.9 on", "use Linux 6.9 or newer");
+    }
+    if !is_admin() || !everywhere() {
+        return without("it needs CAP_SYS_ADMIN of the machine", "mount as root, outside of a user namespace");
+    }
+    match leases {
+        Some(Ok(false) | Err(_)) => {
+            without("the store's file system has no leases", "put the store on a local disk with ext4, xfs or btrfs")
+        }
+        Some(Ok(true)) => ok(CHECK, "the kernel reads and writes resident files by itself"),
+        None => ok(CHECK, "yes, if the store's file system has leases; name its directory to know"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::Level;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        assert_eq!(version("6.18.44-fc"), (6, 18));
+        assert!(version("6.10.0") > PASSTHROUGH && version("5.15.0-91-generic") < TELLS_ERRORS);
+        assert_eq!(version(""), (0, 0));
+    }
+
+    #[test]
+    fn without_leases_there_is_no_passthrough() {
+        for leases in [Ok(false), Err(io::Error::other("refused"))] {
+            assert_eq!(passthrough(Some(leases)).level, Level::Warning);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What is asked of a store, or of the place for one.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, ioctl_ficlone, renameat_with, statvfs, syncfs};
+
+use super::{Finding, ok, problem, warning};
+use crate::cli::place::Place;
+use crate::cli::words::size;
+use crate::fs::{has_leases, is_dead, kind_of};
+use crate::store::{Store, exposed};
+
+/// Room below which the next checkpoint may not fit.
+const LITTLE_ROOM: u64 = 1 << 30;
+const FEW_INODES: u64 = 10_000;
+/// Commands on a store that is not mounted go by whole paths, of which the kernel takes so many bytes.
+const LONGEST_PATH: usize = 4095;
+/// Names in a run of checkpoints are shorter.
+const SHORT_PATH: usize = 512;
+/// File systems that other machines may write to. What a crash leaves there was not tried.
+const NETWORK: [&str; 10] = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"];
+
+/// What was found, and whether the file system has leases, as far as that could be tried.
+pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
+    if is_dead(dir) {
+        let mend = format!("stepfs mount STORE {0}, or stepfs umount {0}", dir.display());
+        let says = format!(
+            "{} is a mount whose daemon is gone: {}",
+            dir.display(),
+            io::Error::from_raw_os_error(libc::ENOTCONN)
+        );
+        return (vec![problem("store", says, mend)], None);
+    }
+    let (found, root) = store(dir);
+    let mut found = vec![found];
+    let inside = root.join("tmp");
+    let place = if root.join("stepfs.toml").exists() && inside.is_dir() { inside } else { nearest(&root) };
+    found.extend([file_system(&place), reachable(&root), length(&root)]);
+    found.extend(room(&place));
+    let probe = match tempfile::Builder::new().prefix(".stepfs-doctor-").tempdir_in(&place) {
+        Ok(probe) => probe,
+        Err(error) => {
+            found.push(unwritable(&place, &error));
+            return (found, None);
+        }
+    };
+    let path = probe.path();
+    found.extend([attributes(path), renames(path), durable(path), locks(path), blocks(path)]);
+    (found, Some(has_leases(path)))
+}
+
+/// The store that is there, or that it can be made, and its path.
+fn store(dir: &Path) -> (Finding, PathBuf) {
+    let path = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
+    let place = match Place::of(dir) {
+        Ok(place) => place,
+        Err(_) => return (no_store(&path), path),
+    };
+    let shown = place.store.display();
+    let found = match (Store::look(&place.store), &place.mount) {
+        (Err(error), _) => problem("store", error.to_string(), format!("stepfs verify {shown}")),
+        (Ok(_), Some(mount)) => ok("store", format!("{shown}, mounted at {}", mount.display())),
+        (Ok(_), None) => match Store::is_locked(&place.store) {
+            Ok(true) => ok("store", format!("{shown}, in use by another process")),
+            _ => ok("store", format!("{shown}, not in use")),
+        },
+    };
+    (found, place.store)
+}
+
+fn no_store(path: &Path) -> Finding {
+    let shown = path.display();
+    match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => ok("store", format!("none at {shown} yet; the directory is empty, so one can be made there")),
+        Ok(false) => warning(
+            "store",
+            format!("{shown} is no store and has files, so none can be made there"),
+            format!("stepfs mount {} DIR", path.parent().unwrap_or(path).join("NEW").display()),
+        ),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            ok("store", format!("none at {shown} yet; stepfs mount makes it"))
+        }
+        Err(error) => problem("store", format!("{shown}: {error}"), "name a directory that you may read"),
+    }
+}
+
+/// The directory itself or the one above it that exists.
+fn nearest(path: &Path) -> PathBuf {
+    path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_path_buf()
+}
+
+fn unwritable(place: &Path, error: &io::Error) -> Finding {
+    let shown = place.display();
+    let mend = match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => format!("mount -o remount,rw on the file system of {shown}"),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("free room on the file system of {shown}"),
+        _ => format!("chown $(id -u) {shown} as root"),
+    };
+    problem("writing", error.to_string(), mend)
+}
+
+fn file_system(place: &Path) -> Finding {
+    const CHECK: &str = "file system";
+    let kind = kind_of(&fs::canonicalize(place).unwrap_or_default()).unwrap_or_else(|| "unknown".into());
+    let local = "put the store on a local disk";
+    match kind.as_str() {
+        "tmpfs" | "ramfs" => warning(CHECK, format!("{kind}: it is gone with the next boot"), local),
+        "overlay" => warning(
+            CHECK,
+            "overlay: it is gone with the container",
+            "docker run -v /data:/data, and the store below /data",
+        ),
+        _ if NETWORK.contains(&kind.as_str()) || kind.starts_with("fuse") => {
+            warning(CHECK, format!("{kind}: what a crash leaves there was not tried"), local)
+        }
+        _ => ok(CHECK, kind),
+    }
+}
+
+fn reachable(root: &Path) -> Finding {
+    match nearest(root).canonicalize().and_then(|root| exposed(&root)) {
+        Ok(None) => ok("owners", "nobody but its user and root can put another store in its place"),
+        Ok(Some(dir)) => warning(
+            "owners",
+            format!("others may change {}, so --allow-other is refused", dir.display()),
+            format!("chown $(id -u) {0} && chmod go-w {0}", dir.display()),
+        ),
+        Err(error) => problem("owners", error.to_string(), "name a directory that you may reach"),
+    }
+}
+
+fn length(root: &Path) -> Finding {
+    let left = LONGEST_PATH.saturating_sub(root.as_os_str().len() + "/tree/".len());
+    match left < SHORT_PATH {
+        true => warning(
+            "paths",
+            format!("a name in this store has {left} bytes, with its directories"),
+            "give the store a shorter path",
+        ),
+        false => ok("paths", format!("a name in this store has at most {left} bytes, with its directories")),
+    }
+}
+
+fn room(place: &Path) -> Vec<Finding> {
+    let found = match statvfs(place) {
+        Ok(found) => found,
+        Err(error) => return vec![problem("room", error.to_string(), "name a directory that you may reach")],
+    };
+    let bytes = found.f_bavail.saturating_mul(found.f_frsize);
+    let says = format!("{} free of {}", size(bytes), size(found.f_blocks.saturating_mul(found.f_frsize)));
+    let mend = format!("df -h {}; then remove what is not needed", place.display());
+    let room = match bytes {
+        0 => problem("room", says, mend),
+        bytes if bytes < LITTLE_ROOM => warning("room", says, mend),
+        _ => ok("room", says),
+    };
+    // Where inodes are made as they are needed, there is no number of them.
+    let says = format!("{} free of {}", found.f_favail, found.f_files);
+    let mend = format!("df -i {}; then remove small files", place.display());
+    let inodes = match (found.f_files, found.f_favail) {
+        (0, _) => ok("inodes", "no limit"),
+        (_, 0) => problem("inodes", says, mend),
+        (_, free) if free < FEW_INODES => warning("inodes", says, mend),
+        _ => ok("inodes", says),
+    };
+    vec![room, inodes]
+}
+
+/// A file to try things on.
+fn file(probe: &Path, name: &str) -> io::Result<PathBuf> {
+    let path = probe.join(name);
+    fs::write(&path, name)?;
+    Ok(path)
+}
+
+fn attributes(probe: &Path) -> Finding {
+    const NAME: &str = "user.stepfs.doctor";
+    let tried = file(probe, "attributes").and_then(|path| {
+        xattr::set(&path, NAME, b"1")?;
+        xattr::get(&path, NAME)
+    });
+    match tried {
+        Ok(Some(value)) if value == b"1" => ok("attributes", "user.* can be set"),
+        Ok(_) => {
+            warning("attributes", "user.* is not kept: no pins, no profiles of single files", "mount with user_xattr")
+        }
+        Err(error) => {
+            let says = format!("user.* cannot be set ({error}): no pins, no profiles of single files");
+            warning("attributes", says, "put the store on ext4, xfs or btrfs")
+        }
+    }
+}
+
+fn renames(probe: &Path) -> Finding {
+    let tried = || -> io::Result<bool> {
+        let (one, two) = (file(probe, "one")?, file(probe, "two")?);
+        renameat_with(CWD, &one, CWD, &two, RenameFlags::EXCHANGE)?;
+        let refused = renameat_with(CWD, &one, CWD, &two, RenameFlags::NOREPLACE);
+        Ok(fs::read(&one)? == b"two" && refused == Err(rustix::io::Errno::EXIST))
+    };
+    match tried() {
+        Ok(true) => ok("rename", "with its flags NOREPLACE and EXCHANGE"),
+        Ok(false) | Err(_) => {
+            let says = "without the flags NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
+            warning("rename", says, "put the store on ext4, xfs or btrfs")
+        }
+    }
+}
+
+fn durable(probe: &Path) -> Finding {
+    let tried = || -> io::Result<()> {
+        File::open(file(probe, "durable")?)?.sync_all()?;
+        let dir = File::open(probe)?;
+        dir.sync_all()?;
+        Ok(syncfs(&dir)?)
+    };
+    match tried() {
+        Ok(()) => ok("durability", "fsync of files and directories, and syncfs"),
+        Err(error) => {
+            let says = format!("the file system cannot be made to write ({error}), so nothing would be safe");
+            problem("durability", says, "put the store on ext4, xfs or btrfs")
+        }
+    }
+}
+
+fn locks(probe: &Path) -> Finding {
+    match file(probe, "locks").and_then(|path| Store::can_lock(&path)) {
+        Ok(()) => ok("locks", "keep a second daemon away"),
+        Err(error) => problem(
+            "locks",
+            format!("a second daemon could not be kept away: {error}"),
+            "put the store on a local disk",
+        ),
+    }
+}
+
+fn blocks(probe: &Path) -> Finding {
+    let tried = || -> io::Result<()> {
+        let from = File::open(file(probe, "from")?)?;
+        Ok(ioctl_ficlone(File::create(probe.join(OsStr::new("to")))?, from)?)
+    };
+    ok("copies", if tried().is_ok() { "share their blocks" } else { "take their own room until they are archived" })
+}

@@ -1,0 +1,53 @@
+//! `stepfs completions` and `stepfs man`: what the shell and man(1) are to know of the commands.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::CommandFactory;
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use super::{Cli, mount_helper};
+
+/// Print what a shell needs to complete the commands: `source <(stepfs completions bash)`.
+#[derive(clap::Args)]
+pub(super) struct CompletionsArgs {
+    /// The shell.
+    shell: Shell,
+}
+
+/// Write the manual pages into a directory: one for each command, and mount.stepfs.8.
+///
+/// `man -l DIR/stepfs-mount.1` shows one. In /usr/local/share/man/man1 and man8 man(1) finds them.
+#[derive(clap::Args)]
+pub(super) struct ManArgs {
+    /// Directory for the pages; made when missing.
+    dir: PathBuf,
+}
+
+pub(super) fn completions(args: CompletionsArgs) -> Result<ExitCode> {
+    // Into memory first: the crate panics where nobody reads on.
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "stepfs", &mut text);
+    io::stdout().write_all(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn man(args: ManArgs) -> Result<ExitCode> {
+    let write = || -> io::Result<()> {
+        std::fs::create_dir_all(&args.dir)?;
+        clap_mangen::generate_to(Cli::command(), &args.dir)?;
+        let command = Cli::command();
+        // Hidden among the commands, since mount(8) calls it.
+        if let Some(helper) = command.find_subcommand(mount_helper::NAME) {
+            let mut text = Vec::new();
+            Man::new(helper.clone()).section("8").render(&mut text)?;
+            std::fs::write(args.dir.join("mount.stepfs.8"), text)?;
+        }
+        Ok(())
+    };
+    write().with_context(|| format!("{}", args.dir.display()))?;
+    Ok(ExitCode::SUCCESS)
+}

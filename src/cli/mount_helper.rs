@@ -1,0 +1,142 @@
+//! `mount.stepfs`, as mount(8) calls it: `mount -t stepfs STORE DIR -o OPTIONS`, or a line of `/etc/fstab`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use crate::store::Store;
+
+use super::mount::{self, Mounting};
+use super::mount_options::Options;
+use super::words;
+
+/// The name of the link to the program in /sbin. It is a word for `stepfs` as well.
+pub(super) const NAME: &str = "mount.stepfs";
+/// mount(8) asks for this one when the type is written as `/proc/mounts` has it.
+const OTHER_NAME: &str = "mount.fuse.stepfs";
+
+/// Exit code of mount(8) for wrong arguments.
+pub(super) const USAGE: u8 = 1;
+/// Exit code of mount(8) for a mount that failed.
+const FAILED: u8 = 32;
+
+/// Mount a store as mount(8) and /etc/fstab do: `mount -t stepfs STORE DIR -o OPTIONS`.
+///
+/// Returns when the mount serves. Options of stepfs: allow_other, no_passthrough, profile=NAME, memory=SIZE, log=FILE, and create
+/// to make the store when there is none. Exit codes are those of mount(8): 0 done, 1 wrong usage, 32 failed.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Directory of the store.
+    store: PathBuf,
+    /// Directory to mount it on.
+    dir: PathBuf,
+    /// Options, between commas.
+    #[arg(short, value_name = "OPTIONS")]
+    options: Vec<String>,
+    /// Ignore options that are not known.
+    #[arg(short)]
+    sloppy: bool,
+    /// Do everything but the mount.
+    #[arg(short)]
+    fake: bool,
+    /// Without effect: /etc/mtab is the kernel's.
+    #[arg(short)]
+    no_mtab: bool,
+    /// Say what is done.
+    #[arg(short)]
+    verbose: bool,
+    /// Mount read-only; as `-o ro`.
+    #[arg(short)]
+    read_only: bool,
+    /// Mount to read and write, which is the default.
+    #[arg(short)]
+    writable: bool,
+    /// Type of the file system; stepfs.
+    #[arg(short = 't', value_parser = ["stepfs", "fuse.stepfs"])]
+    kind: Option<String>,
+}
+
+/// Whether the program was called by a name that means this command, which stands in the first argument then.
+fn is_name(program: Option<&OsString>) -> bool {
+    let name = program.and_then(|name| Path::new(name).file_name()).unwrap_or_default().as_encoded_bytes();
+    name.ends_with(NAME.as_bytes()) || name.ends_with(OTHER_NAME.as_bytes())
+}
+
+/// Whether the program was called by such a name, or with this command.
+pub(super) fn is_called(mut arguments: impl Iterator<Item = OsString>) -> bool {
+    is_name(arguments.next().as_ref()) || arguments.next().is_some_and(|word| word == NAME)
+}
+
+/// The program's arguments, with this command in its place if the program's name says it.
+pub(super) fn arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.collect();
+    if is_name(arguments.first()) {
+        arguments.insert(1, NAME.into());
+    }
+    arguments
+}
+
+pub(super) fn run(args: Args) -> ExitCode {
+    let options = match options(&args) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{NAME}: {}", words::lines(&error));
+            return ExitCode::from(USAGE);
+        }
+    };
+    match mount(&args, options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{NAME}: {}", words::lines(&words::causes(&error)));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn options(args: &Args) -> Result<Options, String> {
+    let mut list = args.options.join(",");
+    if args.read_only {
+        list.push_str(",ro");
+    }
+    if args.sloppy { Options::lenient(&list) } else { Options::strict(&list) }
+}
+
+fn mount(args: &Args, options: Options) -> Result<()> {
+    // Not made, unlike by `stepfs mount`: at boot a missing one more often means that the disk below is not there.
+    crate::fs::clear_dead_mount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
+    if !args.dir.is_dir() {
+        bail!("the mount point {} is no directory; make it with: mkdir -p {0}", args.dir.display());
+    }
+    if !options.create {
+        // In words that say how to make one.
+        Store::look(&args.store)?;
+    }
+    if args.verbose {
+        let (store, dir) = (args.store.display(), args.dir.display());
+        println!("{NAME}: {} {store} on {dir}", if args.fake { "would mount" } else { "mounting" });
+    }
+    if args.fake {
+        return Ok(());
+    }
+    mount::start(&Mounting { store: args.store.clone(), dir: args.dir.clone(), options })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_name_is_a_command() {
+        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
+        for name in ["mount.stepfs", "/sbin/mount.stepfs", "/sbin/mount.fuse.stepfs", "/tmp/x-mount.stepfs"] {
+            let line = words(&format!("{name} /store /dir"));
+            assert!(is_called(line.clone().into_iter()));
+            assert_eq!(arguments(line.into_iter())[1..], words("mount.stepfs /store /dir"));
+        }
+        assert!(is_called(words("stepfs mount.stepfs a b").into_iter()));
+        assert!(!is_called(words("/usr/bin/stepfs mount a b").into_iter()));
+        assert_eq!(arguments(words("stepfs ls a").into_iter()), words("stepfs ls a"));
+    }
+}

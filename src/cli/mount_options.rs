@@ -1,0 +1,187 @@
+//! Options of a mount as `/etc/fstab` and `mount -o` have them: words between commas.
+
+use std::path::PathBuf;
+
+use crate::fs::KernelOption;
+use crate::store::Profile;
+
+use super::words::{self, parse_size};
+
+/// What is right of any mount of stepfs, asks for nothing that it could do, or is meant for others: mount(8), systemd. The mount
+/// is `nosuid` and `nodev` in any case; access times are up to the store's file system.
+const WITHOUT_EFFECT: &str = "defaults rw suid nosuid dev nodev exec async atime diratime nodiratime relatime norelatime \
+     strictatime nostrictatime lazytime nolazytime iversion noiversion mand nomand silent loud auto noauto user nouser users \
+     nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper default_permissions";
+/// Of these, what takes back what was said before.
+const OPPOSITES: [(&str, KernelOption); 4] = [
+    ("rw", KernelOption::ReadOnly),
+    ("exec", KernelOption::NoExec),
+    ("atime", KernelOption::NoAtime),
+    ("async", KernelOption::Sync),
+];
+
+/// What a list of options asks for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Options {
+    pub(super) allow_other: bool,
+    pub(super) no_passthrough: bool,
+    /// Make the store when there is none.
+    pub(super) create: bool,
+    pub(super) profile: Option<Profile>,
+    pub(super) memory: Option<u64>,
+    pub(super) log: Option<PathBuf>,
+    pub(super) kernel: Vec<KernelOption>,
+    /// Words that nothing is known of.
+    pub(super) unknown: Vec<String>,
+}
+
+impl Options {
+    /// Reads a list. Words that are not known are no error here.
+    ///
+    /// # Errors
+    /// Which value is wrong, for the user.
+    pub(super) fn lenient(list: &str) -> Result<Options, String> {
+        let mut options = Options::default();
+        for word in split(list).iter().filter(|word| !word.is_empty()) {
+            options.take(word)?;
+        }
+        Ok(options)
+    }
+
+    /// Reads a list.
+    ///
+    /// # Errors
+    /// Which word is not known or which value is wrong, for the user.
+    pub(super) fn strict(list: &str) -> Result<Options, String> {
+        let options = Options::lenient(list)?;
+        match options.unknown.first() {
+            Some(word) => Err(unknown(word)),
+            None => Ok(options),
+        }
+    }
+
+    /// Adds what a later list asks for.
+    pub(super) fn and(mut self, later: Options) -> Options {
+        self.allow_other |= later.allow_other;
+        self.no_passthrough |= later.no_passthrough;
+        self.create |= later.create;
+        self.profile = later.profile.or(self.profile);
+        self.memory = later.memory.or(self.memory);
+        self.log = later.log.or(self.log);
+        self.kernel.extend(later.kernel);
+        self.unknown.extend(later.unknown);
+        self
+    }
+
+    /// The list for the kernel, in words.
+    pub(super) fn kernel_list(&self) -> String {
+        let word = |wanted: &KernelOption| {
+            KernelOption::ALL.iter().find(|(_, option)| option == wanted).map(|(word, _)| *word)
+        };
+        self.kernel.iter().filter_map(word).collect::<Vec<_>>().join(",")
+    }
+
+    fn take(&mut self, word: &str) -> Result<(), String> {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word, None),
+        };
+        let wants = |what: &str| {
+            value.filter(|value| !value.is_empty()).ok_or(format!("option {name} takes a value: {name}={what}"))
+        };
+        let flag = || if value.is_some() { Err(format!("option {name} takes no value")) } else { Ok(true) };
+        if let Some((_, option)) = KernelOption::ALL.iter().find(|(known, _)| *known == name) {
+            flag()?;
+            self.kernel.retain(|had| had != option);
+            self.kernel.push(*option);
+            return Ok(());
+        }
+        // Programs write either.
+        match name.replace('-', "_").as_str() {
+            "allow_other" => self.allow_other = flag()?,
+            "no_passthrough" => self.no_passthrough = flag()?,
+            "create" => self.create = flag()?,
+            "profile" => {
+                self.profile = Some(wants("compact")?.parse().map_err(|error| format!("option profile: {error}"))?)
+            }
+            "memory" => {
+                self.memory = Some(parse_size(wants("512M")?).map_err(|error| format!("option memory: {error}"))?)
+            }
+            "log" => self.log = Some(PathBuf::from(wants("/var/log/stepfs.log")?)),
+            _ if WITHOUT_EFFECT.split(' ').any(|known| known == name) => {
+                let opposite = OPPOSITES.iter().find(|(word, _)| *word == name);
+                self.kernel.retain(|had| opposite.is_none_or(|(_, option)| had != option));
+            }
+            _ if name.starts_with("x-") || name.starts_with("X-") => {}
+            _ => self.unknown.push(name.to_string()),
+        }
+        Ok(())
+    }
+}
+
+/// The words of a list. In double quotes a comma belongs to the word.
+fn split(list: &str) -> Vec<String> {
+    let (mut words, mut quoted) = (vec![String::new()], false);
+    for c in list.chars() {
+        match (c, words.last_mut()) {
+            ('"', _) => quoted = !quoted,
+            (',', _) if !quoted => words.push(String::new()),
+            (c, Some(word)) => word.push(c),
+            (_, None) => {}
+        }
+    }
+    words
+}
+
+fn unknown(word: &str) -> String {
+    let word = words::name(word);
+    match word.as_str() {
+        "remount" => {
+            "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()
+        }
+        _ => format!(
+            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE and log=FILE, and \
+             those that mount(8) describes for all file systems"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_fstab_is_understood() {
+        let line = "rw,nosuid,user=me,x-systemd.automount,X-mount.mkdir,allow_other,noatime,profile=compact,memory=1G,log=\"/a,b\"";
+        let options = Options::strict(line).unwrap();
+        assert!(options.allow_other && !options.no_passthrough && !options.create);
+        assert_eq!(options.kernel_list(), "noatime");
+        assert_eq!(options.profile, Some(Profile::Compact));
+        assert_eq!((options.memory, options.log), (Some(1 << 30), Some(PathBuf::from("/a,b"))));
+        assert!(Options::strict("").unwrap().kernel.is_empty());
+    }
+
+    #[test]
+    fn the_last_word_counts() {
+        assert_eq!(Options::strict("ro,rw,noexec,noatime,ro,atime").unwrap().kernel_list(), "noexec,ro");
+        let both = Options::strict("ro").unwrap().and(Options::strict("noexec").unwrap());
+        assert_eq!(both.kernel_list(), "ro,noexec");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (list, name) in [
+            ("ro,alow_other", "alow_other"),
+            ("foo=bar", "foo"),
+            ("remount,ro", "remount"),
+            ("profile", "profile="),
+            ("memory=lots", "memory"),
+            ("profile=none", "none"),
+            ("allow_other=1", "allow_other"),
+        ] {
+            let error = Options::strict(list).unwrap_err();
+            assert!(error.contains(name), "{list}: {error}");
+        }
+        assert_eq!(Options::lenient("foo=bar,ro").unwrap().unknown, ["foo"]);
+    }
+}
