@@ -10,7 +10,7 @@ import zipfile
 import harness
 import pytest
 import torch
-from harness import run_json
+from harness import run_json, wait_until
 from series import difference, tensors_of, walk
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -155,6 +155,23 @@ def test_a_save_without_metadata_is_no_newer_state(mount, plain):
     shutil.copytree(plain / "step_3", mount / "step_3", copy_function=shutil.copyfile)
     mount.sync()
     mount.require_released("step_1/__0_0.distcp", "step_2/__0_0.distcp")
+
+
+def test_retention_counts_finished_saves_only(mount, plain):
+    for number, state in enumerate(states(3), 1):
+        write(state, plain / f"step_{number}")
+    mount.umount()
+    settings = mount.store / "stepfs.toml"
+    settings.write_text(settings.read_text() + '\n[[retention]]\nglob = "step_*"\nkeep_last = 1\n')
+    mount.mount()
+    (plain / "step_3/.metadata").rename(plain / "late")
+    for number in (1, 2, 3):
+        shutil.copytree(plain / f"step_{number}", mount / f"step_{number}", copy_function=shutil.copyfile)
+    wait_until(lambda: not (mount / "step_1").exists(), 10, "only the newest finished save stays")
+    mount.sync()
+    assert (mount / "step_2/.metadata").exists() and (mount / "step_3/__0_0.distcp").exists()
+    shutil.copyfile(plain / "late", mount / "step_3/.metadata")
+    wait_until(lambda: not (mount / "step_2").exists(), 10, "the third save is finished")
 
 
 def why(mount, name):
