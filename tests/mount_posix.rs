@@ -534,7 +534,9 @@ both! {
         assert_eq!((mounted.f_blocks, mounted.f_bsize, mounted.f_namemax), (plain.f_blocks, plain.f_bsize, plain.f_namemax));
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let line = table.lines().find(|line| line.contains(m.mnt().to_str().unwrap())).unwrap();
-        assert!(line.contains("- fuse.stepfs stepfs ") && line.contains("default_permissions"), "{line}");
+        let source = m.mnt().with_file_name("store");
+        let words = format!("- fuse.stepfs {} ", source.display());
+        assert!(line.contains(&words) && line.contains("default_permissions"), "{line}");
     }
 
     fn a_removed_working_directory_is_harmless(m: &Mounted) {

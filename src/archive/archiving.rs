@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::container::{Description, InOrder, ReadAt, describe};
+use crate::container::{Description, InOrder, ReadAt, describe, is_of_chunks};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned};
@@ -56,7 +56,9 @@ impl Archive {
         if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
             return Ok(());
         }
-        let object = match self.twin(&profiles, sealed, &source, &stale)? {
+        // A chunk's bytes do not say which tensor they are of: it is not to get what another one lost.
+        let twin = if is_of_chunks(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
+        let object = match twin {
             Some(object) => object,
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
                 Some(object) => object,

@@ -18,8 +18,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::resident::ResidentReason;
-
 use crate::store::{Id, Objects};
 
 pub(super) use claims::{Step, Task};
@@ -85,6 +83,7 @@ impl Catalog {
     pub(super) fn opened_for_writing(&mut self, path: &Path, objects: &Objects) {
         self.opened = self.number();
         self.succeed(path, Entry::new(State::Staged, self.opened), objects);
+        self.may_unfinish(path, objects);
     }
 
     /// A released file was brought back with its bytes, and stays so until it is written or a user asks otherwise.
@@ -137,6 +136,7 @@ impl Catalog {
             }
         });
         archived.into_iter().for_each(|id| objects.unname(id));
+        self.may_finish(path);
     }
 
     pub(super) fn removed(&mut self, path: &Path, objects: &Objects) {
@@ -147,6 +147,7 @@ impl Catalog {
         if let Some(old) = self.entries.remove(path) {
             unname(&old, objects);
         }
+        self.may_unfinish(path, objects);
     }
 
     pub(super) fn linked(&mut self, from: &Path, to: &Path, objects: &Objects) {
@@ -162,6 +163,7 @@ impl Catalog {
             let released = if let State::Released(id) = entry.state { Some(id) } else { None };
             released.into_iter().chain(entry.keeps).for_each(|id| objects.name(id));
             self.entries.insert(to.to_path_buf(), entry);
+            self.may_finish(to);
         }
     }
 
@@ -178,6 +180,8 @@ impl Catalog {
             unname(&old, objects);
         }
         self.put(moved, from, to, objects);
+        self.may_unfinish(from, objects);
+        self.may_finish(to);
     }
 
     pub(super) fn exchanged(&mut self, a: &Path, b: &Path, objects: &Objects) {
@@ -191,6 +195,8 @@ impl Catalog {
         let (at_a, at_b) = (self.entries.take(a), self.entries.take(b));
         self.put(at_a, a, b, objects);
         self.put(at_b, b, a, objects);
+        [a, b].iter().for_each(|path| self.may_unfinish(path, objects));
+        [a, b].iter().for_each(|path| self.may_finish(path));
     }
 
     fn put(&mut self, entries: Vec<(PathBuf, Entry)>, from: &Path, to: &Path, objects: &Objects) {
@@ -285,16 +291,20 @@ impl Catalog {
         }
     }
 
-    /// Lets all files in a directory that are in this state be looked at again, as if they had just been closed.
-    pub(super) fn reconsider(&mut self, directory: &Path, why: ResidentReason) {
-        let stays = |entry: &Entry| matches!(entry.state, State::Resident(stays) if stays == why);
-        let beside =
-            self.entries.below(directory).filter(|(path, entry)| path.parent() == Some(directory) && stays(entry));
-        let beside: Vec<PathBuf> = beside.map(|(path, _)| path.clone()).collect();
-        for path in beside {
-            let number = self.number();
-            self.entries.edit(&path, |entry| (entry.state, entry.version) = (State::Closed, number));
-        }
+    /// The files in a directory, not below it, of which this holds.
+    pub(super) fn beside(&self, directory: &Path, holds: impl Fn(&Entry) -> bool) -> Vec<PathBuf> {
+        let found =
+            self.entries.below(directory).filter(|(path, entry)| path.parent() == Some(directory) && holds(entry));
+        found.map(|(path, _)| path.clone()).collect()
+    }
+
+    /// Lets a file be looked at again, as if it had just been closed. What is under way for it is void.
+    pub(super) fn close_anew(&mut self, path: &Path) {
+        let number = self.number();
+        self.entries.edit(path, |entry| {
+            (entry.state, entry.version) = (State::Closed, number);
+            entry.forget_failure();
+        });
     }
 
     /// A user wants everything at and below a path to be released that may be, now.

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
-use crate::container::METADATA;
+use crate::container::{METADATA, is_of_chunks};
 use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::{Store, beneath, has_pin};
@@ -24,7 +24,7 @@ pub enum Condition {
     Whole,
     /// It is open for writing, not durable yet, or not known.
     BeingWritten,
-    /// It is a stub that cannot be read.
+    /// It is a stub that cannot be read, or of a save that is not finished.
     Damaged,
 }
 
@@ -241,10 +241,6 @@ struct Gathered {
 
 fn name(path: &Path) -> &[u8] {
     path.file_name().unwrap_or_default().as_bytes()
-}
-
-fn is_of_chunks(path: &Path) -> bool {
-    path.extension() == Some(OsStr::new("distcp"))
 }
 
 fn is_metadata(path: &Path) -> bool {

@@ -38,7 +38,14 @@ impl Archive {
                 self.note_lossy_copy(path, object);
                 State::Archived(Arc::new(Sealed { copy: true, ..Sealed::clone(sealed) }), object)
             }
-            None => State::Sealed(Arc::clone(sealed)),
+            None => {
+                let model = self.finished(path)?;
+                let mut catalog = self.catalog();
+                let state = catalog.unless_unfinished(path, model.as_deref(), State::Sealed(Arc::clone(sealed)));
+                // Under the same lock, so that no file of its checkpoint is missed that becomes durable meanwhile.
+                catalog.advance(path, version, state);
+                return Ok(());
+            }
         };
         self.advance_named(path, version, state);
         Ok(())

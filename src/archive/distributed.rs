@@ -1,7 +1,8 @@
-//! Torch's distributed checkpoints: a directory is one only when `.metadata` is in it, and that tells the names of its tensors.
+//! Torch's distributed checkpoints: a directory is one when it has a `.metadata`, which names the tensors and the files.
 //!
-//! What must never happen: that a save which was cut short counts as the newer state for which an older one loses something. So a
-//! file of chunks is no state of its lineage before the `.metadata` beside it is durable.
+//! A save that was cut short must never count as a newer state: an older checkpoint would lose something for it. So a file of chunks is
+//! a state of its lineage only while the save is finished: `.metadata` lists the file; each file that it lists is durable, long enough
+//! and not newer than it. torch writes `.metadata` last.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -10,10 +11,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use crate::container::{Description, METADATA, Model};
+use crate::container::{Description, METADATA, Model, is_of_chunks};
+use crate::store::Objects;
 use crate::sync::Mutex;
 
-use super::catalog::{Catalog, State, modified_ns};
+use super::catalog::{Catalog, Entry, State, modified_ns};
 use super::companions::Released;
 use super::resident::ResidentReason;
 use super::{Archive, FileId, found_at};
@@ -21,7 +23,7 @@ use super::{Archive, FileId, found_at};
 /// Models kept in memory. A checkpoint may have a file for each of its tensors, and the state after it is asked for, too.
 const KEPT: usize = 4;
 
-/// What the last few `.metadata` files say. Taken by the encoders, and never while another lock is.
+/// What the last few `.metadata` files say. Sealers and encoders take this lock, and hold no other then.
 #[derive(Debug, Default)]
 pub(super) struct Models(Mutex<VecDeque<(Identity, Arc<Model>)>>);
 
@@ -45,7 +47,7 @@ impl Archive {
     /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Where that tells nothing, they
     /// are kept as they are.
     pub(super) fn name_chunks(&self, path: &Path, description: &mut Description) -> io::Result<()> {
-        if !description.is_of_chunks(path) {
+        if !is_of_chunks(path) {
             return Ok(());
         }
         match self.model_beside(path) {
@@ -70,7 +72,8 @@ impl Archive {
             _ => None,
         };
         let model = Arc::new(match released {
-            Some(object) => Model::read(&Released(self.recall.reader(object)?))?,
+            // What an object does not give is an error, and no answer.
+            Some(object) => Model::read(&Released(self.recall.reader(object).map_err(io::Error::other)?))?,
             None => Model::read(&self.open_file(&path)?)?,
         });
         self.models.keep(identity, &model);
@@ -83,20 +86,100 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(METADATA)
 }
 
+impl Archive {
+    /// Of a file of chunks: what the `.metadata` beside it says, if the files of the checkpoint are as it says. `None` of any other file.
+    pub(super) fn finished(&self, path: &Path) -> io::Result<Option<Arc<Model>>> {
+        if !is_of_chunks(path) {
+            return Ok(None);
+        }
+        let tree = self.store.tree();
+        let Some(metadata) = found_at(&tree, &beside(path))? else { return Ok(None) };
+        let model = match self.model_beside(path) {
+            Ok(model) => model,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        let own = path.file_name().unwrap_or_default();
+        let mut is_listed = false;
+        for (name, least) in model.files() {
+            is_listed |= own == name;
+            let path = path.with_file_name(name);
+            let is_released = matches!(self.catalog().get(&path).map(|entry| &entry.state), Some(State::Released(_)));
+            let Some(file) = found_at(&tree, &path)? else { return Ok(None) };
+            if modified_ns(&file) > modified_ns(&metadata) || (file.len() < least && !is_released) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(model).filter(|_| is_listed))
+    }
+}
+
 impl Catalog {
-    /// What a file of chunks is that was found to be this: no state of its lineage while its checkpoint is not finished.
-    pub(super) fn unless_unfinished(&self, path: &Path, state: State) -> State {
-        match self.get(&beside(path)).is_some_and(|entry| entry.state.is_durable()) {
-            true => state,
+    /// The state of a durable file, of which [`Archive::finished`] has given the model. A chunk of a save that is not finished is no
+    /// state of its lineage. A copy of what an object decodes to is compared first.
+    pub(super) fn unless_unfinished(&mut self, path: &Path, model: Option<&Model>, state: State) -> State {
+        if !is_of_chunks(path) || !matches!(state, State::Sealed(_)) {
+            return state;
+        }
+        let durable = |path: &Path| self.get(path).is_some_and(|entry| entry.state.is_durable());
+        let all = |model: &Model| {
+            let mut others = model.files().map(|(name, _)| path.with_file_name(name)).filter(|other| other != path);
+            durable(&beside(path)) && others.all(|other| durable(&other))
+        };
+        match model.is_some_and(all) {
+            true => {
+                // This may have been the last one that they waited for.
+                self.reconsider(directory(path));
+                state
+            }
             false => State::Resident(ResidentReason::Unfinished),
         }
     }
 
-    /// The file at `path` is durable: if it is a `.metadata`, the files beside it are looked at again.
+    /// A `.metadata` is durable: the files beside it are looked at again.
+    pub(super) fn metadata_came(&mut self, path: &Path) {
+        if is_metadata(path) {
+            self.reconsider(directory(path));
+        }
+    }
+
+    /// A file came to `path` that no sealer looks at, or that is too small to be a state: the files that wait for it are looked at again.
     pub(super) fn may_finish(&mut self, path: &Path) {
-        if path.file_name() != Some(OsStr::new(METADATA)) {
+        if is_metadata(path) || is_of_chunks(path) {
+            self.reconsider(directory(path));
+        }
+    }
+
+    /// The file at `path` goes, or is being written: if it is a `.metadata`, the files beside it are no finished save.
+    pub(super) fn may_unfinish(&mut self, path: &Path, objects: &Objects) {
+        if !is_metadata(path) {
             return;
         }
-        self.reconsider(path.parent().unwrap_or(Path::new("")), ResidentReason::Unfinished);
+        for path in self.beside(directory(path), |entry| entry.state.waits_or_is_a_state()) {
+            let object = match self.get(&path).map(|entry| &entry.state) {
+                Some(State::Archived(_, object)) => Some(*object),
+                _ => None,
+            };
+            self.close_anew(&path);
+            object.into_iter().for_each(|object| objects.unname(object));
+        }
     }
+
+    /// Lets the files in a directory that wait for the rest of their checkpoint be looked at again.
+    fn reconsider(&mut self, directory: &Path) {
+        let waits = |entry: &Entry| matches!(entry.state, State::Resident(ResidentReason::Unfinished));
+        for path in self.beside(directory, waits) {
+            self.close_anew(&path);
+        }
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+fn is_metadata(path: &Path) -> bool {
+    path.file_name() == Some(OsStr::new(METADATA))
 }

@@ -9,7 +9,7 @@ pub(super) enum ResidentReason {
     Small,
     /// No object of it would be smaller.
     Incompressible,
-    /// A file of a distributed checkpoint that has no `.metadata`: nobody can go on from it.
+    /// A file of a distributed checkpoint whose `.metadata` is not there, or older, or whose other files are not there.
     Unfinished,
     /// Its fsync failed: under whatever name, until it is written again.
     NotDurable,
@@ -35,7 +35,9 @@ impl fmt::Display for ResidentReason {
         f.write_str(match self {
             ResidentReason::Small => "small",
             ResidentReason::Incompressible => "would not become smaller",
-            ResidentReason::Unfinished => "its checkpoint has no .metadata: the save is not finished",
+            ResidentReason::Unfinished => {
+                "the save is not finished: no newer .metadata beside it, or another file is missing"
+            }
             ResidentReason::NotDurable => "could not be made durable",
             ResidentReason::DamagedStub => "it is a damaged stub",
             ResidentReason::OtherStore => "its object is here, and it says that its store is another",

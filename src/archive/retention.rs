@@ -208,6 +208,7 @@ impl Archive {
             None | Some(State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable)) => {
                 Condition::BeingWritten
             }
+            Some(State::Resident(ResidentReason::Unfinished)) => Condition::Damaged,
             Some(State::Resident(why)) if why.hides_an_object() => Condition::Damaged,
             Some(State::Released(id)) if self.objects.get(*id).is_none() => Condition::Damaged,
             Some(

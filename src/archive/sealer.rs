@@ -68,7 +68,7 @@ impl Archive {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let settle::Examined { state, words, says, is_of_chunks } = settle::examine(&file, &metadata, path)?;
+        let settle::Examined { state, words, says } = settle::examine(&file, &metadata, path)?;
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);
@@ -91,14 +91,15 @@ impl Archive {
             true => State::Durable(Arc::clone(sealed)),
             false => state,
         };
+        let model = self.finished(path)?;
         let mut catalog = self.catalog();
-        let state = if is_of_chunks { catalog.unless_unfinished(path, state) } else { state };
+        let state = catalog.unless_unfinished(path, model.as_deref(), state);
         let words = match &state {
             State::Resident(why) => format!("stays as it is: {why}"),
             _ => format!("sealed, {words}"),
         };
         catalog.advance(path, version, state);
-        catalog.may_finish(path);
+        catalog.metadata_came(path);
         drop(catalog);
         log::info!("{}: {words}", path.display());
         self.retention.news();

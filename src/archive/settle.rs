@@ -129,27 +129,19 @@ pub(super) struct Examined {
     pub(super) words: String,
     /// What it names as the best of its run.
     pub(super) says: Option<Says>,
-    /// It is a file of a distributed checkpoint.
-    pub(super) is_of_chunks: bool,
 }
 
 /// What a durable file is.
 pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
-        return Ok(Examined {
-            state: State::Resident(ResidentReason::Small),
-            words: String::new(),
-            says,
-            is_of_chunks: false,
-        });
+        return Ok(Examined { state: State::Resident(ResidentReason::Small), words: String::new(), says });
     }
     let description = describe(file)?;
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
-    let is_of_chunks = description.is_of_chunks(path);
     if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok(Examined { state: State::Resident(ResidentReason::Incompressible), words, says, is_of_chunks });
+        return Ok(Examined { state: State::Resident(ResidentReason::Incompressible), words, says });
     }
     let signature = signature(&description);
     let sealed = Sealed {
@@ -162,7 +154,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         lineage: lineage(path, signature),
         copy: false,
     };
-    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_of_chunks })
+    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says })
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

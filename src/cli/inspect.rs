@@ -1,6 +1,6 @@
 //! `stepfs inspect`
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::container::{Kind, METADATA, Model, Tensor, describe};
+use crate::container::{Kind, METADATA, Model, Tensor, describe, is_of_chunks};
 use crate::store::Store;
 use crate::store::object::Object;
 
@@ -77,7 +77,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 fn of_file(path: &Path) -> Result<Report> {
     let file = open_aside(path)?;
     let mut description = describe(&file)?;
-    if description.is_of_chunks(path) {
+    if is_of_chunks(path) {
         let metadata = path.with_file_name(METADATA);
         match open_aside(&metadata).and_then(|file| Model::read(&file)) {
             Ok(model) => description.name_chunks(&path.file_name().unwrap_or_default().to_string_lossy(), &model),
@@ -86,7 +86,7 @@ fn of_file(path: &Path) -> Result<Report> {
     }
     let object = object_of(path);
     let mut kept = Kept::default();
-    kept.add(object.as_ref(), false);
+    kept.add(object.as_ref(), &HashSet::new());
     Ok(Report {
         path: path.display().to_string(),
         container: description.kind.name(),
@@ -101,21 +101,32 @@ fn of_file(path: &Path) -> Result<Report> {
 /// What is in a distributed checkpoint: its tensors, whole, however they are cut among the ranks.
 fn of_directory(path: &Path) -> Result<Report> {
     let metadata = open_aside(&path.join(METADATA)).with_context(|| {
-        format!("a directory can be inspected that is a distributed checkpoint, which has a file {METADATA}; or give its files")
+        format!("this directory has no {METADATA}, so it is no distributed checkpoint; name a file in it")
     })?;
     let model = Model::read(&metadata)?;
+    let wholes: HashSet<&str> = model.tensors().iter().map(|tensor| tensor.path.as_str()).collect();
     let (mut kept, mut bytes, mut profiles) = (Kept::default(), metadata.metadata()?.len(), BTreeSet::new());
-    for file in model.files() {
+    let mut files: Vec<&str> = model.files().map(|(name, _)| name).collect();
+    files.sort_unstable();
+    let mut gone = 0;
+    for file in &files {
         let file = path.join(file);
-        bytes += std::fs::metadata(&file).with_context(|| file.display().to_string())?.len();
+        let Ok(metadata) = std::fs::symlink_metadata(&file) else {
+            gone += 1;
+            continue;
+        };
+        bytes += metadata.len();
         let object = object_of(&file);
         profiles.extend(object.as_ref().map(|object| object.index().profile.clone()));
-        kept.add(object.as_ref(), true);
+        kept.add(object.as_ref(), &wholes);
     }
     Ok(Report {
         path: path.display().to_string(),
         container: Kind::Dcp.name(),
-        note: Some(format!("whole, from {} files", model.files().len())),
+        note: Some(match gone {
+            0 => format!("whole, from {} files", files.len()),
+            gone => format!("{gone} of {} files are not there", files.len()),
+        }),
         bytes,
         profile: (!profiles.is_empty()).then(|| profiles.into_iter().collect::<Vec<_>>().join(", ")),
         generations: None,
@@ -141,8 +152,8 @@ struct HowKept {
 }
 
 impl Kept {
-    /// `together`: chunks of one tensor count as that.
-    fn add(&mut self, object: Option<&Object>, together: bool) {
+    /// Chunks of one of these tensors count as that.
+    fn add(&mut self, object: Option<&Object>, wholes: &HashSet<&str>) {
         self.objects += usize::from(object.is_some());
         for tensor in object.iter().flat_map(|object| &object.index().tensors) {
             let how = HowKept {
@@ -153,7 +164,7 @@ impl Kept {
                 max_abs_error: tensor.max_abs_error,
                 stored: tensor.stored(),
             };
-            let path = if together { whole(&tensor.path) } else { &tensor.path };
+            let path = if wholes.contains(whole(&tensor.path)) { whole(&tensor.path) } else { &tensor.path };
             self.tensors.entry(path.to_string()).and_modify(|all| all.join(&how)).or_insert(how);
         }
     }

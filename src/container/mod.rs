@@ -34,7 +34,7 @@ mod zip;
 use std::io;
 use std::ops::Range;
 
-pub use dcp::{METADATA, Model};
+pub use dcp::{METADATA, Model, is_of_chunks};
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};

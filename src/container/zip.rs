@@ -11,11 +11,11 @@ use std::ops::Range;
 use super::ReadAt;
 use super::read::{Fail, bad, u16_at, u32_at, u64_at};
 
-/// Largest central directory looked at: 800,000 records of torch.save, which writes about 80 bytes for each. The
+/// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes about 80 bytes for each. The
 /// records held in memory are then below 128 MiB.
 pub(super) const MAX_DIRECTORY: u64 = 64 << 20;
 
-/// Most zips in one file, as torch's distributed checkpoints have one for each tensor of a rank. Their records then take 128 MiB.
+/// The largest number of zips in one file. A rank's file of a distributed checkpoint has one for each tensor.
 const MAX_ZIPS: usize = 1 << 17;
 
 /// An end record is 22 bytes and a comment of at most 65,535.
@@ -80,12 +80,16 @@ impl Zip {
     /// long it is, but at its end: so the last one is read first.
     pub(super) fn read_chain(src: &dyn ReadAt, size: u64) -> Result<Vec<Zip>, Fail> {
         let mut zips = Vec::new();
-        let mut end = size;
+        let (mut end, mut directories) = (size, 0);
         while end > 0 {
             if zips.len() == MAX_ZIPS {
                 return bad("zip: more than 131,072 zips in one file");
             }
             let (zip, start) = Zip::read_before(src, end)?;
+            directories += zip.directory.len() as u64;
+            if directories > MAX_DIRECTORY {
+                return bad("zip: central directories larger than 64 MiB");
+            }
             zips.push(zip);
             end = start;
         }

@@ -161,6 +161,8 @@ struct Number<'a> {
 /// The runs of digits in a name, with the word before each.
 fn numbers(name: &str) -> Vec<Number<'_>> {
     let bytes = name.as_bytes();
+    // As torch's distributed checkpoint names the files of its ranks.
+    let of_rank = name.starts_with("__") && name.ends_with(".distcp");
     let mut numbers = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
@@ -175,7 +177,7 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
         let letters_end = name[..start].trim_end_matches(|c: char| "-_=.".contains(c)).len();
         let letters = &name[..letters_end];
         let word = &letters[letters.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len()..];
-        let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF);
+        let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF) || of_rank;
         numbers.push(Number { start, end: at, word, is_place });
     }
     numbers

@@ -42,6 +42,11 @@ impl State {
         }
     }
 
+    /// Whether it is a state of its lineage, or may be found to be one.
+    pub(in crate::archive) fn waits_or_is_a_state(&self) -> bool {
+        matches!(self, State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..))
+    }
+
     /// Whether its bytes are known to be durable, as they are or as a stub.
     pub(in crate::archive) fn is_durable(&self) -> bool {
         match self {

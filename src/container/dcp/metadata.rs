@@ -12,11 +12,11 @@ use crate::codec::Dtype;
 
 /// A name of the state dict.
 pub(super) struct Named {
-    /// Its keys joined with dots, which the files' table knows it by.
+    /// The keys joined with dots. The table of files uses this name.
     pub(super) fqn: String,
     /// Keys from the state dict's root, where the planner has kept them; else the name alone.
     pub(super) keys: Vec<Key>,
-    /// None for what is no tensor.
+    /// `None` if the value is no tensor.
     pub(super) tensor: Option<Whole>,
 }
 
@@ -25,6 +25,15 @@ pub(super) struct Named {
 pub(super) enum Key {
     Name(String),
     Number(i64),
+}
+
+impl Key {
+    fn size(&self) -> usize {
+        match self {
+            Key::Name(name) => name.len() + 32,
+            Key::Number(_) => 32,
+        }
+    }
 }
 
 /// A tensor as a whole.
@@ -48,8 +57,33 @@ pub(super) struct Chunk {
 /// What `.metadata` says.
 pub(super) struct Metadata {
     pub(super) names: Vec<Named>,
-    /// By name of the file, in the order of the table.
-    pub(super) chunks: HashMap<String, Vec<Chunk>>,
+    /// By name.
+    pub(super) files: HashMap<String, File>,
+}
+
+/// What a file of the checkpoint has in it.
+#[derive(Default)]
+pub(super) struct File {
+    /// Chunks of tensors, in the order of the table.
+    pub(super) chunks: Vec<Chunk>,
+    /// The end of the last value, in bytes: the file is at least so long.
+    pub(super) end: u64,
+}
+
+/// Bytes of names, keys and offsets that are kept. A pickle may repeat a long name at the cost of two bytes.
+const MAX_KEPT: usize = 128 << 20;
+
+/// Counts what is kept.
+struct Budget(usize);
+
+impl Budget {
+    fn take(&mut self, bytes: usize) -> Result<(), Fail> {
+        self.0 = self.0.saturating_sub(bytes + 64);
+        match self.0 {
+            0 => bad("dcp: .metadata has too many names to keep"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Reads the whole file.
@@ -68,6 +102,7 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
     let planner = attribute(graph, graph.root, "planner_data").unwrap_or(Item::None);
     let keys: HashMap<&str, Item> =
         pairs(graph, planner).iter().filter_map(|&(fqn, keys)| Some((graph.str(fqn)?, keys))).collect();
+    let mut budget = Budget(MAX_KEPT);
     let mut names = Vec::new();
     for &(fqn, about) in pairs(graph, state_dict) {
         let Some(fqn) = graph.str(fqn) else { return bad("dcp: a name that is no text") };
@@ -77,15 +112,28 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Metadata, Fail> {
         };
         let steps = keys.get(fqn).and_then(|&keys| steps(graph, keys));
         let keys = steps.unwrap_or_else(|| vec![Key::Name(fqn.to_string())]);
+        budget.take(fqn.len() + 2 * keys.iter().map(Key::size).sum::<usize>())?;
         names.push(Named { fqn: fqn.to_string(), keys, tensor });
     }
-    let mut chunks: HashMap<String, Vec<Chunk>> = HashMap::new();
+    let mut files: HashMap<String, File> = HashMap::new();
     for &(index, place) in pairs(graph, storage) {
-        if let Some((file, chunk)) = chunk(graph, index, place)? {
-            chunks.entry(file).or_default().push(chunk);
+        let Some(name) = attribute(graph, place, "relative_path").and_then(|path| graph.str(path)) else {
+            return bad("dcp: a tensor without a file");
+        };
+        // A name in the directory: nothing else is looked for.
+        if name.is_empty() || name.contains('/') || name == ".." {
+            return bad("dcp: a tensor in a file elsewhere");
+        }
+        budget.take(name.len())?;
+        let file = files.entry(name.to_string()).or_default();
+        let Some(extent) = extent(graph, place) else { return bad("dcp: a place that makes no sense") };
+        file.end = file.end.max(extent.end);
+        if let Some(chunk) = chunk(graph, index, extent)? {
+            budget.take(chunk.fqn.len() + 8 * chunk.offsets.len())?;
+            file.chunks.push(chunk);
         }
     }
-    Ok(Metadata { names, chunks })
+    Ok(Metadata { names, files })
 }
 
 /// The name of an object's class.
@@ -129,29 +177,24 @@ fn type_name(graph: &Graph, properties: Item) -> Option<&str> {
     graph.global(first).filter(|(module, _)| *module == "torch").map(|(_, name)| name)
 }
 
-/// An entry of the table of files; `None` for what is no chunk of a tensor.
-fn chunk(graph: &Graph, index: Item, place: Item) -> Result<Option<(String, Chunk)>, Fail> {
-    let text = |item| graph.str(item).map(String::from);
+/// The bytes of a value in its file.
+fn extent(graph: &Graph, place: Item) -> Option<Range<u64>> {
     let number = |name| match attribute(graph, place, name) {
         Some(Item::Int(n)) => u64::try_from(n).ok(),
         _ => None,
     };
+    let start = number("offset")?;
+    Some(start..start.checked_add(number("length")?)?)
+}
+
+/// An entry of the table of files; `None` if it is no chunk of a tensor.
+fn chunk(graph: &Graph, index: Item, extent: Range<u64>) -> Result<Option<Chunk>, Fail> {
     let Some(offsets) = attribute(graph, index, "offset").filter(|offset| *offset != Item::None) else {
         return Ok(None);
     };
-    let found = || {
-        let start = number("offset")?;
-        Some((
-            attribute(graph, place, "relative_path").and_then(text)?,
-            Chunk {
-                fqn: attribute(graph, index, "fqn").and_then(text)?,
-                offsets: view::sizes(graph, offsets)?,
-                extent: start..start.checked_add(number("length")?)?,
-            },
-        ))
-    };
-    match found() {
-        Some(found) => Ok(Some(found)),
-        None => bad("dcp: a place of a tensor that makes no sense"),
+    let fqn = attribute(graph, index, "fqn").and_then(|fqn| graph.str(fqn)).map(String::from);
+    match fqn.zip(view::sizes(graph, offsets)) {
+        Some((fqn, offsets)) => Ok(Some(Chunk { fqn, offsets, extent })),
+        None => bad("dcp: a chunk that makes no sense"),
     }
 }

@@ -30,13 +30,10 @@ pub const METADATA: &str = ".metadata";
 
 const UNNAMED: &str = "its name stands in .metadata, which does not tell it";
 
-impl Description {
-    /// Whether the names of its tensors stand in a `.metadata` beside it. A chunk that has a file of its own looks like any file of
-    /// torch.save, so there the file's name tells.
-    pub fn is_of_chunks(&self, file: &Path) -> bool {
-        let named = || file.extension() == Some(OsStr::new("distcp"));
-        self.kind == Kind::Dcp || (self.kind == Kind::TorchZip && named())
-    }
+/// Whether a file is called as a rank's chunks are. A chunk that has a file of its own looks like any file of torch.save inside, so
+/// the name must tell.
+pub fn is_of_chunks(file: &Path) -> bool {
+    file.extension() == Some(OsStr::new("distcp"))
 }
 
 /// Describes a file that is this chain of zips. Its tensors are called by the number of their zip.
@@ -70,8 +67,8 @@ pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, 
 /// What the walk of one zip says of roles is not believed: it sees one tensor, whose name it does not know.
 fn unnamed(tensor: Tensor, number: usize) -> Tensor {
     let path = match tensor.path.as_str() {
-        "." => number.to_string(),
-        path => format!("{number}/{path}"),
+        "." => format!("#{number}"),
+        path => format!("#{number}/{path}"),
     };
     let shape = (tensor.dtype, tensor.shape);
     Tensor::found(path, shape, (Role::Other, UNNAMED), tensor.extent)

@@ -1,4 +1,4 @@
-//! What the chunks of a distributed checkpoint are to training: the whole state dict, put together from `.metadata`.
+//! This module puts the whole state dict together from `.metadata`. It tells what each chunk is to training.
 //!
 //! The state dict is built as torch.save would have pickled it, and walked as such a pickle is. So a tensor has the same path, the
 //! same role and the same proof in both formats, and shapes are compared whole, however they are cut among the ranks.
@@ -21,8 +21,17 @@ pub struct Model {
     /// In the order of the state dict. Their extents are places in no file.
     tensors: Vec<Tensor>,
     training: Training,
-    /// By name of the file, by ascending extent.
-    chunks: HashMap<String, Vec<Chunk>>,
+    /// By name.
+    files: HashMap<String, Listed>,
+}
+
+/// What one file has in it.
+#[derive(Debug)]
+struct Listed {
+    /// By ascending extent.
+    chunks: Vec<Chunk>,
+    /// The end of its last value, in bytes.
+    end: u64,
 }
 
 #[derive(Debug)]
@@ -58,11 +67,9 @@ impl Model {
         &self.training.optimizers
     }
 
-    /// Names of the files that hold the tensors, sorted.
-    pub fn files(&self) -> Vec<&str> {
-        let mut files: Vec<&str> = self.chunks.keys().map(String::as_str).collect();
-        files.sort_unstable();
-        files
+    /// The files of the checkpoint in its directory, each with the least length, in bytes, that it must have.
+    pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.files.iter().map(|(name, file)| (name.as_str(), file.end))
     }
 
     fn of(metadata: Metadata) -> Result<Model, Fail> {
@@ -74,24 +81,24 @@ impl Model {
         let of_name: HashMap<u32, usize> = names.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
         let of_fqn = metadata.names.iter().enumerate().map(|(name, named)| (named.fqn.as_str(), name as u32));
         let of_fqn: HashMap<&str, usize> = of_fqn.filter_map(|(fqn, name)| Some((fqn, *of_name.get(&name)?))).collect();
-        let mut chunks: HashMap<String, Vec<Chunk>> = HashMap::new();
-        for (file, listed) in metadata.chunks {
+        let mut files: HashMap<String, Listed> = HashMap::new();
+        for (name, file) in metadata.files {
             let chunk = |chunk: metadata::Chunk| {
                 let tensor = *of_fqn.get(chunk.fqn.as_str())?;
                 Some(Chunk { extent: chunk.extent, tensor, offsets: chunk.offsets })
             };
-            let mut listed: Vec<Chunk> = listed.into_iter().filter_map(chunk).collect();
-            listed.sort_by_key(|chunk| chunk.extent.start);
-            if listed.windows(2).any(|pair| pair[1].extent.start < pair[0].extent.end) {
+            let mut chunks: Vec<Chunk> = file.chunks.into_iter().filter_map(chunk).collect();
+            chunks.sort_by_key(|chunk| chunk.extent.start);
+            if chunks.windows(2).any(|pair| pair[1].extent.start < pair[0].extent.end) {
                 return bad("dcp: two tensors at one place of a file");
             }
-            chunks.insert(file, listed);
+            files.insert(name, Listed { chunks, end: file.end });
         }
-        Ok(Model { tensors, training, chunks })
+        Ok(Model { tensors, training, files })
     }
 }
 
-/// Makes up a place for each tensor, in the order of the state dict: what is walked wants places.
+/// A made-up place for each tensor, in the order of the state dict. The walk needs one.
 struct Payloads(Vec<Range<u64>>);
 
 impl Payloads {
@@ -155,11 +162,13 @@ fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
         branches[at].add(last, Child::Leaf(number));
     }
     let mut graph = Graph::new();
-    let groups = |branch: &Branch| groups_of(&branches, branch);
+    let states = branches.iter().filter_map(|branch| groups_of(&branches, branch).map(|(state, _)| state));
+    let mut is_state = vec![false; branches.len()];
+    states.for_each(|state| is_state[state] = true);
     let mut items: Vec<Item> = vec![Item::None; branches.len()];
     // A branch is made before those below it.
     for (at, branch) in branches.iter().enumerate().rev() {
-        let groups = groups(branch);
+        let groups = groups_of(&branches, branch).map(|(_, parameters)| parameters);
         let mut pairs = Vec::with_capacity(branch.children.len());
         for (key, child) in &branch.children {
             let value = match (child, groups) {
@@ -171,6 +180,12 @@ fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
                 },
             };
             let key = match key {
+                // torch writes the number of a parameter as text. It must not pass for the name of one. Nor does the order of
+                // numbers tell: ranks list their tensors one after the other.
+                Key::Name(name) if is_state[at] => match name.bytes().all(|b| b.is_ascii_digit()) {
+                    true => graph.add_text(&format!("[{name}]")),
+                    false => graph.add_text(name),
+                },
                 Key::Name(name) => graph.add_text(name),
                 Key::Number(n) => Item::Int(*n),
             };
@@ -188,9 +203,9 @@ impl Branch {
         self.children.push((key.clone(), child));
     }
 
-    fn below<'b>(&self, branches: &'b [Branch], name: &str) -> Option<&'b Branch> {
+    fn below(&self, name: &str) -> Option<usize> {
         match self.children[*self.places.get(&Key::name(name))?].1 {
-            Child::Branch(below) => Some(&branches[below]),
+            Child::Branch(below) => Some(below),
             Child::Leaf(_) => None,
         }
     }
@@ -203,20 +218,19 @@ impl Key {
 }
 
 impl Whole {
-    /// Its length in bytes; 0 if the type is not known.
+    /// The tensor's length in bytes. It is 0 if stepfs does not know the type.
     fn bytes(&self) -> Option<u64> {
         let Some(dtype) = self.dtype else { return Some(0) };
         self.shape.iter().try_fold(dtype.size() as u64, |bytes, &dim| bytes.checked_mul(dim))
     }
 }
 
-/// Of an optimizer's state dict, how many parameters it keeps state of, where they may count as one group. Which parameters a
-/// group lists stands in another file: where they have numbers, and there are several groups, nobody knows which is whose.
-fn groups_of(branches: &[Branch], branch: &Branch) -> Option<u64> {
-    let state = branch.below(branches, "state")?;
-    let groups = branch.below(branches, "param_groups")?;
-    let named = state.children.iter().all(|(key, _)| matches!(key, Key::Name(_)));
-    (named || groups.children.len() == 1).then_some(state.children.len() as u64)
+/// Of an optimizer's state dict, the branch `state` and the number of parameters that it keeps state of. Which parameters a group
+/// lists stands in a file of chunks, so all of them count as one group.
+fn groups_of(branches: &[Branch], branch: &Branch) -> Option<(usize, u64)> {
+    let state = branch.below("state")?;
+    branch.below("param_groups")?;
+    Some((state, branches[state].children.len() as u64))
 }
 
 /// `param_groups` with one group of so many parameters.
@@ -229,7 +243,7 @@ fn one_group(graph: &mut Graph, parameters: u64) -> Item {
 
 /// A tensor as torch pickles one of any type; its storage's key is the number of its name.
 fn tensor(graph: &mut Graph, number: usize, whole: &Whole) -> Item {
-    // Neither is more than `Payloads` has found to fit.
+    // `Payloads` has checked that lengths and dimensions fit.
     let int = |n: u64| Item::Int(n as i64);
     let bytes = whole.bytes().unwrap_or(0);
     let mut step = 1u64;
@@ -260,7 +274,7 @@ impl Description {
     /// Says of each tensor of a `.distcp` file what it is to training. `file` is the file's name in its directory. What the model does
     /// not tell of stays unnamed, and is never quantized.
     pub fn name_chunks(&mut self, file: &str, model: &Model) {
-        let Some(chunks) = model.chunks.get(file) else {
+        let Some(Listed { chunks, .. }) = model.files.get(file) else {
             self.note = Some("dcp: .metadata does not tell of this file".to_string());
             return;
         };

@@ -19,6 +19,7 @@ fn the_step_varies_whatever_the_framework_calls_it() {
     is("out/checkpoint-20/model.safetensors", "out/checkpoint-#/model.safetensors");
     is("weights7.pt", "weights#.pt");
     is("iter_0000100/__0_1.distcp", "iter_#/__0_1.distcp");
+    is("last.ckpt/__0_1.distcp", "last.ckpt/__0_1.distcp");
     is("10/default/d/abc", "#/default/d/abc");
     is("Run/CKPT_5.pt", "run/ckpt_#.pt");
 }

@@ -10,7 +10,7 @@ import zipfile
 import harness
 import pytest
 import torch
-from harness import run_json, wait_until
+from harness import run, run_json, wait_until
 from series import difference, tensors_of, walk
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -135,24 +135,23 @@ def write(state, folder):
 def test_a_save_without_metadata_is_no_newer_state(mount, plain):
     for number, state in enumerate(states(3), 1):
         write(state, plain / f"step_{number}")
-    shutil.copytree(plain / "step_1", mount / "step_1", copy_function=shutil.copyfile)
+    copy(plain / "step_1", mount / "step_1")
     # As a save that is cut short leaves it.
     (mount / "step_2").mkdir()
     shutil.copy(plain / "step_2/__0_0.distcp", mount / "step_2")
     mount.sync()
-    unfinished = "its checkpoint has no .metadata: the save is not finished"
-    assert why(mount, "step_2/__0_0.distcp") == unfinished
+    assert unfinished(mount, "step_2/__0_0.distcp")
     assert mount.state("step_1/__0_0.distcp") == "sealed"
     # Also for the next daemon.
     mount.remount()
     mount.sync()
-    assert mount.state("step_1/__0_0.distcp") == "sealed" and why(mount, "step_2/__0_0.distcp") == unfinished
+    assert mount.state("step_1/__0_0.distcp") == "sealed" and unfinished(mount, "step_2/__0_0.distcp")
     shutil.copy(plain / "step_2/.metadata", mount / "step_2/.metadata.tmp")
     os.rename(mount / "step_2/.metadata.tmp", mount / "step_2/.metadata")
     mount.sync()
-    assert why(mount, "step_2/__0_0.distcp") != unfinished
+    assert not unfinished(mount, "step_2/__0_0.distcp")
     mount.require_released("step_1/__0_0.distcp")
-    shutil.copytree(plain / "step_3", mount / "step_3", copy_function=shutil.copyfile)
+    copy(plain / "step_3", mount / "step_3")
     mount.sync()
     mount.require_released("step_1/__0_0.distcp", "step_2/__0_0.distcp")
 
@@ -166,7 +165,7 @@ def test_retention_counts_finished_saves_only(mount, plain):
     mount.mount()
     (plain / "step_3/.metadata").rename(plain / "late")
     for number in (1, 2, 3):
-        shutil.copytree(plain / f"step_{number}", mount / f"step_{number}", copy_function=shutil.copyfile)
+        copy(plain / f"step_{number}", mount / f"step_{number}")
     wait_until(lambda: not (mount / "step_1").exists(), 10, "only the newest finished save stays")
     mount.sync()
     assert (mount / "step_2/.metadata").exists() and (mount / "step_3/__0_0.distcp").exists()
@@ -174,11 +173,52 @@ def test_retention_counts_finished_saves_only(mount, plain):
     wait_until(lambda: not (mount / "step_2").exists(), 10, "the third save is finished")
 
 
-def why(mount, name):
+def copy(source, target):
+    """Chunks first, as torch writes them."""
+    target.mkdir(exist_ok=True)
+    for name in sorted(os.listdir(source), reverse=True):
+        shutil.copyfile(source / name, target / name)
+
+
+def unfinished(mount, name):
     try:
-        return os.getxattr(mount / name, "user.stepfs.why").decode()
+        return os.getxattr(mount / name, "user.stepfs.why").startswith(b"the save is not finished")
     except OSError:
-        return ""
+        return False
+
+
+def test_a_save_over_another_that_is_cut_short_is_no_newer_state(mount, plain):
+    for number, state in enumerate(states(4), 1):
+        write(state, plain / f"step_{number}")
+    for number in (1, 2, 3):
+        copy(plain / f"step_{number}", mount / f"step_{number % 2}")
+    # Over the state before the last; its .metadata is still the old one.
+    shutil.copyfile(plain / "step_4/__0_0.distcp", mount / "step_0/__0_0.distcp")
+    mount.sync()
+    assert unfinished(mount, "step_0/__0_0.distcp") and mount.state("step_1/__0_0.distcp") == "sealed"
+    assert (mount / "step_1/__0_0.distcp").read_bytes() == (plain / "step_3/__0_0.distcp").read_bytes()
+
+
+def test_a_checkpoint_that_lost_its_metadata_is_no_newer_state(mount, plain):
+    for number, state in enumerate(states(2), 1):
+        write(state, plain / f"step_{number}")
+    copy(plain / "step_1", mount / "step_1")
+    run("pin", mount / "step_1")
+    copy(plain / "step_2", mount / "step_2")
+    mount.sync()
+    (mount / "step_2/.metadata").unlink()
+    run("unpin", mount / "step_1")
+    mount.sync()
+    assert unfinished(mount, "step_2/__0_0.distcp") and mount.state("step_1/__0_0.distcp") == "sealed"
+
+
+def test_ranks_are_no_states_of_each_other(mount):
+    """Cut evenly, so that their files look alike, in a directory that counts nothing."""
+    train(2, "--out", mount.dir, "--iters", 5, "--every", 5, *SMALL)
+    (mount / "step_0005").rename(mount / "last.ckpt")
+    shutil.copyfile(mount / "last.ckpt/__0_0.distcp", mount.base / "rank")
+    mount.sync()
+    assert {mount.state(f"last.ckpt/__{rank}_0.distcp") for rank in (0, 1)} == {"sealed"}
 
 
 def test_other_ranks_begin_a_lineage_of_their_own(distributed, tmp_path):
@@ -190,13 +230,13 @@ def test_other_ranks_begin_a_lineage_of_their_own(distributed, tmp_path):
     assert {name: mount.state(name) for name in before} == before, "no later state of two ranks is there"
 
 
-def test_metadata_that_says_nothing_loses_nothing(mount, plain):
+def test_metadata_that_says_nothing_finishes_nothing(mount, plain):
     for number, state in enumerate(states(3), 1):
         write(state, plain / f"step_{number}")
-        (plain / f"step_{number}/.metadata").write_bytes(b"\x80\x02}q\x00." + bytes(100 * number))
-        shutil.copytree(plain / f"step_{number}", mount / f"step_{number}")
+        (plain / f"step_{number}/.metadata").write_bytes([b"", b"\x80\x02}q\x00.", os.urandom(1000)][number - 1])
+        copy(plain / f"step_{number}", mount / f"step_{number}")
     mount.sync()
-    mount.require_released("step_1/__0_0.distcp", "step_2/__0_0.distcp")
     for number in (1, 2, 3):
         name = f"step_{number}/__0_0.distcp"
+        assert unfinished(mount, name)
         assert (mount / name).read_bytes() == (plain / name).read_bytes()
