@@ -100,6 +100,10 @@ impl Archive {
         // The times of a directory before the notes of them go.
         for (directory, stubs) in &released {
             if let Err(error) = self.sync_dir(directory, CrashPoint::ReleaseSynced) {
+                // Removed or renamed meanwhile: its note would find nothing.
+                if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) {
+                    continue;
+                }
                 log::warn!("{}: {error}", directory.display());
                 stubs.iter().for_each(Prepared::keep_note);
             }

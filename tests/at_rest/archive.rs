@@ -356,6 +356,55 @@ impl Namespace for InUseUntil {
     }
 }
 
+/// A mount in which somebody moves away the directory of each file that was just released.
+struct Moving(AtRest);
+
+impl Namespace for Moving {
+    fn idle(&self, _: &Path, _: FileId) -> Outcome {
+        Outcome::Done
+    }
+
+    fn exclusively(
+        &self,
+        path: &Path,
+        expect: FileId,
+        commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
+    ) -> std::io::Result<Outcome> {
+        self.0.exclusively(path, expect, &mut |absolute| {
+            let done = commit(absolute)?;
+            fs::rename(absolute.parent().unwrap(), absolute.parent().unwrap().with_extension("gone"))?;
+            Ok(done)
+        })
+    }
+
+    fn remove(
+        &self,
+        path: &Path,
+        expect: FileId,
+        still: &mut dyn FnMut() -> std::io::Result<bool>,
+    ) -> std::io::Result<Outcome> {
+        self.0.remove(path, expect, still)
+    }
+
+    fn remove_directory(&self, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
+        self.0.remove_directory(path, expect)
+    }
+}
+
+#[test]
+fn a_directory_that_goes_right_after_its_release_leaves_nothing_in_tmp() {
+    let mut rest = Rest::new();
+    for (at, state) in states(3).into_iter().enumerate() {
+        rest.write(&format!("checkpoint-{at}/model.safetensors"), &state);
+    }
+    let archive = rest.open();
+    archive.start(Arc::new(Moving(AtRest::of(archive.store()))));
+    until(|| rest.path("checkpoint-0.gone").exists() && rest.path("checkpoint-1.gone").exists());
+    archive.stop();
+    let left: Vec<_> = fs::read_dir(rest.root().join("tmp")).unwrap().map(|left| left.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn what_becomes_the_newest_again_before_it_is_released_stays_exact() {
     let mut rest = Rest::new();
