@@ -2,10 +2,11 @@
 //!
 //! A save that was cut short must never count as a newer state: an older checkpoint would lose something for it. So a file of chunks is
 //! a state of its lineage only while the save is finished: `.metadata` lists the file; each file that it lists is durable, long enough
-//! and not newer than it. torch writes `.metadata` last.
+//! and not written over since. torch writes `.metadata` last.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -81,6 +82,13 @@ impl Archive {
     }
 }
 
+/// Whether a file of chunks was there when `.metadata` was written, and was written again since: another save has begun. A copy that got
+/// `.metadata` first is none. Without a time of birth nobody can tell them apart.
+fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
+    let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born > written));
+    modified_ns(file) > modified_ns(metadata) && !is_younger()
+}
+
 /// The `.metadata` in the directory of a file.
 fn beside(path: &Path) -> PathBuf {
     path.with_file_name(METADATA)
@@ -108,7 +116,7 @@ impl Archive {
             let path = path.with_file_name(name);
             let is_released = matches!(self.catalog().get(&path).map(|entry| &entry.state), Some(State::Released(_)));
             let Some(file) = found_at(&tree, &path)? else { return Ok(None) };
-            if modified_ns(&file) > modified_ns(&metadata) || (file.len() < least && !is_released) {
+            if was_written_over(&file, &metadata) || (file.len() < least && !is_released) {
                 return Ok(None);
             }
         }

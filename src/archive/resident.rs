@@ -9,7 +9,7 @@ pub(super) enum ResidentReason {
     Small,
     /// No object of it would be smaller.
     Incompressible,
-    /// A file of a distributed checkpoint whose `.metadata` is not there, or older, or whose other files are not there.
+    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are not there.
     Unfinished,
     /// Its fsync failed: under whatever name, until it is written again.
     NotDurable,
@@ -36,7 +36,7 @@ impl fmt::Display for ResidentReason {
             ResidentReason::Small => "small",
             ResidentReason::Incompressible => "would not become smaller",
             ResidentReason::Unfinished => {
-                "the save is not finished: no newer .metadata beside it, or another file is missing"
+                "the save is not finished: it has no .metadata of its own yet, or another file is missing"
             }
             ResidentReason::NotDurable => "could not be made durable",
             ResidentReason::DamagedStub => "it is a damaged stub",

@@ -199,6 +199,16 @@ def test_a_save_over_another_that_is_cut_short_is_no_newer_state(mount, plain):
     assert (mount / "step_1/__0_0.distcp").read_bytes() == (plain / "step_3/__0_0.distcp").read_bytes()
 
 
+def test_a_copy_that_gets_metadata_first_is_finished(mount, plain):
+    for number, state in enumerate(states(2), 1):
+        write(state, plain / f"step_{number}")
+        (mount / f"step_{number}").mkdir()
+        for name in (".metadata", "__0_0.distcp"):
+            shutil.copyfile(plain / f"step_{number}" / name, mount / f"step_{number}" / name)
+    mount.sync()
+    mount.require_released("step_1/__0_0.distcp")
+
+
 def test_a_checkpoint_that_lost_its_metadata_is_no_newer_state(mount, plain):
     for number, state in enumerate(states(2), 1):
         write(state, plain / f"step_{number}")
