@@ -154,8 +154,8 @@ impl State<'_> {
                 && self.only(&[first, second, around])
                 && self.same(m, v)
             {
-                // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8.
-                let why = "one of two moments, beside nothing but the step (Adam of Moonlight or bitsandbytes)";
+                // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8; Keras, by number.
+                let why = "one of two moments, beside nothing but the step (Adam of Moonlight, bitsandbytes or Keras)";
                 return Some(pair(m, v, Use::ByRole, [why, why]));
             }
         }

@@ -4,8 +4,7 @@ use super::ReadAt;
 use super::read::Fail;
 
 /// First bytes of a format, and its name. Two bytes prove little, so they come last.
-const STARTS: [(&[u8], &str); 17] = [
-    (b"\x89HDF\r\n\x1a\n", "HDF5"),
+const STARTS: [(&[u8], &str); 16] = [
     (b"\x0c\xdb\x3a\x2a", "OCDBT (Orbax)"),
     (b"\x0c\xdb\x20\xde", "OCDBT (Orbax)"),
     (b"GGUF", "GGUF"),
@@ -62,7 +61,6 @@ mod tests {
     #[test]
     fn formats_are_named_by_their_magic_numbers() {
         let named = |bytes: &[u8]| name(&bytes, bytes.len() as u64).expect("in memory");
-        assert_eq!(named(b"\x89HDF\r\n\x1a\n\0\0"), Some("HDF5"));
         assert_eq!(named(b"GGUF\x03\0\0\0"), Some("GGUF"));
         assert_eq!(named(b"\x1f\x8b\x08"), Some("gzip"));
         assert_eq!(named(b"\x80\x04N."), Some(PICKLE));

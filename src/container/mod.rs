@@ -6,6 +6,7 @@
 mod best;
 mod dcp;
 pub mod elasticdl;
+mod hdf5;
 mod kinds;
 mod legacy;
 mod magic;
@@ -71,6 +72,10 @@ pub enum Kind {
     Npy,
     /// A zip of arrays of numpy.
     Npz,
+    /// Datasets of HDF5, as h5py and Keras write them (.h5 .weights.h5).
+    Hdf5,
+    /// A zip of Keras with HDF5 in it.
+    Keras,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -87,6 +92,8 @@ impl Kind {
             Kind::Safetensors => "safetensors",
             Kind::Npy => "npy",
             Kind::Npz => "npz",
+            Kind::Hdf5 => "hdf5",
+            Kind::Keras => "keras",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -331,6 +338,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if zip::Zip::is_zip(src, size)? {
         let mut zips = zip::Zip::read_chain(src, size)?;
         return match zips.pop() {
+            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && hdf5::is_keras(&zip) => {
+                hdf5::describe_keras(src, zip)
+            }
             Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npz::is_npz(&zip) => npz::describe(src, zip),
             Some(zip) if zips.is_empty() => torch::describe(src, zip),
             last => dcp::describe(src, zips.into_iter().chain(last).collect()),
@@ -342,6 +352,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = elasticdl::describe(src, size)? {
         return Ok(description);
     }
+    if let Some(description) = hdf5::describe(src, size)? {
+        return Ok(description);
+    }
     if let Some(description) = npy::describe(src, size)? {
         return Ok(description);
     }
@@ -350,7 +363,7 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     }
     read::bad(match magic::name(src, size)? {
         Some(name) => format!("{name}, which stepfs does not look into"),
-        None => "none of the formats that stepfs looks into: torch.save's (zip or legacy), safetensors, npy, npz, ElasticDL's"
+        None => "none of the formats that stepfs looks into: torch.save's (zip or legacy), safetensors, npy, npz, HDF5, ElasticDL's"
             .to_string(),
     })
 }

@@ -6,6 +6,7 @@
 
 use std::io;
 
+use crc32fast::Hasher;
 use rayon::prelude::*;
 
 use super::npz::Heads;
@@ -42,7 +43,13 @@ pub(super) struct Crcs {
     zips: Vec<Part>,
     /// What stands before each tensor in its record, if anything does.
     heads: Option<Heads>,
+    /// What stands behind each tensor, if records have several.
+    tails: Option<Tails>,
 }
+
+/// Bytes of its record behind each tensor.
+#[derive(Clone, Debug)]
+pub(super) struct Tails(pub(super) Vec<u64>);
 
 /// One of a file's zips.
 #[derive(Clone, Debug)]
@@ -66,6 +73,11 @@ impl Crcs {
     /// Of records that begin before their tensor.
     pub(super) fn with_heads(self, heads: Heads) -> Self {
         Crcs { heads: Some(heads), ..self }
+    }
+
+    /// Of records with several tensors, and other bytes between them.
+    pub(super) fn with_tails(self, tails: Tails) -> Self {
+        Crcs { tails: Some(tails), ..self }
     }
 
     /// Adds the file's next zip, with the record of each of its tensors and that of its id, counted within it.
@@ -125,7 +137,8 @@ impl Description {
     /// same length, by ascending offset, outside of all tensors. None for anything but a zip.
     ///
     /// A record whose declared CRC is not `crc_before` (CRCs can be switched off) is left alone, and so is a
-    /// serialization id that does not follow from the declared CRCs. `src` is the described file; only bytes outside
+    /// serialization id that does not follow from the declared CRCs. The CRC of a record with several tensors is
+    /// right afterwards if it was before. `src` is the described file; only bytes outside
     /// of tensors are read.
     ///
     /// # Errors
@@ -145,7 +158,15 @@ impl Description {
             let Some(&record) = zip.of_tensor.get(c.index) else {
                 return Err(io::ErrorKind::InvalidInput.into());
             };
-            if zip.records[record as usize].crc == c.crc_before {
+            if let Some(tails) = &zip.tails {
+                let Some(&tail) = tails.0.get(c.index) else {
+                    return Err(io::ErrorKind::InvalidInput.into());
+                };
+                // 0: switched off.
+                if zip.records[record as usize].crc != 0 {
+                    crcs[record as usize] ^= behind(c.crc_before ^ c.crc_after, tail);
+                }
+            } else if zip.records[record as usize].crc == c.crc_before {
                 crcs[record as usize] = c.crc_after;
             }
         }
@@ -178,6 +199,13 @@ impl Description {
         patches.sort_by_key(|p| p.offset);
         Ok(patches)
     }
+}
+
+/// What a difference of two CRCs becomes when as many bytes as `tail` follow, the same behind both.
+fn behind(difference: u32, tail: u64) -> u32 {
+    let mut hasher = Hasher::new_with_initial(difference);
+    hasher.combine(&Hasher::new_with_initial_len(0, tail));
+    hasher.finalize()
 }
 
 /// Whether the record can be a serialization id.

@@ -39,6 +39,13 @@ pub(super) fn push(path: &mut String, graph: &Graph, part: Part) {
     debug_assert!(written.is_ok());
 }
 
+/// Appends text as people and terminals can be shown it.
+pub(super) fn push_text(path: &mut String, text: &str) {
+    // Writing to a String does not fail.
+    let written = write_text(path, text);
+    debug_assert!(written.is_ok());
+}
+
 /// Text for people and terminals: control characters escaped.
 fn write_text(path: &mut String, text: &str) -> std::fmt::Result {
     if text.bytes().all(|b| (0x20..0x7f).contains(&b)) {

@@ -248,7 +248,11 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
     if !listed {
         return (Role::Other, "not in a state dict");
     }
-    if BUFFERS.contains(&last) || last.starts_with("running_") || last.ends_with("_scale") {
+    if BUFFERS.contains(&last)
+        || last.starts_with("running_")
+        || last.starts_with("moving_")
+        || last.ends_with("_scale")
+    {
         return (Role::Other, "named like a buffer, not a parameter");
     }
     (Role::Weight, "floating point, in a state dict")

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 mod formats;
+mod hdf5;
 mod hostile;
 
 fn corpus(folder: &str) -> PathBuf {
@@ -53,6 +54,7 @@ fn check(bytes: &[u8]) -> Description {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
+        Kind::Hdf5 | Kind::Keras => {}
     }
     d
 }
@@ -93,6 +95,8 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Safetensors => "safetensors",
             Kind::Npy => "npy",
             Kind::Npz => "npz",
+            Kind::Hdf5 => "hdf5",
+            Kind::Keras => "keras",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };

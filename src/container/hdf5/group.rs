@@ -1,0 +1,118 @@
+//! What a group holds: names, and addresses of object headers.
+
+use super::super::read::{Fail, bad, u16_at, u64_at};
+use super::header::{Header, LINK, LINK_INFO, SYMBOL_TABLE};
+use super::source::{NOWHERE, Source};
+
+/// Longest name of a link.
+const MAX_NAME: usize = 1024;
+/// Largest heap of names.
+const MAX_HEAP: u64 = 16 << 20;
+
+/// A hard link.
+pub(super) struct Link {
+    pub(super) name: String,
+    pub(super) address: u64,
+}
+
+const DAMAGED: &str = "HDF5: a group is damaged";
+
+/// The hard links of a group, in the order of the file. Links in a heap of their own (more than eight, by newer writers) are not
+/// looked at, nor are names that are no text.
+pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, Fail> {
+    let mut links = Vec::new();
+    if let Some(table) = header.one(SYMBOL_TABLE) {
+        if table.len() < 16 {
+            return bad(DAMAGED);
+        }
+        let names = heap(source, u64_at(table, 8))?;
+        tree(source, u64_at(table, 0), None, &names, &mut links)?;
+    } else if header.has(LINK_INFO) {
+        for message in header.all(LINK).filter(|message| !message.shared) {
+            links.extend(link(&message.body)?);
+        }
+    }
+    links.retain(|link| !link.name.is_empty() && link.name != ".");
+    Ok(links)
+}
+
+/// The names of a group with a symbol table.
+fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
+    let head = source.read(address, 32)?;
+    let len = u64_at(&head, 8);
+    if !head.starts_with(b"HEAP\0") || len > MAX_HEAP {
+        return bad(DAMAGED);
+    }
+    source.read(u64_at(&head, 24), len)
+}
+
+/// A node of the tree of a group. `level`: what its parent asks for; levels descend, so that the tree ends.
+fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
+    source.enter(address)?;
+    let head = source.read(address, 24)?;
+    let own = head[5];
+    // A level more than 31 would need more nodes than any file has.
+    if !head.starts_with(b"TREE\0") || own > 31 || level.is_some_and(|level| level != own) {
+        return bad(DAMAGED);
+    }
+    let used = u64::from(u16_at(&head, 6));
+    let body = source.read(address.saturating_add(24), used * 16 + 8)?;
+    for at in 0..used as usize {
+        let child = u64_at(&body, 16 * at + 8);
+        match own {
+            0 => symbols(source, child, names, links)?,
+            _ => tree(source, child, Some(own - 1), names, links)?,
+        }
+    }
+    Ok(())
+}
+
+/// A leaf of the tree of a group.
+fn symbols(source: &mut Source, address: u64, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
+    source.enter(address)?;
+    let head = source.read(address, 8)?;
+    if !head.starts_with(b"SNOD\x01") {
+        return bad(DAMAGED);
+    }
+    let count = u64::from(u16_at(&head, 6));
+    let body = source.read(address.saturating_add(8), count * 40)?;
+    for entry in body.chunks_exact(40) {
+        let (name, address) = (u64_at(entry, 0), u64_at(entry, 8));
+        // A soft link has none.
+        if address == NOWHERE {
+            continue;
+        }
+        let name = usize::try_from(name).ok().and_then(|at| names.get(at..)).unwrap_or_default();
+        let Some(len) = name.iter().take(MAX_NAME).position(|byte| *byte == 0) else { return bad(DAMAGED) };
+        source.spend(len as u64)?;
+        if let Ok(name) = std::str::from_utf8(&name[..len]) {
+            links.push(Link { name: name.to_string(), address });
+        }
+    }
+    Ok(())
+}
+
+/// A link that stands in the group's header; `None` if it is soft or external.
+fn link(body: &[u8]) -> Result<Option<Link>, Fail> {
+    let [1, flags, ..] = *body else { return bad(DAMAGED) };
+    let mut at = 2;
+    let kind = if flags & 8 != 0 { body.get(at).copied() } else { Some(0) };
+    at += usize::from(flags & 8 != 0);
+    at += if flags & 4 != 0 { 8 } else { 0 };
+    at += usize::from(flags & 16 != 0);
+    let width = 1usize << (flags & 3);
+    let Some(len) = body.get(at..at + width) else { return bad(DAMAGED) };
+    let len = len.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+    at += width;
+    let Some(name) = usize::try_from(len).ok().filter(|len| *len <= MAX_NAME).and_then(|len| body.get(at..at + len))
+    else {
+        return bad(DAMAGED);
+    };
+    at += name.len();
+    if kind != Some(0) {
+        return Ok(None);
+    }
+    let Some(address) = body.get(at..at + 8) else { return bad(DAMAGED) };
+    let name = std::str::from_utf8(name).ok();
+    Ok(name.map(|name| Link { name: name.to_string(), address: u64_at(address, 0) }))
+}

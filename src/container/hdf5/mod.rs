@@ -1,0 +1,193 @@
+//! HDF5 files: arrays that h5py and Keras write, contiguous or in chunks without filters.
+//!
+//! The reader looks for places, and decodes nothing. It follows hard links from the root group; each object is looked at once, so
+//! cycles of links end. What it does not know stays as other bytes: groups with links in a heap of their own, types that are no
+//! plain little-endian number, a dataset in its header, indexes of newer kinds. A dataset with a filter stays as it is, since
+//! its chunks are not its elements. Checksums cover metadata only, so no tensor's bytes change one; a tensor that
+//! overlaps metadata makes the file opaque.
+//!
+//! Bounds: 64 MiB of metadata, where each block, link, path and chunk counts some more; 64 levels of groups, 31 of trees; paths of 4096
+//! bytes; 2^20 chunks of a dataset; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound a file is opaque.
+
+mod attribute;
+mod checksum;
+mod chunks;
+mod dataset;
+mod group;
+mod header;
+mod keras;
+mod source;
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::read::{Fail, bad};
+use super::{Description, Kind, ReadAt, Tensor, named, path};
+
+use dataset::{Array, Dataset};
+use header::{Header, LAYOUT};
+use keras::Adam;
+use source::{MAGIC, Source};
+
+pub(super) use keras::{describe as describe_keras, is_keras};
+
+/// Most groups in each other.
+const MAX_DEPTH: usize = 64;
+/// Longest path.
+const MAX_PATH: usize = 4096;
+/// Other paths of a dataset that are kept.
+const MAX_ALIASES: usize = 16;
+
+/// Describes the file, or `None` if its beginning is not that of an HDF5 file.
+pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
+    let mut start = [0; MAGIC.len()];
+    if size < MAGIC.len() as u64 {
+        return Ok(None);
+    }
+    src.read_exact_at(&mut start, 0)?;
+    if start != MAGIC {
+        return Ok(None);
+    }
+    let Contents { mut tensors, note, adam } = read(src, 0..size)?;
+    let training = adam.relate(&mut tensors);
+    Ok(Some(Description { kind: Kind::Hdf5, note, tensors, tables: Vec::new(), training, best: None, zip: None }))
+}
+
+/// What is in an HDF5 file.
+struct Contents {
+    /// By ascending extent.
+    tensors: Vec<Tensor>,
+    /// What is left out because of filters.
+    note: Option<String>,
+    /// What the file says of Keras's optimizer.
+    adam: Adam,
+}
+
+/// A dataset whose place is known.
+struct Named {
+    path: String,
+    aliases: Vec<String>,
+    array: Array,
+}
+
+/// Reads the file that is this range of the source.
+fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
+    let (mut source, root) = Source::open(src, range)?;
+    let mut found: Vec<Named> = Vec::new();
+    // Objects by address, and the dataset that each is.
+    let mut objects: HashMap<u64, Option<usize>> = HashMap::new();
+    let mut filtered: Vec<&str> = Vec::new();
+    let mut optimizer = None;
+    let mut rest = vec![(root, String::new(), 0)];
+    while let Some((address, path, depth)) = rest.pop() {
+        match objects.get(&address) {
+            Some(None) => continue,
+            Some(Some(number)) => {
+                let aliases = &mut found[*number].aliases;
+                if aliases.len() < MAX_ALIASES {
+                    aliases.push(path);
+                }
+                continue;
+            }
+            None => {}
+        }
+        source.spend(64)?;
+        objects.insert(address, None);
+        let header = Header::read(&mut source, address)?;
+        if header.has(LAYOUT) {
+            match Dataset::of(&mut source, &header)? {
+                Dataset::Found(array) => {
+                    objects.insert(address, Some(found.len()));
+                    found.push(Named { path, aliases: Vec::new(), array });
+                }
+                Dataset::Filtered(how) => filtered.push(how),
+                Dataset::Other => {}
+            }
+            continue;
+        }
+        if path == keras::OPTIMIZER {
+            optimizer = attribute::text(&mut source, &header, "name")?;
+        }
+        let links = group::links(&mut source, &header)?;
+        if !links.is_empty() && depth == MAX_DEPTH {
+            return bad("HDF5: more than 64 groups in each other");
+        }
+        for link in links.into_iter().rev() {
+            let mut below = path.clone();
+            if !below.is_empty() {
+                below.push('/');
+            }
+            path::push_text(&mut below, &link.name);
+            if below.len() > MAX_PATH {
+                return bad("HDF5: a path of more than 4096 bytes");
+            }
+            source.spend(below.len() as u64)?;
+            rest.push((link.address, below, depth + 1));
+        }
+    }
+    let note = note(&filtered);
+    let adam = Adam::of(optimizer.as_deref());
+    let tensors = tensors(&mut source, found)?;
+    if tensors.is_empty() {
+        return bad(note.unwrap_or_else(|| "HDF5: no dataset that stepfs looks into".to_string()));
+    }
+    disjoint(&tensors, &source.into_blocks())?;
+    Ok(Contents { tensors, note, adam })
+}
+
+/// What to say of datasets with filters.
+fn note(filtered: &[&str]) -> Option<String> {
+    let how = filtered.iter().find(|how| **how != "filtered").or(filtered.first())?;
+    let advice = "save with compression=None to shrink it";
+    Some(match filtered.len() {
+        1 => format!("HDF5: 1 dataset has chunks {how}: kept as it is; {advice}"),
+        n => format!("HDF5: {n} datasets have chunks {how}: kept as they are; {advice}"),
+    })
+}
+
+/// The tensors that datasets are, by ascending extent.
+fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> {
+    let mut tensors = Vec::new();
+    for Named { path, aliases, array } in found {
+        let role = named::role(&path, array.dtype, "floating point, in an HDF5 file");
+        let mut aliases = Some(aliases);
+        for part in array.parts {
+            let (path, shape) = match part.chunk {
+                None => (path.clone(), array.shape.clone()),
+                Some((offsets, shape)) => {
+                    let offsets: Vec<String> = offsets.iter().map(u64::to_string).collect();
+                    (format!("{path}[{}]", offsets.join(",")), shape)
+                }
+            };
+            source.spend(path.len() as u64)?;
+            let mut tensor = Tensor::found(path, (array.dtype, shape), role, part.extent);
+            tensor.aliases = aliases.take().unwrap_or_default();
+            tensors.push(tensor);
+        }
+    }
+    tensors.sort_by_key(|t| t.extent.start);
+    let mut paths: Vec<&str> = tensors.iter().map(|t| t.path.as_str()).collect();
+    paths.sort_unstable();
+    if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+        return bad("HDF5: two datasets have the same path");
+    }
+    Ok(tensors)
+}
+
+/// Sees that tensors overlap neither each other nor metadata. Both ascend by where they start.
+fn disjoint(tensors: &[Tensor], blocks: &[Range<u64>]) -> Result<(), Fail> {
+    if tensors.windows(2).any(|pair| pair[1].extent.start < pair[0].extent.end) {
+        return bad("HDF5: datasets overlap");
+    }
+    let (mut next, mut end) = (0, 0);
+    for tensor in tensors {
+        while let Some(block) = blocks.get(next).filter(|block| block.start < tensor.extent.end) {
+            end = end.max(block.end);
+            next += 1;
+        }
+        if end > tensor.extent.start {
+            return bad("HDF5: a dataset overlaps metadata");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! The bytes of an HDF5 file, read within bounds.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use super::super::ReadAt;
+use super::super::read::{Fail, bad, u32_at, u64_at};
+use super::checksum::lookup3;
+
+/// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
+const MAX_METADATA: u64 = 64 << 20;
+/// What a block costs beside its bytes: less would let tiny blocks take more time and memory than large ones.
+const BLOCK: u64 = 64;
+
+/// An address that means nothing.
+pub(super) const NOWHERE: u64 = u64::MAX;
+
+/// First bytes of the format.
+pub(super) const MAGIC: [u8; 8] = *b"\x89HDF\r\n\x1a\n";
+
+const BROKEN: &str = "HDF5: the superblock is damaged, or of a kind that stepfs does not know";
+
+/// An HDF5 file, alone or in a record of a zip. Addresses count from its start.
+pub(super) struct Source<'a> {
+    src: &'a dyn ReadAt,
+    /// Where it stands.
+    range: Range<u64>,
+    /// Bytes of metadata that may still be read.
+    left: u64,
+    /// Metadata that was read, as addresses.
+    blocks: Vec<Range<u64>>,
+    /// Nodes of trees that were read: none may be reached twice.
+    nodes: HashSet<u64>,
+}
+
+impl<'a> Source<'a> {
+    /// The file in this range, and the address of the root group's object header.
+    pub(super) fn open(src: &'a dyn ReadAt, range: Range<u64>) -> Result<(Self, u64), Fail> {
+        let mut source = Source { src, range, left: MAX_METADATA, blocks: Vec::new(), nodes: HashSet::new() };
+        let size = source.range.end - source.range.start;
+        let start = source.peek_most(0, 16)?;
+        if start.len() < 16 || start[..8] != MAGIC {
+            return bad(BROKEN);
+        }
+        let version = start[8];
+        // Sizes of offsets and lengths.
+        let (sizes, len) = match version {
+            0 => ([start[13], start[14]], 96),
+            1 => ([start[13], start[14]], 100),
+            2 | 3 => ([start[9], start[10]], 48),
+            _ => return bad(BROKEN),
+        };
+        if sizes != [8, 8] {
+            return bad("HDF5: addresses or lengths that do not have 8 bytes");
+        }
+        let block = source.read(0, len)?;
+        let (base, end, driver, root) = if version < 2 {
+            let at = len as usize - 72;
+            (u64_at(&block, at), u64_at(&block, at + 16), u64_at(&block, at + 24), u64_at(&block, at + 40))
+        } else {
+            if u32_at(&block, 44) != lookup3(&block[..44]) {
+                return bad("HDF5: the superblock's checksum is wrong");
+            }
+            // A program that writes, or that died while it wrote.
+            if block[11] != 0 {
+                return bad("HDF5: not closed by its writer");
+            }
+            (u64_at(&block, 12), u64_at(&block, 28), NOWHERE, u64_at(&block, 36))
+        };
+        if base != 0 || driver != NOWHERE {
+            return bad("HDF5: in several files, or behind a block of its user's");
+        }
+        if end > size {
+            return bad("HDF5: cut short: the superblock tells of more bytes");
+        }
+        source.range.end = source.range.start + end;
+        Ok((source, root))
+    }
+
+    /// Counts a cost that is no block's.
+    pub(super) fn spend(&mut self, cost: u64) -> Result<(), Fail> {
+        match self.left.checked_sub(cost) {
+            Some(left) => self.left = left,
+            None => return bad("HDF5: more than 64 MiB of metadata"),
+        }
+        Ok(())
+    }
+
+    /// A block of metadata.
+    pub(super) fn read(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
+        let bytes = self.peek(address, len)?;
+        self.blocks.extend(self.place(address, len));
+        Ok(bytes)
+    }
+
+    /// The same bytes, of which nobody knows yet that they are metadata.
+    fn peek(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
+        let Some(place) = self.place(address, len) else {
+            return bad("HDF5: metadata beyond the end of the file");
+        };
+        self.spend(len.saturating_add(BLOCK))?;
+        let mut bytes = vec![0; len as usize];
+        self.src.read_exact_at(&mut bytes, place.start)?;
+        Ok(bytes)
+    }
+
+    /// The bytes from an address on, at most so many.
+    pub(super) fn peek_most(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
+        let size = self.range.end - self.range.start;
+        self.peek(address, len.min(size.saturating_sub(address)))
+    }
+
+    /// A block that ends with its checksum.
+    pub(super) fn read_checked(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
+        let mut block = self.read(address, len)?;
+        match block.len().checked_sub(4) {
+            Some(end) if u32_at(&block, end) == lookup3(&block[..end]) => block.truncate(end),
+            _ => return bad("HDF5: a checksum of metadata is wrong"),
+        }
+        Ok(block)
+    }
+
+    /// A node of a tree. A tree that comes back to a node is none.
+    pub(super) fn enter(&mut self, address: u64) -> Result<(), Fail> {
+        match self.nodes.insert(address) {
+            true => self.spend(BLOCK),
+            false => bad("HDF5: a tree comes back to itself"),
+        }
+    }
+
+    /// Where these bytes are in the whole file, if they are in it.
+    pub(super) fn place(&self, address: u64, len: u64) -> Option<Range<u64>> {
+        let start = self.range.start.checked_add(address)?;
+        let end = start.checked_add(len)?;
+        (address != NOWHERE && end <= self.range.end).then_some(start..end)
+    }
+
+    /// The metadata that was read, in ascending order, as ranges of the whole file.
+    pub(super) fn into_blocks(mut self) -> Vec<Range<u64>> {
+        self.blocks.sort_by_key(|block| block.start);
+        self.blocks
+    }
+}
