@@ -58,7 +58,8 @@ packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist)
 # this list is large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
-    peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils)
+    peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils
+    h5py keras absl-py namex optree ml_dtypes rich)
 if [ -n "${STEPFS_VENV:-}" ]; then
     [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
 else

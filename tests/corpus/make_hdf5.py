@@ -117,7 +117,8 @@ def h5py_files():
         f["flags"], f["complex"] = np.array([True, False]), np.zeros(3, "<c8")
         f["nothing"] = h5py.Empty("<f4")
         f.create_dataset("unwritten", (5, 5), "<f4")
-        f["w\u00e9ight"] = some(2, 2)
+        # Such a name makes its group one of the newer kind.
+        f["newer/w\u00e9ight"] = some(2, 2)
     list_hdf5("types.h5")
     # Many links in a group make a tree of more than one node; links of all kinds, and a cycle.
     with h5py.File(HERE / "groups.h5", "w") as f:

@@ -25,6 +25,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("dcp_metadata", containers::dcp_metadata),
     ("npy", containers::npy),
     ("npz", containers::npz),
+    ("hdf5", containers::hdf5),
     ("safetensors", containers::safetensors),
     ("safetensors_header", containers::safetensors_header),
     ("elasticdl", containers::elasticdl),

@@ -7,7 +7,7 @@ use crate::clock::of_thread;
 
 #[test]
 fn hdf5_is_described_as_h5py_sees_it() {
-    assert_eq!(described_as_python_sees("hdf5").len(), 16);
+    assert_eq!(described_as_python_sees("hdf5").len(), 17);
 }
 
 #[test]

@@ -1,0 +1,208 @@
+"""Files of Keras and h5py on a mount, written and read by their own libraries, beside a torch zip of the same tensors."""
+
+import io
+import os
+import shutil
+import warnings
+import zipfile
+from contextlib import contextmanager
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import torch
+from bounds import check_within_bounds
+from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, shell
+from series import walk
+
+# Of Keras itself, at each look at a tensor.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+COUNT = 6
+# Points of the file's size by which Keras's formats may take more: vectors of a length that statistics have, too, stay exact.
+MORE = 0.01
+
+
+def model_and_data():
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((96,)), layers.Dense(256, "tanh"), layers.Dense(256, "tanh"), layers.Dense(256),
+                              layers.BatchNormalization(), layers.Dropout(0.1), layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=loss)
+    rng = np.random.default_rng(4)
+    centers = rng.standard_normal((10, 96), np.float32)
+
+    def batch():
+        labels = rng.integers(0, 10, 64)
+        return centers[labels] + rng.standard_normal((64, 96), np.float32), labels
+
+    return model, batch
+
+
+def trained():
+    """States of a small classifier and its Adam; two kernels have the same shape."""
+    model, batch = model_and_data()
+    for step in range(10 * COUNT):
+        model.train_on_batch(*batch())
+        if step % 10 == 9:
+            yield model
+
+
+def torch_zip(model, path):
+    """The same tensors, as torch's programs keep them."""
+    trainable = {id(variable): number for number, variable in enumerate(model.trainable_variables)}
+    numpy = lambda variable: torch.from_numpy(variable.numpy().copy())
+    words = {"kernel": "weight", "moving_mean": "running_mean", "moving_variance": "running_var", "gamma": "weight", "beta": "bias"}
+    state = {}
+    for layer in model.layers:
+        for variable in layer.weights:
+            if variable.dtype == "float32":
+                state[f"{layer.name}.{words.get(variable.name, variable.name)}"] = numpy(variable)
+    moments = [numpy(variable) for variable in model.optimizer.variables[2:]]
+    assert len(moments) == 2 * len(trainable)
+    slots = {number: {"step": torch.tensor(float(model.optimizer.iterations.numpy())), "exp_avg": moments[2 * number],
+                      "exp_avg_sq": moments[2 * number + 1]} for number in trainable.values()}
+    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-7, "params": list(slots)}
+    torch.save({"model": state, "optimizer": {"state": slots, "param_groups": [group]}}, path)
+
+
+def arrays(path):
+    """All datasets, as tensors. zipfile compares the CRC."""
+    source = path
+    if path.suffix == ".keras":
+        with zipfile.ZipFile(path) as archive:
+            source = io.BytesIO(archive.read("model.weights.h5"))
+    found = {}
+
+    def visit(name, item):
+        if isinstance(item, h5py.Dataset):
+            found[name] = torch.from_numpy(np.asarray(item[()]).copy())
+
+    with h5py.File(source, "r") as file:
+        file.visititems(visit)
+    return found
+
+
+FORMATS = {
+    "zip": ("step_{}.pt", torch_zip),
+    "keras": ("step_{}.keras", lambda model, path: model.save(path)),
+    "weights": ("step_{}.weights.h5", lambda model, path: model.save_weights(path)),
+    "legacy": ("step_{}.h5", lambda model, path: model.save(path)),
+}
+
+
+@contextmanager
+def released(kind, profile="balanced"):
+    """A mount with the series in one format, a plain directory with the same, and the names."""
+    name, save = FORMATS[kind]
+    names, plain = [name.format(step) for step in range(COUNT)], make_base()
+    mounts = open_mount(True)
+    mount = next(mounts)
+    try:
+        if not PLAIN:
+            run("profile", mount.dir, "--set", profile)
+        for name, model in zip(names, trained()):
+            save(model, mount / name)
+            shutil.copyfile(mount / name, plain / name)
+        mount.sync()
+        mount.require_released(*names[:-1])
+        yield mount, plain, names
+    finally:
+        mounts.close()
+        remove_base(plain)
+
+
+def share(mount, names):
+    """What is stored of the released files, of their bytes."""
+    rows = [mount.entry(name) for name in names[:-1]]
+    return sum(row["stored_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows)
+
+
+@pytest.fixture(scope="module")
+def share_of_zip():
+    if PLAIN:
+        return 1.0
+    with released("zip") as (mount, _, names):
+        return share(mount, names)
+
+
+# What is quantized of a file: four kernels and all of Adam's moments; with names, all vectors but the statistics, too.
+QUANTIZED = {"keras": 4 + 20, "weights": 4 + 20, "legacy": 10 + 20}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["keras", "weights", "legacy"])
+def test_nearly_as_small_as_a_zip_and_within_bounds(kind, share_of_zip):
+    with released(kind) as (mount, plain, names):
+        for name in names[:-1]:
+            quantized = check_within_bounds(mount, name, arrays(plain / name), arrays(mount / name))
+            assert PLAIN or QUANTIZED[kind] // 2 < quantized <= QUANTIZED[kind], f"{quantized} tensors of {name} were quantized"
+            if kind == "keras":
+                shell(f"unzip -tqq {mount / name}")
+        shell(f"cmp {mount / names[-1]} {plain / names[-1]}")
+        own = share(mount, names)
+        if not PLAIN:
+            mount.umount()
+            require_clean(mount.store)
+    print(f"{kind}: {own:.2%} of the files, as zip {share_of_zip:.2%}")
+    assert PLAIN or own <= share_of_zip + MORE, f"{own:.2%} of the files, as zip {share_of_zip:.2%}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["keras", "weights"])
+def test_keras_loads_a_released_file_and_trains_on(kind):
+    with released(kind) as (mount, _, names):
+        model, batch = model_and_data()
+        stored = arrays(mount / names[1])
+        with warnings.catch_warnings(action="error"):
+            if kind == "keras":
+                model = keras.saving.load_model(mount / names[1])
+            else:
+                model.train_on_batch(*batch())
+                model.load_weights(mount / names[1])
+        assert np.array_equal(model.layers[0].kernel.numpy(), stored["layers/dense/vars/0"].numpy())
+        assert int(model.optimizer.iterations.numpy()) == 20
+        before = model.evaluate(*batch(), verbose=0)
+        for _ in range(20):
+            model.train_on_batch(*batch())
+        assert model.evaluate(*batch(), verbose=0) < before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["keras", "legacy"])
+def test_exact_is_exact(kind):
+    with released(kind, "exact") as (mount, plain, names):
+        for name in names:
+            shell(f"cmp {mount / name} {plain / name}")
+
+
+def test_arrays_of_h5py_without_proof_are_exact(mount, plain):
+    """Plain arrays, chunks and compressed ones, named like nothing in training."""
+    names = [f"step_{step}.h5" for step in range(4)]
+    for name, state in zip(names, walk(4)):
+        with h5py.File(mount / name, "w") as file:
+            for path, tensor in state["model"].items():
+                file[f"arrays/{path}/x"] = tensor.numpy()
+            largest = max(state["model"].values(), key=torch.numel).numpy()
+            file.create_dataset("chunks", data=largest, chunks=tuple(max(1, dim // 3) for dim in largest.shape))
+            file.create_dataset("packed", data=largest, compression="gzip")
+            file.create_dataset("checked", data=largest, fletcher32=True)
+        shutil.copyfile(mount / name, plain / name)
+    mount.sync()
+    mount.require_released(*names[:-1])
+    for name in names:
+        shell(f"cmp {mount / name} {plain / name}")
+    assert PLAIN or mount.entry(names[2])["chain_len"] > 0, "each is kept by itself"
+
+
+@pytest.mark.stepfs
+def test_inspect_says_why_a_filter_is_in_the_way(plain):
+    with h5py.File(plain / "w.h5", "w") as file:
+        file.create_dataset("w", data=np.ones((50, 50)), compression="gzip")
+    said = run("inspect", plain / "w.h5").stdout
+    assert "compressed with gzip" in said and "compression=None" in said, said
