@@ -321,7 +321,7 @@ impl Description {
 ///
 /// Cost: O(size of the zip directory, pickle or header) time; payloads are not read. Memory: at most about 0.7 GB for
 /// inputs made to need it (zip directory 64 MiB, pickle graph 256 MiB, safetensors header 100 MB, ids of 2^25 embedding rows
-/// 0.7 GB; beyond each: opaque), some 100 bytes per tensor and pickle value, and 20 per embedding row otherwise.
+/// 0.7 GB, metadata of HDF5 64 MiB; beyond each: opaque), some 100 bytes per tensor and pickle value, and 20 per embedding row otherwise.
 ///
 /// # Errors
 /// Only what `src` reports; `UnexpectedEof` means that the file became shorter meanwhile.

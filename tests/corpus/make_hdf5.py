@@ -106,6 +106,21 @@ def keras_files():
                 list_hdf5(name)
 
 
+def built_in_another_order():
+    """Layers whose parts are written in the order of their names, and built in another."""
+    keras.utils.clear_session()
+    start = above = keras.layers.Input((3, 8))
+    for _ in range(2):
+        above = keras.layers.MultiHeadAttention(2, 4)(above, above)
+    above = keras.layers.Bidirectional(keras.layers.SimpleRNN(2))(above)
+    model = keras.Model(start, above)
+    model.compile(optimizer="adam", loss="mse")
+    rng = np.random.default_rng(1)
+    model.fit(rng.random((16, 3, 8)), rng.random((16, 4)), verbose=0)
+    model.save_weights(HERE / "built.weights.h5")
+    list_hdf5("built.weights.h5")
+
+
 def h5py_files():
     rng = np.random.default_rng(2)
     some = lambda *shape: rng.standard_normal(shape).astype("<f4")
@@ -189,6 +204,7 @@ if __name__ == "__main__":
         for old in folder.iterdir():
             old.unlink()
     keras_files()
+    built_in_another_order()
     h5py_files()
     pairs()
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(expected.items())]

@@ -154,10 +154,12 @@ impl Adam {
             && let Some(moments) = moments(tensors)
         {
             optimizers.groups.insert(STATE, Rc::new(vec![moments.len() as u64 / 2]));
-            for (number, tensor) in moments.into_iter().enumerate() {
-                let slot = if number % 2 == 0 { "moment1" } else { "moment2" };
-                let parameter = Parameter::Number(number as u64 / 2);
-                standings[tensor] = Some(Standing::Slot { owner: STATE, parameter, slot: slot.to_string() });
+            let numbers = numbers(tensors, &moments);
+            for (pair, number) in moments.chunks_exact(2).zip(numbers) {
+                for (tensor, slot) in pair.iter().zip(["moment1", "moment2"]) {
+                    let parameter = Parameter::Number(number);
+                    standings[*tensor] = Some(Standing::Slot { owner: STATE, parameter, slot: slot.to_string() });
+                }
             }
         }
         by_name(tensors, &mut standings);
@@ -190,7 +192,7 @@ fn moments(tensors: &[Tensor]) -> Option<Vec<usize>> {
     let of = |at: usize| numbered.get(at).map(|(_, index)| &tensors[*index]);
     let scalar = |at: usize, types: &[Dtype]| of(at).is_some_and(|t| t.shape.is_empty() && types.contains(&t.dtype));
     let head = scalar(0, &[Dtype::I32, Dtype::I64]) && scalar(1, &[Dtype::F32, Dtype::F64]);
-    if !in_order || !head || numbered.len() < 4 || numbered.len() % 2 != 0 {
+    if !in_order || !head || numbered.len() < 4 || !numbered.len().is_multiple_of(2) {
         return None;
     }
     let moments: Vec<usize> = numbered[2..].iter().map(|(_, index)| *index).collect();
@@ -207,6 +209,51 @@ fn moments(tensors: &[Tensor]) -> Option<Vec<usize>> {
         }
     }
     Some(moments)
+}
+
+/// Parts of layers that are built in another order than they are written in, which is that of their names.
+const BUILT: [&str; 4] = ["query_dense", "key_dense", "forward_layer", "backward_layer"];
+
+/// A number for each pair of moments. Moments stand in the order of building, weights in the order of writing, and numbers of one
+/// shape are paired with weights in the latter.
+fn numbers(tensors: &[Tensor], moments: &[usize]) -> Vec<u64> {
+    let mut weights: HashMap<&[u64], Vec<usize>> = HashMap::new();
+    for (index, tensor) in tensors.iter().enumerate().filter(|(_, tensor)| tensor.role == Role::Weight) {
+        weights.entry(&tensor.shape).or_default().push(index);
+    }
+    let mut pairs: HashMap<&[u64], Vec<usize>> = HashMap::new();
+    for (pair, moments) in moments.chunks_exact(2).enumerate() {
+        pairs.entry(&tensors[moments[0]].shape).or_default().push(pair);
+    }
+    let mut numbers: Vec<u64> = (0..moments.len() as u64 / 2).collect();
+    for (shape, pairs) in pairs {
+        let weights = weights.get(shape).filter(|weights| weights.len() == pairs.len());
+        let places = weights.map(|weights| order_of_building(tensors, weights)).unwrap_or_default();
+        for (at, place) in places.into_iter().enumerate() {
+            numbers[pairs[at]] = pairs[place] as u64;
+        }
+    }
+    numbers
+}
+
+/// The weights in the order of building, by their places in the order of writing.
+fn order_of_building(tensors: &[Tensor], weights: &[usize]) -> Vec<usize> {
+    let mut firsts: HashMap<&str, usize> = HashMap::new();
+    let mut keys = Vec::with_capacity(weights.len());
+    for (place, weight) in weights.iter().enumerate() {
+        let path = &tensors[*weight].path;
+        let part = path.split('/').enumerate().find_map(|(depth, part)| {
+            let rank = BUILT.iter().position(|built| *built == part)?;
+            let above = path.match_indices('/').nth(depth.checked_sub(1)?)?.0;
+            Some((&path[..above], rank))
+        });
+        keys.push(match part {
+            Some((above, rank)) => (*firsts.entry(above).or_insert(place), rank, place),
+            None => (place, 0, place),
+        });
+    }
+    keys.sort_unstable();
+    keys.into_iter().map(|(_, _, place)| place).collect()
 }
 
 /// Where the tensors of a legacy file stand: both by the parameter's name, in which the optimizer has `_` for `/`.

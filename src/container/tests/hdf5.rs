@@ -7,7 +7,7 @@ use crate::clock::of_thread;
 
 #[test]
 fn hdf5_is_described_as_h5py_sees_it() {
-    assert_eq!(described_as_python_sees("hdf5").len(), 17);
+    assert_eq!(described_as_python_sees("hdf5").len(), 18);
 }
 
 #[test]
@@ -47,6 +47,24 @@ fn adam_of_keras_is_told_by_its_name_and_paired_by_number() {
         assert_eq!(proven.len(), 3, "{name}: {proven:?}");
         assert!(d.tensors.iter().filter(|t| t.trained.is_some()).all(|t| t.is_trained_by_shape_only()), "{name}");
     }
+}
+
+#[test]
+fn moments_are_paired_in_the_order_of_building() {
+    let d = description("built.weights.h5");
+    let of_shape = |shape: &[u64]| {
+        let number = |t: &Tensor| t.path.rsplit('/').next().and_then(|number| number.parse::<u32>().ok());
+        let firsts = d.tensors.iter().filter(|t| t.role == Role::FirstMoment && t.shape == shape);
+        let mut firsts: Vec<_> = firsts.map(|t| (number(t), t.of.map(|of| d.tensors[of].path.as_str()))).collect();
+        firsts.sort_unstable();
+        firsts.into_iter().map(|(_, of)| of.expect("a parameter")).collect::<Vec<_>>()
+    };
+    let parts = ["query", "key", "value"];
+    let layers = ["multi_head_attention", "multi_head_attention_1"];
+    let expected = layers.iter().flat_map(|l| parts.iter().map(move |part| format!("layers/{l}/{part}_dense/vars/0")));
+    assert_eq!(of_shape(&[8, 2, 4]), expected.collect::<Vec<_>>());
+    let [ahead, back] = ["forward", "backward"].map(|way| format!("layers/bidirectional/{way}_layer/cell/vars/0"));
+    assert_eq!(of_shape(&[8, 2]), [ahead, back]);
 }
 
 #[test]
