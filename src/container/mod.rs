@@ -349,10 +349,10 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = safetensors::describe(src, size)? {
         return Ok(description);
     }
-    if let Some(description) = elasticdl::describe(src, size)? {
+    if let Some(description) = hdf5::describe(src, size)? {
         return Ok(description);
     }
-    if let Some(description) = hdf5::describe(src, size)? {
+    if let Some(description) = elasticdl::describe(src, size)? {
         return Ok(description);
     }
     if let Some(description) = npy::describe(src, size)? {

@@ -19,6 +19,9 @@ const FILTER_NAMES: [(u16, &str); 4] = [
     (32_000, "compressed with lzf"),
 ];
 
+/// What is said of any other.
+pub(super) const UNNAMED: &str = "filtered";
+
 /// What an object turns out to be.
 pub(super) enum Dataset {
     /// Elements that stepfs knows, where they are.
@@ -78,15 +81,30 @@ pub(super) fn bytes(shape: &[u64], unit: u64) -> Option<u64> {
     shape.iter().try_fold(unit, |n, dim| n.checked_mul(*dim)).filter(|bytes| *bytes <= i64::MAX as u64)
 }
 
-/// What a pipeline does, for people.
+/// What a pipeline does, for people. Shuffle, which has no name here, comes before what compresses.
 fn filter(body: &[u8]) -> &'static str {
-    let ids = match body {
-        [1, _, _, _, _, _, _, _, rest @ ..] | [2, _, rest @ ..] if rest.len() >= 2 => Some(u16_at(rest, 0)),
-        _ => None,
+    let (version, count, mut rest) = match body {
+        [1, count, _, _, _, _, _, _, rest @ ..] => (1, *count, rest),
+        [2, count, rest @ ..] => (2, *count, rest),
+        _ => return UNNAMED,
     };
-    // Shuffle comes before what compresses.
-    let known = FILTER_NAMES.iter().find(|(id, _)| Some(*id) == ids);
-    known.map_or("filtered", |(_, name)| name)
+    for _ in 0..count.min(32) {
+        if rest.len() < 8 {
+            break;
+        }
+        let id = u16_at(rest, 0);
+        if let Some((_, name)) = FILTER_NAMES.iter().find(|(known, _)| *known == id) {
+            return name;
+        }
+        // The second version leaves out the name of a filter that HDF5 has itself.
+        let named = version == 1 || id >= 256;
+        let name = if named { usize::from(u16_at(rest, 2)) } else { 0 };
+        let values = 4 * usize::from(u16_at(rest, if named { 6 } else { 4 }));
+        let (name, values) =
+            if version == 1 { (name.next_multiple_of(8), values.next_multiple_of(8)) } else { (name, values) };
+        rest = rest.get(if named { 8 } else { 6 } + name + values..).unwrap_or_default();
+    }
+    UNNAMED
 }
 
 fn dimensions(body: &[u8]) -> Option<Vec<u64>> {

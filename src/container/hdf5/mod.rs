@@ -22,7 +22,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::read::{Fail, bad};
-use super::{Description, Kind, ReadAt, Tensor, named, path};
+use super::{Description, Kind, ReadAt, Role, Tensor, named, path};
+use crate::codec::Dtype;
 
 use dataset::{Array, Dataset};
 use header::{Header, LAYOUT};
@@ -137,7 +138,7 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
 
 /// What to say of datasets with filters.
 fn note(filtered: &[&str]) -> Option<String> {
-    let how = filtered.iter().find(|how| **how != "filtered").or(filtered.first())?;
+    let how = filtered.iter().find(|how| **how != dataset::UNNAMED).or(filtered.first())?;
     let advice = "save with compression=None to shrink it";
     Some(match filtered.len() {
         1 => format!("HDF5: 1 dataset has chunks {how}: kept as it is; {advice}"),
@@ -149,7 +150,9 @@ fn note(filtered: &[&str]) -> Option<String> {
 fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> {
     let mut tensors = Vec::new();
     for Named { path, aliases, array } in found {
-        let role = named::role(&path, array.dtype, "floating point, in an HDF5 file");
+        // Each of its names can take the role of a weight away.
+        let roles = std::iter::once(&path).chain(&aliases).map(|path| role(path, array.dtype));
+        let role = roles.min_by_key(|(role, _)| *role == Role::Weight).unwrap_or(named::UNKNOWN);
         let mut aliases = Some(aliases);
         for part in array.parts {
             let (path, shape) = match part.chunk {
@@ -172,6 +175,10 @@ fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> 
         return bad("HDF5: two datasets have the same path");
     }
     Ok(tensors)
+}
+
+fn role(path: &str, dtype: Dtype) -> (Role, &'static str) {
+    named::role(path, dtype, "floating point, in an HDF5 file")
 }
 
 /// Sees that tensors overlap neither each other nor metadata. Both ascend by where they start.
