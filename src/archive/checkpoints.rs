@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
-use crate::container::{METADATA, is_of_chunks};
+use crate::container::{is_metadata, is_of_chunks};
 use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
 use crate::store::{Store, beneath, has_pin};
@@ -241,10 +241,6 @@ struct Gathered {
 
 fn name(path: &Path) -> &[u8] {
     path.file_name().unwrap_or_default().as_bytes()
-}
-
-fn is_metadata(path: &Path) -> bool {
-    path.file_name() == Some(OsStr::new(METADATA))
 }
 
 /// Whether one of the shards of one name is not there.

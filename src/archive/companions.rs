@@ -4,14 +4,11 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use crate::container::{Description, ReadAt, Trained, describe};
-use crate::recall::Reader;
+use crate::container::{Description, Trained, describe};
 use crate::store::{beneath, names};
 
 use super::Archive;
-use super::catalog::State;
 
 /// Files of a checkpoint that are looked into: its optimizer is one of a few, its shards may be thousands.
 const MOST_FILES: usize = 32;
@@ -55,30 +52,6 @@ impl Archive {
     }
 
     fn optimizers_of(&self, path: &Path) -> io::Result<Vec<Trained>> {
-        let released = match self.catalog().get(path).map(|entry| &entry.state) {
-            Some(State::Released(object)) => Some(*object),
-            _ => None,
-        };
-        let description = match released {
-            Some(object) => describe(&Released(self.recall.reader(object)?))?,
-            None => describe(&self.open_file(path)?)?,
-        };
-        Ok(description.optimizers().to_vec())
-    }
-}
-
-/// A released file, to be described: only what lies around its tensors is decoded.
-pub(super) struct Released(pub(super) Arc<Reader>);
-
-impl ReadAt for Released {
-    fn size(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
-        match self.0.read_at(offset, buf)? {
-            read if read == buf.len() => Ok(()),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
-        }
+        Ok(describe(&self.source(path)?)?.optimizers().to_vec())
     }
 }

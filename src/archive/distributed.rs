@@ -1,35 +1,34 @@
 //! Torch's distributed checkpoints: a directory is one when it has a `.metadata`, which names the tensors and the files.
 //!
 //! A save that was cut short must never count as a newer state: an older checkpoint would lose something for it. So a file of chunks is
-//! a state of its lineage only while the save is finished: `.metadata` lists the file; each file that it lists is durable, long enough
+//! a state of its lineage only while the save is finished: `.metadata` lists the file, and each listed file is durable, long enough
 //! and not written over since. torch writes `.metadata` last.
 
 use std::collections::VecDeque;
-use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use crate::container::{Description, METADATA, Model, is_of_chunks};
+use crate::container::{Description, METADATA, Model, is_metadata, is_of_chunks};
 use crate::store::Objects;
 use crate::sync::Mutex;
 
 use super::catalog::{Catalog, Entry, State, modified_ns};
-use super::companions::Released;
 use super::resident::ResidentReason;
 use super::{Archive, FileId, found_at};
 
-/// Models kept in memory. A checkpoint may have a file for each of its tensors, and the state after it is asked for, too.
+/// Models kept in memory: of the checkpoint that is sealed, of the one that is archived, of the state after that, and one more. Each
+/// may have thousands of files that ask for its model.
 const KEPT: usize = 4;
 
 /// What the last few `.metadata` files say. Sealers and encoders take this lock, and hold no other then.
 #[derive(Debug, Default)]
 pub(super) struct Models(Mutex<VecDeque<(Identity, Arc<Model>)>>);
 
-/// A version of a file.
-type Identity = (FileId, u64, i64);
+/// A version of a file: the file, its length and the time of its last change, which no program can set.
+type Identity = (FileId, u64, (i64, i64));
 
 impl Models {
     fn get(&self, identity: &Identity) -> Option<Arc<Model>> {
@@ -45,14 +44,13 @@ impl Models {
 }
 
 impl Archive {
-    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Where that tells nothing, they
-    /// are kept as they are.
+    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Chunks without a name stay exact.
     pub(super) fn name_chunks(&self, path: &Path, description: &mut Description) -> io::Result<()> {
         if !is_of_chunks(path) {
             return Ok(());
         }
         match self.model_beside(path) {
-            Ok(model) => description.name_chunks(&path.file_name().unwrap_or_default().to_string_lossy(), &model),
+            Ok(model) => description.name_chunks(path, &model),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
                 log::info!("{}: its tensors stay exact, their names are not known: {error}", path.display());
             }
@@ -64,26 +62,18 @@ impl Archive {
     fn model_beside(&self, path: &Path) -> io::Result<Arc<Model>> {
         let path = beside(path);
         let metadata = found_at(&self.store.tree(), &path)?.ok_or(io::ErrorKind::NotFound)?;
-        let identity = (FileId::of(&metadata), metadata.size(), modified_ns(&metadata));
+        let identity = (FileId::of(&metadata), metadata.size(), (metadata.ctime(), metadata.ctime_nsec()));
         if let Some(model) = self.models.get(&identity) {
             return Ok(model);
         }
-        let released = match self.catalog().get(&path).map(|entry| &entry.state) {
-            Some(State::Released(object)) => Some(*object),
-            _ => None,
-        };
-        let model = Arc::new(match released {
-            // What an object does not give is an error, and no answer.
-            Some(object) => Model::read(&Released(self.recall.reader(object).map_err(io::Error::other)?))?,
-            None => Model::read(&self.open_file(&path)?)?,
-        });
+        let model = Arc::new(Model::read(&self.source(&path)?)?);
         self.models.keep(identity, &model);
         Ok(model)
     }
 }
 
 /// Whether a file of chunks was there when `.metadata` was written, and was written again since: another save has begun. A copy that got
-/// `.metadata` first is none. Without a time of birth nobody can tell them apart.
+/// `.metadata` first is no other save: its chunks are born later. Without times of birth the two look alike, and count as another save.
 fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
     let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born > written));
     modified_ns(file) > modified_ns(metadata) && !is_younger()
@@ -186,8 +176,4 @@ impl Catalog {
 
 fn directory(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
-}
-
-fn is_metadata(path: &Path) -> bool {
-    path.file_name() == Some(OsStr::new(METADATA))
 }

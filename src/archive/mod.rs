@@ -36,6 +36,7 @@ mod samples;
 mod sealer;
 mod settle;
 mod skeleton;
+mod source;
 mod status;
 mod tensor_writer;
 mod threads;

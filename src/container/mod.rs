@@ -35,7 +35,7 @@ mod zip;
 use std::io;
 use std::ops::Range;
 
-pub use dcp::{METADATA, Model, is_of_chunks};
+pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};

@@ -1,5 +1,6 @@
 //! Files that are, or look like, checkpoints.
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use safetensors::SafeTensors;
@@ -146,7 +147,7 @@ pub(crate) fn dcp_metadata(data: &[u8]) {
     static BEFORE: LazyLock<Description> = LazyLock::new(|| describe(&CHUNKS).expect("bytes can be read"));
     let Ok(model) = Model::read(&data) else { return };
     let mut after = BEFORE.clone();
-    after.name_chunks(FILE, &model);
+    after.name_chunks(Path::new(FILE), &model);
     assert_eq!(after.tensors.len(), BEFORE.tensors.len());
     for (a, b) in after.tensors.iter().zip(&BEFORE.tensors) {
         assert_eq!((&a.extent, a.dtype, &a.shape), (&b.extent, b.dtype, &b.shape));

@@ -1,9 +1,9 @@
 //! Torch's distributed checkpoints (`torch.distributed.checkpoint`): a directory with files `__{rank}_{n}.distcp` and a pickle
-//! `.metadata`, which is written last.
+//! `.metadata`. torch writes `.metadata` last.
 //!
-//! A `.distcp` file is a chain of zips of torch.save, one right behind the other, each of one chunk of a tensor or of one Python
-//! value. They say nothing of names. So the file alone tells where tensors are and of which shape; what they are to training
-//! follows from the names, which [`Model`] reads from `.metadata`.
+//! A `.distcp` file is a chain of zips of torch.save, one right behind the other. Each zip holds one chunk of a tensor, or one Python
+//! value. The zips hold places and shapes, but no names. [`Model`] reads the names from `.metadata`. The role of a tensor follows from
+//! its name.
 
 mod metadata;
 mod model;
@@ -30,10 +30,15 @@ pub const METADATA: &str = ".metadata";
 
 const UNNAMED: &str = "its name stands in .metadata, which does not tell it";
 
-/// Whether a file is called as a rank's chunks are. A chunk that has a file of its own looks like any file of torch.save inside, so
-/// the name must tell.
+/// Whether a file has the name of a rank's chunks. A file with one chunk only looks like any file of torch.save inside, so the name
+/// must tell.
 pub fn is_of_chunks(file: &Path) -> bool {
     file.extension() == Some(OsStr::new("distcp"))
+}
+
+/// Whether a file has the name of a `.metadata`.
+pub fn is_metadata(file: &Path) -> bool {
+    file.file_name() == Some(OsStr::new(METADATA))
 }
 
 /// Describes a file that is this chain of zips. Its tensors are called by the number of their zip.
@@ -64,7 +69,7 @@ pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, 
     Ok(Description { kind, note, tensors, tables, training, best, zip: Some(crcs) })
 }
 
-/// What the walk of one zip says of roles is not believed: it sees one tensor, whose name it does not know.
+/// A tensor without the role that the walk of its zip found: a walk over one tensor without a name proves nothing.
 fn unnamed(tensor: Tensor, number: usize) -> Tensor {
     let path = match tensor.path.as_str() {
         "." => format!("#{number}"),

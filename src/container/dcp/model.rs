@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 
 use super::super::pickle::{Elements, Graph, Item, Node, Object};
 use super::super::proof::{Trained, Training};
@@ -271,10 +272,11 @@ fn tensor(graph: &mut Graph, number: usize, whole: &Whole) -> Item {
 }
 
 impl Description {
-    /// Says of each tensor of a `.distcp` file what it is to training. `file` is the file's name in its directory. What the model does
-    /// not tell of stays unnamed, and is never quantized.
-    pub fn name_chunks(&mut self, file: &str, model: &Model) {
-        let Some(Listed { chunks, .. }) = model.files.get(file) else {
+    /// Gives each tensor of the `.distcp` file at `path` its name and its role. A tensor that the model does not list gets none, and is
+    /// never quantized.
+    pub fn name_chunks(&mut self, path: &Path, model: &Model) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(Listed { chunks, .. }) = model.files.get(name.as_ref()) else {
             self.note = Some("dcp: .metadata does not tell of this file".to_string());
             return;
         };

@@ -21,7 +21,7 @@ fn model() -> Model {
 fn named(rank: &str) -> Description {
     let mut description = describe(&file(rank)).unwrap();
     assert_eq!(description.kind, Kind::Dcp);
-    description.name_chunks(rank, &model());
+    description.name_chunks(Path::new(rank), &model());
     assert_eq!(description.note, None);
     description
 }
@@ -83,12 +83,12 @@ fn without_names_nothing_is_a_weight() {
     let description = describe(&file(RANKS[0])).unwrap();
     assert!(!description.tensors.is_empty() && description.tensors.iter().all(|t| t.role == Role::Other));
     let mut other = describe(&file(RANKS[0])).unwrap();
-    other.name_chunks("__7_0.distcp", &model());
+    other.name_chunks(Path::new("__7_0.distcp"), &model());
     assert_eq!(other.tensors, description.tensors);
     assert!(other.note.is_some());
     // The places of another rank's chunks are not this one's.
     let mut swapped = describe(&file(RANKS[0])).unwrap();
-    swapped.name_chunks(RANKS[1], &model());
+    swapped.name_chunks(Path::new(RANKS[1]), &model());
     assert!(swapped.tensors.iter().zip(&description.tensors).all(|(a, b)| a.extent == b.extent));
 }
 
@@ -131,7 +131,7 @@ fn a_zip_in_a_chain_is_not_taken_for_the_whole_file() {
 fn naming_is_sane(metadata: &[u8], rank: &str, before: &Description) {
     let Ok(model) = Model::read(&metadata) else { return };
     let mut after = before.clone();
-    after.name_chunks(rank, &model);
+    after.name_chunks(Path::new(rank), &model);
     for (a, b) in after.tensors.iter().zip(&before.tensors) {
         assert_eq!((&a.extent, a.dtype, &a.shape), (&b.extent, b.dtype, &b.shape));
         for other in [a.of, a.partner].into_iter().flatten() {

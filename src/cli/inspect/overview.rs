@@ -1,0 +1,64 @@
+//! A line for each file below a directory.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::cli::words::{name, size, table};
+use crate::container::METADATA;
+
+use super::report::Report;
+
+/// Whether `path` is a directory, and no distributed checkpoint.
+pub(super) fn is_of(path: &Path) -> bool {
+    path.is_dir() && !is_model(path)
+}
+
+fn is_model(directory: &Path) -> bool {
+    directory.join(METADATA).is_file()
+}
+
+/// The regular files below a directory, by name. A distributed checkpoint stands for its files.
+///
+/// # Errors
+/// A directory that cannot be read.
+pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>> {
+    let (mut found, mut rest) = (Vec::new(), vec![directory.to_path_buf()]);
+    while let Some(directory) = rest.pop() {
+        let of = || directory.display().to_string();
+        for entry in std::fs::read_dir(&directory).with_context(of)? {
+            let entry = entry.with_context(of)?;
+            let (path, file_type) = (entry.path(), entry.file_type().with_context(of)?);
+            match file_type.is_dir() {
+                true if is_model(&path) => found.push(path),
+                true => rest.push(path),
+                false if file_type.is_file() => found.push(path),
+                false => {}
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The cells of a file's line.
+pub(super) fn row(directory: &Path, file: &Path, report: &Report) -> Vec<String> {
+    let tensors = &report.tensors;
+    let count = |of: usize| if of == 0 { String::new() } else { of.to_string() };
+    vec![
+        report.container.to_string(),
+        size(report.bytes),
+        count(tensors.len()),
+        count(tensors.iter().filter(|tensor| tensor.role == "weight").count()),
+        count(tensors.iter().filter(|tensor| tensor.step.is_some()).count()),
+        name(&file.strip_prefix(directory).unwrap_or(file).display().to_string()),
+        report.note.as_deref().or(report.why.as_deref()).map(name).unwrap_or_default(),
+    ]
+}
+
+/// Prints the lines.
+pub(super) fn write(out: &mut dyn Write, mut rows: Vec<Vec<String>>) -> io::Result<()> {
+    rows.insert(0, ["container", "size", "tensors", "weights", "quantized", "file", "note"].map(String::from).to_vec());
+    write!(out, "{}", table(&rows, &[false, true, true, true, true, false, false]))
+}

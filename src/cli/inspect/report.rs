@@ -1,0 +1,181 @@
+//! What is in one file, or in one distributed checkpoint.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::File;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::cli::place::{Place, attribute};
+use crate::container::{Kind, METADATA, Model, Tensor, describe, is_of_chunks};
+use crate::store::Store;
+use crate::store::object::Object;
+
+use super::kept::Kept;
+
+#[derive(Serialize)]
+pub(super) struct Report {
+    pub path: String,
+    pub container: &'static str,
+    pub note: Option<String>,
+    /// In a mount: why the file stays as it is, if it does.
+    pub why: Option<String>,
+    pub bytes: u64,
+    /// In a mount: the profile it was, or would be, archived with, and the restores from lossy files that are behind it.
+    pub profile: Option<String>,
+    pub generations: Option<u32>,
+    pub tensors: Vec<Row>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Row {
+    pub path: String,
+    pub aliases: Vec<String>,
+    pub dtype: &'static str,
+    pub shape: Vec<u64>,
+    pub role: &'static str,
+    pub why: &'static str,
+    /// Of a weight or an average: what in the file shows that it is trained; without that, only its moves may.
+    pub trained: Option<&'static str>,
+    /// Path of the parameter that this is state or an average of, if that is known.
+    pub of: Option<String>,
+    /// Path of the parameter's other moment.
+    pub partner: Option<String>,
+    /// None where chunks of several files are shown as one tensor.
+    pub offset: Option<u64>,
+    pub bytes: u64,
+    /// `lossless` or `lattice`.
+    pub codec: &'static str,
+    /// How the store keeps it: `difference` to the parent, `keyframe`, in the `skeleton` with everything small; or
+    /// `as written`.
+    pub kept: &'static str,
+    pub step: Option<f64>,
+    pub bound: f64,
+    pub max_abs_error: f64,
+    pub stored_bytes: Option<u64>,
+}
+
+/// What is in a file, or in the directory of a distributed checkpoint.
+///
+/// # Errors
+/// What the device reports, with the path.
+pub(super) fn of(path: &Path) -> Result<Report> {
+    if path.is_dir() { of_model(path) } else { of_file(path) }.with_context(|| path.display().to_string())
+}
+
+/// What is in a file. The chunks of a distributed checkpoint get their names from the `.metadata` beside it.
+fn of_file(path: &Path) -> Result<Report> {
+    let file = open_aside(path)?;
+    let mut description = describe(&file)?;
+    if is_of_chunks(path) {
+        let metadata = path.with_file_name(METADATA);
+        match open_aside(&metadata).and_then(|file| Model::read(&file)) {
+            Ok(model) => description.name_chunks(path, &model),
+            Err(error) => description.note = Some(format!("no names: {}: {error}", metadata.display())),
+        }
+    }
+    let object = object_of(path);
+    let mut kept = Kept::default();
+    kept.add(object.as_ref(), &HashSet::new());
+    Ok(Report {
+        path: path.display().to_string(),
+        container: description.kind.name(),
+        note: description.note.clone(),
+        why: word(path, "why"),
+        bytes: file.metadata()?.len(),
+        profile: object.as_ref().map(|object| object.index().profile.clone()).or_else(|| word(path, "profile")),
+        generations: word(path, "generations").and_then(|count| count.parse().ok()),
+        tensors: rows(&description.tensors, &kept, true),
+    })
+}
+
+/// What is in a distributed checkpoint: its tensors, whole, however they are cut among the ranks.
+fn of_model(path: &Path) -> Result<Report> {
+    let metadata = open_aside(&path.join(METADATA)).with_context(|| {
+        format!("this directory has no {METADATA}, so it is no distributed checkpoint; name a file in it")
+    })?;
+    let model = Model::read(&metadata)?;
+    let wholes: HashSet<&str> = model.tensors().iter().map(|tensor| tensor.path.as_str()).collect();
+    let (mut kept, mut bytes, mut profiles) = (Kept::default(), metadata.metadata()?.len(), BTreeSet::new());
+    let mut files: Vec<&str> = model.files().map(|(name, _)| name).collect();
+    files.sort_unstable();
+    let mut gone = 0;
+    for file in &files {
+        let file = path.join(file);
+        let Ok(metadata) = std::fs::symlink_metadata(&file) else {
+            gone += 1;
+            continue;
+        };
+        bytes += metadata.len();
+        let object = object_of(&file);
+        profiles.extend(object.as_ref().map(|object| object.index().profile.clone()));
+        kept.add(object.as_ref(), &wholes);
+    }
+    Ok(Report {
+        path: path.display().to_string(),
+        container: Kind::Dcp.name(),
+        note: Some(match gone {
+            0 => format!("whole, from {} files", files.len()),
+            gone => format!("{gone} of {} files are not there", files.len()),
+        }),
+        why: None,
+        bytes,
+        profile: (!profiles.is_empty()).then(|| profiles.into_iter().collect::<Vec<_>>().join(", ")),
+        generations: None,
+        tensors: rows(model.tensors(), &kept, false),
+    })
+}
+
+fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
+    let path_of = |index: Option<usize>| index.map(|index| tensors[index].path.clone());
+    let row = |tensor: &Tensor| {
+        let how = kept.tensors.get(&tensor.path);
+        Row {
+            path: tensor.path.clone(),
+            aliases: tensor.aliases.clone(),
+            dtype: tensor.dtype.name(),
+            shape: tensor.shape.clone(),
+            role: tensor.role.name(),
+            why: tensor.why,
+            trained: tensor.trained,
+            of: path_of(tensor.of),
+            partner: path_of(tensor.partner),
+            offset: placed.then_some(tensor.extent.start),
+            bytes: tensor.extent.end - tensor.extent.start,
+            codec: how.map_or("lossless", |how| how.codec),
+            kept: match (kept.objects, how.map(|how| how.difference)) {
+                (_, Some(true)) => "difference",
+                (_, Some(false)) => "keyframe",
+                (0, None) => "as written",
+                (_, None) => "skeleton",
+            },
+            step: how.and_then(|how| how.step),
+            bound: how.map_or(0.0, |how| how.bound),
+            max_abs_error: how.map_or(0.0, |how| how.max_abs_error),
+            stored_bytes: how.map(|how| how.stored),
+        }
+    };
+    tensors.iter().map(row).collect()
+}
+
+/// Opens a file. stepfs does not take that for a restore.
+fn open_aside(path: &Path) -> std::io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // Only the owner may.
+    File::options().read(true).custom_flags(libc::O_NOATIME).open(path).or_else(|_| File::open(path))
+}
+
+/// What the daemon says of a file in a mount.
+fn word(path: &Path, name: &str) -> Option<String> {
+    let place = Place::of(path).ok()?;
+    String::from_utf8(attribute(&place.mount?.join(&place.path), name).ok()?).ok()
+}
+
+/// The object of a released file in a mount, if that is what it is.
+fn object_of(path: &Path) -> Option<Object> {
+    let place = Place::of(path).ok()?;
+    let id = word(path, "object")?;
+    let store = Store::look(&place.store).ok()?;
+    Object::open(&store.objects(), id.parse().ok()?).ok()
+}
