@@ -72,11 +72,14 @@ impl Archive {
     }
 }
 
-/// Whether a file of chunks was there when `.metadata` was written, and was written again since: another save has begun. A copy that got
-/// `.metadata` first is no other save: its chunks are born later. Without times of birth the two look alike, and count as another save.
+/// Whether a file was there when `.metadata` was written, and was written again since.
 fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
     let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born > written));
-    modified_ns(file) > modified_ns(metadata) && !is_younger()
+    is_later(file, metadata) && !is_younger()
+}
+
+fn is_later(file: &Metadata, metadata: &Metadata) -> bool {
+    modified_ns(file) > modified_ns(metadata)
 }
 
 /// The `.metadata` in the directory of a file.
@@ -101,6 +104,8 @@ impl Archive {
         };
         let own = path.file_name().unwrap_or_default();
         let mut is_listed = false;
+        // A copy may get `.metadata` first: then all its chunks are later. Some that are later, and some that are not, are of two saves.
+        let (mut earlier, mut later) = (false, false);
         for (name, least) in model.files() {
             is_listed |= own == name;
             let path = path.with_file_name(name);
@@ -109,8 +114,12 @@ impl Archive {
             if was_written_over(&file, &metadata) || (file.len() < least && !is_released) {
                 return Ok(None);
             }
+            match is_later(&file, &metadata) {
+                true => later = true,
+                false => earlier = true,
+            }
         }
-        Ok(Some(model).filter(|_| is_listed))
+        Ok(Some(model).filter(|_| is_listed && !(earlier && later)))
     }
 }
 

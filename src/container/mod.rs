@@ -268,6 +268,14 @@ impl Tensor {
         }
     }
 
+    /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the structure of the whole:
+    /// a square may be symmetric, and a row that is cut has another length.
+    pub(crate) fn is_part_of(&mut self, whole: &[u64]) {
+        let is_square = matches!(whole, [.., rows, columns] if rows == columns);
+        let hides = self.shape != whole && (is_square || self.shape.last() != whole.last());
+        self.lossless |= hides && self.trained.is_none();
+    }
+
     /// A parameter of a model, or an average of one that stands where models do.
     pub fn is_weight(&self) -> bool {
         self.role.group() == Role::Weight && !self.lossless

@@ -100,7 +100,8 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };
-        assert_eq!((kind, &d.note), (want.kind.as_str(), &None), "{name}");
+        let note = d.note.as_deref().filter(|note| !note.contains("links in a heap"));
+        assert_eq!((kind, note), (want.kind.as_str(), None), "{name}");
         let got: Vec<_> = d
             .tensors
             .iter()

@@ -66,10 +66,10 @@ fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, 
     const LEAST: f64 = 0.05;
     /// Below it chance reaches that correlation.
     const LEAST_SAMPLES: usize = 4096;
-    let is_of = |state: &&Tensor| state.of.is_some_and(|of| tensors[of].path == tensor.path);
+    let is_of = |state: &&Tensor| state.of.is_some_and(|of| std::ptr::eq(&tensors[of], tensor));
     let points = |state: &&Tensor| matches!(state.role, Role::FirstMoment | Role::Momentum);
     let same = |state: &&Tensor| state.shape == tensor.shape && state.dtype == tensor.dtype;
-    let Some(state) = tensors.iter().filter(is_of).filter(points).find(same) else { return Ok(false) };
+    let Some(state) = tensors.iter().filter(points).filter(is_of).find(same) else { return Ok(false) };
     let second = state.partner.map(|partner| &tensors[partner]).filter(|second| second.dtype == state.dtype);
     let (mut product, mut of_moves, mut of_moments, mut samples) = (0.0, 0.0, 0.0, 0);
     sample(tensor, |range| {

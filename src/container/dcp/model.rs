@@ -310,6 +310,7 @@ impl Description {
             (tensor.role, tensor.why, tensor.used) = (whole.role, whole.why, whole.used);
             (tensor.lossless, tensor.trained) = (whole.lossless, whole.trained);
             (tensor.of, tensor.partner) = (of, partner);
+            tensor.is_part_of(&whole.shape);
             if tensor.role == Role::FirstMoment && partner.is_none() {
                 (tensor.role, tensor.why) = (Role::Optimizer, "a first moment whose second is in another file");
             }

@@ -4,13 +4,12 @@ use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
 use super::header::{ATTRIBUTE, Header};
 use super::source::Source;
 
-/// Longest text that is looked at.
-const MAX_TEXT: usize = 256;
 /// Largest collection of the global heap. HDF5 makes them of 4096 bytes, or as long as one object.
-const MAX_COLLECTION: u64 = 1 << 20;
+const MAX_COLLECTION: u64 = 8 << 20;
 
-/// The text of an attribute. What stands elsewhere, or is no text, is none.
-pub(super) fn text(source: &mut Source, header: &Header, name: &str) -> Result<Option<String>, Fail> {
+/// The text of an attribute, of at most `max` bytes. An attribute in another place, or of another type, has none.
+pub(super) fn text(source: &mut Source, header: &Header, name: &str, max: usize) -> Result<Option<String>, Fail> {
+    let utf8 = |bytes: &[u8]| utf8(bytes).filter(|text| text.len() <= max);
     for message in header.all(ATTRIBUTE).filter(|message| !message.shared) {
         let Some(value) = value(&message.body, name) else { continue };
         return match value {
@@ -32,7 +31,7 @@ enum Value<'a> {
 
 fn utf8(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-    (end <= MAX_TEXT).then(|| std::str::from_utf8(&bytes[..end]).ok().map(str::to_string)).flatten()
+    std::str::from_utf8(&bytes[..end]).ok().map(str::to_string)
 }
 
 /// The value of an attribute message, if it has this name and is one text.

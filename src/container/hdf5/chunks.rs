@@ -1,4 +1,4 @@
-//! Where the chunks of a dataset are. Those that go beyond the dataset's end are left out: some of their elements are nobody's.
+//! Where the chunks of a dataset are. Chunks that go beyond the dataset's end are left out: a part of such a chunk is padding.
 
 use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
 use super::dataset::{Part, bytes};
@@ -6,6 +6,9 @@ use super::source::Source;
 
 /// Most chunks of a dataset.
 const MAX_CHUNKS: u64 = 1 << 20;
+
+/// The cost of a chunk: about the memory of a tensor.
+const CHUNK: u64 = 512;
 
 /// What finds chunks.
 pub(super) enum Index {
@@ -75,7 +78,7 @@ impl Grid<'_> {
         let whole = (offsets.iter().zip(self.chunk).zip(self.shape))
             .all(|((offset, chunk), dim)| offset.checked_add(*chunk).is_some_and(|end| end <= *dim));
         let Some(extent) = source.place(address, self.len).filter(|_| whole) else { return Ok(()) };
-        source.spend(32 * (1 + offsets.len() as u64))?;
+        source.spend(CHUNK)?;
         let chunk = (self.chunk != self.shape).then(|| (offsets, self.chunk.to_vec()));
         parts.push(Part { extent, chunk });
         Ok(())

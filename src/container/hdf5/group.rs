@@ -17,6 +17,14 @@ pub(super) struct Link {
 
 const DAMAGED: &str = "HDF5: a group is damaged";
 
+/// Whether a group's links are in a heap of their own.
+pub(super) fn is_in_heap(header: &Header) -> bool {
+    let Some(info) = header.one(LINK_INFO) else { return false };
+    // A flag tells of a field before the heap's address.
+    let at = if info.get(1).is_some_and(|flags| flags & 1 != 0) { 10 } else { 2 };
+    info.len() >= at + 8 && u64_at(info, at) != NOWHERE
+}
+
 /// The hard links of a group, in the order of the file. Links in a heap of their own (more than eight, by newer writers) are not
 /// looked at, nor are names that are no text.
 pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, Fail> {

@@ -2,10 +2,11 @@
 //!
 //! Keras 3 numbers an optimizer's variables: `optimizer/vars/0` is the iteration, `1` the learning rate. Behind them stand each
 //! parameter's moments, in the order of the model's parameters: of Adam and AdamW the first, then the second. Other optimizers have
-//! as many in the same places. So the file must say by name which one it is: in `config.json`, or as the `name` of the
-//! variables' group. Then numbers and shapes must bear it out. What is not Adam's stays an optimizer's, and lossless.
+//! as many in the same places. So the file must name it: in `config.json`, or as the `name` of the variables' group. Then numbers and
+//! shapes must bear it out. Variables of other optimizers stay lossless.
 //!
-//! In legacy files (`model_weights/`, `optimizer_weights/adam/`) moments have their parameter's name.
+//! In legacy files (`model_weights/`, `optimizer_weights/adam/`) moments have their parameter's name. The attribute `training_config` of the
+//! root has the configuration.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -30,8 +31,8 @@ const OPTIMIZER_WEIGHTS: &str = "optimizer_weights/";
 const WEIGHTS: &[u8] = b"model.weights.h5";
 const CONFIG: &[u8] = b"config.json";
 
-/// Largest `config.json` that is looked at.
-const MAX_CONFIG: u64 = 4 << 20;
+/// Largest configuration that is read, in bytes.
+pub(super) const MAX_CONFIG: u64 = 4 << 20;
 
 /// Standings: one mapping of weights, and one optimizer.
 const MODEL: u32 = 0;
@@ -63,21 +64,32 @@ pub(in super::super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Descripti
     Ok(Description { kind: Kind::Keras, note, tensors, tables: Vec::new(), training, best: None, zip })
 }
 
-/// Whether `config.json` says that Adam trains the model, and nothing beside it; `None` if it says nothing.
+/// Whether `config.json` says that Adam trains the model, and nothing beside it; `None` if it names no optimizer. A configuration that
+/// cannot be read may name another optimizer.
 fn configured(src: &dyn ReadAt, record: &Record) -> Result<Option<bool>, Fail> {
     let Range { start, end } = record.payload;
     if !record.stored || end - start > MAX_CONFIG {
-        return Ok(None);
+        return Ok(Some(false));
     }
     let mut text = vec![0; (end - start) as usize];
     src.read_exact_at(&mut text, start)?;
-    let config: Result<Config, _> = serde_json::from_slice(&text);
-    let compiled = config.ok().and_then(|config| config.compile_config);
-    Ok(match compiled.and_then(|compiled| compiled.optimizer) {
-        Some(Given::Name(name)) => Some(is_adam(&name)),
-        Some(Given::Object(optimizer)) => Some(optimizer.is_adam()),
-        None => None,
-    })
+    Ok(configuration(&text))
+}
+
+fn configuration(text: &[u8]) -> Option<bool> {
+    match serde_json::from_slice(text) {
+        Ok(Config { compile_config }) => compile_config.and_then(|compiled| compiled.is_adam(false)),
+        Err(_) => Some(false),
+    }
+}
+
+impl Compiled {
+    fn is_adam(self, is_legacy: bool) -> Option<bool> {
+        self.optimizer.map(|optimizer| match optimizer {
+            Given::Name(name) => is_adam(&name),
+            Given::Object(optimizer) => optimizer.is_adam(is_legacy),
+        })
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -87,6 +99,8 @@ struct Config {
 
 #[derive(serde::Deserialize)]
 struct Compiled {
+    /// Legacy files use the second name.
+    #[serde(alias = "optimizer_config")]
     optimizer: Option<Given>,
 }
 
@@ -115,8 +129,9 @@ struct Options {
 }
 
 impl Optimizer {
-    fn is_adam(&self) -> bool {
-        let own = self.module.as_ref().is_none_or(|module| module.starts_with("keras."));
+    fn is_adam(&self, is_legacy: bool) -> bool {
+        // Keras names no module for a class of the user's own. Legacy files name none at all.
+        let own = is_legacy || self.module.as_ref().is_some_and(|module| module.starts_with("keras."));
         let Options { amsgrad, use_ema, gradient_accumulation_steps } = self.config;
         let more = amsgrad || use_ema || gradient_accumulation_steps.is_some();
         own && ["Adam", "AdamW"].contains(&self.class_name.as_str()) && !more
@@ -136,14 +151,18 @@ fn is_adam(name: &str) -> bool {
 pub(super) struct Adam {
     /// The name of the variables' group is Adam's.
     named: bool,
-    /// What a configuration says, which knows better.
+    /// The configuration's answer. It goes before the name.
     sure: Option<bool>,
 }
 
 impl Adam {
-    /// By the name of the variables' group.
-    pub(super) fn of(name: Option<&str>) -> Adam {
-        Adam { named: name.is_some_and(is_adam), sure: None }
+    /// By the name of the variables' group, and by a legacy file's configuration.
+    pub(super) fn of(name: Option<&str>, config: Option<&str>) -> Adam {
+        let sure = config.and_then(|config| match serde_json::from_str::<Compiled>(config) {
+            Ok(compiled) => compiled.is_adam(true),
+            Err(_) => Some(false),
+        });
+        Adam { named: name.is_some_and(is_adam), sure }
     }
 
     /// Finds pairs and proofs among the tensors of a file, by ascending extent.
@@ -151,18 +170,20 @@ impl Adam {
         let mut optimizers = Optimizers::default();
         let mut standings: Vec<Option<Standing>> = tensors.iter().map(|t| standing(&t.path)).collect();
         if self.sure.unwrap_or(self.named)
-            && let Some(moments) = moments(tensors)
+            && let Some(moments) = moments(tensors, self.sure.is_some())
         {
             optimizers.groups.insert(STATE, Rc::new(vec![moments.len() as u64 / 2]));
-            let numbers = numbers(tensors, &moments);
-            for (pair, number) in moments.chunks_exact(2).zip(numbers) {
+            let parameters = parameters(tensors, &moments);
+            for (pair, parameter) in moments.chunks_exact(2).zip(parameters) {
                 for (tensor, slot) in pair.iter().zip(["moment1", "moment2"]) {
-                    let parameter = Parameter::Number(number);
+                    let parameter = parameter.clone();
                     standings[*tensor] = Some(Standing::Slot { owner: STATE, parameter, slot: slot.to_string() });
                 }
             }
         }
-        by_name(tensors, &mut standings);
+        if self.sure != Some(false) {
+            by_name(tensors, &mut standings);
+        }
         pairing::refine(tensors, &standings, &optimizers);
         Training::of(tensors, &standings, &optimizers)
     }
@@ -176,14 +197,15 @@ fn standing(path: &str) -> Option<Standing> {
     Some(Standing::named(MODEL, path, false))
 }
 
-/// The variables of `optimizer/vars` behind the first two, if they are as many pairs of equals as Adam has, and the file has a
-/// weight of its own for each pair.
-fn moments(tensors: &[Tensor]) -> Option<Vec<usize>> {
+/// The variables of `optimizer/vars` behind the iteration and the learning rate, which a schedule leaves out. They must be as many pairs
+/// of equals as Adam has, and the file must have a weight of its own for each pair. Unless a configuration excludes Adam's options
+/// (`is_plain`), the shapes must exclude them.
+fn moments(tensors: &[Tensor], is_plain: bool) -> Option<Vec<usize>> {
     let prefix = "optimizer/";
     let mut numbered: Vec<(usize, usize)> = Vec::new();
     for (index, tensor) in tensors.iter().enumerate() {
         if let Some(rest) = tensor.path.strip_prefix(prefix) {
-            // What stands beside the variables is an optimizer within this one.
+            // The rest belongs to an inner optimizer. Then nothing is paired.
             numbered.push((rest.strip_prefix("vars/")?.parse().ok()?, index));
         }
     }
@@ -191,13 +213,18 @@ fn moments(tensors: &[Tensor]) -> Option<Vec<usize>> {
     let in_order = numbered.iter().enumerate().all(|(at, (number, _))| at == *number);
     let of = |at: usize| numbered.get(at).map(|(_, index)| &tensors[*index]);
     let scalar = |at: usize, types: &[Dtype]| of(at).is_some_and(|t| t.shape.is_empty() && types.contains(&t.dtype));
-    let head = scalar(0, &[Dtype::I32, Dtype::I64]) && scalar(1, &[Dtype::F32, Dtype::F64]);
-    if !in_order || !head || numbered.len() < 4 || !numbered.len().is_multiple_of(2) {
+    let head = if numbered.len().is_multiple_of(2) { 2 } else { 1 };
+    let is_head = scalar(0, &[Dtype::I32, Dtype::I64]) && (head == 1 || scalar(1, &[Dtype::F32, Dtype::F64]));
+    if !in_order || !is_head || numbered.len() < head + 2 {
         return None;
     }
-    let moments: Vec<usize> = numbered[2..].iter().map(|(_, index)| *index).collect();
+    let moments: Vec<usize> = numbered[head..].iter().map(|(_, index)| *index).collect();
+    let shapes: Vec<&[u64]> = moments.iter().map(|index| tensors[*index].shape.as_slice()).collect();
+    if !is_plain && has_option(&shapes) {
+        return None;
+    }
     let mut weights: HashMap<&[u64], u64> = HashMap::new();
-    for tensor in tensors.iter().filter(|tensor| tensor.role == Role::Weight) {
+    for tensor in tensors.iter().filter(|tensor| tensor.role == Role::Weight && standing(&tensor.path).is_some()) {
         *weights.entry(&tensor.shape).or_default() += 1;
     }
     for pair in moments.chunks_exact(2) {
@@ -211,12 +238,29 @@ fn moments(tensors: &[Tensor]) -> Option<Vec<usize>> {
     Some(moments)
 }
 
-/// Parts of layers that are built in another order than they are written in, which is that of their names.
+/// Whether variables of these shapes may be those of Adam with an option. An average or the accumulated gradients of each parameter stand
+/// before the pairs of moments; AMSGrad's maxima stand behind.
+fn has_option(shapes: &[&[u64]]) -> bool {
+    (0..=2).flat_map(|before| [(before, 0), (before, 1)]).skip(1).any(|(before, behind)| {
+        let blocks = before + 2 + behind;
+        let count = shapes.len() / blocks;
+        if count == 0 || !shapes.len().is_multiple_of(blocks) {
+            return false;
+        }
+        let (pairs, rest) = (&shapes[before * count..][..2 * count], &shapes[(before + 2) * count..]);
+        let alone = shapes[..before * count].chunks_exact(count).chain(rest.chunks_exact(count));
+        pairs.chunks_exact(2).all(|pair| pair[0] == pair[1])
+            && alone.into_iter().all(|block| block.iter().eq(pairs.iter().step_by(2)))
+    })
+}
+
+/// Keras writes the parts of a layer by name. It builds these in another order.
 const BUILT: [&str; 4] = ["query_dense", "key_dense", "forward_layer", "backward_layer"];
 
-/// A number for each pair of moments. Moments stand in the order of building, weights in the order of writing, and numbers of one
-/// shape are paired with weights in the latter.
-fn numbers(tensors: &[Tensor], moments: &[usize]) -> Vec<u64> {
+/// The parameter of each pair of moments. Moments stand in the order of building, weights in the order of writing. Numbers of one shape
+/// are paired with weights in the order of writing. Only for a list of layers the two orders are known: elsewhere weights of one shape
+/// are not told apart, and the pair has a name that no weight has.
+fn parameters(tensors: &[Tensor], moments: &[usize]) -> Vec<Parameter> {
     let mut weights: HashMap<&[u64], Vec<usize>> = HashMap::new();
     for (index, tensor) in tensors.iter().enumerate().filter(|(_, tensor)| tensor.role == Role::Weight) {
         weights.entry(&tensor.shape).or_default().push(index);
@@ -225,15 +269,18 @@ fn numbers(tensors: &[Tensor], moments: &[usize]) -> Vec<u64> {
     for (pair, moments) in moments.chunks_exact(2).enumerate() {
         pairs.entry(&tensors[moments[0]].shape).or_default().push(pair);
     }
-    let mut numbers: Vec<u64> = (0..moments.len() as u64 / 2).collect();
+    let mut parameters: Vec<Parameter> = (0..moments.len() as u64 / 2).map(Parameter::Number).collect();
     for (shape, pairs) in pairs {
-        let weights = weights.get(shape).filter(|weights| weights.len() == pairs.len());
-        let places = weights.map(|weights| order_of_building(tensors, weights)).unwrap_or_default();
-        for (at, place) in places.into_iter().enumerate() {
-            numbers[pairs[at]] = pairs[place] as u64;
+        let weights = weights.get(shape).map(Vec::as_slice).unwrap_or_default();
+        if weights.len() > 1 && !weights.iter().all(|weight| tensors[*weight].path.starts_with("layers/")) {
+            pairs.iter().for_each(|pair| parameters[*pair] = Parameter::Name(format!("[{pair}]")));
+        } else if weights.len() == pairs.len() {
+            for (at, place) in order_of_building(tensors, weights).into_iter().enumerate() {
+                parameters[pairs[at]] = Parameter::Number(pairs[place] as u64);
+            }
         }
     }
-    numbers
+    parameters
 }
 
 /// The weights in the order of building, by their places in the order of writing.
@@ -287,5 +334,47 @@ fn by_name(tensors: &[Tensor], standings: &mut [Option<Standing>]) {
             let parameter = Parameter::Name(name);
             standings[*index] = Some(Standing::Slot { owner: STATE, parameter, slot: slot.to_string() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: &[u64] = &[4, 5];
+    const BIAS: &[u64] = &[5];
+
+    #[test]
+    fn an_option_of_adam_shows_in_the_shapes() {
+        let pairs = [KERNEL, KERNEL, BIAS, BIAS];
+        let each = [KERNEL, BIAS];
+        assert!(!has_option(&pairs) && !has_option(&[]) && !has_option(&[KERNEL, KERNEL]));
+        for option in [[&pairs[..], &each].concat(), [&each, &pairs[..]].concat()] {
+            assert!(has_option(&option), "AMSGrad, or averages");
+        }
+        assert!(has_option(&[&each, &pairs[..], &each].concat()), "both");
+        assert!(has_option(&[&each, &each, &pairs[..]].concat()), "averages and accumulated gradients");
+        assert!(!has_option(&[&pairs[..], &pairs, &pairs].concat()), "three layers alike");
+    }
+
+    #[test]
+    fn a_class_that_is_not_kerass_own_is_no_adam() {
+        let says = |compiled: &str| {
+            let config = format!("{{\"compile_config\": {compiled}}}");
+            configuration(config.as_bytes())
+        };
+        let adam = |more: &str| format!("{{\"optimizer\": {{\"class_name\": \"Adam\", \"config\": {{{more}}}}}}}");
+        let of = |module: &str, more: &str| adam(more).replace("\"class", &format!("\"module\": {module}, \"class"));
+        assert_eq!(says(&of("\"keras.optimizers\"", "")), Some(true));
+        assert_eq!(says(&of("\"keras.optimizers\"", "\"amsgrad\": true")), Some(false));
+        assert_eq!(says(&of("\"keras.optimizers\"", "\"amsgrad\": Infinity")), Some(false), "it cannot be read");
+        assert_eq!(says(&of("null", "")), Some(false));
+        assert_eq!((says("null"), says("{}")), (None, None));
+        let legacy = |text: &str| Adam::of(Some("adam"), Some(text)).sure;
+        assert_eq!(legacy(&adam("").replace("optimizer", "optimizer_config")), Some(true));
+        assert_eq!(
+            legacy(&adam("").replace("optimizer", "optimizer_config").replace("Adam", "Mine>Adam")),
+            Some(false)
+        );
     }
 }

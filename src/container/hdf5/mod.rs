@@ -1,13 +1,12 @@
 //! HDF5 files: arrays that h5py and Keras write, contiguous or in chunks without filters.
 //!
-//! The reader looks for places, and decodes nothing. It follows hard links from the root group; each object is looked at once, so
-//! cycles of links end. What it does not know stays as other bytes: groups with links in a heap of their own, types that are no
-//! plain little-endian number, a dataset in its header, indexes of newer kinds. A dataset with a filter stays as it is, since
-//! its chunks are not its elements. Checksums cover metadata only, so no tensor's bytes change one; a tensor that
-//! overlaps metadata makes the file opaque.
+//! The reader finds where elements lie. It decodes none. It follows hard links from the root group, and visits each object once, so a
+//! cycle of links ends. It leaves out groups with links in a heap of their own, types other than plain little-endian numbers, datasets in
+//! their headers, and newer indexes of chunks; their bytes are kept as they are. So are datasets with a filter, whose chunks are not their
+//! elements. Checksums cover metadata only, so no tensor's bytes change one. A tensor that overlaps metadata makes the file opaque.
 //!
 //! Bounds: 64 MiB of metadata, where each block, link, path and chunk counts some more; 64 levels of groups, 31 of trees; paths of 4096
-//! bytes; 2^20 chunks of a dataset; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound a file is opaque.
+//! bytes; 2^17 chunks; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound a file is opaque.
 
 mod attribute;
 mod checksum;
@@ -36,6 +35,8 @@ pub(super) use keras::{describe as describe_keras, is_keras};
 const MAX_DEPTH: usize = 64;
 /// Longest path.
 const MAX_PATH: usize = 4096;
+/// Longest name of an optimizer, in bytes.
+const MAX_NAME: usize = 256;
 /// Other paths of a dataset that are kept.
 const MAX_ALIASES: usize = 16;
 
@@ -78,7 +79,8 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
     // Objects by address, and the dataset that each is.
     let mut objects: HashMap<u64, Option<usize>> = HashMap::new();
     let mut filtered: Vec<&str> = Vec::new();
-    let mut optimizer = None;
+    let (mut optimizer, mut config) = (None, None);
+    let mut in_heaps = 0;
     let mut rest = vec![(root, String::new(), 0)];
     while let Some((address, path, depth)) = rest.pop() {
         match objects.get(&address) {
@@ -107,8 +109,11 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
             continue;
         }
         if path == keras::OPTIMIZER {
-            optimizer = attribute::text(&mut source, &header, "name")?;
+            optimizer = attribute::text(&mut source, &header, "name", MAX_NAME)?;
+        } else if path.is_empty() {
+            config = attribute::text(&mut source, &header, "training_config", keras::MAX_CONFIG as usize)?;
         }
+        in_heaps += u64::from(group::is_in_heap(&header));
         let links = group::links(&mut source, &header)?;
         if !links.is_empty() && depth == MAX_DEPTH {
             return bad("HDF5: more than 64 groups in each other");
@@ -126,8 +131,8 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
             rest.push((link.address, below, depth + 1));
         }
     }
-    let note = note(&filtered);
-    let adam = Adam::of(optimizer.as_deref());
+    let note = note(&filtered, in_heaps);
+    let adam = Adam::of(optimizer.as_deref(), config.as_deref());
     let tensors = tensors(&mut source, found)?;
     if tensors.is_empty() {
         return bad(note.unwrap_or_else(|| "HDF5: no dataset that stepfs looks into".to_string()));
@@ -136,14 +141,19 @@ fn read(src: &dyn ReadAt, range: Range<u64>) -> Result<Contents, Fail> {
     Ok(Contents { tensors, note, adam })
 }
 
-/// What to say of datasets with filters.
-fn note(filtered: &[&str]) -> Option<String> {
-    let how = filtered.iter().find(|how| **how != dataset::UNNAMED).or(filtered.first())?;
+/// The words for datasets with filters, or else for groups that were left out.
+fn note(filtered: &[&str], in_heaps: u64) -> Option<String> {
+    let how = filtered.iter().find(|how| **how != dataset::UNNAMED).or(filtered.first());
     let advice = "save with compression=None to shrink it";
-    Some(match filtered.len() {
-        1 => format!("HDF5: 1 dataset has chunks {how}: kept as it is; {advice}"),
-        n => format!("HDF5: {n} datasets have chunks {how}: kept as they are; {advice}"),
-    })
+    match (how, filtered.len(), in_heaps) {
+        (Some(how), 1, _) => Some(format!("HDF5: 1 dataset has chunks {how}: kept as it is; {advice}")),
+        (Some(how), n, _) => Some(format!("HDF5: {n} datasets have chunks {how}: kept as they are; {advice}")),
+        (None, _, 0) => None,
+        (None, _, n) => {
+            let groups = if n == 1 { "1 group keeps its".to_string() } else { format!("{n} groups keep their") };
+            Some(format!("HDF5: {groups} links in a heap, which stepfs does not read; save with libver=\"earliest\""))
+        }
+    }
 }
 
 /// The tensors that datasets are, by ascending extent.
@@ -165,6 +175,7 @@ fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> 
             source.spend(path.len() as u64)?;
             let mut tensor = Tensor::found(path, (array.dtype, shape), role, part.extent);
             tensor.aliases = aliases.take().unwrap_or_default();
+            tensor.is_part_of(&array.shape);
             tensors.push(tensor);
         }
     }

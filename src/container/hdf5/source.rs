@@ -12,7 +12,7 @@ const MAX_METADATA: u64 = 64 << 20;
 /// What a block costs beside its bytes: less would let tiny blocks take more time and memory than large ones.
 const BLOCK: u64 = 64;
 
-/// An address that means nothing.
+/// The address that HDF5 writes where there is none.
 pub(super) const NOWHERE: u64 = u64::MAX;
 
 /// First bytes of the format.
@@ -51,7 +51,7 @@ impl<'a> Source<'a> {
             _ => return bad(BROKEN),
         };
         if sizes != [8, 8] {
-            return bad("HDF5: addresses or lengths that do not have 8 bytes");
+            return bad("HDF5: addresses or lengths of another size than 8 bytes");
         }
         let block = source.read(0, len)?;
         let (base, end, driver, root) = if version < 2 {
@@ -68,12 +68,12 @@ impl<'a> Source<'a> {
             (u64_at(&block, 12), u64_at(&block, 28), NOWHERE, u64_at(&block, 36))
         };
         if base != 0 || driver != NOWHERE {
-            return bad("HDF5: in several files, or behind a block of its user's");
+            return bad("HDF5: split into several files, or with a user block");
         }
-        if end > size {
-            return bad("HDF5: cut short: the superblock tells of more bytes");
+        // Closing a file cuts it to this length. Before that, datasets may be there that nobody has filled.
+        if end != size {
+            return bad("HDF5: cut short, or not closed by its writer");
         }
-        source.range.end = source.range.start + end;
         Ok((source, root))
     }
 
@@ -93,7 +93,7 @@ impl<'a> Source<'a> {
         Ok(bytes)
     }
 
-    /// The same bytes, of which nobody knows yet that they are metadata.
+    /// Reads bytes without counting them as metadata yet.
     fn peek(&mut self, address: u64, len: u64) -> Result<Vec<u8>, Fail> {
         let Some(place) = self.place(address, len) else {
             return bad("HDF5: metadata beyond the end of the file");

@@ -3,6 +3,8 @@
 import io
 import os
 import shutil
+import subprocess
+import sys
 import warnings
 import zipfile
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from bounds import check_within_bounds
-from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, shell
+from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, run_json, shell
 from series import walk
 
 # Of Keras itself, at each look at a tensor.
@@ -206,3 +208,75 @@ def test_inspect_says_why_a_filter_is_in_the_way(plain):
         file.create_dataset("w", data=np.ones((50, 50)), compression="gzip")
     said = run("inspect", plain / "w.h5").stdout
     assert "compressed with gzip" in said and "compression=None" in said, said
+
+
+class Adam(keras.optimizers.Adam):
+    """An author's own class of that name: `v` divides nothing."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        index = self._get_variable_index(variable)
+        first, second = self._momentums[index], self._velocities[index]
+        self.assign_add(first, (gradient - first) * 0.1)
+        self.assign_add(second, (gradient * gradient - second) * 0.001)
+        self.assign_sub(variable, learning_rate * first)
+
+
+OPTIONS = {"amsgrad": {"amsgrad": True}, "ema": {"use_ema": True}, "accumulated": {"gradient_accumulation_steps": 2},
+           "both": {"amsgrad": True, "use_ema": True}}
+
+
+@pytest.mark.stepfs
+@pytest.mark.parametrize("made", [*OPTIONS, "own.keras"])
+def test_an_optimizer_that_looks_like_adam_is_no_adam(plain, made):
+    """Frozen layers of the same shape lend the options' variables a weight each."""
+    keras.utils.clear_session()
+    layers = keras.layers
+    alike = [layers.Dense(32, use_bias=False, trainable=number > 3) for number in range(6)]
+    model = keras.Sequential([layers.Input((32,)), *alike])
+    own = made.startswith("own")
+    optimizer = Adam(1e-3) if own else keras.optimizers.Adam(1e-3, **OPTIONS[made])
+    model.compile(optimizer=optimizer, loss="mse")
+    model.train_on_batch(np.ones((4, 32), np.float32), np.zeros((4, 32), np.float32))
+    path = plain / (made if own else f"{made}.weights.h5")
+    (model.save if own else model.save_weights)(path)
+    roles = {tensor["path"]: tensor["role"] for tensor in run_json("inspect", "--json", path)["tensors"]}
+    assert len(roles) >= 10 and not {"first_moment", "second_moment"} & set(roles.values()), roles
+
+
+@pytest.mark.stepfs
+def test_a_learning_rate_schedule_changes_nothing(plain):
+    model, batch = model_and_data()
+    schedule = keras.optimizers.schedules.CosineDecay(1e-3, 100)
+    model.compile(optimizer=keras.optimizers.AdamW(schedule), loss=model.loss)
+    model.train_on_batch(*batch())
+    model.save(plain / "a.keras")
+    roles = [tensor["role"] for tensor in run_json("inspect", "--json", plain / "a.keras")["tensors"]]
+    assert roles.count("first_moment") == roles.count("second_moment") == len(model.trainable_variables)
+
+
+@pytest.mark.stepfs
+def test_a_file_that_was_not_closed_is_no_newer_state(mount, plain):
+    """Its writer has flushed all datasets, filled some, and died: HDF5 had not cut the file to its length yet."""
+    file = plain / "died.h5"
+    done = subprocess.run([sys.executable, "-c", DIES, file], check=False)
+    assert done.returncode == 9 and file.stat().st_size > 100_000
+    said = run("inspect", file).stdout
+    assert "not closed by its writer" in said or "cut short" in said, said
+    for number in range(2):
+        with h5py.File(mount / f"step_{number}.h5", "w") as whole:
+            for name in "abcd":
+                whole.create_dataset(f"{name}/kernel", data=np.random.default_rng(number).standard_normal((128, 128), np.float32))
+    shutil.copyfile(file, mount / "step_2.h5")
+    mount.sync()
+    assert PLAIN or "step_1.h5" not in mount.released()
+
+
+DIES = """
+import h5py, numpy, os, sys
+file = h5py.File(sys.argv[1], "w")
+parts = [file.create_dataset(f"{name}/kernel", (128, 128), "<f4") for name in "abcd"]
+for part in parts[:2]:
+    part[:] = numpy.ones((128, 128), "<f4")
+file.flush()
+os._exit(9)
+"""
