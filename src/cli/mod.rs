@@ -16,6 +16,7 @@ mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
+mod natural;
 mod notify;
 mod pin;
 mod place;

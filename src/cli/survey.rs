@@ -13,6 +13,7 @@ use crate::hash::hex;
 use crate::store::object::{Id, Object};
 use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned, recalled_from};
 
+use super::natural;
 use super::place::{Place, attribute};
 
 /// What there is to say about a file.
@@ -113,7 +114,7 @@ pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
             result => result.with_context(|| format!("{}", root.join(&found).display()))?,
         }
     }
-    files.sort();
+    files.sort_by(|a, b| natural::order(a, b));
     Ok(files)
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::cli::natural;
 use crate::cli::words::{name, size, table};
 use crate::container::METADATA;
 
@@ -38,7 +39,7 @@ pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>> {
             }
         }
     }
-    found.sort();
+    found.sort_by(|a, b| natural::order(a, b));
     Ok(found)
 }
 

@@ -188,3 +188,18 @@ def test_inspect_names_formats_and_says_why_it_does_not_look(plain):
     said = {path.name: run("inspect", path).stdout for path in plain.iterdir()}
     assert "legacy torch" in said["w.pt"] and ": npy, " in said["w.npy"] and ": npz, " in said["w.npz"]
     assert "compressed" in said["c.npz"] and "objects" in said["o.npy"] and "HDF5" in said["w.h5"], said
+
+
+@pytest.mark.stepfs
+def test_inspect_takes_many_files_and_directories(plain):
+    (plain / "below").mkdir()
+    torch.save({"w": torch.ones(9), "v": torch.ones(2)}, plain / "below/a.pt")
+    np.savez_compressed(plain / "c.npz", w=np.ones(9))
+    lines = run("inspect", plain).stdout.splitlines()
+    assert len(lines) == 3 and "below/a.pt" in lines[1] and " 2 " in lines[1] and "compressed" in lines[2], lines
+    both = run("inspect", plain / "c.npz", plain / "below/a.pt").stdout
+    assert both.index("c.npz: ") < both.index("a.pt: "), both
+    assert [len(file["tensors"]) for file in run_json("inspect", "--json", plain)] == [2, 0]
+    # One that is not there is said, and hides no other.
+    done = run("inspect", plain / "none", plain / "c.npz", check=False)
+    assert done.returncode == 1 and "none" in done.stderr and "c.npz" in done.stdout, done
