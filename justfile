@@ -1,0 +1,36 @@
+# The project's commands; each is a script. `just` lists them.
+
+default:
+    @just --list
+
+# Install everything that the tests need
+setup:
+    scripts/setup.sh
+
+# Before each commit: format, lints, quick tests
+check *rooms:
+    scripts/check.sh {{rooms}}
+
+# Everything
+test:
+    scripts/test.sh
+
+# The long tests
+nightly *names:
+    scripts/nightly.sh {{names}}
+
+# Train a small GPT into a mount
+demo:
+    scripts/demo.sh
+
+# Measure
+bench:
+    scripts/bench.sh
+
+# Wheel and Debian package
+package:
+    scripts/package.sh
+
+# Count hard English
+prose *paths:
+    python3 scripts/prose.py {{paths}}
