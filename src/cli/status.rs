@@ -12,7 +12,7 @@ use super::place::{Place, attribute};
 use super::survey::{files, stub};
 use super::words::{name, percent, size};
 
-/// Show what a store holds, what it occupies, and what is still to be done.
+/// Show the contents of a store, its size, and the work left to do.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A store, a mount, or a path in a mount.
@@ -77,13 +77,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks the daemon.
+/// Asks the daemon for the status.
 pub(super) fn of_mount(mount: &std::path::Path) -> Result<Status> {
     let text = attribute(mount, "status").with_context(|| format!("{} does not answer", mount.display()))?;
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Asks the daemon what there is to do, which is quickly answered.
+/// Asks the daemon for the queue, which is quick.
 pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Queue> {
     let text = attribute(mount, "queue").with_context(|| format!("{} does not answer", mount.display()))?;
     Ok(serde_json::from_slice(&text)?)

@@ -1,4 +1,4 @@
-//! What is asked of the machine and of this process, wherever the store lies.
+//! Checks of the machine and of this process, independent of the store.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,11 +14,11 @@ use crate::recall::usual_memory;
 
 /// First kernel with passthrough.
 const PASSTHROUGH: (u32, u32) = (6, 9);
-/// First kernel whose errors of fsync can be told apart.
+/// First kernel that can tell fsync errors apart.
 const TELLS_ERRORS: (u32, u32) = (6, 1);
-/// What a daemon takes beside the states that it keeps (docs/PERFORMANCE.md).
+/// Memory of a daemon besides the decoded states (docs/PERFORMANCE.md).
 const DAEMON_BYTES: u64 = 256 << 20;
-/// Open files below which a loader with many workers meets the limit.
+/// With fewer open files, a loader with many workers hits the limit.
 const FEW_FILES: u64 = 8192;
 const HELPER: &str = "/sbin/mount.stepfs";
 
@@ -33,7 +33,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found
 }
 
-/// Version of the running kernel; 0.0 if it says something else than a version.
+/// Version of the running kernel; 0.0 if `release` is no version.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
@@ -91,7 +91,7 @@ fn privileges() -> Finding {
     }
 }
 
-/// Whether rights are those of the machine, and not of a user namespace.
+/// True if privileges hold for the whole machine, not only for a user namespace.
 fn everywhere() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -172,8 +172,8 @@ fn memory() -> Finding {
     }
 }
 
-/// Whether the kernel reads and writes resident files by itself. `leases` says whether the store's file system has them, if there is
-/// one to look at.
+/// Checks whether the kernel serves resident files by itself. `leases` tells whether the store's file system supports
+/// leases, if a store was named.
 pub(super) fn passthrough(leases: Option<io::Result<bool>>) -> Finding {
     const CHECK: &str = "passthrough";
     let without = |why: &str, mend: &str| warning(CHECK, format!("none, which is slower and as safe: {why}"), mend);

@@ -1,4 +1,4 @@
-//! What is asked of a store, or of the place for one.
+//! Checks of a store, or of the place for one.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,17 +13,17 @@ use crate::cli::words::size;
 use crate::fs::{has_leases, is_dead, kind_of};
 use crate::store::{Store, exposed};
 
-/// Room below which the next checkpoint may not fit.
+/// With less free space the next checkpoint may not fit.
 const LITTLE_ROOM: u64 = 1 << 30;
 const FEW_INODES: u64 = 10_000;
-/// Commands on a store that is not mounted go by whole paths, of which the kernel takes so many bytes.
+/// Commands on an unmounted store use whole paths, and the kernel limits a path to this many bytes.
 const LONGEST_PATH: usize = 4095;
-/// Names in a run of checkpoints are shorter.
+/// Names within a run of checkpoints are shorter than this.
 const SHORT_PATH: usize = 512;
-/// File systems that other machines may write to. What a crash leaves there was not tried.
+/// File systems that other machines may write to. Crashes on these are not tested.
 const NETWORK: [&str; 10] = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"];
 
-/// What was found, and whether the file system has leases, as far as that could be tried.
+/// The findings, and whether the file system supports leases, if that could be tested.
 pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     if is_dead(dir) {
         let mend = format!("stepfs mount STORE {0}, or stepfs umount {0}", dir.display());
@@ -52,7 +52,7 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     (found, Some(has_leases(path)))
 }
 
-/// The store that is there, or that it can be made, and its path.
+/// Finds the store at `dir`, or checks that one can be created there. Also returns its path.
 fn store(dir: &Path) -> (Finding, PathBuf) {
     let path = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
     let place = match Place::of(dir) {
@@ -87,7 +87,7 @@ fn no_store(path: &Path) -> Finding {
     }
 }
 
-/// The directory itself or the one above it that exists.
+/// The closest existing directory at or above `path`.
 fn nearest(path: &Path) -> PathBuf {
     path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_path_buf()
 }
@@ -157,7 +157,7 @@ fn room(place: &Path) -> Vec<Finding> {
         bytes if bytes < LITTLE_ROOM => warning("room", says, mend),
         _ => ok("room", says),
     };
-    // Where inodes are made as they are needed, there is no number of them.
+    // File systems that create inodes on demand report no total.
     let says = format!("{} free of {}", found.f_favail, found.f_files);
     let mend = format!("df -i {}; then remove small files", place.display());
     let inodes = match (found.f_files, found.f_favail) {
@@ -169,7 +169,7 @@ fn room(place: &Path) -> Vec<Finding> {
     vec![room, inodes]
 }
 
-/// A file to try things on.
+/// Creates a file for tests.
 fn file(probe: &Path, name: &str) -> io::Result<PathBuf> {
     let path = probe.join(name);
     fs::write(&path, name)?;
