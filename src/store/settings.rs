@@ -1,4 +1,4 @@
-//! `stepfs.toml`: format version, store id, and what users may choose.
+//! `stepfs.toml`: format version, store id, and the users' choices.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ struct Document {
     retention: Vec<RuleText>,
 }
 
-/// Ten minutes: longer than any one checkpoint takes to be written, shorter than anybody waits for room.
+/// Ten minutes: longer than any checkpoint takes to be written, and short enough for users who wait for space.
 fn default_settle() -> u64 {
     600
 }
@@ -42,17 +42,17 @@ struct FormatOnly {
 /// The settings of a store.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The store's name.
+    /// The store's id.
     pub id: Id,
     /// Limit of `cache/`, bytes.
     pub cache_bytes: u64,
-    /// How long the files of a checkpoint that is a directory wait for each other; zero: not at all.
+    /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
     profiles: profile::Rules,
     retention: Vec<retention::Rule>,
 }
 
-/// What a new store's `stepfs.toml` says.
+/// The `stepfs.toml` of a new store.
 pub(super) fn template(id: Id) -> String {
     format!(
         "# Settings of a stepfs store. Read when it is mounted; edit while it is not.\n\
@@ -113,10 +113,10 @@ pub(super) fn template(id: Id) -> String {
 }
 
 impl Settings {
-    /// Reads the text of `stepfs.toml`.
+    /// Parses the text of `stepfs.toml`.
     ///
     /// # Errors
-    /// [`Error::Newer`] when a newer version of stepfs made the store, [`Error::Settings`] with the parser's words.
+    /// [`Error::Newer`] if a newer version of stepfs made the store; [`Error::Settings`] with the parser's message.
     pub fn parse(text: &str) -> Result<Settings, Error> {
         let wrong = |error: toml::de::Error| Error::Settings(error.to_string().trim_end().to_string());
         let FormatOnly { format } = toml::from_str(text).map_err(wrong)?;
@@ -140,7 +140,7 @@ impl Settings {
     /// The text with another default profile, all else as its user wrote it.
     ///
     /// # Errors
-    /// [`Error::Settings`] when it is not said in a line of its own.
+    /// [`Error::Settings`] if the setting has no line of its own.
     pub fn with_default_profile(text: &str, profile: Profile) -> Result<String, Error> {
         let is_it = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "default_profile");
         let is_top = |line: &&str| !line.trim_start().starts_with('[');
@@ -151,7 +151,7 @@ impl Settings {
         });
         let found = lines.into_iter().find(|range| is_it(&text[range.clone()]));
         let range = found.ok_or_else(|| Error::Settings("`default_profile` has no line of its own".into()))?;
-        // No profile has a `#` in its name, so that what follows one is a remark.
+        // No profile has a `#` in its name, so a `#` starts a comment.
         let old = &text[range.clone()];
         let remark = old.find('#').map_or_else(String::new, |at| format!(" {}", old[at..].trim_end()));
         let mut changed = text.to_string();
@@ -159,12 +159,12 @@ impl Settings {
         Settings::parse(&changed).map(|_| changed)
     }
 
-    /// The rules by which checkpoints go; none unless a user wrote some.
+    /// The retention rules; none unless a user wrote some.
     pub fn retention(&self) -> &[retention::Rule] {
         &self.retention
     }
 
-    /// The profiles that the rules ask for, for a path inside the mount.
+    /// The profiles that the rules give for a path inside the mount.
     pub fn profiles(&self, path: &std::path::Path) -> Profiles {
         self.profiles.of(path)
     }

@@ -98,18 +98,17 @@ pub struct Index {
     pub skeleton: Vec<Tile>,
 }
 
-/// Bytes at the start of large tensors that go to the skeleton; the end is treated likewise, both or neither. To find
-/// one tensor in a torch zip, a program reads all headers. The pages with the headers also hold the edges of tensors,
-/// and each edge would cost a tile. A read of 4 KiB that starts in the header before a tensor reaches this far into it,
-/// in whole pages.
+/// A large tensor leaves its first bytes (this many) and its last bytes to the skeleton, both or neither. To find one
+/// tensor in a torch zip, a program reads all headers. The pages with the headers also hold the edges of tensors, and
+/// each edge would cost a tile. A read of 4 KiB that starts in the header before a tensor reaches this far into it, in
+/// whole pages.
 pub const HEAD_BYTES: u64 = 8192;
 /// The page where a header begins holds less than this of the tensor before it.
 pub const TAIL_BYTES: u64 = 4096;
 /// Limit on a payload. Incompressible data is stored as it is, with a few bytes for modes and lengths. Exceptions of a
 /// lattice take at most 14 bytes for each element of two; a keyframe in the same tile takes its bytes once more.
 pub(super) const MAX_TILE_STORED: u32 = 10 * TILE_BYTES as u32;
-/// More tensors than any checkpoint has. A crafted index needs one twentieth of the bytes to claim an entry that the
-/// entry takes in memory.
+/// More tensors than any checkpoint has. An entry takes twenty times the bytes that a crafted index needs to claim it.
 pub(super) const MAX_TENSORS: usize = 1 << 22;
 /// Maximum number of dimensions of a tensor; torch stops at 64.
 pub(super) const MAX_DIMS: usize = 64;

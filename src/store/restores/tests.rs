@@ -39,7 +39,7 @@ fn it_is_bounded() {
         (0..20).for_each(|n| restores.restored(lineage, 20 * lineage as i64 + n, n as u32, &long));
     }
     assert_eq!(restores.all().count(), MOST_LINEAGES);
-    // Those that went were restored first.
+    // The dropped ones were restored first.
     assert!(restores.get(9).is_none() && restores.get(10).is_some());
     let known = restores.get(10).unwrap();
     assert_eq!((known.restores, known.events.len(), known.before, known.origin.len()), (20, MOST_EVENTS, 12, 254));
@@ -74,7 +74,7 @@ proptest! {
         for lineage in 0..4 {
             let mut of = calls.iter().filter(|call| call.0 == lineage);
             prop_assert_eq!(restores.seen(lineage) as usize, of.clone().count());
-            // Whatever is sealed now descends from the last of them.
+            // New states descend from the last restored one.
             let last = of.next_back().map_or(0, |call| call.2 + 1);
             prop_assert_eq!(restores.generations(lineage, i64::MAX), last);
         }
