@@ -21,8 +21,8 @@ mod tests;
 pub use graph::Merge;
 
 /// Longest chain of objects in a read: a published system's. All others have at most 12. A new chain also begins after
-/// this many states. A lattice keyframe costs about as much as 32 merged deltas (measured before the first line of
-/// code: 4 to 10 bits against 1.9 to 4.0), so longer chains save nothing.
+/// this many states. A lattice keyframe costs as much as about 32 merged deltas, so longer chains save nothing.
+/// (Measured before the first line of code: 4 to 10 bits against 1.9 to 4.0.)
 pub const MAX_CHAIN: u32 = 32;
 
 /// Objects removed in one go, so that the archive can do other work in between.

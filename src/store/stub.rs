@@ -1,5 +1,5 @@
-//! The stub that replaces a released file in the tree (docs/FORMAT.md, "Stub"): one block that names the object with
-//! the bytes, then a hole up to the logical size.
+//! The stub that replaces a released file in the tree (docs/FORMAT.md, "Stub"). It has one block that names the object
+//! with the bytes, then a hole up to the logical size.
 
 use std::fs::File;
 use std::io;

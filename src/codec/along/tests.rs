@@ -19,7 +19,7 @@ fn integers(seed: u64, n: usize, reach: i32) -> Vec<i32> {
     (0..n).map(one).collect()
 }
 
-/// Where a run begins, in each of the ways that it may be given.
+/// The start of a run, in each permitted form.
 fn froms<'a>(wide: &'a Integers, narrow: &'a Integers) -> [From<'a>; 2] {
     [From::Integers(wide), From::Integers(narrow)]
 }

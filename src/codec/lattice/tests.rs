@@ -27,7 +27,7 @@ fn run(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64) -> Result<Quantized, Un
     Ok(q)
 }
 
-/// What must hold for every tile that was quantized.
+/// Invariants of every quantized tile.
 fn check(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64, q: &Quantized) {
     let (exact, decoded) = (widen(dtype, w), widen(dtype, &q.r));
     let mut largest = 0f64;
@@ -123,7 +123,7 @@ proptest! {
                     let (mut a_out, mut r, mut far) = (vec![0; a.len()], F::elements(&w).to_vec(), F::elements(&w).to_vec());
                     let (error, fits) = quantize_chunk::<F>(level, F::elements(&w), k, g, &mut a_out, &mut r);
                     reconstruct_elements::<F>(level, k, g, &a, &mut far);
-                    // Out of range the low bits of A mean nothing, but they are the same nothing.
+                    // Out of range the low bits of A mean nothing, but they must be equal.
                     (error.to_bits(), fits, a_out, r, far)
                 }).collect();
                 for outcome in &outcomes {
