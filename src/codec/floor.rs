@@ -6,8 +6,8 @@
 //! and no element is more than an eighth of itself off. Elements that a lattice would bring below the floor are kept
 //! exactly, as *exceptions*.
 //!
-//! This must never happen: a decoded value is 0, has another sign, or is so small that a division by it is infinite,
-//! although the written file had no such value.
+//! This must never happen: a decoded value is 0, has another sign, or makes a division by it infinite, although the
+//! written file had no such value.
 
 use super::Dtype;
 use super::exception::Exception;

@@ -5,8 +5,8 @@
 //! of order 1 everywhere while m spans many octaves. The divisor d and the rounding of u depend on the optimizer: a
 //! [`Rule`].
 //!
-//! This must never happen: a decoded |m_q| / d_q is well above |m| / d, which makes a restored run jump
-//! ([`largest_error`] defines "well"); a sign flips; a value is not finite. Where v is 0 there is no quotient: m is 0
+//! These must never happen. A decoded |m_q| / d_q is well above |m| / d, which makes a restored run jump
+//! ([`largest_error`] defines "well"). A sign flips. A value is not finite. Where v is 0 there is no quotient: m is 0
 //! there, or an exception.
 //!
 //! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`], [`super::lattice::decode_tile_add`].

@@ -1,8 +1,8 @@
 //! Order-0 canonical Huffman coding of *words* (bytes); a word is one symbol or a block of several.
 //!
-//! Layout of a body: the code lengths (`lengths`); with [`STREAMS_FROM`] words or more, the byte lengths of the first
-//! [`STREAMS`] - 1 bit streams (`u32` each), then the streams; with fewer words, a single stream. Each stream codes one
-//! contiguous segment of the words, low bits first.
+//! A body begins with the code lengths (`lengths`). With [`STREAMS_FROM`] words or more, the byte lengths of the first
+//! [`STREAMS`] - 1 bit streams follow (`u32` each), then the streams. With fewer words, a single stream follows. Each
+//! stream codes one contiguous segment of the words, low bits first.
 
 mod decode;
 mod encode;
