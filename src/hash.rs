@@ -104,11 +104,15 @@ mod tests {
         /// Other programs hashed the bytes on the device, and others will read them.
         #[test]
         fn hashes_are_those_of_another_implementation(
-            bytes in prop_oneof![prop::collection::vec(any::<u8>(), 0..300), prop::collection::vec(any::<u8>(), 0..9000)],
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..300),
+                prop::collection::vec(any::<u8>(), 0..9000),
+            ],
             cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         ) {
             prop_assert_eq!(xxh3_64(&bytes), xxhash_rust::xxh3::xxh3_64(&bytes));
-            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+            let mut cuts: Vec<usize> =
+                cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             let (mut narrow, mut wide) = (Xxh3::new(), Xxh3Of128::new());
             for ends in cuts.windows(2) {

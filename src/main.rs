@@ -20,7 +20,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[unsafe(export_name = "_rjem_malloc_conf")]
 #[used]
 static SETTINGS: &[u8; 132] =
-    b"narenas:2,tcache_max:1048576,tcache_nslots_large:8,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:0,background_thread:true\0";
+    b"narenas:2,tcache_max:1048576,tcache_nslots_large:8,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:0,\
+      background_thread:true\0";
 
 fn main() -> ExitCode {
     stepfs::cli::main()

@@ -178,11 +178,11 @@ fn parse(text: &[u8]) -> Result<Vec<Line>> {
     let lines = text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
     let parsed = lines.map(|(number, line)| match parse_line(line) {
         Some(line) => Ok(line),
-        None => bail!("line {} is none of sha256sum's: 64 hexadecimal digits, two blanks, a name", number + 1),
+        None => bail!("line {} is not in sha256sum's format: 64 hexadecimal digits, two blanks, a name", number + 1),
     });
     let parsed = parsed.collect::<Result<Vec<_>>>()?;
     match parsed.is_empty() {
-        true => bail!("it names no file"),
+        true => bail!("it names no file; make a manifest with sha256sum"),
         false => Ok(parsed),
     }
 }

@@ -23,10 +23,10 @@ use super::words::{name, percent, progress, size, table};
 ///
 /// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  stepfs compare run/step_*.pt\n  stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.png\n\n\
-The shell sorts step_10 before step_9: name the directory, or number with zeros.\n`stepfs compare --list` says what can be compared."
-)]
+#[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
+stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.png\n\n\
+The shell sorts step_10 before step_9: name the directory, or number with zeros.\n\
+`stepfs compare --list` lists the codecs.")]
 pub(super) struct Args {
     /// Checkpoints, and directories of checkpoints.
     #[arg(required_unless_present = "list", value_name = "FILES")]
@@ -86,7 +86,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(path) = &args.plot {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !parent.is_dir() || path.is_dir() {
-            bail!("{}: no picture can be put there", path.display());
+            bail!("{}: cannot write a picture there; name a file in an existing directory", path.display());
         }
     }
     let series = Series::open(&args.files)?;
@@ -140,7 +140,7 @@ fn codecs(names: &[String]) -> Result<Vec<Codec>> {
 fn listed() -> String {
     let rows: Vec<Vec<String>> =
         Codec::usual().into_iter().map(|codec| vec![format!("  {codec}"), codec.about().to_string()]).collect();
-    table(&rows, &[false, false]) + "Numbers can be others, as far as a system or zstd has them.\n"
+    table(&rows, &[false, false]) + "Other numbers work too, if the system or zstd has them.\n"
 }
 
 fn list(json: bool) -> Result<()> {
@@ -184,9 +184,10 @@ fn words(report: &Report) -> String {
         ]);
     }
     out += &table(&rows, &[false, true, true, true, true, true, true, true, true]);
-    out += "10^6 bytes per second of one core's processor time. A store's encoding includes planning, reading back and comparing;\n\
-            decoding begins with nothing at hand, so it reads all the objects that a file takes: on average, and at most.\n";
-    out += "\nErrors of the parameters, in rms of the update between two checkpoints and in rms of the parameters\n";
+    out += "MB/s: 10^6 bytes per second of one core's processor time. Encoding includes planning, reading back and\n\
+            comparing. Decoding starts with empty caches, so it reads all objects of a file: on average, at most.\n";
+    out +=
+        "\nErrors of the parameters, relative to the rms of the update between two checkpoints and of the parameters\n";
     let head = ["codec", "rms/update", "largest/update", "rms/weights", "largest/weights"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for kept in &report.codecs {
@@ -195,7 +196,7 @@ fn words(report: &Report) -> String {
         rows.push(std::iter::once(kept.name.clone()).chain(each).collect());
     }
     out += &table(&rows, &[false, true, true, true, true]);
-    out += "\nBits for each number, by its role (- : the codec knows of no roles)\n";
+    out += "\nBits per number, by role (-: the codec has no roles)\n";
     out += &roles(report);
     out += "\nBytes of each checkpoint\n";
     for some in report.codecs.chunks(ACROSS) {

@@ -80,7 +80,7 @@ fn print(findings: &[Finding]) {
         Level::Problem => "problem",
     };
     for Finding { check, level: found, says, mend } in findings {
-        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; mend: {}", words::name(mend)));
+        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", words::name(mend)));
         println!("{:<8} {check:<12} {}{mend}", level(*found), words::name(says));
     }
 }

@@ -67,7 +67,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// Writes the readable tensors of a damaged file.
 fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
     let shown = || args.path.display().to_string();
-    let stub = stub(store, &args.path)?.with_context(|| format!("{} is not released: copy it as it is", shown()))?;
+    let stub =
+        stub(store, &args.path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
     if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
         bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
     }

@@ -34,12 +34,12 @@ pub(super) fn read(
             return stream(&chain, &layout, |offset, _, bytes| sink(offset, bytes)).with_context(name);
         }
         // Decoded rows arrive in another order than in the file.
-        let file = tempfile::tempfile().context("no temporary file")?;
+        let file = tempfile::tempfile().context("cannot create a temporary file")?;
         recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at)).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
     if let Some(id) = lost_stub(objects, &file).with_context(name)? {
-        bail!("{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`", path.display());
+        bail!("{}: its stub of object {id} was overwritten; run `stepfs verify --repair`", path.display());
     }
     copy(file.as_file(), sink).with_context(name)
 }

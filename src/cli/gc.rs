@@ -259,11 +259,11 @@ fn print(report: &Report, verbose: bool) {
         }
         _ => {
             println!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
-            println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v says why" });
+            println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v shows why" });
         }
     }
     if report.left > 0 {
-        println!("the archive is still at work ({} steps): what comes free by that is not counted", report.left);
+        println!("the archive is still at work ({} steps): the space that this frees is not counted", report.left);
     }
     for why in &report.failed {
         println!("not removed  {}", name(why));

@@ -39,7 +39,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut files = Vec::new();
     for file in &args.files {
         let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
-        let last = real.file_name().with_context(|| format!("{} has no name", file.display()))?;
+        let last = real
+            .file_name()
+            .with_context(|| format!("{} has no file name; name a file or a directory", file.display()))?;
         list(file, &to.join(last), &mut files)?;
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();

@@ -113,4 +113,3 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
     write!(out, "{}", table(&rows, &right))?;
     Ok(())
 }
-

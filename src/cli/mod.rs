@@ -55,10 +55,10 @@ const DAMAGED: u8 = 3;
 /// older ones become quantized differences. Every file can be read, copied, moved or removed at any time.
 #[derive(Parser)]
 #[command(name = "stepfs", version, propagate_version = true, max_term_width = 100)]
-#[command(
-    after_help = "Example:\n  stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
-stepfs ls /ckpts                       what each checkpoint weighs\n  stepfs umount /ckpts\n\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found."
-)]
+#[command(after_help = "Example:\n  \
+stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
+stepfs ls /ckpts                       the size of each checkpoint\n  stepfs umount /ckpts\n\n\
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -136,7 +136,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     }
     let status = child.wait()?;
     match said.trim() {
-        "" => bail!("the daemon ended ({status}); its log is {}", log.display()),
+        "" => bail!("the daemon ended ({status}); see its log {}", log.display()),
         said => bail!("{said}"),
     }
 }
@@ -203,7 +203,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
     let store = open(mounting)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
     if inside(dir) {
-        bail!("{} lies in the store itself; mount it somewhere else", dir.display());
+        bail!("{} is inside the store; name a directory outside it", dir.display());
     }
     log::info!("store {} ({})", store.root().display(), store.id());
     let archive = match options.memory {

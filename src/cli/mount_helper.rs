@@ -108,7 +108,7 @@ fn mount(args: &Args, options: Options) -> Result<()> {
     // the disk below is not mounted.
     crate::fs::clear_dead_mount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
     if !args.dir.is_dir() {
-        bail!("the mount point {} is no directory; make it with: mkdir -p {0}", args.dir.display());
+        bail!("the mount point {} is not a directory; create it with: mkdir -p {0}", args.dir.display());
     }
     if !options.create {
         // Its error says how to create a store.

@@ -9,9 +9,10 @@ use super::words::{self, parse_size};
 
 /// Options without effect. They are true of every stepfs mount, need nothing, or are meant for mount(8) or systemd. The
 /// mount is always `nosuid` and `nodev`. The store's file system handles access times.
-const WITHOUT_EFFECT: &str = "defaults rw suid nosuid dev nodev exec async atime diratime nodiratime relatime norelatime \
-     strictatime nostrictatime lazytime nolazytime iversion noiversion mand nomand silent loud auto noauto user nouser users \
-     nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper default_permissions";
+const WITHOUT_EFFECT: &str = "defaults rw suid nosuid dev nodev exec async atime diratime nodiratime relatime \
+     norelatime strictatime nostrictatime lazytime nolazytime iversion noiversion mand nomand silent loud auto noauto \
+     user nouser users nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper \
+     default_permissions";
 /// Options without effect that cancel an earlier option.
 const OPPOSITES: [(&str, KernelOption); 4] = [
     ("rw", KernelOption::ReadOnly),
@@ -140,8 +141,8 @@ fn unknown(word: &str) -> String {
             "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()
         }
         _ => format!(
-            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE and log=FILE, and \
-             those that mount(8) describes for all file systems"
+            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE and \
+             log=FILE, and those that mount(8) describes for all file systems"
         ),
     }
 }
@@ -152,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_line_of_fstab_is_understood() {
-        let line = "rw,nosuid,user=me,x-systemd.automount,X-mount.mkdir,allow_other,noatime,profile=compact,memory=1G,log=\"/a,b\"";
+        let line = "rw,nosuid,user=me,x-systemd.automount,X-mount.mkdir,allow_other,noatime,profile=compact,memory=1G,\
+                    log=\"/a,b\"";
         let options = Options::strict(line).unwrap();
         assert!(options.allow_other && !options.no_passthrough && !options.create);
         assert_eq!(options.kernel_list(), "noatime");

@@ -47,7 +47,7 @@ pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
             Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
                 match above(&mount, &place.path) {
                     Some(directory) => bail!(
-                        "{} has no pin of its own; {} has, and with it all that is below",
+                        "{} has no pin of its own; unpin {}, which pins all files below it",
                         path.display(),
                         directory.display()
                     ),
@@ -68,7 +68,7 @@ fn above(mount: &Path, path: &Path) -> Option<PathBuf> {
 fn words(error: std::io::Error) -> anyhow::Error {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can be pinned, and only where the store's file system has extended attributes"
+            "only files and directories can be pinned, and the store's file system must support extended attributes"
         ),
         _ => error.into(),
     }

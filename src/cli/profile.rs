@@ -35,11 +35,12 @@ pub(super) struct Args {
 
 /// The published systems, one per line.
 fn systems() -> String {
-    let mut words = "Published systems; models are kept as their papers say, everything else lossless:\n".to_string();
+    let mut words = "Published systems; models are kept as in their papers, everything else lossless:\n".to_string();
     SystemId::usual().for_each(|system| words += &format!("  {:16}  {}\n", system.to_string(), system.about()));
     words
-        + "\nInshrinkerator's other configurations have names such as inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5,\n\
-             in this order; what is left out is as usual. `stepfs tune` finds the one to use."
+        + "\nInshrinkerator's other configurations have names such as\n\
+             inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5, with the parts in this order;\n\
+             parts left out have their usual value. `stepfs tune` finds a suitable one."
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -52,7 +53,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         } else if args.unset {
             match xattr::remove(&absolute, PROFILE) {
                 Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
-                    bail!("{}: no profile was set for it; what is set above it, or a rule, decides", shown())
+                    bail!("{}: it has no profile of its own; a directory above it or a rule decides", shown())
                 }
                 result => result.map_err(words).with_context(shown)?,
             }
@@ -70,7 +71,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 fn words(error: std::io::Error) -> anyhow::Error {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can have a profile, and only where the store's file system has extended attributes"
+            "only files and directories can have a profile, and the store's file system must support extended \
+             attributes"
         ),
         _ => error.into(),
     }

@@ -23,11 +23,11 @@ use super::words::progress;
 /// its server. Values stay the same, bit for bit. DIR appears when all data in it is complete and durable, or not at
 /// all. A run finds it under the name version-V in the run's checkpoint directory.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
-stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\nElasticDL itself restores a \
-version to any number of servers, each of which reads all files. Of resharded files each has just\nwhat its server keeps."
-)]
+#[command(after_help = "Examples:\n  \
+stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
+stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\n\
+ElasticDL itself restores a version to any number of servers, but each server then reads all files.\n\
+A resharded file has only the data of its own server.")]
 pub(super) struct Args {
     /// The version: a directory, or STORE:PATH of a store, mounted or not.
     #[arg(value_name = "STORE:version-V")]
@@ -78,7 +78,7 @@ pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path, stop: &AtomicB
         bail!("{} is not empty; name a directory that does not exist yet", dir.display());
     }
     if fs::symlink_metadata(dir).is_ok_and(|m| !m.is_dir()) {
-        bail!("{} is there already, and no directory", dir.display());
+        bail!("{} exists and is not a directory; name a new directory", dir.display());
     }
     let Some(name) = dir.file_name() else {
         bail!("{}: name a new directory", dir.display());
@@ -167,7 +167,7 @@ impl Version {
         let Some((store, inside)) =
             text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
         else {
-            bail!("{text}: there is no such directory (to read from a store: STORE:version-V)");
+            bail!("{text}: no such directory (to read from a store, write STORE:version-V)");
         };
         let (root, inside) = (Path::new(store), Path::new(inside));
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
@@ -199,14 +199,14 @@ impl Version {
         for entry in fs::read_dir(self.on_disk()).with_context(|| self.name.clone())? {
             let name = entry?.file_name();
             let Some(shard) = name.to_str().and_then(Shard::parse) else {
-                bail!("{}: {} is no file of an ElasticDL checkpoint", self.name, name.display());
+                bail!("{}: {} is not a file of an ElasticDL checkpoint", self.name, name.display());
             };
             shards.push(shard);
         }
         shards.sort_by_key(|shard| shard.index);
         let Some(first) = shards.first().copied() else { bail!("{} is empty", self.name) };
         if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
-            bail!("{}: {} and {} are not of one checkpoint", self.name, first.name(), other.name());
+            bail!("{}: {} and {} belong to different checkpoints", self.name, first.name(), other.name());
         }
         match (0..first.count)
             .zip(shards.iter().map(|shard| shard.index).chain([u32::MAX]))

@@ -35,7 +35,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     println!("store      {}", place.store.display());
     match (&place.mount, status.daemon) {
         (Some(mount), Some(pid)) => println!("mounted    {} by process {pid}", mount.display()),
-        _ => println!("mounted    not looked at through a mount"),
+        _ => println!("mounted    unknown: no mount was named"),
     }
     println!("files      {}, {} of them released", status.files, status.released);
     let share = percent(status.stored_bytes, status.logical_bytes);
@@ -56,7 +56,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         println!("           {} wait for the rest of their checkpoint", status.settling);
     }
     if let Some(why) = &status.stalled {
-        println!("stalled    {why}; it is tried again by itself");
+        println!("stalled    {why}; stepfs tries again by itself");
     }
     if let Some(why) = &status.frozen {
         println!("kept       nothing is removed: {why}; `stepfs verify` names it");
@@ -67,7 +67,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             if lineage.profile == lineage.asked { String::new() } else { format!(" instead of {}", lineage.asked) };
         let (path, profile) = (name(&lineage.path), &lineage.profile);
         println!(
-            "restored   {path} and its lineage: {}{expected}; its next ones are {profile}{moved}",
+            "restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}",
             lineage.restores
         );
     }

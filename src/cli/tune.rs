@@ -95,7 +95,9 @@ fn parse_share(text: &str) -> Result<f64, String> {
 
 fn parse_near(text: &str) -> Result<Config, String> {
     let system: SystemId = text.parse()?;
-    system.configuration().ok_or_else(|| format!("{text} is no configuration of Inshrinkerator"))
+    system.configuration().ok_or_else(|| {
+        format!("{text} is not a configuration of Inshrinkerator; write inshrinkerator-12bins, for example")
+    })
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -126,7 +128,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     } else {
         report.print_verdict()?;
     }
-    let Some(chosen) = report.chosen() else { bail!("no configuration is good enough; nothing was changed") };
+    let Some(chosen) = report.chosen() else {
+        bail!("no configuration is good enough; nothing was changed (try a larger --tolerance)")
+    };
     let Some(path) = &args.store else {
         if !args.json {
             report::say(&format!("In stepfs.toml:\n  default_profile = \"{}\"", chosen.profile))?;
@@ -147,8 +151,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// The reason why a store's settings are not changed.
-const IN_USE: &str = "the store is in use, and its settings are read when it is mounted: unmount it first, or leave --store out \
-                      and set the profile of a directory with `stepfs profile`";
+const IN_USE: &str = "the store is in use, and a mount only reads its settings at the start: unmount it first, or omit \
+                      --store and set the profile of a directory with `stepfs profile`";
 
 /// Sorts by the step numbers in the names, if all names have them.
 fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
@@ -244,7 +248,9 @@ fn tune(args: &Args, series: &Series, scratch: &Path, stop: &(dyn Fn() -> bool +
     let exact = trials.of(Profile::Exact)?;
     if let Some(score) = exact.score.filter(|_| exact.degradation.abs() > args.tolerance()) {
         let before = exact_score.unwrap_or(score);
-        bail!("--eval gives {before}, then {score} for the same bytes: that is more than the tolerance; fix its seed");
+        bail!(
+            "--eval gives {before}, then {score} for the same bytes, which exceeds the tolerance; fix its random seed"
+        );
     }
     for profile in [Profile::Balanced, Profile::Compact] {
         trials.of(profile)?;
@@ -276,10 +282,10 @@ fn exact_score(args: &Args, evaluator: &Evaluator, file: &Path) -> Result<f64> {
     let path = std::path::absolute(file).with_context(|| format!("{}", file.display()))?;
     let score = evaluator.score(&path).context("the file as it was written")?;
     if !score.is_finite() {
-        bail!("--eval gives {score} for the file as it was written; nothing can be compared with that");
+        bail!("--eval gives {score} for the file as it was written; it must print a finite number");
     }
     if score == 0.0 && !args.absolute {
-        bail!("--eval gives 0 for the file as it was written; no share of that is anything, so add --absolute");
+        bail!("--eval gives 0 for the file as it was written, so no relative tolerance is possible; add --absolute");
     }
     Ok(score)
 }

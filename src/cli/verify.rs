@@ -21,10 +21,8 @@ use super::words::{name, progress, size};
 /// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may
 /// be lossy by now; its object has the SHA-256 of the original bytes.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Exit codes: 0 no damage (any more), 1 failed, 3 damage left. With --against: 0 every file is as it is in the \
-manifest, or was made from what is, 1 failed, 3 one differs, is missing or is damaged."
-)]
+#[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
+manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
     /// The store. With --against also a mount, or a directory in a mount that the manifest's names are relative to.
     store: PathBuf,
@@ -70,9 +68,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
         false => {
             let store = Store::look(&args.store).map_err(|error| match error {
-                Error::Settings(why) => anyhow::anyhow!(
-                    "stepfs.toml: {why}\n`stepfs verify --repair` writes it anew if nothing better is to be had"
-                ),
+                Error::Settings(why) => {
+                    anyhow::anyhow!("stepfs.toml: {why}\n`stepfs verify --repair` rebuilds it, if there is no backup")
+                }
                 error => error.into(),
             })?;
             repair::verify(&store, &show)?
@@ -106,7 +104,7 @@ fn print(report: &Report, args: &Args) -> Result<()> {
         println!("{line}{}", damaged.error);
         match &damaged.remedy {
             Some(remedy) => println!("    can be repaired: {}", name(remedy)),
-            None if args.repair => println!("    cannot be repaired; a backup can complete it"),
+            None if args.repair => println!("    cannot be repaired; restore it from a backup"),
             None => {}
         }
     }
@@ -117,7 +115,7 @@ fn print(report: &Report, args: &Args) -> Result<()> {
         count => println!("{count} damaged; every other file is unharmed"),
     }
     if !args.repair && saved > 0 {
-        println!("{saved} can be repaired: umount the store, then `stepfs verify --repair STORE`");
+        println!("{saved} can be repaired: unmount the store, then `stepfs verify --repair STORE`");
     }
     Ok(())
 }

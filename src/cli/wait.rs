@@ -47,7 +47,7 @@ pub(super) fn wait_until(
         }
         match &now.stalled {
             Some(why) if stalled.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
-                bail!("stalled: {why}; it goes on by itself once that is mended");
+                bail!("stalled: {why}; it continues by itself once that is fixed");
             }
             Some(_) => {}
             None => stalled = None,

@@ -31,7 +31,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
         "m" | "mb" | "mib" => 1 << 20,
         "g" | "gb" | "gib" => 1 << 30,
         "t" | "tb" | "tib" => 1 << 40,
-        unit => return Err(format!("{unit} is no unit; write K, M, G or T")),
+        unit => return Err(format!("{unit} is not a unit; write K, M, G or T")),
     };
     let bytes = digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     match bytes.map(|number| number * unit as f64) {

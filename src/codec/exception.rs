@@ -22,7 +22,9 @@ pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) 
         }
         Ok(())
     }
-    for_float!(dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice")))
+    for_float!(
+        dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice"))
+    )
 }
 
 /// Appends the exceptions, whose indices ascend. First their count; if any, their width in bytes (2, 4 or 8); then for
@@ -70,5 +72,5 @@ pub(super) fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec
             next = index + 1;
         }
     }
-    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes behind the exceptions")) }
+    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes after the exceptions")) }
 }

@@ -67,7 +67,10 @@ macro_rules! for_float {
 pub(super) use for_float;
 
 macro_rules! float {
-    ($name:ident, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty, |$b:ident| $widen:expr, |$value:ident| $round:expr) => {
+    (
+        $name:ident, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
+        |$b:ident| $widen:expr, |$value:ident| $round:expr
+    ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
             const LARGEST: f64 = $largest;

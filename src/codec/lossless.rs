@@ -89,7 +89,7 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
 /// Fills `out` from a payload. `parent` must be the encoder's, if it used one.
 pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("data where none belongs")) };
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("unexpected data")) };
     }
     let (&kind, rest) = payload.split_first().ok_or(Corrupt("no data"))?;
     payload = rest;
@@ -97,7 +97,7 @@ pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut
         (ALONE, _) => None,
         (SECTIONS, Some(parent)) => return sections::decode(dtype, payload, parent, out),
         (DIFFERENCE, Some(parent)) if parent.len() == out.len() => Some(parent),
-        (DIFFERENCE | SECTIONS, _) => return Err(Corrupt("difference to a parent that is not there")),
+        (DIFFERENCE | SECTIONS, _) => return Err(Corrupt("difference to a missing parent")),
         _ => return Err(Corrupt("kind of lossless payload")),
     };
     for_word!(dtype, out, |order| join::<_>(payload, parent, order, out))
@@ -155,7 +155,7 @@ fn join<T: Word>(mut payload: &[u8], parent: Option<&[u8]>, order: Order, out: &
         *plane = bytes::decode_borrowed(varint::take_bytes(&mut payload)?, out.len(), buffer)?;
     }
     if !payload.is_empty() {
-        return Err(Corrupt("bytes behind the planes"));
+        return Err(Corrupt("bytes after the planes"));
     }
     planes::join::<T>(Level::detect(), &planes[..T::BYTES], parent.map(T::elements), order, out);
     Ok(())

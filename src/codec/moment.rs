@@ -140,7 +140,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
     let sound = for_float!(dtype, F => for_rule!(rule, R =>
         reconstruct_elements::<F, R, S>(level, F::elements(v_q), g, a, F::elements_mut(out))),
         else return Err(Corrupt("element type of first moments")));
-    if sound { Ok(()) } else { Err(Corrupt("second moments that are none")) }
+    if sound { Ok(()) } else { Err(Corrupt("invalid second moments")) }
 }
 
 multiversion! {

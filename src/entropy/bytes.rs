@@ -122,7 +122,7 @@ fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
 
 fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("symbols where none belong")) };
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("unexpected symbols")) };
     }
     let (&mode, body) = payload.split_first().ok_or(Corrupt("no symbols"))?;
     match mode {

@@ -272,7 +272,7 @@ impl<'a> Blocks<'a> {
     /// The next values: [`BLOCK`], or fewer at the end, as many as `values` has room for. If some are large, they are
     /// written there; otherwise `values` stays unchanged.
     pub(crate) fn next<'b>(&'b mut self, values: &'b mut [i32]) -> Result<Symbols<'b>, Corrupt> {
-        let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values behind the last"))?;
+        let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values after the last"))?;
         self.done += values.len();
         if !are_small(self.level, classes) {
             for (values, classes) in values.chunks_mut(CHUNK).zip(classes.chunks(CHUNK)) {

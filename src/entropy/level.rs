@@ -91,7 +91,8 @@ fn has_avx512() -> bool {
 macro_rules! multiversion {
     (
         $(#[$attr:meta])*
-        $vis:vis fn $name:ident $(<$($g:ident: $bound:path),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident $(<$($g:ident: $bound:path),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?
+        $body:block
     ) => {
         $(#[$attr])*
         $vis fn $name $(<$($g: $bound),+>)? (

@@ -159,7 +159,7 @@ impl<'a> Decoder<'a> {
         match (self.missing, self.rest) {
             (false, []) => Ok(()),
             (true, _) => Err(Corrupt("truncated symbols")),
-            (false, _) => Err(Corrupt("bytes behind the symbols")),
+            (false, _) => Err(Corrupt("bytes after the symbols")),
         }
     }
 }

@@ -191,7 +191,7 @@ impl System for CheckNRun {
         let mut values = vec![0.0; len];
         if kind & DIFFERENTIAL != 0 {
             bytes::decode(varint::take_bytes(payload)?, &mut flags)?;
-            let previous = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no state before"))?;
+            let previous = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no previous state"))?;
             values.copy_from_slice(&previous.values);
         }
         let stored = flags.iter().filter(|&&flag| flag != 0).count();
@@ -205,7 +205,7 @@ impl System for CheckNRun {
         let mut codes = vec![0; elements];
         pack::take(payload, bits, &mut codes)?;
         if !payload.is_empty() {
-            return Err(Corrupt("bytes behind the last row"));
+            return Err(Corrupt("bytes after the last row"));
         }
         let (mut codes, mut grids, mut start) = (codes.as_slice(), grids.into_iter(), 0);
         for (length, &flag) in lengths().zip(&flags) {

@@ -76,7 +76,7 @@ impl System for DeltaDnn {
             lossless::decode(Dtype::F32, payload, None, &mut bytes)?;
             return Ok(State { values: pack::take_floats(&mut bytes.as_slice(), len)?.into(), bins: None });
         }
-        let before = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let before = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let (step, rest) = payload.split_first_chunk().ok_or(Corrupt("truncated step"))?;
         let step = f64::from_le_bytes(*step);
         // No bound gives a step outside; so no sum can be infinite or NaN.

@@ -181,7 +181,7 @@ impl System for Lc {
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let count = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);
         let table = payload.get(..count.saturating_mul(4)).filter(|_| count < BUCKETS).ok_or(Corrupt("buckets"))?;
         payload = &payload[table.len()..];

@@ -121,7 +121,7 @@ impl System for QdCompressor {
         }
         let before = match pack::take_byte(payload)? {
             0 => None,
-            _ => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no bins before"))?),
+            _ => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no previous bins"))?),
         };
         let (grid, bins) = take_grid(payload)?;
         let cycle = usize::try_from(varint::take(payload)?).unwrap_or(0);

@@ -63,7 +63,7 @@ pub static FAMILIES: &[Family] = &[
         word: "lc",
         numbers: &[0..=8],
         usual: &[2, 3, 4, 0],
-        about: "LC-Checkpoint (ICML 2020): exponent buckets, x-bit priority promotion (without a number: none), Huffman",
+        about: "LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
         in_force: always,
     },
@@ -72,7 +72,7 @@ pub static FAMILIES: &[Family] = &[
         word: "lc-layer",
         numbers: &[0..=8],
         usual: &[3],
-        about: "LC-Checkpoint with buckets and promotion of each tensor by itself",
+        about: "LC-Checkpoint with separate buckets and promotion for each tensor",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
         in_force: always,
     },
@@ -81,7 +81,7 @@ pub static FAMILIES: &[Family] = &[
         word: "scar",
         numbers: &[1..=100],
         usual: &[5, 10],
-        about: "SCAR (2018) as LC-Checkpoint compares it: one partition of so many percent in each checkpoint, by turns",
+        about: "SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns",
         make: |percent| Box::new(Scar { percent, priority: false }),
         in_force: always,
     },
@@ -90,7 +90,7 @@ pub static FAMILIES: &[Family] = &[
         word: "scar-priority",
         numbers: &[1..=100],
         usual: &[5],
-        about: "SCAR (2018): the so many percent of the rows that changed most since they were saved last",
+        about: "SCAR (2018): the number percent of the rows that changed most since their last save",
         make: |percent| Box::new(Scar { percent, priority: true }),
         in_force: always,
     },
@@ -99,7 +99,7 @@ pub static FAMILIES: &[Family] = &[
         word: "topn",
         numbers: &[1..=100],
         usual: &[5, 10],
-        about: "TOPN as LC-Checkpoint compares it: the so many percent of the parameters that changed most, as sparse rows",
+        about: "TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most",
         make: |percent| Box::new(TopN { percent }),
         in_force: always,
     },
@@ -108,7 +108,7 @@ pub static FAMILIES: &[Family] = &[
         word: "check-n-run",
         numbers: CHECK_N_RUN_BITS,
         usual: &[2, 3, 4, 8],
-        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range of its own that was searched; intermittent",
+        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent",
         make: |bits| Box::new(check_n_run(bits)),
         in_force: check_n_run_bits,
     },
@@ -126,7 +126,7 @@ pub static FAMILIES: &[Family] = &[
         word: "check-n-run-asymmetric",
         numbers: CHECK_N_RUN_SEARCHED,
         usual: &[4],
-        about: "Check-N-Run with rows quantized from their least value to their largest",
+        about: "Check-N-Run with rows quantized from their smallest to their largest value",
         make: |bits| Box::new(check_n_run(bits).with(Method::Asymmetric)),
         in_force: always,
     },
@@ -144,7 +144,7 @@ pub static FAMILIES: &[Family] = &[
         word: "check-n-run-consecutive",
         numbers: CHECK_N_RUN_BITS,
         usual: &[4],
-        about: "Check-N-Run with differences to the checkpoint before",
+        about: "Check-N-Run with differences to the previous checkpoint",
         make: |bits| Box::new(check_n_run(bits).with_policy(Policy::Consecutive)),
         in_force: check_n_run_bits,
     },
@@ -192,7 +192,7 @@ pub static FAMILIES: &[Family] = &[
         word: "gobo",
         numbers: &[1..=8],
         usual: &[3, 4],
-        about: "GOBO (2020): outliers kept, all others clustered by k-medians of so many bits",
+        about: "GOBO (2020): outliers exact, all others clustered by k-medians with number bits",
         make: |bits| Box::new(Gobo::new(bits.into()).unwrap_or_else(|| unreachable!("1 to 8 bits"))),
         in_force: always,
     },
@@ -303,10 +303,11 @@ impl FromStr for SystemId {
     fn from_str(text: &str) -> Result<SystemId, String> {
         if text.split('-').nth(1).is_some_and(|part| part.ends_with("bins")) {
             let named: Named = text.parse()?;
-            return SystemId::inshrinkerator(&named.config()).ok_or_else(|| format!("{text:?} is no configuration"));
+            return SystemId::inshrinkerator(&named.config())
+                .ok_or_else(|| format!("{text:?} is not a configuration of Inshrinkerator"));
         }
         let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
-        let unknown = || format!("{text:?} is no published system");
+        let unknown = || format!("{text:?} is not a published system");
         let (family, number) = match of(text) {
             Some(family) => (family, Some(0)),
             None => {

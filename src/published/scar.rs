@@ -131,7 +131,7 @@ impl System for Scar {
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let mut left = varint::take(&mut payload)?;
         let (mut runs, mut at) = (Vec::new(), 0usize);
         while left > 0 {

@@ -122,7 +122,9 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
         return Ok(decoded);
     }
     let previous = match before {
-        Some(before) => Some(before.state(dtype).filter(|_| before.bytes.len() == len).ok_or(Corrupt("state before"))?),
+        Some(before) => {
+            Some(before.state(dtype).filter(|_| before.bytes.len() == len).ok_or(Corrupt("previous state"))?)
+        }
         None => None,
     };
     let state = registry::decoder(id)?.decode(payload, previous.as_ref(), elements)?;

@@ -83,7 +83,7 @@ impl System for TopN {
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let (width, first) = (varint::take(&mut payload)?, varint::take(&mut payload)?);
         if first >= width {
             return Err(Corrupt("width of a row"));

@@ -45,7 +45,7 @@ fn decode_then(chain: &Chain, tensor: usize, tile: usize, then: Then) -> Result<
     match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
         true => Ok(bytes),
         false => {
-            let damage = Damage("a tile does not decode to what was archived");
+            let damage = Damage("a tile does not decode to the archived bytes");
             Err(ReadError::tensor(leaf.header().id, &entry.path, damage))
         }
     }
@@ -266,6 +266,6 @@ pub fn skeleton(object: &Object, chunk: usize) -> Result<Vec<u8>, ReadError> {
     let bytes = zstd::bulk::decompress(&payload, TILE_BYTES).map_err(fail)?;
     match xxh3_64(&bytes) == tile.decoded_hash {
         true => Ok(bytes),
-        false => Err(fail(Damage("a chunk does not decode to what was archived").into())),
+        false => Err(fail(Damage("a chunk does not decode to the archived bytes").into())),
     }
 }

@@ -53,7 +53,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn count(&mut self, each: usize) -> Result<usize, Damage> {
         let count = self.u32()? as usize;
         if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
-            return Err(Damage("a count is larger than what follows"));
+            return Err(Damage("a count is larger than the rest"));
         }
         Ok(count)
     }
@@ -70,9 +70,9 @@ impl<'a> Fields<'a> {
 
     /// Like [`Fields::count`], with the count as a varint.
     pub(crate) fn varcount(&mut self, each: usize) -> Result<usize, Damage> {
-        let count = usize::try_from(self.varint()?).map_err(|_| Damage("a count is larger than what follows"))?;
+        let count = usize::try_from(self.varint()?).map_err(|_| Damage("a count is larger than the rest"))?;
         if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
-            return Err(Damage("a count is larger than what follows"));
+            return Err(Damage("a count is larger than the rest"));
         }
         Ok(count)
     }

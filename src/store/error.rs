@@ -18,13 +18,16 @@ impl From<Damage> for io::Error {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The directory holds other files.
-    #[error("{0} is not a stepfs store and not empty; name an empty or new directory to make one")]
+    #[error("{0} is not a stepfs store and not empty; name an empty or new directory to create one")]
     NotAStore(PathBuf),
     /// There is no store at the path.
-    #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` makes one")]
+    #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` creates one")]
     Missing(PathBuf),
     /// A newer stepfs made it.
-    #[error("the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs", FORMAT = super::FORMAT)]
+    #[error(
+        "the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs",
+        FORMAT = super::FORMAT
+    )]
     Newer {
         /// The store's format.
         found: u32,
@@ -41,7 +44,7 @@ pub enum Error {
         holder: String,
     },
     /// A directory or file of the store has another type, such as a symlink.
-    #[error("{0} is a link or no {1}; a store has real ones only, whoever made it")]
+    #[error("{0} is a symlink or no {1}; a store's files and directories must be real ones")]
     NotReal(PathBuf, &'static str),
     /// The device reports an error.
     #[error("{path}: {source}")]

@@ -55,7 +55,7 @@ pub fn profile_mark(tree: &Path, path: &Path) -> io::Result<Option<Profile>> {
         match name.parse() {
             Ok(profile) => return Ok(Some(profile)),
             // The mount refuses invalid values.
-            Err(why) => log::warn!("{}: {PROFILE} is not looked at: {why}", above.display()),
+            Err(why) => log::warn!("{}: {PROFILE} is ignored: {why}", above.display()),
         }
     }
     Ok(None)

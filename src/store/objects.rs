@@ -182,7 +182,7 @@ impl Objects {
     pub fn add(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
         // The caller holds the parent. Without the parent the object would be unreadable, so it is not added.
         if header.parent.is_some_and(|parent| !self.lock().known.contains_key(&parent)) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the state before is gone"));
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the parent object is gone"));
         }
         writer.finish(&header, &self.directory)?;
         let mut inside = self.lock();
@@ -325,11 +325,11 @@ impl Objects {
     /// when the unreadable files are removed.
     pub fn frozen(&self) -> Option<&'static str> {
         if self.frozen.load(Ordering::Relaxed) {
-            return Some("a stub is damaged or unreadable, and what it needs cannot be known");
+            return Some("a stub is damaged or unreadable, and the object that it needs is unknown");
         }
         let inside = self.lock();
         let lost = inside.lost.values().any(|names| *names > 0) || inside.orphans.iter().any(|id| inside.is_live(*id));
-        lost.then_some("an object that files need is missing or damaged, and what it needs cannot be known")
+        lost.then_some("an object that files need is missing or damaged, and the objects that it needs are unknown")
     }
 
     /// Takes garbage out of the table: objects that no file names, no object is a difference to, and `keep` does not

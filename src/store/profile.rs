@@ -305,12 +305,12 @@ fn roles(named: Option<Roles>) -> Result<[bool; Role::ALL.len()], String> {
         Some(Roles::Several(names)) => names,
     };
     if names.is_empty() {
-        return Err("role = []: a rule for no role; leave `role` out for all of them".into());
+        return Err("role = []: the rule has no role; leave `role` out for all roles".into());
     }
     let mut roles = [false; Role::ALL.len()];
     for name in names {
         let role = Role::ALL.into_iter().find(|role| role.name() == name).ok_or_else(|| {
-            format!("role = {name:?}: there is none of that name; write {}", Role::ALL.map(Role::name).join(", "))
+            format!("role = {name:?} does not exist; write {}", Role::ALL.map(Role::name).join(", "))
         })?;
         roles[role as usize] = true;
     }

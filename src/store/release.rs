@@ -174,7 +174,7 @@ impl Prepared {
         }
         // From here on the file is released, whatever happens: an error would say that it is not.
         if let Err(error) = self.io.set_times(directory, self.directory_times, CrashPoint::DirectoryTimes) {
-            log::error!("{}: its times cannot be put back now ({error}), but at the next mount", directory.display());
+            log::error!("{}: cannot restore its times now ({error}); the next mount does", directory.display());
             self.keep_note.store(true, Ordering::Relaxed);
         }
         Ok(true)

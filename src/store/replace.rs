@@ -34,7 +34,7 @@ pub fn replace_stub(
         }
         // The stub is gone by now: an error would say that it still exists.
         if let Err(error) = io.set_times(directory, times, CrashPoint::RecallTimes) {
-            log::warn!("{}: cannot put its times back: {error}", directory.display());
+            log::warn!("{}: cannot restore its times: {error}", directory.display());
         }
         if !directories.iter().any(|known| known == directory) {
             directories.push(directory.to_path_buf());

@@ -26,7 +26,7 @@ pub(super) fn settings(io: &Io, tree: &Path, damaged: &str) -> Result<(String, S
     // The majority: a tree may have stubs of another store, copied into it as files.
     let most = stubs.iter().max_by_key(|(id, count)| (**count, Some(**id) == said)).map(|(id, _)| *id);
     let id = most.or(said).ok_or_else(|| {
-        let why = "it cannot be read, and no file in tree/ says which store this is; take it from a backup";
+        let why = "it cannot be read, and no file in tree/ has the store's id; restore it from a backup";
         Error::Settings(why.into())
     })?;
     // Perhaps only the store's id or the format is wrong: all else is kept then.
@@ -36,13 +36,13 @@ pub(super) fn settings(io: &Io, tree: &Path, damaged: &str) -> Result<(String, S
         let text: String =
             damaged.lines().map(|line| if is_it(line) { &right } else { line }.to_string() + "\n").collect();
         if Settings::parse(&text).is_ok_and(|settings| settings.id == id) {
-            return Ok((text, format!("stepfs.toml: its line `{key}` is written again, all others are yours")));
+            return Ok((text, format!("stepfs.toml: its line `{key}` is rebuilt, all others are unchanged")));
         }
     }
     // The old rules are unknown. Future states must not lose more than the user permitted.
     let text = Settings::with_default_profile(&settings::template(id), Profile::Exact)?;
-    let words = "stepfs.toml: written anew, with everything exact from now on and no retention; say again what you had \
-                 said, the old text is in stepfs.toml.damaged";
+    let words = "stepfs.toml: rebuilt with the profile exact for all files and without retention; set your rules \
+                 again, the old text is in stepfs.toml.damaged";
     Ok((text, words.into()))
 }
 

@@ -179,7 +179,7 @@ impl Restores {
             let origin = fields.text()?;
             let fits = events.len() <= MOST_EVENTS && origin.len() <= MOST_ORIGIN;
             if !fits || !events.is_sorted_by_key(|(at, _)| *at) {
-                return Err(Damage("what it says of a lineage cannot be"));
+                return Err(Damage("a lineage has impossible values"));
             }
             lineages.insert(lineage, Lineage { restores, origin, last_ns, before, events });
         }

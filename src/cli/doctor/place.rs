@@ -74,14 +74,14 @@ fn store(dir: &Path) -> (Finding, PathBuf) {
 fn no_store(path: &Path) -> Finding {
     let shown = path.display();
     match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
-        Ok(true) => ok("store", format!("none at {shown} yet; the directory is empty, so one can be made there")),
+        Ok(true) => ok("store", format!("none at {shown} yet; the directory is empty, so one can be created there")),
         Ok(false) => warning(
             "store",
-            format!("{shown} is no store and has files, so none can be made there"),
+            format!("{shown} is not a store and has files, so none can be created there"),
             format!("stepfs mount {} DIR", path.parent().unwrap_or(path).join("NEW").display()),
         ),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            ok("store", format!("none at {shown} yet; stepfs mount makes it"))
+            ok("store", format!("none at {shown} yet; stepfs mount creates it"))
         }
         Err(error) => problem("store", format!("{shown}: {error}"), "name a directory that you may read"),
     }
@@ -107,14 +107,14 @@ fn file_system(place: &Path) -> Finding {
     let kind = kind_of(&fs::canonicalize(place).unwrap_or_default()).unwrap_or_else(|| "unknown".into());
     let local = "put the store on a local disk";
     match kind.as_str() {
-        "tmpfs" | "ramfs" => warning(CHECK, format!("{kind}: it is gone with the next boot"), local),
+        "tmpfs" | "ramfs" => warning(CHECK, format!("{kind}: the store is lost at the next boot"), local),
         "overlay" => warning(
             CHECK,
-            "overlay: it is gone with the container",
+            "overlay: the store is lost with the container",
             "docker run -v /data:/data, and the store below /data",
         ),
         _ if NETWORK.contains(&kind.as_str()) || kind.starts_with("fuse") => {
-            warning(CHECK, format!("{kind}: what a crash leaves there was not tried"), local)
+            warning(CHECK, format!("{kind}: crashes on it are not tested"), local)
         }
         _ => ok(CHECK, kind),
     }
@@ -122,10 +122,10 @@ fn file_system(place: &Path) -> Finding {
 
 fn reachable(root: &Path) -> Finding {
     match nearest(root).canonicalize().and_then(|root| exposed(&root)) {
-        Ok(None) => ok("owners", "nobody but its user and root can put another store in its place"),
+        Ok(None) => ok("owners", "only its user and root can replace the store"),
         Ok(Some(dir)) => warning(
             "owners",
-            format!("others may change {}, so --allow-other is refused", dir.display()),
+            format!("other users may change {}, so --allow-other is refused", dir.display()),
             format!("chown $(id -u) {0} && chmod go-w {0}", dir.display()),
         ),
         Err(error) => problem("owners", error.to_string(), "name a directory that you may reach"),
@@ -137,10 +137,10 @@ fn length(root: &Path) -> Finding {
     match left < SHORT_PATH {
         true => warning(
             "paths",
-            format!("a name in this store has {left} bytes, with its directories"),
+            format!("a path inside this store has at most {left} bytes"),
             "give the store a shorter path",
         ),
-        false => ok("paths", format!("a name in this store has at most {left} bytes, with its directories")),
+        false => ok("paths", format!("a path inside this store has at most {left} bytes")),
     }
 }
 
@@ -202,9 +202,9 @@ fn renames(probe: &Path) -> Finding {
         Ok(fs::read(&one)? == b"two" && refused == Err(rustix::io::Errno::EXIST))
     };
     match tried() {
-        Ok(true) => ok("rename", "with its flags NOREPLACE and EXCHANGE"),
+        Ok(true) => ok("rename", "supports NOREPLACE and EXCHANGE"),
         Ok(false) | Err(_) => {
-            let says = "without the flags NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
+            let says = "does not support NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
             warning("rename", says, "put the store on ext4, xfs or btrfs")
         }
     }
@@ -218,9 +218,9 @@ fn durable(probe: &Path) -> Finding {
         Ok(syncfs(&dir)?)
     };
     match tried() {
-        Ok(()) => ok("durability", "fsync of files and directories, and syncfs"),
+        Ok(()) => ok("durability", "fsync of files and directories, and syncfs, work"),
         Err(error) => {
-            let says = format!("the file system cannot be made to write ({error}), so nothing would be safe");
+            let says = format!("the file system cannot make writes durable ({error}), so no file would be safe");
             problem("durability", says, "put the store on ext4, xfs or btrfs")
         }
     }
@@ -228,10 +228,10 @@ fn durable(probe: &Path) -> Finding {
 
 fn locks(probe: &Path) -> Finding {
     match file(probe, "locks").and_then(|path| Store::can_lock(&path)) {
-        Ok(()) => ok("locks", "keep a second daemon away"),
+        Ok(()) => ok("locks", "work, so only one daemon can use the store"),
         Err(error) => problem(
             "locks",
-            format!("a second daemon could not be kept away: {error}"),
+            format!("they fail ({error}), so two daemons could use the store"),
             "put the store on a local disk",
         ),
     }
@@ -242,5 +242,5 @@ fn blocks(probe: &Path) -> Finding {
         let from = File::open(file(probe, "from")?)?;
         Ok(ioctl_ficlone(File::create(probe.join(OsStr::new("to")))?, from)?)
     };
-    ok("copies", if tried().is_ok() { "share their blocks" } else { "take their own room until they are archived" })
+    ok("copies", if tried().is_ok() { "share their blocks" } else { "take their own space until they are archived" })
 }

@@ -103,7 +103,7 @@ impl<'a> Evaluator<'a> {
             // A group, so that all of the command's processes can be stopped.
             .process_group(0)
             .spawn()
-            .context("no shell could be started")?;
+            .context("cannot start sh")?;
         let status = self.wait(&mut child).map_err(|error| error.context(format!("--eval {:?}", self.script)))?;
         let mut said = || -> Result<String> {
             let text = err.tail()?;
@@ -116,7 +116,7 @@ impl<'a> Evaluator<'a> {
         }
         match number(&out.tail()?) {
             Some(number) => Ok(number),
-            None => bail!("--eval {:?}: the last line that it prints must be a number{}", self.script, said()?),
+            None => bail!("--eval {:?}: the last line of its output must be a number{}", self.script, said()?),
         }
     }
 
@@ -132,7 +132,7 @@ impl<'a> Evaluator<'a> {
             }
             if began.elapsed() >= self.timeout {
                 end(child);
-                bail!("was not done in {} seconds; give it more with --timeout", self.timeout.as_secs_f64());
+                bail!("did not end within {} seconds; raise --timeout", self.timeout.as_secs_f64());
             }
             std::thread::sleep(LOOK_EVERY);
         }

@@ -113,9 +113,9 @@ impl Report {
         let mut lines = vec![String::new()];
         lines.push(match theirs {
             Some(theirs) => format!("Inshrinkerator's best of {tried} configurations is {}", what(theirs)),
-            None => format!("None of the {tried} configurations of Inshrinkerator that had to be tried is good enough"),
+            None => format!("None of the {tried} configurations of Inshrinkerator that were tried is good enough"),
         });
-        lines.extend(own.map(|own| format!("Of stepfs's own profiles it is {}", what(own))));
+        lines.extend(own.map(|own| format!("The best of stepfs's own profiles is {}", what(own))));
         if let (Some(own), Some(theirs)) = (own, theirs) {
             let better = own.degradation <= theirs.degradation;
             lines.push(match (own.bytes <= theirs.bytes, better) {
@@ -130,7 +130,7 @@ impl Report {
 
     fn cost(&self, candidate: &Candidate) -> String {
         match (self.exact_score, candidate.score) {
-            (Some(exact), Some(score)) => format!("score {score} for {exact}"),
+            (Some(exact), Some(score)) => format!("score {score} instead of {exact}"),
             _ => format!("error {:.3} of the update", candidate.error),
         }
     }

@@ -338,7 +338,9 @@ impl FactorsBuilder {
                 for_float!(dtype, F => sum_rows::<F, Square>(level, F::elements(tile), column, rows, columns), else ())
             }
             false => {
-                for_float!(dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ())
+                for_float!(
+                    dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ()
+                )
             }
         }
     }

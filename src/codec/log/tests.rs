@@ -97,11 +97,14 @@ proptest! {
         };
         check(dtype, &first, grid, unit, None, &parent);
         // The next state: most elements moved by less than an octave, some came or went.
-        let next: Vec<f64> = whole[skip..].iter().zip(&pairs).map(|(v, p)| if p.2 > 2.4 { p.1 } else { v * p.2 }).collect();
+        let next: Vec<f64> =
+            whole[skip..].iter().zip(&pairs).map(|(v, p)| if p.2 > 2.4 { p.1 } else { v * p.2 }).collect();
         let next = tile(dtype, &fitting(dtype, &next));
         match run(dtype, &next, grid, unit, Some(&parent.q)) {
             Ok(child) => check(dtype, &next, grid, unit, Some(&parent.q), &child),
-            Err(_) => prop_assert!(widen(dtype, &next).iter().any(|v| subnormal(v) || *v < f64::MIN_POSITIVE && *v > 0.0)),
+            Err(_) => prop_assert!(
+                widen(dtype, &next).iter().any(|v| subnormal(v) || *v < f64::MIN_POSITIVE && *v > 0.0)
+            ),
         }
     }
 
@@ -168,7 +171,11 @@ proptest! {
     }
 
     #[test]
-    fn factors_come_back(values in prop::collection::vec(magnitude(), 1..900), width in 1..90usize, dead in 0..100usize) {
+    fn factors_come_back(
+        values in prop::collection::vec(magnitude(), 1..900),
+        width in 1..90usize,
+        dead in 0..100usize,
+    ) {
         let mut values = values;
         values.iter_mut().skip(dead).step_by(width).for_each(|v| *v = 0.0);
         let factors = factors_of(Dtype::F64, &tile(Dtype::F64, &values), width);

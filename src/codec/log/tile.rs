@@ -144,7 +144,10 @@ multiversion! {
             let appears = if symbol == 0 { ZERO } else { symbol.wrapping_sub(i32::from(symbol > 0)) };
             let new = if parent == ZERO { appears } else { stays };
             // This only detects a wrapped sum if its parts are small.
-            sound &= is_q(parent) & is_q(new) & (symbol.unsigned_abs() <= 4 * MAX_Q as u32) & ((new == ZERO) == (symbol == if parent == ZERO { 0 } else { GONE }));
+            sound &= is_q(parent)
+                & is_q(new)
+                & (symbol.unsigned_abs() <= 4 * MAX_Q as u32)
+                & ((new == ZERO) == (symbol == if parent == ZERO { 0 } else { GONE }));
             *q = new;
         }
         sound

@@ -200,7 +200,7 @@ pub(super) fn encode(dtype: Dtype, data: &[u8], parent: &[u8], out: &mut Vec<u8>
 pub(super) fn decode(dtype: Dtype, payload: &[u8], parent: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     let exponent = exponent(dtype).ok_or(Corrupt("sections of a type that has none"))?;
     if parent.len() != out.len() || !out.len().is_multiple_of(dtype.size()) {
-        return Err(Corrupt("difference to a parent that is not there"));
+        return Err(Corrupt("difference to a missing parent"));
     }
     match dtype.size() {
         2 => join::<u16>(exponent, payload, u16::elements(parent), u16::elements_mut(out)),
@@ -227,12 +227,12 @@ fn join<T: Narrow>(
         rest = others;
         match values {
             [] if section.is_empty() => {}
-            [] => return Err(Corrupt("data where none belongs")),
+            [] => return Err(Corrupt("unexpected data")),
             values => ints::decode(section, values)?,
         }
     }
     if !payload.is_empty() {
-        return Err(Corrupt("bytes behind the sections"));
+        return Err(Corrupt("bytes after the sections"));
     }
     let mut at = starts(&counts);
     for (to, &p) in out.iter_mut().zip(parent) {

@@ -109,7 +109,9 @@ proptest! {
         let v: Vec<u8> = pairs.iter().flat_map(|p| p.1.to_le_bytes()[..dtype.size()].to_vec()).collect();
         let a: Vec<i32> = pairs.iter().map(|p| p.0).collect();
         let mut out = vec![0; v.len()];
-        let sound = for_float!(dtype, F => F::elements(&v).iter().all(|&v| F::widen(v).is_finite() && F::widen(v) >= 0.0), else false);
+        let sound = for_float!(
+            dtype, F => F::elements(&v).iter().all(|&v| F::widen(v).is_finite() && F::widen(v) >= 0.0), else false
+        );
         let done = reconstruct((rule, dtype), &v, 2f64.powi(exponent), &a, &mut out);
         prop_assert_eq!(done.is_ok(), sound);
         if sound {
@@ -151,7 +153,10 @@ proptest! {
     }
 
     #[test]
-    fn parents_restated_with_a_gain_are_near(a in prop::collection::vec(-100_000..100_000i32, 0..500), gain in -2.0..2.0f64) {
+    fn parents_restated_with_a_gain_are_near(
+        a in prop::collection::vec(-100_000..100_000i32, 0..500),
+        gain in -2.0..2.0f64,
+    ) {
         let mut restated = a.clone();
         predict(&mut restated, gain).unwrap();
         for (new, old) in restated.iter().zip(&a) {

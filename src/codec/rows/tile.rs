@@ -126,7 +126,7 @@ pub fn decode_tile_add(
     ints::decode_blocks(varint::take_bytes(&mut payload)?, changed, |_, mut symbols| {
         while !symbols.is_empty() {
             while left == 0 {
-                let (length, &code) = coded.next().ok_or(Corrupt("symbols behind the last row"))?;
+                let (length, &code) = coded.next().ok_or(Corrupt("symbols after the last row"))?;
                 next += length;
                 if code != UNCHANGED {
                     (left, e) = (length, u32::from(code) - 1);

@@ -83,7 +83,7 @@ pub(crate) fn decode(
     let sound = before
         .is_none_or(|before| before.len() == levels.len() && before.iter().all(|&level| usize::from(level) < cycle));
     if !(1..=coding.most_levels()).contains(&cycle) || !sound {
-        return Err(Corrupt("levels of the state before"));
+        return Err(Corrupt("levels of the previous state"));
     }
     let mut differences = vec![0; levels.len()];
     let sum = |then: u16, d: u8| ((usize::from(then) + usize::from(d)) % cycle) as u16;

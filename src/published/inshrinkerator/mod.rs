@@ -194,7 +194,7 @@ impl System for Inshrinkerator {
         let centroids = pack::take_floats(payload, bins)?;
         let cycle = usize::from(pack::take_byte(payload)?);
         let before = match flags & DIFFERENCES != 0 {
-            true => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no bins before"))?),
+            true => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no previous bins"))?),
             false => None,
         };
         let mut levels = vec![0; len];
@@ -210,7 +210,7 @@ impl System for Inshrinkerator {
             pack::take_floats(&mut &**payload, count)?
         };
         if payload.len() != count * if flags & SHORT != 0 { 2 } else { 4 } {
-            return Err(Corrupt("bytes behind the protected values"));
+            return Err(Corrupt("bytes after the protected values"));
         }
         Ok(State { values: values(&levels, &centroids, &protected).into(), bins: Some(levels) })
     }

@@ -90,7 +90,7 @@ impl FromStr for Named {
     fn from_str(text: &str) -> Result<Named, String> {
         let wrong = || {
             format!(
-                "{text:?}: write {WORD}-12bins, then what is to differ, in this order: -embedding32 -prune30 -sensitivity \
+                "{text:?}: write {WORD}-12bins, then the differences in this order: -embedding32 -prune30 -sensitivity \
                  -protect0.5"
             )
         };

@@ -33,7 +33,9 @@ proptest! {
     #[test]
     fn buckets_are_within_a_hundredth(bits in prop::collection::vec(1u32..0x7f80_0000, 1..50)) {
         let buckets = sketch::Buckets::new();
-        for magnitude in bits.into_iter().map(f32::from_bits).chain([f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), 1.0]) {
+        for magnitude in
+            bits.into_iter().map(f32::from_bits).chain([f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), 1.0])
+        {
             let value = buckets.value(buckets.of(magnitude));
             prop_assert!((value / f64::from(magnitude) - 1.0).abs() <= 0.01 + 1e-9, "{magnitude} {value}");
         }
@@ -83,7 +85,11 @@ proptest! {
 
     /// The search finds the same as trying all, if quality improves along each axis.
     #[test]
-    fn search_finds_the_smallest(harm in prop::array::uniform4(0f64..1.0), threshold in 0f64..3.0, sensitive in 0.5f64..1.5) {
+    fn search_finds_the_smallest(
+        harm in prop::array::uniform4(0f64..1.0),
+        threshold in 0f64..3.0,
+        sensitive in 0.5f64..1.5,
+    ) {
         let space = Space::published(0.2);
         let degradation = |config: &Config| {
             let of_metric = if config.metric == Metric::Sensitivity { sensitive } else { 1.0 };
@@ -114,7 +120,8 @@ proptest! {
         prop_assert!(found.exhaustive && found.tried == tried && found.degradation <= threshold);
         // With more harm from the same configuration, as later in training: the next one is as careful on every axis,
         // or the whole cube is searched again.
-        let next = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(1.2 * degradation(config))).unwrap();
+        let next = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(1.2 * degradation(config)))
+            .unwrap();
         if let Some(next) = next && !next.exhaustive {
             let (a, b) = (next.config, found.config);
             prop_assert!(a.bins >= b.bins && a.embedding_bins >= b.embedding_bins);
@@ -122,7 +129,9 @@ proptest! {
             prop_assert!(next.tried <= 18);
         }
         // If nothing has changed, the first trial with its metric wins; the other metric is tried beside it.
-        let same = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(degradation(config))).unwrap().unwrap();
+        let same = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(degradation(config)))
+            .unwrap()
+            .unwrap();
         prop_assert!(!same.exhaustive && same.degradation <= threshold && same.tried <= 18);
     }
 }

@@ -18,7 +18,7 @@ const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
 const DEVELOPMENT_MAGIC: [u8; 8] = *b"stepfsOB";
 /// A development version wrote the object. It also wrote the store's other objects, so nothing of the store is read.
 pub(in crate::store) const DEVELOPMENT: Damage = Damage(
-    "this store was written by a development version of stepfs; export its files with that version, and make a new store",
+    "a development version of stepfs wrote this store; export its files with that version, and make a new store",
 );
 
 /// Flag of [`Header::lossy`].

@@ -171,7 +171,7 @@ impl Index {
         let tiles = self.tensors.iter().flat_map(|tensor| &tensor.tiles).chain(&self.skeleton);
         for tile in tiles {
             if tile.stored > MAX_TILE_STORED {
-                return Err(Damage("a tile's payload is longer than any can be"));
+                return Err(Damage("a tile's payload is too long"));
             }
             if tile.offset.checked_add(u64::from(tile.stored)).is_none_or(|end| end > payload_end) {
                 return Err(Damage("a tile reaches beyond the payloads"));
@@ -202,7 +202,7 @@ impl Index {
             _ => {}
         }
         if coding.is_external() && !published::tile::is_for(tensor.dtype) {
-            return Err(Damage("a published system's tensor is of a type that none has"));
+            return Err(Damage("a published system's tensor has an unsupported type"));
         }
         if tensor.factors.is_some() != coding.has_factors() {
             return Err(Damage("a tensor's factors are missing, or not needed"));
@@ -211,10 +211,10 @@ impl Index {
         let (rows, width) = tensor.rows_and_width();
         let bytes = (tensor.extent.end - tensor.extent.start).saturating_add(HEAD_BYTES + TAIL_BYTES);
         if tensor.factors.is_some() && rows.saturating_mul(width) > bytes / tensor.dtype.size() as u64 {
-            return Err(Damage("a tensor has not as many elements as its factors are for"));
+            return Err(Damage("a tensor's elements do not match its factors"));
         }
         let Some(beside) = coding.companion() else { return Ok(()) };
-        let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor beside another one is missing"))?;
+        let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor's companion is missing"))?;
         let elements = |tensor: &TensorEntry| (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
         let same_type = other.dtype == tensor.dtype || matches!(coding, Coding::Cast { .. });
         let fits = match coding {
@@ -223,7 +223,7 @@ impl Index {
         };
         match fits && same_type && other.coding.rank() < coding.rank() && elements(other) == elements(tensor) {
             true => Ok(()),
-            false => Err(Damage("a tensor beside another one does not fit it")),
+            false => Err(Damage("a tensor's companion does not fit it")),
         }
     }
 }

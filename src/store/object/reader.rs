@@ -89,7 +89,7 @@ impl Object {
             || footer.index_offset < HEADER_BYTES as u64
             || footer.index_len.max(footer.index_stored) > MAX_INDEX_BYTES
         {
-            return Err(Damage("its index is not where it should be").into());
+            return Err(Damage("its index is in the wrong place").into());
         }
         let mut stored = vec![0; footer.index_stored as usize];
         file.read_exact_at(&mut stored, footer.index_offset)?;
@@ -167,8 +167,8 @@ impl Object {
 fn open_by_id(io: &Io, objects: &Path, id: Id) -> io::Result<DeviceFile> {
     let name = id.to_string();
     io.open_beneath(objects, &Path::new(&name[..2]).join(&name), 0).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP | libc::ENOTDIR) => Damage("there is a link in its place").into(),
-        _ if error.kind() == io::ErrorKind::InvalidInput => Damage("it is no file").into(),
+        Some(libc::ELOOP | libc::ENOTDIR) => Damage("a symlink is in its place").into(),
+        _ if error.kind() == io::ErrorKind::InvalidInput => Damage("it is no regular file").into(),
         _ => error,
     })
 }

@@ -230,7 +230,8 @@ proptest! {
         if let Ok(index) = Index::decode(&bytes, len / 2, PAYLOAD_END) {
             is_sound(&index, len / 2);
         }
-        let stored = index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
+        let stored =
+            index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
         if let Some(end) = stored.max() {
             prop_assert!(end == 0 || Index::decode(&bytes, len, end - 1).is_err());
         }

@@ -88,7 +88,9 @@ proptest! {
         }
         // A request for a finer profile never gives a coarser one.
         let (finer, coarser) = (asked.min(other), asked.max(other));
-        prop_assert!(Profile::in_force(finer, Some(expected), seen) <= Profile::in_force(coarser, Some(expected), seen));
+        prop_assert!(
+            Profile::in_force(finer, Some(expected), seen) <= Profile::in_force(coarser, Some(expected), seen)
+        );
         prop_assert_eq!(Profile::in_force(asked, None, seen), asked);
     }
 }

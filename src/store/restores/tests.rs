@@ -69,7 +69,9 @@ proptest! {
     #[test]
     fn what_is_written_is_read(calls in vec((0u64..4, 0i64..100, 0u32..9, "\\PC{0,20}"), 0..40)) {
         let mut restores = Restores::default();
-        calls.iter().for_each(|(lineage, at, generations, origin)| restores.restored(*lineage, *at, *generations, origin));
+        calls
+            .iter()
+            .for_each(|(lineage, at, generations, origin)| restores.restored(*lineage, *at, *generations, origin));
         prop_assert_eq!(Restores::decode(&restores.encode()), Ok(restores.clone()));
         for lineage in 0..4 {
             let mut of = calls.iter().filter(|call| call.0 == lineage);

@@ -62,7 +62,7 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
         return Err("a glob is needed, such as \"run/checkpoint-*\"".into());
     }
     if glob.starts_with('/') || glob.starts_with("./") || glob.split('/').any(|part| part == "..") {
-        return Err("globs are matched against the path inside the mount: no `/` or `./` before it, no `..`".into());
+        return Err("a glob matches the path inside the mount: no `/` or `./` before it, no `..`".into());
     }
     let matcher = GlobBuilder::new(glob)
         .case_insensitive(true)
@@ -75,7 +75,7 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
         return Err("it keeps nothing; give keep_last, keep_every, keep_for or keep_checkpoint_max".into());
     }
     if *keep_last == Some(0) {
-        return Err("keep_last = 0 cannot be had: the newest complete checkpoint always stays; say 1".into());
+        return Err("keep_last = 0 is impossible, since the newest complete checkpoint always stays; write 1".into());
     }
     if *keep_every == Some(0) {
         return Err("keep_every = 0: no step is a multiple of 0".into());

@@ -108,7 +108,7 @@ fn relative(fields: &mut Fields, own: usize) -> Result<u32, Damage> {
     let zigzag = fields.varint()?;
     let distance = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
     let number = (own as i64).checked_add(distance).and_then(|number| u32::try_from(number).ok());
-    number.ok_or(Damage("a tensor refers to one that cannot be"))
+    number.ok_or(Damage("a tensor refers to one that cannot exist"))
 }
 
 pub(super) fn encode(index: &Index) -> Vec<u8> {
@@ -263,11 +263,10 @@ fn tiles(fields: &mut Fields, count: u64) -> Result<Vec<Tile>, Damage> {
     let count = usize::try_from(count)
         .ok()
         .filter(|count| count.checked_mul(HASHES + 2).is_some_and(|bytes| bytes <= fields.remaining()));
-    let count = count.ok_or(Damage("the number of tiles is not what the bytes need"))?;
+    let count = count.ok_or(Damage("the number of tiles does not match the bytes"))?;
     let mut tiles = Vec::with_capacity(count);
     for _ in 0..count {
-        let stored =
-            u32::try_from(fields.varint()?).map_err(|_| Damage("a tile's payload is longer than any can be"))?;
+        let stored = u32::try_from(fields.varint()?).map_err(|_| Damage("a tile's payload is too long"))?;
         tiles.push(Tile { offset: 0, stored, payload_hash: 0, decoded_hash: 0 });
     }
     let mut expected = HEADER_BYTES as u64;
