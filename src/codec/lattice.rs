@@ -1,9 +1,9 @@
 //! The lattice: a tensor as **R = fl(K + g*A)**.
 //!
-//! K is the keyframe tensor (zeros if there is none), g the step, one positive number for the whole tensor, A one `i32`
-//! per element, fl the rounding to the element type. W, the written tensor, comes back as R with |R - W| <= g/2 in
-//! every element. This is checked when it is quantized. A few elements miss the bound by the rounding to the type; they
-//! are kept exactly, as *exceptions*.
+//! K is the keyframe tensor (zeros if there is none). g is the step, one positive number for the whole tensor. A has
+//! one `i32` per element, and fl is the rounding to the element type. W, the written tensor, comes back as R with |R -
+//! W| <= g/2 in every element. This is checked when it is quantized. A few elements miss the bound by the rounding to
+//! the type; they are kept exactly, as *exceptions*.
 //!
 //! A state is stored as the difference of its A to its parent's. A is a sum of integers, so **merging any run of deltas
 //! is integer addition**, and R never depends on how the chain to it is stored. If the step changes along a chain, the

@@ -309,9 +309,10 @@ fn roles(named: Option<Roles>) -> Result<[bool; Role::ALL.len()], String> {
     }
     let mut roles = [false; Role::ALL.len()];
     for name in names {
-        let role = Role::ALL.into_iter().find(|role| role.name() == name).ok_or_else(|| {
-            format!("role = {name:?} does not exist; write {}", Role::ALL.map(Role::name).join(", "))
-        })?;
+        let role = Role::ALL
+            .into_iter()
+            .find(|role| role.name() == name)
+            .ok_or_else(|| format!("role = {name:?} does not exist; write {}", Role::ALL.map(Role::name).join(", ")))?;
         roles[role as usize] = true;
     }
     Ok(roles)
