@@ -89,7 +89,7 @@ fn each(io: &Io, tree: &Path, counts: impl Fn(&Stub) -> bool) -> io::Result<Hash
     Ok(ids)
 }
 
-/// Keeps a copy of `path` beside it, under a name that a later copy does not overwrite.
+/// Keeps the file at `path` under a second name beside it, which no later call takes.
 pub(super) fn keep(io: &Io, path: &Path) -> io::Result<()> {
     for number in 0.. {
         let suffix = if number == 0 { ".damaged".to_string() } else { format!(".damaged.{number}") };

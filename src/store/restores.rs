@@ -1,7 +1,7 @@
 //! Counts how often training continued from lossy checkpoints of a lineage (docs/FORMAT.md, "Restores").
 //!
-//! One small file, replaced as a whole: a crash loses at most the last counts. A damaged file is started anew. It only
-//! decides how faithfully future states are kept, and does not affect existing ones.
+//! One small file, replaced as a whole: a crash loses at most the last counts. A damaged file is replaced by an empty
+//! one. It only decides how faithfully future states are kept, and does not affect existing ones.
 
 use std::collections::BTreeMap;
 use std::fs;
