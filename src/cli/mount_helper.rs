@@ -58,7 +58,7 @@ pub(super) struct Args {
     kind: Option<String>,
 }
 
-/// True if the program was called by a name of this command; the arguments then lack the subcommand.
+/// True if the program was called by one of the names above. Its arguments then do not name this subcommand.
 fn is_name(program: Option<&OsString>) -> bool {
     let name = program.and_then(|name| Path::new(name).file_name()).unwrap_or_default().as_encoded_bytes();
     name.ends_with(NAME.as_bytes()) || name.ends_with(OTHER_NAME.as_bytes())

@@ -45,7 +45,7 @@ const MAX_SERVERS: i64 = 10_000;
 
 /// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
 /// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a
-/// number, and with the oldest.
+/// number, and 0 is older than every version.
 const STAGING: &str = ".stepfs_-0";
 
 /// Where the files of a version are.
