@@ -16,7 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// A handle only for going on from: needs no read permission and never blocks.
+/// Flags of a handle that only opens the next name: it needs no read permission and never blocks.
 const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
 
 /// Longest path that is used directly. The kernel takes 4,095 bytes, and a step may need another name in the same
