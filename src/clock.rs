@@ -1,4 +1,4 @@
-//! The kernel's clocks, each for what it is good for.
+//! The kernel's clocks, each with its use.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ pub(crate) fn wall_ns() -> i64 {
     nanoseconds(read(ClockId::Realtime))
 }
 
-/// Nanoseconds since 1970 of the last tick of the kernel's clock, from which it stamps files: no file that is changed after this
-/// is older. The tick may lie any time back when the machine is a guest that waits for its host.
+/// Nanoseconds since 1970 of the last tick of the kernel's clock, which it stamps files with. No file that changes
+/// after this call is older. On a virtual machine that waits for its host, the tick may lie any time back.
 pub(crate) fn stamp_ns() -> i64 {
     nanoseconds(read(ClockId::RealtimeCoarse))
 }
 
-/// Processor time of the calling thread, so far: what work costs a core, whatever else the machine does meanwhile.
+/// Processor time of the calling thread so far. It measures the cost of work on a core, independent of other load.
 pub(crate) fn of_thread() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
 
-/// Processor time of all threads of this process together, so far.
+/// Processor time of all threads of this process so far.
 pub(crate) fn of_process() -> Duration {
     read(ClockId::ProcessCPUTime)
 }
 
-/// Runs something and adds the thread's processor time for it to a sum.
+/// Runs `work` and adds its processor time to a sum.
 pub(crate) fn timed<T>(sum: &mut Duration, work: impl FnOnce() -> T) -> T {
     let start = of_thread();
     let result = work();
@@ -33,7 +33,7 @@ pub(crate) fn timed<T>(sum: &mut Duration, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Before 1970 everything would seem to happen at once.
+/// Before 1970 all times would be equal.
 fn read(clock: ClockId) -> Duration {
     clock_gettime(clock).try_into().unwrap_or(Duration::ZERO)
 }
@@ -46,7 +46,7 @@ fn nanoseconds(since: Duration) -> i64 {
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    /// A file that is made right after is never older than the stamp, though often older than the wall's clock.
+    /// A new file is never older than the stamp, but often older than the wall clock.
     #[test]
     fn a_file_is_not_older_than_the_stamp_before_it() {
         let dir = tempfile::tempdir().unwrap();

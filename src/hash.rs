@@ -1,6 +1,6 @@
-//! xxh3, which everything on the device is checked by: against damage, not against malice. And SHA-256, by which other programs know a
-//! file's bytes. In one place, so that what computes them can be exchanged; these pick the processor's best instructions when the
-//! program runs.
+//! xxh3, the checksum of everything on the device: it detects damage, not malice. And SHA-256, by which other programs
+//! identify a file's bytes. They are in one place so that the implementation can be replaced. It picks the processor's
+//! best instructions at run time.
 
 use std::hash::Hasher as _;
 
@@ -12,61 +12,61 @@ pub(crate) fn xxh3_64(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
-/// xxh3-64 of bytes that come in pieces.
+/// xxh3-64 of consecutive pieces.
 pub(crate) struct Xxh3(XxHash3_64);
 
 impl Xxh3 {
-    /// Of no bytes yet.
+    /// Before any bytes.
     pub(crate) fn new() -> Xxh3 {
         Xxh3(XxHash3_64::new())
     }
 
-    /// The next bytes.
+    /// Adds the next bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
 
-    /// Of all that came.
+    /// The hash of all bytes so far.
     pub(crate) fn digest(&self) -> u64 {
         self.0.finish()
     }
 }
 
-/// xxh3-128 of bytes that come in pieces: of whole files.
+/// xxh3-128 of consecutive pieces, for whole files.
 pub(crate) struct Xxh3Of128(XxHash3_128);
 
 impl Xxh3Of128 {
-    /// Of no bytes yet.
+    /// Before any bytes.
     pub(crate) fn new() -> Xxh3Of128 {
         Xxh3Of128(XxHash3_128::new())
     }
 
-    /// The next bytes.
+    /// Adds the next bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
 
-    /// Of all that came.
+    /// The hash of all bytes so far.
     pub(crate) fn digest(&self) -> u128 {
         self.0.finish_128()
     }
 }
 
-/// SHA-256 of bytes that come in pieces.
+/// SHA-256 of consecutive pieces.
 pub(crate) struct Sha256(sha2::Sha256);
 
 impl Sha256 {
-    /// Of no bytes yet.
+    /// Before any bytes.
     pub(crate) fn new() -> Sha256 {
         Sha256(sha2::Sha256::new())
     }
 
-    /// The next bytes.
+    /// Adds the next bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Of all that came.
+    /// The hash of all bytes.
     pub(crate) fn digest(self) -> [u8; 32] {
         self.0.finalize().into()
     }
@@ -79,7 +79,7 @@ pub(crate) fn sha256(bytes: &[u8]) -> [u8; 32] {
     hash.digest()
 }
 
-/// A digest as programs print it: hexadecimal, in lower case.
+/// A digest in lower-case hexadecimal, as programs print it.
 pub(crate) fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -101,14 +101,18 @@ mod tests {
     }
 
     proptest! {
-        /// What is on the device was hashed by another program, and will be read by others.
+        /// Other programs hashed the bytes on the device, and others will read them.
         #[test]
         fn hashes_are_those_of_another_implementation(
-            bytes in prop_oneof![prop::collection::vec(any::<u8>(), 0..300), prop::collection::vec(any::<u8>(), 0..9000)],
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..300),
+                prop::collection::vec(any::<u8>(), 0..9000),
+            ],
             cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
         ) {
             prop_assert_eq!(xxh3_64(&bytes), xxhash_rust::xxh3::xxh3_64(&bytes));
-            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+            let mut cuts: Vec<usize> =
+                cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
             cuts.sort_unstable();
             let (mut narrow, mut wide) = (Xxh3::new(), Xxh3Of128::new());
             for ends in cuts.windows(2) {

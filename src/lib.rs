@@ -2,23 +2,23 @@
 //!
 //! The layers, from the top; each may use those below it and none above:
 //!
-//! - [`cli`]: one file per command; words for people, `--json` for programs.
-//! - [`fs`]: the kernel's face: operations, handles, errno. The only place that names `fuser`.
-//! - [`compare`]: many ways of keeping a series of checkpoints, side by side.
-//! - [`archive`]: after the last close: find the tensors, choose the base, encode, verify, commit, release.
-//! - [`recall`]: which objects and tiles a read needs; tiles to bytes; the cache of decoded files.
+//! - [`cli`]: one file per command; text for people, `--json` for programs.
+//! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
+//! - [`compare`]: compares many ways of storing a series of checkpoints.
+//! - [`archive`]: after the last close: finds the tensors, chooses the base, encodes, verifies, commits, releases.
+//! - [`recall`]: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
-//! - [`tile`]: the codec of a tile: every coding's way from bytes to a payload and back (pure).
-//! - [`container`]: where the tensors are in a file's bytes, and what must be patched (pure).
+//! - [`tile`]: the codec of a tile: every coding from bytes to a payload and back (pure).
+//! - [`container`]: finds the tensors in a file's bytes, and the places to patch (pure).
 //! - [`codec`]: tensors to symbols and back (pure).
-//! - [`published`]: other systems, as their papers describe them; [`tile`] alone decodes with them (pure).
+//! - [`published`]: other systems, as their papers describe them; only [`tile`] decodes with them (pure).
 //! - [`entropy`]: symbols to bits and back (pure).
 //!
-//! Beside them, `sync` has the locks and threads of all, so that a test can take the scheduler's place, `clock` the time, and `hash` what
-//! everything on the device is checked by.
+//! All layers use three more modules. `sync` has locks and threads, so that a test can replace the scheduler. `clock`
+//! has the time, and `hash` the checksums of everything on the device.
 //!
-//! `docs/DESIGN.md` says why, `docs/FORMAT.md` describes every durable byte, `docs/SEMANTICS.md` what a program
-//! that uses the mount may rely on.
+//! `docs/DESIGN.md` gives the reasons, `docs/FORMAT.md` describes every durable byte, and `docs/SEMANTICS.md` lists the
+//! guarantees for programs that use the mount.
 
 pub mod archive;
 pub mod cli;

@@ -1,8 +1,8 @@
-//! Locks, conditions, flags and threads of everything that is shared: those of `std`; with the feature `shuttle`, those of a
-//! scheduler that tries orders of threads which the machine hardly ever takes (`scripts/threads.sh`).
+//! Locks, conditions, flags and threads for all shared data: those of `std`, or with the feature `shuttle` those of a
+//! test scheduler. That scheduler tries orders of threads that the machine hardly ever takes (`scripts/threads.sh`).
 //!
-//! Not of here is what pools of threads take while they encode and decode (`recall/beside.rs`, counters): that scheduler does not
-//! know of them, and nothing waits for anything under those locks.
+//! The locks of thread pools during encoding and decoding (`recall/beside.rs`, counters) are not from here. That
+//! scheduler does not know these threads, and nothing waits under those locks.
 
 #[cfg(not(feature = "shuttle"))]
 mod from {
@@ -20,7 +20,7 @@ mod from {
 
 pub(crate) use from::*;
 
-/// Waits until the condition is notified or so much time has passed.
+/// Waits until the condition is notified or this time has passed.
 #[cfg(not(feature = "shuttle"))]
 pub(crate) fn wait_timeout<'a, T>(
     condition: &Condvar,
@@ -31,7 +31,7 @@ pub(crate) fn wait_timeout<'a, T>(
     condition.wait_timeout(guard, time).unwrap_or_else(std::sync::PoisonError::into_inner).0
 }
 
-/// Its scheduler has no clock. Short waits are over at once; long ones never are, so that a notification which is missed shows.
+/// The test scheduler has no clock. Short waits end at once; long ones never end, so that a missed notification shows.
 #[cfg(feature = "shuttle")]
 pub(crate) fn wait_timeout<'a, T>(
     condition: &Condvar,
@@ -53,24 +53,25 @@ pub(crate) fn wait_timeout<'a, T>(
 pub(crate) struct Pool(rayon::ThreadPool);
 
 impl Pool {
-    /// The threads of a pool that was described.
+    /// Builds a pool's threads.
     ///
     /// # Errors
-    /// When they cannot be started.
+    /// Threads cannot be started.
     pub(crate) fn new(builder: rayon::ThreadPoolBuilder) -> std::io::Result<Pool> {
         builder.build().map(Pool).map_err(std::io::Error::other)
     }
 
-    /// Runs `work` with the pool as the one that its parallel parts go to.
+    /// Runs `work` with the pool for its parallel parts.
     pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         match cfg!(feature = "shuttle") {
-            // On the scheduler's thread: it may take locks. Its parallel parts take none.
+            // On the scheduler's thread: `work` may take locks. Its parallel parts take none.
             true => work(),
             false => self.0.install(work),
         }
     }
 
-    /// Runs `work` on this thread, which must be none of the pool's, since it may wait for what it spawns there.
+    /// Runs `work` on this thread. It must not be one of the pool's, since `work` may wait for the tasks that it spawns
+    /// there.
     pub(crate) fn scope<'scope, T>(&self, work: impl FnOnce(&rayon::Scope<'scope>) -> T) -> T {
         self.0.in_place_scope(work)
     }
@@ -84,14 +85,14 @@ impl Pool {
     }
 }
 
-/// Runs a test with many orders of its threads: `STEPFS_ORDERS` of them (200 if nobody says), half of them random, half with few
-/// changes at rare places. What fails prints the order, with which `shuttle::replay` runs it again.
+/// Runs a test with many orders of its threads: `STEPFS_ORDERS` of them (default 200), half of them random, half with
+/// few changes at rare places. A failure prints its order, and `shuttle::replay` runs that order again.
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) fn in_many_orders(test: impl Fn() + Send + Sync + 'static) {
     use shuttle::scheduler::{PctScheduler, RandomScheduler};
-    // Deeper than a decoder's frames; the usual 32 KiB are not.
+    // Deeper than a decoder's frames, unlike the usual 32 KiB.
     const STACK: usize = 1 << 20;
-    /// Changes of thread that a bug needs, at most: nearly all that were ever found need one or two.
+    /// Maximum changes of thread for a bug: nearly all known ones need one or two.
     const CHANGES: usize = 3;
     let orders =
         std::env::var("STEPFS_ORDERS").map_or(200, |orders| orders.parse().expect("STEPFS_ORDERS is a number"));

@@ -1,4 +1,4 @@
-//! `stepfs verify --against`: files of a store and a manifest that `sha256sum` made when they were written.
+//! `stepfs verify --against`: compares files with a manifest that `sha256sum` made when they were written.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,19 +23,19 @@ use super::words::{name, progress};
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
 
-/// What has become of a file since the manifest was made.
+/// How a file compares with the manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Verdict {
-    /// It reads as it was.
+    /// Its bytes have the manifest's hash.
     Same,
-    /// It is lossy now, and was made from exactly those bytes.
+    /// It is lossy now, and was archived from bytes that have the manifest's hash.
     Lossy,
-    /// It reads otherwise, and it was not made from those bytes, or nobody knows.
+    /// Its bytes have another hash, and nothing shows that it was archived from the manifest's bytes.
     Differs,
-    /// It is not there.
+    /// The file does not exist.
     Missing,
-    /// It cannot be read.
+    /// The file cannot be read.
     Damaged,
 }
 
@@ -57,10 +57,10 @@ impl Verdict {
 
 #[derive(Debug, Serialize)]
 struct Row {
-    /// As the manifest has it.
+    /// As written in the manifest.
     name: String,
     verdict: Verdict,
-    /// Of what is damaged, or cannot be told.
+    /// Set if the file is damaged or cannot be compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
 }
@@ -71,7 +71,7 @@ struct Report {
     counts: BTreeMap<Verdict, usize>,
 }
 
-/// A line of a manifest: a name, and the hash of what it had.
+/// A line of a manifest: a name and a hash.
 #[derive(Debug, PartialEq, Eq)]
 struct Line {
     name: PathBuf,
@@ -125,7 +125,7 @@ fn print(report: &Report, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// What has become of one file.
+/// Compares one file with its line.
 fn compare(store: &Store, objects: &Objects, place: &Place, line: &Line) -> Result<(Verdict, Option<String>)> {
     let Some(path) = inside(place, &store.tree(), &line.name) else {
         return Ok((Verdict::Missing, Some("it is not in this store".into())));
@@ -152,8 +152,8 @@ fn compare(store: &Store, objects: &Objects, place: &Place, line: &Line) -> Resu
     })
 }
 
-/// Where in the tree a name of the manifest is: one that begins with `/` as the mount or the store's tree has it, all others from
-/// the place that was named. `None`: outside.
+/// Maps a name of the manifest to a path in the tree, or `None` if it lies outside. An absolute name is a path in the
+/// mount or in the store's tree. Any other name is relative to the place that the user named.
 fn inside(place: &Place, tree: &Path, name: &Path) -> Option<PathBuf> {
     let below = match name.is_absolute() {
         true => {
@@ -173,22 +173,22 @@ fn inside(place: &Place, tree: &Path, name: &Path) -> Option<PathBuf> {
     Some(path)
 }
 
-/// The lines of a manifest.
+/// Parses a manifest.
 fn parse(text: &[u8]) -> Result<Vec<Line>> {
     let lines = text.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty());
     let parsed = lines.map(|(number, line)| match parse_line(line) {
         Some(line) => Ok(line),
-        None => bail!("line {} is none of sha256sum's: 64 hexadecimal digits, two blanks, a name", number + 1),
+        None => bail!("line {} is not in sha256sum's format: 64 hexadecimal digits, two blanks, a name", number + 1),
     });
     let parsed = parsed.collect::<Result<Vec<_>>>()?;
     match parsed.is_empty() {
-        true => bail!("it names no file"),
+        true => bail!("it names no file; make a manifest with sha256sum"),
         false => Ok(parsed),
     }
 }
 
-/// `DIGEST  NAME`, `DIGEST *NAME` or `SHA256 (NAME) = DIGEST`; a backslash before all of it: the name has some in it that stand for
-/// others.
+/// Reads `DIGEST  NAME`, `DIGEST *NAME` or `SHA256 (NAME) = DIGEST`. A leading backslash means that the name has
+/// escaped characters.
 fn parse_line(line: &[u8]) -> Option<Line> {
     let (escaped, line) = match line.strip_prefix(b"\\") {
         Some(line) => (true, line),

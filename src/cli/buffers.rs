@@ -1,12 +1,12 @@
-//! The daemon's buffers: kept for the next tile, and let go when nobody has taken them for a while. What the allocator itself keeps is
-//! said where it is chosen, in `src/main.rs`.
+//! Frees the daemon's unused buffers. The daemon keeps buffers for the next tile; a thread here frees them when idle.
+//! `src/main.rs` sets how long the allocator itself keeps memory.
 
 use std::time::Duration;
 
-/// How often buffers that nobody took go back to the allocator.
+/// How often idle buffers go back to the allocator.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// To be called once.
+/// Call it once.
 pub(super) fn keep_few() {
     let give_back = || {
         loop {
@@ -15,6 +15,6 @@ pub(super) fn keep_few() {
             crate::published::let_go();
         }
     };
-    // Without the thread the daemon is larger, nothing else.
+    // Without the thread the daemon only uses more memory.
     let _ = std::thread::Builder::new().name("buffers".into()).spawn(give_back);
 }

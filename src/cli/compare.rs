@@ -14,33 +14,33 @@ use crate::compare::{Picture, plot};
 
 use super::words::{name, percent, progress, size, table};
 
-/// Keep a series of checkpoints in many ways, and show side by side what each takes, loses and costs.
+/// Store a series of checkpoints with many codecs, and compare size, loss and cost.
 ///
-/// FILES are checkpoints of one run, oldest first; of a directory those in it, in the order of their numbers. They are only read.
-/// Profiles and published systems go through a temporary store, as in a mount: keyframes, indexes and stubs count. The newest,
-/// which a mount would leave as it is, is archived too: a copy of the one before it stands for its successor. What is lost is
-/// measured on what was decoded.
+/// FILES are checkpoints of one run, oldest first. A directory stands for the checkpoints in it, in the order of their
+/// numbers. stepfs only reads them. Profiles and published systems go through a temporary store, as in a mount:
+/// keyframes, indexes and stubs count. The newest checkpoint is archived too, although a mount would keep it as
+/// written; a copy of the one before it serves as its successor. Loss is measured on decoded values.
 ///
-/// Needs room for the series twice, in DIR. Everything there goes when it ends, also by Ctrl-C.
+/// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  stepfs compare run/step_*.pt\n  stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.png\n\n\
-The shell sorts step_10 before step_9: name the directory, or number with zeros.\n`stepfs compare --list` says what can be compared."
-)]
+#[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
+stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.png\n\n\
+The shell sorts step_10 before step_9: name the directory, or number with zeros.\n\
+`stepfs compare --list` lists the codecs.")]
 pub(super) struct Args {
     /// Checkpoints, and directories of checkpoints.
     #[arg(required_unless_present = "list", value_name = "FILES")]
     files: Vec<PathBuf>,
-    /// What to compare, by name, separated by commas [default: all of `--list`].
+    /// Codecs to compare, by name, separated by commas [default: all of `--list`].
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     codecs: Vec<String>,
-    /// List what can be compared, and end.
+    /// List the codecs, and exit.
     #[arg(long, conflicts_with_all = ["codecs", "plot", "files"])]
     list: bool,
-    /// Draw a picture, too: .svg or .png.
+    /// Also draw a picture: .svg or .png.
     #[arg(long, value_name = "FILE", value_parser = picture)]
     plot: Option<PathBuf>,
-    /// Where the temporary stores are [default: TMPDIR].
+    /// Directory for the temporary stores [default: TMPDIR].
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Print a JSON object.
@@ -48,7 +48,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// The path of a picture, if its ending says which kind.
+/// Accepts the path of a picture if its extension names a supported format.
 #[cfg(feature = "plots")]
 fn picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
@@ -66,13 +66,13 @@ fn draw(report: &Report, path: &Path) -> Result<()> {
     plot(report, path, kind).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
 }
 
-/// Never called: there is no path then.
+/// Never called: without the feature no path is accepted.
 #[cfg(not(feature = "plots"))]
 fn draw(_: &Report, _: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Codecs beside each other in a table: more do not fit on a screen.
+/// Codecs per table; more do not fit on a screen.
 const ACROSS: usize = 6;
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -82,11 +82,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let codecs = codecs(&args.codecs)?;
-    // Before hours of work, not after.
+    // Fail before hours of work, not after.
     if let Some(path) = &args.plot {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if !parent.is_dir() || path.is_dir() {
-            bail!("{}: no picture can be put there", path.display());
+            bail!("{}: cannot write a picture there; name a file in an existing directory", path.display());
         }
     }
     let series = Series::open(&args.files)?;
@@ -95,7 +95,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let stop = super::interrupted()?;
     let parent = args.dir.unwrap_or_else(std::env::temp_dir);
-    // Copies of what nobody else may be able to read.
+    // Other users may not be allowed to read the checkpoints that are copied here.
     let private = Permissions::from_mode(0o700);
     let dir = tempfile::Builder::new().prefix("stepfs-compare-").permissions(private).tempdir_in(&parent);
     let dir = dir.with_context(|| format!("{}", parent.display()))?;
@@ -123,7 +123,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The codecs of these names; all where there are none.
+/// The codecs with these names, or all codecs if `names` is empty.
 fn codecs(names: &[String]) -> Result<Vec<Codec>> {
     let mut codecs = Vec::new();
     for name in names {
@@ -136,11 +136,11 @@ fn codecs(names: &[String]) -> Result<Vec<Codec>> {
     Ok(if names.is_empty() { Codec::usual() } else { codecs })
 }
 
-/// All codecs, a line for each.
+/// All codecs, one per line.
 fn listed() -> String {
     let rows: Vec<Vec<String>> =
         Codec::usual().into_iter().map(|codec| vec![format!("  {codec}"), codec.about().to_string()]).collect();
-    table(&rows, &[false, false]) + "Numbers can be others, as far as a system or zstd has them.\n"
+    table(&rows, &[false, false]) + "Other numbers work too, if the system or zstd has them.\n"
 }
 
 fn list(json: bool) -> Result<()> {
@@ -184,9 +184,10 @@ fn words(report: &Report) -> String {
         ]);
     }
     out += &table(&rows, &[false, true, true, true, true, true, true, true, true]);
-    out += "10^6 bytes per second of one core's processor time. A store's encoding includes planning, reading back and comparing;\n\
-            decoding begins with nothing at hand, so it reads all the objects that a file takes: on average, and at most.\n";
-    out += "\nErrors of the parameters, in rms of the update between two checkpoints and in rms of the parameters\n";
+    out += "MB/s: 10^6 bytes per second of one core's processor time. Encoding includes planning, reading back and\n\
+            comparing. Decoding starts with empty caches, so it reads all objects of a file: on average, at most.\n";
+    out +=
+        "\nErrors of the parameters, relative to the rms of the update between two checkpoints and of the parameters\n";
     let head = ["codec", "rms/update", "largest/update", "rms/weights", "largest/weights"];
     let mut rows = vec![head.map(String::from).to_vec()];
     for kept in &report.codecs {
@@ -195,7 +196,7 @@ fn words(report: &Report) -> String {
         rows.push(std::iter::once(kept.name.clone()).chain(each).collect());
     }
     out += &table(&rows, &[false, true, true, true, true]);
-    out += "\nBits for each number, by its role (- : the codec knows of no roles)\n";
+    out += "\nBits per number, by role (-: the codec has no roles)\n";
     out += &roles(report);
     out += "\nBytes of each checkpoint\n";
     for some in report.codecs.chunks(ACROSS) {
@@ -211,7 +212,7 @@ fn words(report: &Report) -> String {
     out
 }
 
-/// The paths without the directories that all are in.
+/// The paths without their common directory.
 fn files_in_short(files: &[String]) -> Vec<String> {
     let parent = |file: &String| Path::new(file).parent().map(Path::to_path_buf).unwrap_or_default();
     let mut common = files.first().map(parent).unwrap_or_default();
@@ -238,7 +239,7 @@ fn roles(report: &Report) -> String {
     table(&rows, &right)
 }
 
-/// Three digits, however small or large.
+/// Three digits, for any magnitude.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),

@@ -11,13 +11,13 @@ use serde::Serialize;
 
 use super::words;
 
-/// Say what this machine lacks for a mount, and what mends it.
+/// Check whether this machine can mount a store, and say how to fix each problem.
 ///
-/// With DIR also what the file system there lacks: a store, a mount, or where a store is to be. Writes a few bytes there and removes
-/// them. Exit code 1 if there is a problem; a warning is none.
+/// With DIR, also check the file system there: a store, a mount, or the place for a new store. This writes a few bytes
+/// there and removes them. Exit code 1 means a problem; warnings do not count.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A store, a mount, or a directory in which a store is to be made.
+    /// A store, a mount, or a directory for a new store.
     dir: Option<PathBuf>,
     /// Print a JSON array.
     #[arg(long)]
@@ -28,19 +28,19 @@ pub(super) struct Args {
 #[serde(rename_all = "lowercase")]
 enum Level {
     Ok,
-    /// It works, and lacks something.
+    /// It works with a limitation.
     Warning,
     /// It cannot work.
     Problem,
 }
 
-/// What was looked at, and what was found.
+/// A check and its result.
 #[derive(Debug, Serialize)]
 struct Finding {
     check: &'static str,
     level: Level,
     says: String,
-    /// The command that mends it, or what to do.
+    /// The command or action that fixes it.
     mend: Option<String>,
 }
 
@@ -80,7 +80,7 @@ fn print(findings: &[Finding]) {
         Level::Problem => "problem",
     };
     for Finding { check, level: found, says, mend } in findings {
-        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; mend: {}", words::name(mend)));
+        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", words::name(mend)));
         println!("{:<8} {check:<12} {}{mend}", level(*found), words::name(says));
     }
 }

@@ -17,20 +17,20 @@ use super::words::{name, progress};
 
 /// Copy a file or directory out of a store, without a mount.
 ///
-/// Released files come out decoded; mode, owner and times are kept as far as permitted. The store may be mounted.
+/// Released files come out decoded. Mode, owner and times are kept as far as permitted. The store may be mounted.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The store.
     store: PathBuf,
     /// Path inside it; `.` for everything.
     path: PathBuf,
-    /// Where to put it; an existing directory takes it by its name.
+    /// Destination; inside an existing directory the file keeps its name.
     dest: PathBuf,
-    /// Replace files that are there already.
+    /// Replace existing files.
     #[arg(long)]
     force: bool,
-    /// Of one damaged file write the tensors that can still be read, as safetensors, and name those that are lost. Exit code 3 if
-    /// there are any.
+    /// Write the readable tensors of one damaged file as safetensors, and list the lost ones. Exit code 3 if any is
+    /// lost.
     #[arg(long)]
     salvage: bool,
 }
@@ -64,10 +64,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What can still be read of a damaged file.
+/// Writes the readable tensors of a damaged file.
 fn salvage(store: &Store, args: &Args) -> Result<ExitCode> {
     let shown = || args.path.display().to_string();
-    let stub = stub(store, &args.path)?.with_context(|| format!("{} is not released: copy it as it is", shown()))?;
+    let stub =
+        stub(store, &args.path)?.with_context(|| format!("{} is not released: copy the file itself", shown()))?;
     if !args.force && fs::symlink_metadata(&args.dest).is_ok() {
         bail!("{} exists already; name another place, or replace it with --force", args.dest.display());
     }

@@ -12,7 +12,7 @@ use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
 use crate::store::{Damage, Objects, Store, Stub};
 
-/// Hands the bytes of a file in the store's tree to `sink`, in order, whether it is released or resident.
+/// Passes the bytes of a file in the store's tree to `sink`, in order. The file may be released or resident.
 pub(super) fn read(
     store: &Store,
     objects: &Objects,
@@ -20,7 +20,7 @@ pub(super) fn read(
     sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
 ) -> Result<()> {
     let name = || format!("{}", path.display());
-    // What is looked at is what is copied: a daemon may put a stub in the file's place any moment.
+    // Check and copy through one handle: a daemon may put a stub in the file's place at any moment.
     let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
     if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
@@ -33,18 +33,18 @@ pub(super) fn read(
         if order.is_kept() {
             return stream(&chain, &layout, |offset, _, bytes| sink(offset, bytes)).with_context(name);
         }
-        // Decoded rows come in another order than they have in the file.
-        let file = tempfile::tempfile().context("no temporary file")?;
+        // Decoded rows arrive in another order than in the file.
+        let file = tempfile::tempfile().context("cannot create a temporary file")?;
         recall::copy(&chain, &|bytes, at| scratch::write_all_at(&file, bytes, at)).with_context(name)?;
         return copy(&file, sink).with_context(name);
     }
     if let Some(id) = lost_stub(objects, &file).with_context(name)? {
-        bail!("{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`", path.display());
+        bail!("{}: its stub of object {id} was overwritten; run `stepfs verify --repair`", path.display());
     }
     copy(file.as_file(), sink).with_context(name)
 }
 
-/// Hands on the bytes of a file.
+/// Passes the bytes of a file to `sink`.
 fn copy(file: &File, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut buf = vec![0; 1 << 20];
     let mut at = 0;
@@ -59,7 +59,7 @@ fn copy(file: &File, sink: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>) -> io::
     }
 }
 
-/// The objects of a store, read only; damaged ones are named when something needs them.
+/// The objects of a store, read-only. A damaged object is reported when a file needs it.
 pub(super) fn objects(store: &Store) -> Result<Objects> {
     Objects::load(&store.objects(), |_, _| {}).with_context(|| format!("{}", store.objects().display()))
 }

@@ -19,24 +19,24 @@ use super::survey::stub;
 use super::wait::{wait_for, wait_until};
 use super::words::{name, size, table};
 
-/// What the bar says meanwhile.
+/// Message beside the progress bar.
 const APPLYING: &str = "applying the policy";
-/// How long a mount may take to merge what is left, once the policy was applied: while programs save, it has always something to do.
+/// How long to wait for merges in a mount after the policy was applied. While programs save, merges never end.
 const MERGING: Duration = Duration::from_secs(60);
 
-/// Remove the checkpoints that the policy in stepfs.toml does not keep, and all that nothing needs any more.
+/// Remove the checkpoints that the policy in stepfs.toml does not keep, and all data that nothing needs any more.
 ///
-/// A mount does this by itself while it is mounted; this does it now, and waits: where programs save meanwhile, at most a minute
-/// for the merging that it leaves to do. The newest complete checkpoint of each series and everything pinned stay, whatever
-/// the policy says. Without [[retention]] rules no file goes.
+/// A mount does this by itself. This command does it now, and waits. While programs save, it waits at most a minute for
+/// the merges that follow. The newest complete checkpoint of each series and all pinned files stay, whatever the policy
+/// says. Without [[retention]] rules no file is removed.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A store that is not mounted, a mount, or a path in a mount.
     path: PathBuf,
-    /// Change nothing; say what would go, and why.
+    /// Change nothing; list what would be removed, and why.
     #[arg(long)]
     dry_run: bool,
-    /// With --dry-run: also what stays, and why.
+    /// With --dry-run: also list what stays, and why.
     #[arg(short, long)]
     verbose: bool,
     /// Print a JSON object.
@@ -44,34 +44,34 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// A checkpoint and what becomes of it.
+/// A checkpoint and its verdict.
 #[derive(Serialize)]
 struct Line {
     path: String,
     /// `remove` or `keep`.
     verdict: &'static str,
     why: String,
-    /// Bytes that programs see.
+    /// Size that programs see.
     bytes: u64,
-    /// The number in its name that counts training.
+    /// The training step or epoch in its name.
     step: Option<u64>,
-    /// The rule that matched it.
+    /// The glob of the rule that matched it.
     glob: String,
 }
 
 #[derive(Serialize)]
 struct Report {
     dry_run: bool,
-    /// Of a dry run all checkpoints, else those that went.
+    /// All checkpoints in a dry run, else the removed ones.
     checkpoints: Vec<Line>,
-    /// Globs that match nothing.
+    /// Globs without a match.
     matches_nothing: Vec<String>,
-    /// What the policy wanted to remove and could not.
+    /// Checkpoints that the policy selected but that could not be removed.
     failed: Vec<String>,
-    /// Bytes that the store occupies before and after; the same for a dry run.
+    /// Bytes that the store occupies before and after; both are equal in a dry run.
     stored_before: Option<u64>,
     stored_after: Option<u64>,
-    /// Steps that the archive still had to take when it was no longer waited for: what they free is not counted.
+    /// Steps the archive still had to do when the wait ended. The space they free is not counted.
     left: u64,
 }
 
@@ -95,7 +95,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::from(if failed { super::FAILED } else { 0 }))
 }
 
-/// What the policy would do now.
+/// Plans the policy without applying it.
 fn planned(place: &Place) -> Result<Report> {
     let store = Store::look(&place.store)?;
     let condition = |path: &Path| match &place.mount {
@@ -134,12 +134,12 @@ fn planned(place: &Place) -> Result<Report> {
     })
 }
 
-/// What the daemon says of a file: whether it is open for writing, or not durable yet.
+/// Asks the daemon whether a file is open for writing, or not durable yet.
 fn is_written(path: &Path) -> bool {
     attribute(path, "state").map_or(true, |state| state == b"staged")
 }
 
-/// What there is to see of a file that nobody writes.
+/// The condition of a file in an unmounted store.
 fn on_disk(store: &Store, path: &Path) -> Condition {
     match stub(store, path) {
         Ok(Some(stub)) if !path_of(&store.objects(), stub.object).exists() => Condition::Damaged,
@@ -148,7 +148,7 @@ fn on_disk(store: &Store, path: &Path) -> Condition {
     }
 }
 
-/// Has the daemon do it.
+/// Lets the daemon apply the policy.
 fn mounted(place: &Place, mount: &Path) -> Result<Report> {
     let words = || format!("{} does not answer", mount.display());
     let asked = || -> Result<GcReport> { Ok(serde_json::from_slice(&attribute(mount, "gc").with_context(words)?)?) };
@@ -168,7 +168,7 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
     };
     report.left = wait_until(|| queue_of_mount(mount), before_that, enough)?.queued;
     let after = of_mount(mount)?;
-    // What was planned and is gone; the daemon's log has each with its reason.
+    // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
     let tree = Store::look(&place.store)?.tree();
     report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
     report.dry_run = false;
@@ -177,7 +177,7 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// Whether something is at a path inside the tree, or, of shards, one of them.
+/// True if something exists at a path inside the tree. For sharded files: if any shard exists.
 fn exists(tree: &Path, path: &str) -> bool {
     let shown = tree.join(path);
     let Some((head, tail)) = path.rsplit('/').next().and_then(|name| name.split_once('*')) else {
@@ -188,7 +188,7 @@ fn exists(tree: &Path, path: &str) -> bool {
     entries.into_iter().flatten().flatten().any(|entry| shard(&entry.file_name().to_string_lossy()))
 }
 
-/// Does it here.
+/// Applies the policy to an unmounted store.
 fn at_rest(place: &Place) -> Result<Report> {
     let store = Store::open(&place.store).map_err(|error| match error {
         Error::Busy { .. } => anyhow::Error::new(error).context("name the directory where the store is mounted"),
@@ -259,11 +259,11 @@ fn print(report: &Report, verbose: bool) {
         }
         _ => {
             println!("{count} checkpoint{s} would go, {} as programs see them", size(bytes));
-            println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v says why" });
+            println!("{} would stay{}", report.checkpoints.len() - count, if verbose { "" } else { "; -v shows why" });
         }
     }
     if report.left > 0 {
-        println!("the archive is still at work ({} steps): what comes free by that is not counted", report.left);
+        println!("the archive is still at work ({} steps): the space that this frees is not counted", report.left);
     }
     for why in &report.failed {
         println!("not removed  {}", name(why));

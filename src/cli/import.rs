@@ -13,18 +13,18 @@ use crate::store::{Store, import_file};
 use super::wait::wait_for;
 use super::words::{name, progress};
 
-/// Copy files into a store that is not mounted, and archive what can be archived.
+/// Copy files into a store that is not mounted, and archive them where possible.
 ///
-/// For a store that is mounted, `cp` into the mount does the same. Give a series in one go: modification times decide
-/// which is the newest and stays exact.
+/// For a mounted store, `cp` into the mount does the same. Import a whole series at once: modification times decide
+/// which checkpoint is the newest and stays exact.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The store; made when there is none.
+    /// The store; created if missing.
     store: PathBuf,
     /// Files and directories.
     #[arg(required = true)]
     files: Vec<PathBuf>,
-    /// Directory inside the store to put them into.
+    /// Directory inside the store to copy them into.
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
 }
@@ -39,7 +39,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut files = Vec::new();
     for file in &args.files {
         let real = fs::canonicalize(file).with_context(|| format!("{}", file.display()))?;
-        let last = real.file_name().with_context(|| format!("{} has no name", file.display()))?;
+        let last = real
+            .file_name()
+            .with_context(|| format!("{} has no file name; name a file or a directory", file.display()))?;
         list(file, &to.join(last), &mut files)?;
     }
     let total = files.iter().filter_map(|(from, _)| fs::metadata(from).ok()).map(|m| m.len()).sum();

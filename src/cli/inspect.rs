@@ -13,10 +13,10 @@ use anyhow::Result;
 use super::words::{causes, lines, name, size, table};
 use report::Report;
 
-/// Show what stepfs finds in checkpoints: tensors, their roles, where they lie, and how they are kept.
+/// Show what stepfs finds in checkpoints: tensors, roles, offsets, and how a store keeps them.
 ///
-/// Of a directory it shows a line for each file below it, with the reason if the file stays as it is. A distributed checkpoint of torch
-/// is one model: name its directory alone to see each tensor.
+/// For a directory it prints one line per file below it, with the reason if the file stays as written. A distributed
+/// checkpoint of torch is one model: name only its directory to see each tensor.
 ///
 /// Exit code 1 if something could not be read; the rest is shown.
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ pub(super) struct Args {
     /// Any files and directories, in a mount or not.
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Print a JSON object; for several files, an array of them.
+    /// Print a JSON object; for several files, an array of objects.
     #[arg(long)]
     json: bool,
 }

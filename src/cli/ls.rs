@@ -10,18 +10,18 @@ use super::place::Place;
 use super::survey::survey;
 use super::words::{name, percent, size, table};
 
-/// List files with what they weigh in the store.
+/// List files and their size in the store.
 ///
-/// States: staged (being written), sealed (closed and durable, exact, as written), archived (its object is durable, a
-/// handle is still open), released (kept as an object, decoded when it is read). Pinned ones stay what they are.
+/// States: staged (being written), sealed (closed, durable, exact as written), archived (its object is durable, but a
+/// handle is still open), released (kept as an object and decoded on read). Pinned files never change state.
 ///
-/// Kinds: a keyframe depends on no other object; a delta is the difference to the state before; every eighth state is a
-/// super-step, the difference to the super-step before, so that a read applies at most 12 objects (chain). With --json a
-/// `note` says what a super-step and a keyframe in its place were expected to take.
+/// Kinds: a keyframe depends on no other object. A delta is the difference to the state before. Every eighth state is a
+/// super-step: the difference to the super-step before, so a read applies at most 12 objects (chain). With --json,
+/// `note` gives the predicted size of a super-step and of a keyframe in its place.
 ///
-/// LOSSY before an error: the name, a profile or a checkpoint's own files ask for more than the file holds. It is a copy of a
-/// released file, or was released before somebody asked. With --json `lossy` says how far off each kind of tensor is, and
-/// `original` is the SHA-256 of what was written.
+/// LOSSY before an error: the name, a profile or the checkpoint's own files ask for more than the file holds. It is a
+/// copy of a released file, or was released before that request. With --json, `lossy` gives the error of each kind of
+/// tensor, and `original` is the SHA-256 of the file as written.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A store, a mount, or a path in a mount.

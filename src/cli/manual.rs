@@ -1,4 +1,4 @@
-//! `stepfs completions` and `stepfs man`: what the shell and man(1) are to know of the commands.
+//! `stepfs completions` and `stepfs man`: shell completions and manual pages.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -11,24 +11,24 @@ use clap_mangen::Man;
 
 use super::{Cli, mount_helper};
 
-/// Print what a shell needs to complete the commands: `source <(stepfs completions bash)`.
+/// Print shell completions for the commands: `source <(stepfs completions bash)`.
 #[derive(clap::Args)]
 pub(super) struct CompletionsArgs {
     /// The shell.
     shell: Shell,
 }
 
-/// Write the manual pages into a directory: one for each command, and mount.stepfs.8.
+/// Write the manual pages into a directory: one per command, and mount.stepfs.8.
 ///
-/// `man -l DIR/stepfs-mount.1` shows one. In /usr/local/share/man/man1 and man8 man(1) finds them.
+/// `man -l DIR/stepfs-mount.1` shows one. man(1) finds them in /usr/local/share/man/man1 and man8.
 #[derive(clap::Args)]
 pub(super) struct ManArgs {
-    /// Directory for the pages; made when missing.
+    /// Directory for the pages; created if missing.
     dir: PathBuf,
 }
 
 pub(super) fn completions(args: CompletionsArgs) -> Result<ExitCode> {
-    // Into memory first: the crate panics where nobody reads on.
+    // Into memory first: the crate panics on a closed pipe.
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "stepfs", &mut text);
     io::stdout().write_all(&text)?;

@@ -1,5 +1,5 @@
-//! The commands: one file each. Words for people, `--json` for programs; exit codes are an interface:
-//! 0 done, 1 failed, 2 wrong usage, 3 damage found.
+//! The commands, one file each. Output is text for people, and JSON for programs with `--json`. Exit codes are an
+//! interface: 0 done, 1 failed, 2 wrong usage, 3 damage found.
 
 mod against;
 mod buffers;
@@ -43,24 +43,23 @@ pub use reshard::reshard;
 use clap::{Parser, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Exit code of a command that failed.
+/// Exit code of a failed command.
 const FAILED: u8 = 1;
-/// Exit code of arguments that cannot be understood.
+/// Exit code for wrong arguments.
 const USAGE: u8 = 2;
-/// Exit code of `verify` and `export --salvage` when something is damaged, or lost.
+/// Exit code of `verify` and `export --salvage` if something is damaged or lost.
 const DAMAGED: u8 = 3;
 
 /// A filesystem for training checkpoints.
 ///
-/// Mount it as a job's checkpoint directory. Frameworks write ordinary files; the newest checkpoint stays as it was
-/// written, older ones are kept as quantized differences, and every file can be read, copied, moved or removed at any
-/// time.
+/// Mount it as a job's checkpoint directory. Frameworks write ordinary files. The newest checkpoint stays as written;
+/// older ones become quantized differences. Every file can be read, copied, moved or removed at any time.
 #[derive(Parser)]
 #[command(name = "stepfs", version, propagate_version = true, max_term_width = 100)]
-#[command(
-    after_help = "Example:\n  stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
-stepfs ls /ckpts                       what each checkpoint weighs\n  stepfs umount /ckpts\n\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found."
-)]
+#[command(after_help = "Example:\n  \
+stepfs mount ~/ckpts.store /ckpts      then train, with /ckpts as checkpoint directory\n  \
+stepfs ls /ckpts                       the size of each checkpoint\n  stepfs umount /ckpts\n\n\
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 damage found.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -130,7 +129,7 @@ pub fn main() -> ExitCode {
         Command::Man(args) => manual::man(args),
     };
     result.unwrap_or_else(|error| {
-        // Whoever reads the output may have heard enough: `stepfs ls | head`.
+        // The reader may close the pipe early: `stepfs ls | head`.
         let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
         if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(closed)) {
             return ExitCode::SUCCESS;
@@ -140,7 +139,7 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// A flag that is set when the user or the system asks the command to end, for commands that have something to clear up.
+/// A flag that SIGINT, SIGTERM and SIGHUP set, for commands that must clean up.
 fn interrupted() -> std::io::Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -149,10 +148,10 @@ fn interrupted() -> std::io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Shows the library's warnings of a command that works on a store by itself.
+/// Prints the library's warnings for a command that works on a store directly.
 fn log_to_stderr(default: &str) {
     let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
-    // Whoever may write in a mount chooses the names in the log: none may begin a line of it, or steer a terminal.
+    // Users of a mount choose names in the log: no name may start a log line or send control characters to a terminal.
     let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
         writeln!(out, "[{} {:<5}] {}", out.timestamp(), record.level(), words::name(&record.args().to_string()))
     };

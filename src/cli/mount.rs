@@ -17,22 +17,22 @@ use super::mount_options::Options;
 use super::notify;
 use super::words::parse_size;
 
-/// A daemon's log above this size is begun anew at the next mount.
+/// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
-/// What the daemon says to the command that started it, once it serves.
+/// The daemon's message to the command that started it, once it serves.
 const READY: &str = "ready";
-/// How long to wait for the daemon of a mount that was just taken down. It finishes the step under way first.
+/// How long to wait for the daemon of a mount that was just unmounted. It finishes its current step first.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Mount a store on a directory; make the store when there is none.
+/// Mount a store on a directory; create the store if missing.
 ///
-/// Returns when the mount serves; the daemon goes on in the background until `stepfs umount`. With CAP_SYS_ADMIN
-/// (root) the kernel reads and writes resident files by itself, at the speed of the disk below.
+/// Returns when the mount serves. The daemon runs in the background until `stepfs umount`. With CAP_SYS_ADMIN (root)
+/// the kernel reads and writes resident files by itself, at the speed of the disk below.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Directory of the store; on a local disk with room for the newest checkpoints.
+    /// Directory of the store, on a local disk with room for the newest checkpoints.
     store: PathBuf,
-    /// Directory to mount it on; made when missing.
+    /// Directory to mount it on; created if missing.
     dir: PathBuf,
     /// Stay in the foreground and log to standard error.
     #[arg(long)]
@@ -40,21 +40,21 @@ pub(super) struct Args {
     /// Let other users in, as far as modes permit.
     #[arg(long)]
     allow_other: bool,
-    /// Answer every read and write in the daemon, as without CAP_SYS_ADMIN.
+    /// Serve every read and write in the daemon, as without CAP_SYS_ADMIN.
     #[arg(long)]
     no_passthrough: bool,
-    /// Makes this the store's default profile (`default_profile` in its stepfs.toml): exact, balanced, compact, or a published
-    /// system such as lc-3. Rules there and `stepfs profile` go before it.
+    /// Make this the store's default profile (`default_profile` in its stepfs.toml): exact, balanced, compact, or a
+    /// published system such as lc-3. Rules there and `stepfs profile` take precedence.
     #[arg(long, value_name = "NAME")]
     profile: Option<Profile>,
-    /// Memory for decoded states, which make reads and the next checkpoint's encoding quick: bytes, or with K, M, G.
-    /// A tenth of the machine's memory, at most 2G, unless given; 0 for none.
+    /// Memory for decoded states, which speed up reads and the encoding of the next checkpoint: bytes, or with K, M, G.
+    /// 0 for none [default: a tenth of the machine's memory, at most 2G].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
-    /// Log file of the daemon; STORE/daemon.log unless given.
+    /// Log file of the daemon [default: STORE/daemon.log].
     #[arg(long)]
     log: Option<PathBuf>,
-    /// Options as /etc/fstab has them, between commas: ro, noexec, noatime, allow_other, profile=NAME and others.
+    /// Options as in /etc/fstab, between commas: ro, noexec, noatime, allow_other, profile=NAME and others.
     #[arg(short, value_name = "OPTIONS", value_parser = Options::strict)]
     options: Vec<Options>,
     /// Started by `stepfs mount`.
@@ -62,7 +62,7 @@ pub(super) struct Args {
     child: bool,
 }
 
-/// What is mounted where, and how.
+/// A store, its mount point and the options.
 pub(super) struct Mounting {
     pub(super) store: PathBuf,
     pub(super) dir: PathBuf,
@@ -87,16 +87,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// Starts the daemon and waits until it serves or has said why not.
+/// Starts the daemon and waits until it serves or reports an error.
 ///
 /// # Errors
-/// Why it does not serve, for the user.
+/// The daemon does not serve; the message gives the reason.
 pub(super) fn start(mounting: &Mounting) -> Result<()> {
     let Mounting { store, dir, options } = mounting;
-    // Opening and closing the store first gives its errors here, and makes the place for the log.
+    // Open and close the store first: its errors appear here, and the log gets a directory.
     drop(open(mounting)?);
     let log = options.log.clone().unwrap_or_else(|| store.join("daemon.log"));
-    // In a store that somebody else made it may lead anywhere; what the user names may be a link.
+    // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
+    // link.
     let flags = if options.log.is_none() { libc::O_NOFOLLOW | libc::O_NONBLOCK } else { 0 };
     let fresh = fs::symlink_metadata(&log).is_ok_and(|metadata| metadata.len() > LOG_BYTES);
     let log_file = OpenOptions::new()
@@ -135,7 +136,7 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
     }
     let status = child.wait()?;
     match said.trim() {
-        "" => bail!("the daemon ended ({status}); its log is {}", log.display()),
+        "" => bail!("the daemon ended ({status}); see its log {}", log.display()),
         said => bail!("{said}"),
     }
 }
@@ -145,8 +146,8 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     super::log_to_stderr("info");
     super::buffers::keep_few();
     if child {
-        // A session of its own: closing the terminal or Ctrl-C there must not end the mount.
-        // It fails harmlessly where the process leads a group already.
+        // A session of its own: closing the terminal or Ctrl-C there must not end the mount. This fails harmlessly if
+        // the process already leads a group.
         let _ = rustix::process::setsid();
     }
     let ready = || match child {
@@ -162,7 +163,7 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     }
 }
 
-/// Opens the store. The profile that is asked for is written down: `stepfs ls` and the next mount are to know it, too.
+/// Opens the store. Saves the given profile in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
     let mut store = open_after_the_last(&mounting.store)?;
     if let Some(profile) = mounting.options.profile {
@@ -171,7 +172,7 @@ fn open(mounting: &Mounting) -> Result<Store> {
     Ok(store)
 }
 
-/// Opens the store when the daemon of the mount before has ended. A store that is mounted is refused at once.
+/// Opens the store once the daemon of the last mount has ended. A store that is still mounted is an error at once.
 fn open_after_the_last(path: &Path) -> Result<Store> {
     let began = Instant::now();
     let mut told = false;
@@ -181,7 +182,7 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
             Err(error) => error,
         };
         let Error::Busy { holder, .. } = &error else { return Err(error.into()) };
-        // Where we may not look, or cannot, it may be either.
+        // `None`: the process may not be examined, so it may or may not serve a mount.
         let served = holder.parse().ok().and_then(|daemon| is_served(path, daemon));
         if served == Some(true) {
             return Err(error.into());
@@ -202,7 +203,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
     let store = open(mounting)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
     if inside(dir) {
-        bail!("{} lies in the store itself; mount it somewhere else", dir.display());
+        bail!("{} is inside the store; name a directory outside it", dir.display());
     }
     log::info!("store {} ({})", store.root().display(), store.id());
     let archive = match options.memory {

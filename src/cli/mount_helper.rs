@@ -1,4 +1,4 @@
-//! `mount.stepfs`, as mount(8) calls it: `mount -t stepfs STORE DIR -o OPTIONS`, or a line of `/etc/fstab`.
+//! `mount.stepfs`, as mount(8) calls it: for `mount -t stepfs STORE DIR -o OPTIONS`, or a line of `/etc/fstab`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,20 @@ use super::mount::{self, Mounting};
 use super::mount_options::Options;
 use super::words;
 
-/// The name of the link to the program in /sbin. It is a word for `stepfs` as well.
+/// Name of the link in /sbin to the program. It is also a subcommand of `stepfs`.
 pub(super) const NAME: &str = "mount.stepfs";
-/// mount(8) asks for this one when the type is written as `/proc/mounts` has it.
+/// mount(8) calls this name if the type is written as in `/proc/mounts`.
 const OTHER_NAME: &str = "mount.fuse.stepfs";
 
 /// Exit code of mount(8) for wrong arguments.
 pub(super) const USAGE: u8 = 1;
-/// Exit code of mount(8) for a mount that failed.
+/// Exit code of mount(8) for a failed mount.
 const FAILED: u8 = 32;
 
 /// Mount a store as mount(8) and /etc/fstab do: `mount -t stepfs STORE DIR -o OPTIONS`.
 ///
-/// Returns when the mount serves. Options of stepfs: allow_other, no_passthrough, profile=NAME, memory=SIZE, log=FILE, and create
-/// to make the store when there is none. Exit codes are those of mount(8): 0 done, 1 wrong usage, 32 failed.
+/// Returns when the mount serves. Options of stepfs: allow_other, no_passthrough, profile=NAME, memory=SIZE, log=FILE,
+/// and create to create a missing store. Exit codes are those of mount(8): 0 done, 1 wrong usage, 32 failed.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Directory of the store.
@@ -35,22 +35,22 @@ pub(super) struct Args {
     /// Options, between commas.
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Ignore options that are not known.
+    /// Ignore unknown options.
     #[arg(short)]
     sloppy: bool,
-    /// Do everything but the mount.
+    /// Do everything except the mount.
     #[arg(short)]
     fake: bool,
-    /// Without effect: /etc/mtab is the kernel's.
+    /// No effect: the kernel keeps /etc/mtab.
     #[arg(short)]
     no_mtab: bool,
-    /// Say what is done.
+    /// Print each action.
     #[arg(short)]
     verbose: bool,
-    /// Mount read-only; as `-o ro`.
+    /// Mount read-only; same as `-o ro`.
     #[arg(short)]
     read_only: bool,
-    /// Mount to read and write, which is the default.
+    /// Mount read-write, which is the default.
     #[arg(short)]
     writable: bool,
     /// Type of the file system; stepfs.
@@ -58,18 +58,18 @@ pub(super) struct Args {
     kind: Option<String>,
 }
 
-/// Whether the program was called by a name that means this command, which stands in the first argument then.
+/// True if the program was called by one of the names above. Its arguments then do not name this subcommand.
 fn is_name(program: Option<&OsString>) -> bool {
     let name = program.and_then(|name| Path::new(name).file_name()).unwrap_or_default().as_encoded_bytes();
     name.ends_with(NAME.as_bytes()) || name.ends_with(OTHER_NAME.as_bytes())
 }
 
-/// Whether the program was called by such a name, or with this command.
+/// True if the program was called by such a name, or with this subcommand.
 pub(super) fn is_called(mut arguments: impl Iterator<Item = OsString>) -> bool {
     is_name(arguments.next().as_ref()) || arguments.next().is_some_and(|word| word == NAME)
 }
 
-/// The program's arguments, with this command in its place if the program's name says it.
+/// The program's arguments; inserts this subcommand if the program's name means it.
 pub(super) fn arguments(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = arguments.collect();
     if is_name(arguments.first()) {
@@ -104,13 +104,14 @@ fn options(args: &Args) -> Result<Options, String> {
 }
 
 fn mount(args: &Args, options: Options) -> Result<()> {
-    // Not made, unlike by `stepfs mount`: at boot a missing one more often means that the disk below is not there.
+    // `stepfs mount` creates a missing mount point, this command does not: at boot, a missing one more often means that
+    // the disk below is not mounted.
     crate::fs::clear_dead_mount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
     if !args.dir.is_dir() {
-        bail!("the mount point {} is no directory; make it with: mkdir -p {0}", args.dir.display());
+        bail!("the mount point {} is not a directory; create it with: mkdir -p {0}", args.dir.display());
     }
     if !options.create {
-        // In words that say how to make one.
+        // Its error says how to create a store.
         Store::look(&args.store)?;
     }
     if args.verbose {

@@ -1,4 +1,4 @@
-//! Options of a mount as `/etc/fstab` and `mount -o` have them: words between commas.
+//! Options of a mount as in `/etc/fstab` and `mount -o`: words between commas.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,13 @@ use crate::store::Profile;
 
 use super::words::{self, parse_size};
 
-/// What is right of any mount of stepfs, asks for nothing that it could do, or is meant for others: mount(8), systemd. The mount
-/// is `nosuid` and `nodev` in any case; access times are up to the store's file system.
-const WITHOUT_EFFECT: &str = "defaults rw suid nosuid dev nodev exec async atime diratime nodiratime relatime norelatime \
-     strictatime nostrictatime lazytime nolazytime iversion noiversion mand nomand silent loud auto noauto user nouser users \
-     nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper default_permissions";
-/// Of these, what takes back what was said before.
+/// Options without effect. They are true of every stepfs mount, need nothing, or are meant for mount(8) or systemd. The
+/// mount is always `nosuid` and `nodev`. The store's file system handles access times.
+const WITHOUT_EFFECT: &str = "defaults rw suid nosuid dev nodev exec async atime diratime nodiratime relatime \
+     norelatime strictatime nostrictatime lazytime nolazytime iversion noiversion mand nomand silent loud auto noauto \
+     user nouser users nousers owner noowner group nogroup fail nofail _netdev comment uhelper helper \
+     default_permissions";
+/// Options without effect that cancel an earlier option.
 const OPPOSITES: [(&str, KernelOption); 4] = [
     ("rw", KernelOption::ReadOnly),
     ("exec", KernelOption::NoExec),
@@ -20,26 +21,26 @@ const OPPOSITES: [(&str, KernelOption); 4] = [
     ("async", KernelOption::Sync),
 ];
 
-/// What a list of options asks for.
+/// The parsed options.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Options {
     pub(super) allow_other: bool,
     pub(super) no_passthrough: bool,
-    /// Make the store when there is none.
+    /// Create the store if missing.
     pub(super) create: bool,
     pub(super) profile: Option<Profile>,
     pub(super) memory: Option<u64>,
     pub(super) log: Option<PathBuf>,
     pub(super) kernel: Vec<KernelOption>,
-    /// Words that nothing is known of.
+    /// Unknown options.
     pub(super) unknown: Vec<String>,
 }
 
 impl Options {
-    /// Reads a list. Words that are not known are no error here.
+    /// Parses a list. Unknown options are no error here.
     ///
     /// # Errors
-    /// Which value is wrong, for the user.
+    /// A value is wrong; the message names it.
     pub(super) fn lenient(list: &str) -> Result<Options, String> {
         let mut options = Options::default();
         for word in split(list).iter().filter(|word| !word.is_empty()) {
@@ -48,10 +49,10 @@ impl Options {
         Ok(options)
     }
 
-    /// Reads a list.
+    /// Parses a list.
     ///
     /// # Errors
-    /// Which word is not known or which value is wrong, for the user.
+    /// An option is unknown or a value is wrong; the message names it.
     pub(super) fn strict(list: &str) -> Result<Options, String> {
         let options = Options::lenient(list)?;
         match options.unknown.first() {
@@ -60,7 +61,7 @@ impl Options {
         }
     }
 
-    /// Adds what a later list asks for.
+    /// Adds the options of a later list.
     pub(super) fn and(mut self, later: Options) -> Options {
         self.allow_other |= later.allow_other;
         self.no_passthrough |= later.no_passthrough;
@@ -73,7 +74,7 @@ impl Options {
         self
     }
 
-    /// The list for the kernel, in words.
+    /// The kernel's options, as a list.
     pub(super) fn kernel_list(&self) -> String {
         let word = |wanted: &KernelOption| {
             KernelOption::ALL.iter().find(|(_, option)| option == wanted).map(|(word, _)| *word)
@@ -96,7 +97,7 @@ impl Options {
             self.kernel.push(*option);
             return Ok(());
         }
-        // Programs write either.
+        // Users write both `-` and `_`.
         match name.replace('-', "_").as_str() {
             "allow_other" => self.allow_other = flag()?,
             "no_passthrough" => self.no_passthrough = flag()?,
@@ -119,7 +120,7 @@ impl Options {
     }
 }
 
-/// The words of a list. In double quotes a comma belongs to the word.
+/// Splits a list at commas. A comma in double quotes belongs to the word.
 fn split(list: &str) -> Vec<String> {
     let (mut words, mut quoted) = (vec![String::new()], false);
     for c in list.chars() {
@@ -140,8 +141,8 @@ fn unknown(word: &str) -> String {
             "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()
         }
         _ => format!(
-            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE and log=FILE, and \
-             those that mount(8) describes for all file systems"
+            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE and \
+             log=FILE, and those that mount(8) describes for all file systems"
         ),
     }
 }
@@ -152,7 +153,8 @@ mod tests {
 
     #[test]
     fn a_line_of_fstab_is_understood() {
-        let line = "rw,nosuid,user=me,x-systemd.automount,X-mount.mkdir,allow_other,noatime,profile=compact,memory=1G,log=\"/a,b\"";
+        let line = "rw,nosuid,user=me,x-systemd.automount,X-mount.mkdir,allow_other,noatime,profile=compact,memory=1G,\
+                    log=\"/a,b\"";
         let options = Options::strict(line).unwrap();
         assert!(options.allow_other && !options.no_passthrough && !options.create);
         assert_eq!(options.kernel_list(), "noatime");

@@ -1,14 +1,14 @@
-//! Telling the service manager how far the daemon is: systemd's `Type=notify`.
+//! Reports the daemon's state to the service manager: systemd's `Type=notify`.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Sends a line such as `READY=1` to the manager that started this process, if one did and wants to know.
+/// Sends a line such as `READY=1` to the service manager, if `NOTIFY_SOCKET` is set.
 pub(super) fn tell(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    // A name that begins with @ is none of a file.
+    // A name that begins with @ is an abstract address, not a file.
     let address = match name.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&name),

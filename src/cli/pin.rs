@@ -11,10 +11,9 @@ use super::place::Place;
 
 /// Keep files, or all files below directories, exactly as they are.
 ///
-/// A pinned file is never removed by a retention policy. If it is resident, it stays as it was written; if it was released
-/// already, it stays released (`stepfs recall` brings it back). It still counts as newer state for the files before it.
-/// A pin goes with the file when it is renamed and is not copied by `cp -a`. The same as
-/// `setfattr -n user.stepfs.pin -v 1 PATH`.
+/// No retention policy removes a pinned file. A resident file stays as written. A released file stays released (`stepfs
+/// recall` brings it back). A pinned file still counts as newer state for older files. A pin follows its file on
+/// rename; `cp -a` does not copy it. Same as `setfattr -n user.stepfs.pin -v 1 PATH`.
 #[derive(clap::Args)]
 pub(super) struct PinArgs {
     /// Files and directories in a mount.
@@ -22,10 +21,10 @@ pub(super) struct PinArgs {
     paths: Vec<PathBuf>,
 }
 
-/// Take pins away: the files may be archived, and removed by a retention policy, as any others.
+/// Remove pins: the files may be archived, and removed by a retention policy, like any others.
 ///
-/// The same as `setfattr -x user.stepfs.pin PATH`. Name what was pinned: a file below a pinned directory has no pin of
-/// its own.
+/// Same as `setfattr -x user.stepfs.pin PATH`. Name the pinned path itself: a file below a pinned directory has no pin
+/// of its own.
 #[derive(clap::Args)]
 pub(super) struct UnpinArgs {
     /// Files and directories in a mount.
@@ -48,7 +47,7 @@ pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
             Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
                 match above(&mount, &place.path) {
                     Some(directory) => bail!(
-                        "{} has no pin of its own; {} has, and with it all that is below",
+                        "{} has no pin of its own; unpin {}, which pins all files below it",
                         path.display(),
                         directory.display()
                     ),
@@ -69,7 +68,7 @@ fn above(mount: &Path, path: &Path) -> Option<PathBuf> {
 fn words(error: std::io::Error) -> anyhow::Error {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can be pinned, and only where the store's file system has extended attributes"
+            "only files and directories can be pinned, and the store's file system must support extended attributes"
         ),
         _ => error.into(),
     }

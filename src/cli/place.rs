@@ -1,4 +1,4 @@
-//! Where a path given by a user is: in a store, or in a mount of one.
+//! Maps a path from the user to a store, a mount and a path inside the tree.
 
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// A store, the mount through which it was named if it was, and the path inside its tree.
+/// A store, its mount if the path leads through one, and the path inside the tree.
 #[derive(Debug)]
 pub(super) struct Place {
     /// Absolute path of the store.
     pub(super) store: PathBuf,
     /// Absolute path of the mount's root.
     pub(super) mount: Option<PathBuf>,
-    /// Path inside the tree; empty for all of it.
+    /// Path inside the tree; empty for the whole tree.
     pub(super) path: PathBuf,
 }
 
 impl Place {
-    /// Finds out what `path` is: a store, a mount, or something in a mount.
+    /// Finds the place of `path`: a store, a mount, or a path in a mount.
     pub(super) fn of(path: &Path) -> Result<Place> {
         let absolute = fs::canonicalize(path).with_context(|| format!("{}", path.display()))?;
         if absolute.join("stepfs.toml").is_file() {
@@ -37,7 +37,7 @@ impl Place {
         Ok(Place { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
     }
 
-    /// Where in a mount `path` is, for what only the daemon can do.
+    /// The place of `path`, which must be in a mount, for actions that need the daemon. Also returns the mount's root.
     pub(super) fn in_mount(path: &Path) -> Result<(Place, PathBuf)> {
         let place = Place::of(path)?;
         match place.mount.clone() {
@@ -50,7 +50,7 @@ impl Place {
         }
     }
 
-    /// The mount that `path` is in.
+    /// The mount that holds `path`.
     pub(super) fn mounted(path: &Path) -> Result<PathBuf> {
         match Place::of(path)?.mount {
             Some(mount) => Ok(mount),
@@ -86,7 +86,7 @@ fn contains(line: &[u8], wanted: &[u8]) -> bool {
     line.windows(wanted.len()).any(|window| window == wanted)
 }
 
-/// Mount points have blanks and backslashes as `\040`.
+/// The kernel escapes blanks and backslashes in mount points, as in `\040`.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -11,14 +11,14 @@ use crate::store::{PROFILE, Profile};
 use super::place::{Place, attribute};
 use super::words::name;
 
-/// Show, or set, how faithfully files are kept once a newer one of their lineage is durable.
+/// Show or set how faithfully files are kept once a newer file of their lineage is durable.
 ///
-/// exact: bit for bit. balanced: a restore is meant to cost half an iteration of training. compact: up to two. docs/QUALITY.md has what it cost. Or a published
-/// system, for comparison; they are listed below.
+/// exact: bit for bit. balanced: a restore should cost half an iteration of training. compact: up to two.
+/// docs/QUALITY.md has the measured cost. For comparison there are also published systems, listed below.
 ///
-/// What is set on a file, or on a directory for all below it, goes before the rules of stepfs.toml; the nearest wins. It
-/// counts when a file is archived: what is released already stays what it is. It goes with the file when it is renamed and
-/// is not copied by `cp -a`. The same as `setfattr -n user.stepfs.profile -v NAME PATH`.
+/// A profile on a file, or on a directory for all files below it, overrides the rules of stepfs.toml. The nearest one
+/// wins. It applies when a file is archived; released files do not change. It follows its file on rename; `cp -a` does
+/// not copy it. Same as `setfattr -n user.stepfs.profile -v NAME PATH`.
 #[derive(clap::Args)]
 #[command(after_help = systems())]
 pub(super) struct Args {
@@ -28,18 +28,19 @@ pub(super) struct Args {
     /// exact, balanced or compact; or a published system.
     #[arg(long, value_name = "NAME", conflicts_with = "unset")]
     set: Option<Profile>,
-    /// Let the rules, or a directory above, decide again.
+    /// Remove the profile, so that the rules or a directory above decide again.
     #[arg(long)]
     unset: bool,
 }
 
-/// The published systems, a line for each.
+/// The published systems, one per line.
 fn systems() -> String {
-    let mut words = "Published systems; models are kept as their papers say, everything else lossless:\n".to_string();
+    let mut words = "Published systems; models are kept as in their papers, everything else lossless:\n".to_string();
     SystemId::usual().for_each(|system| words += &format!("  {:16}  {}\n", system.to_string(), system.about()));
     words
-        + "\nInshrinkerator's other configurations have names such as inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5,\n\
-             in this order; what is left out is as usual. `stepfs tune` finds the one to use."
+        + "\nInshrinkerator's other configurations have names such as\n\
+             inshrinkerator-12bins-embedding32-prune30-sensitivity-protect0.5, with the parts in this order;\n\
+             parts left out have their usual value. `stepfs tune` finds a suitable one."
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -52,7 +53,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         } else if args.unset {
             match xattr::remove(&absolute, PROFILE) {
                 Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
-                    bail!("{}: no profile was set for it; what is set above it, or a rule, decides", shown())
+                    bail!("{}: it has no profile of its own; a directory above it or a rule decides", shown())
                 }
                 result => result.map_err(words).with_context(shown)?,
             }
@@ -70,7 +71,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 fn words(error: std::io::Error) -> anyhow::Error {
     match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => anyhow::anyhow!(
-            "only files and directories can have a profile, and only where the store's file system has extended attributes"
+            "only files and directories can have a profile, and the store's file system must support extended \
+             attributes"
         ),
         _ => error.into(),
     }

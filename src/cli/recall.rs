@@ -11,11 +11,11 @@ use super::place::Place;
 use super::survey::{files, stub};
 use super::words::{name, progress};
 
-/// Bring released files back as plain files, with the bytes that they are read as.
+/// Turn released files back into plain files, with the same bytes that reads give.
 ///
-/// They stay so until `stepfs release`, until they are written, or until the store is mounted again; then the same object
-/// stands for them again, and no bytes change. For programs that read a file many times in small pieces, or that are to
-/// read it when stepfs does not run. Ctrl-C ends it after the file under way.
+/// They stay plain until `stepfs release`, a write, or the next mount. After a release or a mount the same object
+/// stands for them again, and no bytes change. Use it for programs that read a file many times in small pieces, or that
+/// read it while stepfs does not run. Ctrl-C stops after the current file.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Files and directories in a mount.
@@ -30,7 +30,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let (place, mount) = Place::in_mount(path)?;
         let store = crate::store::Store::look(&place.store)?;
         for file in files(&store, &place.path)? {
-            // Damaged ones too: the daemon says what is wrong.
+            // Include damaged ones: the daemon reports the damage.
             if !matches!(stub(&store, &file), Ok(None)) {
                 let file = mount.join(file);
                 let len = fs::symlink_metadata(&file).map_or(0, |metadata| metadata.len());

@@ -11,17 +11,18 @@ use super::place::{Place, attribute};
 use super::survey::files;
 use super::words::{name, progress};
 
-/// Between two looks at the files.
+/// Pause between two checks of the files.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How often the daemon is asked again: what was not sealed at first may belong to a checkpoint that is waited for.
+/// How often to ask the daemon again. A file that was not sealed at first may belong to a checkpoint that the daemon
+/// waits for.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Looks that must give the same reason: a file is busy for a moment while it is looked at itself.
+/// Checks that must give the same reason. The check itself makes a file busy for a moment.
 const LOOKS: u32 = 4;
 
 /// Archive and release files now, without waiting for the rest of their checkpoint.
 ///
-/// What must stay is named with the reason, and the exit code is 1: the newest of a lineage, which is exact, pinned files
-/// and those that somebody has open. Files that were brought back by `stepfs recall` become the same objects again.
+/// Prints each file that must stay, with the reason, and exits with 1. These are the newest file of a lineage (which
+/// stays exact), pinned files and open files. Files that `stepfs recall` brought back become the same objects again.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Files and directories in a mount.
@@ -31,7 +32,7 @@ pub(super) struct Args {
 
 struct File {
     path: PathBuf,
-    /// Named by the user, not found in a directory.
+    /// The user named it; it was not found in a directory.
     named: bool,
     reason: String,
     looks: u32,
@@ -63,7 +64,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         std::thread::sleep(PAUSE);
         let mut left = Vec::new();
         for mut file in waiting {
-            // Gone meanwhile.
+            // The file is gone.
             let Ok(reason) = attribute(&file.path, "release") else { continue };
             let reason = String::from_utf8_lossy(&reason).into_owned();
             file.looks = if reason == file.reason { file.looks + 1 } else { 0 };
@@ -79,7 +80,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bar.set_position(bar.length().unwrap_or(0) - waiting.len() as u64);
     }
     bar.finish_and_clear();
-    // In a directory nobody expects them to go.
+    // Files named only through a directory may stay because they are small, without a message.
     stays.retain(|file| file.named || file.reason != "small");
     for file in &stays {
         eprintln!("stepfs: {} stays as it is: {}", name(&file.path.to_string_lossy()), file.reason);

@@ -18,42 +18,42 @@ use super::words::progress;
 
 /// Write a checkpoint of ElasticDL for another number of parameter servers.
 ///
-/// Reads all files of one version (variables-0-of-M.ckpt ... ), written by M servers, and writes the N files that a run with N
-/// servers would have written: a variable is on the server that the hash of its name says, an embedding row on the one that
-/// its id says. Values stay what they are, bit for bit. DIR appears when all is in it and durable, or not at all; a run finds
-/// it if it is called version-V in the run's checkpoint directory.
+/// Reads all files of one version (variables-0-of-M.ckpt ... ), written by M servers. Writes the N files that a run
+/// with N servers would have written. The hash of a variable's name gives its server; the id of an embedding row gives
+/// its server. Values stay the same, bit for bit. DIR appears when all data in it is complete and durable, or not at
+/// all. A run finds it under the name version-V in the run's checkpoint directory.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
-stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\nElasticDL itself restores a \
-version to any number of servers, each of which reads all files. Of resharded files each has just\nwhat its server keeps."
-)]
+#[command(after_help = "Examples:\n  \
+stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
+stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\n\
+ElasticDL itself restores a version to any number of servers, but each server then reads all files.\n\
+A resharded file has only the data of its own server.")]
 pub(super) struct Args {
-    /// The version: STORE:PATH of a store that need not be mounted, or a directory.
+    /// The version: a directory, or STORE:PATH of a store, mounted or not.
     #[arg(value_name = "STORE:version-V")]
     from: String,
     /// Number of servers.
     #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_SERVERS))]
     servers: u32,
-    /// Where to put the files: must not exist, or be empty.
+    /// Directory for the files; must be missing or empty.
     #[arg(value_name = "DIR")]
     dir: PathBuf,
 }
 
-/// Largest number of servers: real runs have some dozens, and each is a file.
+/// Limit on servers: real runs have some dozens, and each server has a file.
 const MAX_SERVERS: i64 = 10_000;
 
-/// What is being written lies here beside DIR until it is renamed. ElasticDL looks for the newest version by taking what
-/// stands behind the last hyphen (or underscore) of every name in its checkpoint directory for a number: so this one must
-/// be one, and the oldest.
+/// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
+/// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a
+/// number, and 0 is older than every version.
 const STAGING: &str = ".stepfs_-0";
 
 /// Where the files of a version are.
 struct Version {
-    /// For people.
+    /// For messages.
     name: String,
     store: Option<Store>,
-    /// Path in the store's tree, or anywhere.
+    /// Path in the store's tree, or any path if there is no store.
     path: PathBuf,
 }
 
@@ -66,10 +66,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 
 const STEP: CrashPoint = CrashPoint::ReshardWritten;
 
-/// Writes the version at `from` for another number of servers, as a new directory. Nothing is left where `stop` is set meanwhile.
+/// Writes the version at `from` for another number of servers, as a new directory. Leaves nothing behind if `stop` is
+/// set.
 ///
 /// # Errors
-/// In words for the user; there is no such directory then.
+/// A message for the user; `dir` does not exist then.
 pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path, stop: &AtomicBool) -> Result<()> {
     let version = Version::find(from)?;
     let shards = version.shards()?;
@@ -77,7 +78,7 @@ pub fn reshard(io: &Io, (from, servers): (&str, u32), dir: &Path, stop: &AtomicB
         bail!("{} is not empty; name a directory that does not exist yet", dir.display());
     }
     if fs::symlink_metadata(dir).is_ok_and(|m| !m.is_dir()) {
-        bail!("{} is there already, and no directory", dir.display());
+        bail!("{} exists and is not a directory; name a new directory", dir.display());
     }
     let Some(name) = dir.file_name() else {
         bail!("{}: name a new directory", dir.display());
@@ -151,11 +152,12 @@ fn write(
     Ok(())
 }
 
-/// Bytes written at once: rows come one by one.
+/// Size of a write: rows arrive one by one.
 const WRITE_BYTES: usize = 1 << 20;
 
 impl Version {
-    /// What the user named. ElasticDL writes `version-40`, its design document says `version_40`: either finds either.
+    /// Finds the version that the user named. ElasticDL writes `version-40`, its design document says `version_40`;
+    /// each spelling finds both.
     fn find(text: &str) -> Result<Version> {
         let name = text.to_string();
         let plain = either(Path::new(text));
@@ -165,7 +167,7 @@ impl Version {
         let Some((store, inside)) =
             text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
         else {
-            bail!("{text}: there is no such directory (to read from a store: STORE:version-V)");
+            bail!("{text}: no such directory (to read from a store, write STORE:version-V)");
         };
         let (root, inside) = (Path::new(store), Path::new(inside));
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
@@ -197,14 +199,14 @@ impl Version {
         for entry in fs::read_dir(self.on_disk()).with_context(|| self.name.clone())? {
             let name = entry?.file_name();
             let Some(shard) = name.to_str().and_then(Shard::parse) else {
-                bail!("{}: {} is no file of an ElasticDL checkpoint", self.name, name.display());
+                bail!("{}: {} is not a file of an ElasticDL checkpoint", self.name, name.display());
             };
             shards.push(shard);
         }
         shards.sort_by_key(|shard| shard.index);
         let Some(first) = shards.first().copied() else { bail!("{} is empty", self.name) };
         if let Some(other) = shards.iter().find(|shard| (shard.count, shard.ending) != (first.count, first.ending)) {
-            bail!("{}: {} and {} are not of one checkpoint", self.name, first.name(), other.name());
+            bail!("{}: {} and {} belong to different checkpoints", self.name, first.name(), other.name());
         }
         match (0..first.count)
             .zip(shards.iter().map(|shard| shard.index).chain([u32::MAX]))
@@ -218,7 +220,7 @@ impl Version {
         }
     }
 
-    /// Opens a file; one that is released in a store is decoded into the staging directory.
+    /// Opens a file. A released file of a store is decoded into the staging directory.
     fn open(
         &self,
         shard: &Shard,
@@ -233,7 +235,7 @@ impl Version {
             None => File::open(&on_disk),
         };
         let opened = opened.with_context(context)?;
-        // Those for reading and writing only: it is another file, and another user's perhaps.
+        // Only the permission bits: it is a new file, perhaps of another user.
         let permissions = Permissions::from_mode(opened.metadata()?.mode() & 0o777);
         if let Some(store) = &self.store
             && stub(store, &path)?.is_some()
@@ -249,7 +251,7 @@ impl Version {
     }
 }
 
-/// The path, or the one with the other of `version-` and `version_` if only that is there.
+/// The path, or its other spelling (`version-` or `version_`) if only that exists.
 fn either(path: &Path) -> PathBuf {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let other = match (name.strip_prefix("version-"), name.strip_prefix("version_")) {
@@ -261,7 +263,7 @@ fn either(path: &Path) -> PathBuf {
     if !path.exists() && other.is_dir() { other } else { path.to_path_buf() }
 }
 
-/// A directory beside the one to be written; it goes with all that is left in it.
+/// The directory for the new files; dropping it removes all that is left in it.
 struct Staging {
     io: Io,
     path: PathBuf,
@@ -279,7 +281,8 @@ impl Staging {
     }
 
     fn out(&self) -> PathBuf {
-        // Whoever takes the staging directory for version 0 takes this for one file of none: it is not valid.
+        // If ElasticDL takes the staging directory for version 0, it finds one file that it does not recognize, so the
+        // version is not valid.
         self.path.join("out-0")
     }
 }

@@ -12,7 +12,7 @@ use super::place::{Place, attribute};
 use super::survey::{files, stub};
 use super::words::{name, percent, size};
 
-/// Show what a store holds, what it occupies, and what is still to be done.
+/// Show the contents of a store, its size, and the work left to do.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A store, a mount, or a path in a mount.
@@ -35,7 +35,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     println!("store      {}", place.store.display());
     match (&place.mount, status.daemon) {
         (Some(mount), Some(pid)) => println!("mounted    {} by process {pid}", mount.display()),
-        _ => println!("mounted    not looked at through a mount"),
+        _ => println!("mounted    unknown: no mount was named"),
     }
     println!("files      {}, {} of them released", status.files, status.released);
     let share = percent(status.stored_bytes, status.logical_bytes);
@@ -56,7 +56,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         println!("           {} wait for the rest of their checkpoint", status.settling);
     }
     if let Some(why) = &status.stalled {
-        println!("stalled    {why}; it is tried again by itself");
+        println!("stalled    {why}; stepfs tries again by itself");
     }
     if let Some(why) = &status.frozen {
         println!("kept       nothing is removed: {why}; `stepfs verify` names it");
@@ -67,7 +67,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             if lineage.profile == lineage.asked { String::new() } else { format!(" instead of {}", lineage.asked) };
         let (path, profile) = (name(&lineage.path), &lineage.profile);
         println!(
-            "restored   {path} and its lineage: {}{expected}; its next ones are {profile}{moved}",
+            "restored   {path} and its lineage: {}{expected}; its next states are {profile}{moved}",
             lineage.restores
         );
     }
@@ -77,13 +77,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Asks the daemon.
+/// Asks the daemon for the status.
 pub(super) fn of_mount(mount: &std::path::Path) -> Result<Status> {
     let text = attribute(mount, "status").with_context(|| format!("{} does not answer", mount.display()))?;
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// Asks the daemon what there is to do, which is quickly answered.
+/// Asks the daemon for the queue, which is quick.
 pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Queue> {
     let text = attribute(mount, "queue").with_context(|| format!("{} does not answer", mount.display()))?;
     Ok(serde_json::from_slice(&text)?)

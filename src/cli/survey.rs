@@ -1,4 +1,4 @@
-//! Looks at every file of a store, mounted or not, without changing anything.
+//! Examines every file of a store, mounted or not, without changes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -16,64 +16,63 @@ use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned, recal
 use super::natural;
 use super::place::{Place, attribute};
 
-/// What there is to say about a file.
+/// Properties of a file.
 #[derive(Debug, Serialize)]
 pub(super) struct Entry {
     /// Path inside the mount.
     pub(super) path: String,
     /// `staged`, `sealed`, `archived` or `released`.
     pub(super) state: String,
-    /// It, or a directory above it, is pinned.
+    /// True if the file, or a directory above it, is pinned.
     pub(super) pinned: bool,
-    /// Bytes that programs see.
+    /// Size that programs see.
     pub(super) logical_bytes: u64,
-    /// Bytes that the file occupies in the store; of a file that is archived and still resident, both.
+    /// Bytes that the file occupies in the store. For a file that is archived and still resident: both copies.
     pub(super) stored_bytes: u64,
-    /// Profile that it was, or would be, archived with.
+    /// Profile of the archived file, or the one that would apply.
     pub(super) profile: String,
-    /// Profile that is asked for.
+    /// The requested profile.
     pub(super) asked: String,
-    /// `0`: its bytes are as they were written; `1` and the largest error of each kind of tensor: they are not.
+    /// `0`: the bytes are as written. `1` and the largest error of each kind of tensor: the bytes are lossy.
     pub(super) lossy: String,
-    /// What names it as the best of its run, as far as a daemon knows.
+    /// The name or file that marks it as the best of its run, as far as a daemon knows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) best: Option<String>,
-    /// It holds lossy bytes, and its name, a profile or a checkpoint's own files ask for more.
+    /// True if it holds lossy bytes although its name, a profile or the checkpoint's own files ask for more.
     pub(super) is_less_than_asked: bool,
-    /// SHA-256 of the file as it was written, once it is archived.
+    /// SHA-256 of the file as written, once it is archived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) original: Option<String>,
-    /// Restores from lossy files that are behind it; none where that is not known, as of a resident file of a store that
-    /// is not mounted.
+    /// Number of restores from lossy files behind it. `None` if unknown, as for a resident file of an unmounted store.
     pub(super) generations: Option<u32>,
     /// The object that holds it.
     pub(super) object: Option<String>,
-    /// Path, when it was archived, of the state that this one is a difference to.
+    /// Path of its parent state at the time of archiving.
     pub(super) parent: Option<String>,
-    /// `keyframe`, `super-step` or `delta`; none for a resident file.
+    /// `keyframe`, `super-step` or `delta`; `None` for a resident file.
     pub(super) kind: Option<&'static str>,
-    /// Why it is a keyframe or a super-step: what was predicted.
+    /// The prediction that made it a keyframe or a super-step.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) note: String,
     /// Objects that a read applies; 0 for a resident file.
     pub(super) chain_len: u32,
     /// Largest error of any element of any tensor.
     pub(super) max_abs_error: f64,
-    /// Bytes of the weights, of all of the optimizer's state, of other tensors, and of the skeleton.
+    /// Bytes of the weights, of the whole optimizer state, of other tensors, and of the skeleton.
     pub(super) roles: BTreeMap<&'static str, Weight>,
-    /// Bytes per role of the tensors, the optimizer's by kind.
+    /// Bytes per role of the tensors; the optimizer's by kind.
     pub(super) kinds: BTreeMap<&'static str, Weight>,
-    /// Why it cannot be read.
+    /// The reason if it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) damage: Option<String>,
 }
 
-/// What the tensors of one role weigh.
+/// Size of the tensors of one role.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Weight {
-    /// As the file has them.
+    /// In the file.
     pub(super) raw_bytes: u64,
-    /// As the object has them.
+    /// In the object.
     pub(super) stored_bytes: u64,
 }
 
@@ -83,7 +82,7 @@ pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let mut parents = HashMap::new();
     for path in files(&store, &place.path)? {
-        // A file may go while the store is looked at.
+        // A file may disappear during the survey.
         if let Ok(entry) = entry(&store, &mut parents, place, &path) {
             entries.push(entry);
         }
@@ -91,7 +90,7 @@ pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Paths inside the tree of the regular files at or below `path`. What goes while it is looked at is left out.
+/// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
 pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
     let root = store.tree();
     let mut files = Vec::new();
@@ -118,17 +117,17 @@ pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The stub of a file in the tree, if one stands for it.
+/// The stub at a path in the tree, if there is one.
 pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
     let name = || format!("{}", store.tree().join(path).display());
     let file = beneath::open_file(&store.tree(), path).with_context(name)?;
     Ok(Stub::read(&file, store.id())?)
 }
 
-/// Parents of the objects that were looked at: most files of a run share most of their ancestors.
+/// Parents of the objects seen so far: most files of a run share most ancestors.
 type Parents = HashMap<Id, Option<Id>>;
 
-/// Objects that a read of this one applies, as far as they are there.
+/// Number of objects that a read of this object applies, as far as they exist.
 fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     let objects = store.objects();
     let parent = |id: &Id| {
@@ -179,7 +178,8 @@ fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Re
         entry.lossy = word("lossy").unwrap_or(entry.lossy);
         entry.generations = word("generations").and_then(|count| count.parse().ok());
         if let Some(id) = word("object").filter(|_| entry.state == "archived").and_then(|id| id.parse().ok()) {
-            // The object is made, and the file is still as it was written; unless it is a copy of what was not.
+            // The file is archived but still holds the written bytes, so the object's error does not apply. If it is a
+            // copy of a lossy file, the daemon's word already says so.
             let lossy = entry.lossy.clone();
             add_object(store, parents, id, &mut entry);
             entry.lossy = lossy;
@@ -210,7 +210,7 @@ fn add_object(store: &Store, parents: &mut Parents, id: Id, entry: &mut Entry) {
     entry.original = Some(hex(&header.original));
     entry.generations = Some(object.index().generations);
     entry.note = object.index().note.clone();
-    // Chains of published systems have none, whatever place a state has in them.
+    // Chains of published systems have no super-steps, whatever place a state has in them.
     let published = object.index().tensors.iter().any(|tensor| tensor.coding.is_external());
     entry.kind = Some(match header.parent {
         None => "keyframe",

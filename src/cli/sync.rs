@@ -9,10 +9,10 @@ use super::place::Place;
 use super::status::queue_of_mount;
 use super::wait::wait_until;
 
-/// Wait until everything is archived and released that can be.
+/// Wait until all files that can be are archived and released.
 ///
-/// The newest checkpoint of each lineage stays as it was written, and so does a file that somebody has open. What programs save
-/// while this waits is not waited for.
+/// The newest checkpoint of each lineage and all open files stay as written. Files that programs save meanwhile do not
+/// extend the wait.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// The mount, or a path in it.

@@ -22,15 +22,16 @@ use crate::store::{Error, Profile, Store, names};
 use eval::Evaluator;
 use report::{Candidate, Report, Table};
 
-/// Find the profile that takes the least room and is still good enough, by a quality score of your own.
+/// Find the smallest profile that is still good enough, by a quality score of your own.
 ///
-/// Keeps the series as a store would, its last file as difference to those before it, under one candidate after the other; gives
-/// what comes back to CMD, and takes the candidate with the fewest bytes whose score is within the tolerance of the exact file's.
-/// Candidates are exact, balanced and compact, and configurations of Inshrinkerator (2023): its guided search tries from
-/// a dozen to 200 of 432, the fewer the easier it finds one that will do.
+/// Stores the series with one candidate profile after the other, as a store would: the last file as difference to those
+/// before it. Passes each decoded last file to CMD. Chooses the candidate with the fewest bytes whose score is within
+/// the tolerance of the exact file's score. Candidates are exact, balanced, compact, and configurations of
+/// Inshrinkerator (2023). Inshrinkerator's guided search tries a dozen to 200 of 432 configurations, and fewer the
+/// easier it finds a good one.
 ///
-/// Without --eval a candidate is as good as its error is small: the root mean square of what weights are off by, as part of that
-/// of their last update. That says nothing of what the model is used for; a score does.
+/// Without --eval, a small error counts as good. The error is the root mean square error of the weights, divided by
+/// that of their last update. It says nothing about the model's use; a score does.
 #[derive(clap::Args)]
 #[command(after_help = "Example: at most 1% more held-out loss, and the result goes to the store's stepfs.toml\n  \
 stepfs tune run/step_0[1-4].pt --eval 'python eval.py' --tolerance 1% --store ~/ckpts.store\n\n\
@@ -42,47 +43,47 @@ Example: another profile for one directory of a mount only\n  \
 stepfs tune a.safetensors b.safetensors --eval './accuracy.sh' --higher-is-better\n  \
 stepfs profile /ckpts/run --set inshrinkerator-12bins-prune30")]
 pub(super) struct Args {
-    /// Checkpoints of one run, the oldest first; at least two. Where all names count training, by their numbers.
+    /// Checkpoints of one run, oldest first; at least two. Sorted by number if all names have a step number.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Run by `sh -c` with the path of a checkpoint as its last argument, or where $1 stands; prints its score.
+    /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1.
     #[arg(long, value_name = "CMD")]
     eval: Option<String>,
-    /// How much worse than the exact file's a score may be, as part of that one: 1%, 0.01. Without --eval: the largest error, as
-    /// part of the update. [default: 1%, without --eval 75%]
+    /// How much worse than the exact file's score a score may be, relative to it: 1% or 0.01. Without --eval: the
+    /// largest error, relative to the update. [default: 1%, without --eval 75%]
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     tolerance: Option<f64>,
     /// The score is an accuracy, not a loss.
     #[arg(long, requires = "eval")]
     higher_is_better: bool,
-    /// The tolerance is in the score's own units, not a part of it.
+    /// The tolerance is in the score's own units, not relative.
     #[arg(long, requires = "eval")]
     absolute: bool,
-    /// Seconds after which CMD is ended.
+    /// Seconds until CMD is stopped.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
-    /// A configuration that was found for an earlier checkpoint of the run: look at those beside it that are no more aggressive, and
-    /// at all only if none of them will do.
+    /// A configuration that was found for an earlier checkpoint of the run. Tries its neighbors that are no more
+    /// aggressive, and all others only if none of them is good enough.
     #[arg(long, value_name = "NAME", value_parser = parse_near)]
     near: Option<Config>,
-    /// Choose a configuration of Inshrinkerator even where one of stepfs's own profiles takes less room.
+    /// Choose a configuration of Inshrinkerator even if one of stepfs's own profiles is smaller.
     #[arg(long)]
     inshrinkerator_only: bool,
-    /// Make the result the default_profile in this store's stepfs.toml. It must not be mounted.
+    /// Make the result the default_profile in this store's stepfs.toml. The store must not be mounted.
     #[arg(long, value_name = "STORE")]
     store: Option<PathBuf>,
-    /// Where reconstructed files lie meanwhile: there must be room for the last file and for what the series is kept as.
+    /// Directory for decoded files, with room for the last file and for the stored series.
     #[arg(long, value_name = "DIR")]
     tmp: Option<PathBuf>,
-    /// For programs: all candidates, and the choice.
+    /// Print all candidates and the choice as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// The tolerance of a score.
+/// The default tolerance of a score.
 const TOLERANCE: f64 = 0.01;
-/// The tolerance of the error, in updates: nearer to the file than the checkpoint before it is. `balanced`, which costs training at
-/// most half an iteration, comes to .66 on a small GPT, `compact` to .98.
+/// The default tolerance of the error, in updates: closer to the file than the checkpoint before it. On a small GPT,
+/// `balanced`, which costs training at most half an iteration, has .66, and `compact` has .98.
 const ERROR_TOLERANCE: f64 = 0.75;
 
 /// Reads 1% or 0.01.
@@ -94,14 +95,16 @@ fn parse_share(text: &str) -> Result<f64, String> {
 
 fn parse_near(text: &str) -> Result<Config, String> {
     let system: SystemId = text.parse()?;
-    system.configuration().ok_or_else(|| format!("{text} is no configuration of Inshrinkerator"))
+    system.configuration().ok_or_else(|| {
+        format!("{text} is not a configuration of Inshrinkerator; write inshrinkerator-12bins, for example")
+    })
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let interrupted = super::interrupted()?;
     if let Some(store) = &args.store {
-        // Before hours of work are for nothing.
+        // Fail before hours of work, not after.
         Store::look(store)?;
         if Store::is_locked(store)? {
             bail!("{}: {IN_USE}", store.display());
@@ -110,7 +113,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
     let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
-    // It goes with the command, however that ends but by SIGKILL. Canonical: the score's command may change directories.
+    // Removed when the command ends, except by SIGKILL. Canonical, since CMD may change directories.
     let private = Permissions::from_mode(0o700);
     let scratch = fs::canonicalize(&parent)
         .and_then(|parent| tempfile::Builder::new().prefix("stepfs-tune-").permissions(private).tempdir_in(parent));
@@ -125,7 +128,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     } else {
         report.print_verdict()?;
     }
-    let Some(chosen) = report.chosen() else { bail!("no configuration is good enough; nothing was changed") };
+    let Some(chosen) = report.chosen() else {
+        bail!("no configuration is good enough; nothing was changed (try a larger --tolerance)")
+    };
     let Some(path) = &args.store else {
         if !args.json {
             report::say(&format!("In stepfs.toml:\n  default_profile = \"{}\"", chosen.profile))?;
@@ -145,11 +150,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Why a store's settings are not changed.
-const IN_USE: &str = "the store is in use, and its settings are read when it is mounted: unmount it first, or leave --store out \
-                      and set the profile of a directory with `stepfs profile`";
+/// The reason why a store's settings are not changed.
+const IN_USE: &str = "the store is in use, and a mount only reads its settings at the start: unmount it first, or omit \
+                      --store and set the profile of a directory with `stepfs profile`";
 
-/// By what their names say of training, if all do.
+/// Sorts by the step numbers in the names, if all names have them.
 fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
     let mut numbered: Vec<(Vec<u64>, PathBuf)> = files.iter().map(|file| (names::steps(file), file.clone())).collect();
     let len = numbered.first().map_or(0, |(steps, _)| steps.len());
@@ -159,7 +164,7 @@ fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
     numbered.into_iter().map(|(_, file)| file).collect()
 }
 
-/// Tries profiles: what each takes, and how good what comes back is.
+/// Tries profiles: size, and quality of the decoded file.
 struct Trials<'a> {
     series: &'a Series,
     scratch: &'a Path,
@@ -172,7 +177,7 @@ struct Trials<'a> {
 }
 
 impl Trials<'_> {
-    /// The candidate of a profile; tried once only.
+    /// The candidate of a profile; tries each profile only once.
     fn of(&mut self, profile: Profile) -> Result<&Candidate> {
         let name = profile.name();
         let at = match self.tried.iter().position(|candidate| candidate.profile == name) {
@@ -212,12 +217,12 @@ impl Trials<'_> {
             error: kept.error,
             score,
             degradation,
-            // NaN is not.
+            // NaN is not good.
             good: degradation <= tolerance,
         })
     }
 
-    /// How much worse a score is than the exact file's.
+    /// How much worse than the exact file's score this score is.
     fn worse(&self, score: f64, exact: f64) -> f64 {
         let worse = if self.args.higher_is_better { exact - score } else { score - exact };
         if self.args.absolute { worse } else { worse / exact.abs() }
@@ -243,19 +248,21 @@ fn tune(args: &Args, series: &Series, scratch: &Path, stop: &(dyn Fn() -> bool +
     let exact = trials.of(Profile::Exact)?;
     if let Some(score) = exact.score.filter(|_| exact.degradation.abs() > args.tolerance()) {
         let before = exact_score.unwrap_or(score);
-        bail!("--eval gives {before}, then {score} for the same bytes: that is more than the tolerance; fix its seed");
+        bail!(
+            "--eval gives {before}, then {score} for the same bytes, which exceeds the tolerance; fix its random seed"
+        );
     }
     for profile in [Profile::Balanced, Profile::Compact] {
         trials.of(profile)?;
     }
     let mut space = Space::published(series.embedding_share());
     if space.embedding_share == 0.0 {
-        // Nothing is on that axis.
+        // That axis has no tensors.
         space.embedding_bins.truncate(1);
     }
     let gradients = series.has_gradients();
     search(&space, args.near.as_ref(), args.tolerance(), |config| {
-        // Without gradients sensitivity is not known, and both metrics are the same.
+        // Without gradients the sensitivity is unknown, and both metrics are the same.
         let metric = if gradients { config.metric } else { Metric::Magnitude };
         let config = Config { metric, ..*config };
         let system = SystemId::inshrinkerator(&config).context("no configuration")?;
@@ -275,10 +282,10 @@ fn exact_score(args: &Args, evaluator: &Evaluator, file: &Path) -> Result<f64> {
     let path = std::path::absolute(file).with_context(|| format!("{}", file.display()))?;
     let score = evaluator.score(&path).context("the file as it was written")?;
     if !score.is_finite() {
-        bail!("--eval gives {score} for the file as it was written; nothing can be compared with that");
+        bail!("--eval gives {score} for the file as it was written; it must print a finite number");
     }
     if score == 0.0 && !args.absolute {
-        bail!("--eval gives 0 for the file as it was written; no share of that is anything, so add --absolute");
+        bail!("--eval gives 0 for the file as it was written, so no relative tolerance is possible; add --absolute");
     }
     Ok(score)
 }

@@ -14,18 +14,18 @@ use super::status::of_mount;
 
 /// Unmount, and wait until the daemon has ended.
 ///
-/// What is not archived yet is picked up by the next mount; `stepfs sync` first waits for it.
+/// The next mount archives what is left; to wait for it now, run `stepfs sync` first.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Where the store is mounted.
     dir: PathBuf,
 }
 
-/// How long a daemon may take to finish the step under way before somebody should look after it.
+/// How long a daemon may take to finish its current step before the command reports it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    // A dead mount has no store to ask for, but can be unmounted all the same.
+    // A dead mount cannot name its store, but can still be unmounted.
     let place = Place::of(&args.dir).ok();
     let daemon = place.as_ref().and_then(|place| of_mount(place.mount.as_ref()?).ok()).and_then(|status| status.daemon);
     unmount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;

@@ -12,26 +12,24 @@ use crate::store::{Error, Store};
 use super::against;
 use super::words::{name, progress, size};
 
-/// Read and decode everything in a store, and say exactly what is damaged.
+/// Read and decode all files and objects of a store, and list the damage exactly.
 ///
-/// Works while the store is mounted, too. With --repair, which needs a store that is not mounted, what can be saved is saved:
-/// a flipped bit, bytes that another object or a file of the tree still has, stubs, `stepfs.toml`. What takes the place of
-/// something damaged was read back first; what was damaged is kept in the store's `damaged/`.
+/// The store may be mounted. With --repair it must not be mounted, and stepfs repairs what it can: a flipped bit, bytes
+/// that another object or a file of the tree still has, stubs, `stepfs.toml`. A replacement is read back before it
+/// takes the damaged one's place. The store's `damaged/` keeps the damaged files.
 ///
-/// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may be lossy
-/// by now: its object knows the hash of what it was made from.
+/// With --against, files are compared with a manifest that `sha256sum` made when they were written. A released file may
+/// be lossy by now; its object has the SHA-256 of the original bytes.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Exit codes: 0 no damage (any more), 1 failed, 3 damage left. With --against: 0 every file is as it is in the \
-manifest, or was made from what is, 1 failed, 3 one differs, is missing or is damaged."
-)]
+#[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
+manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store. With --against also a mount, or a directory in a mount, from which the manifest's names count.
+    /// The store. With --against also a mount, or a directory in a mount that the manifest's names are relative to.
     store: PathBuf,
-    /// Compare the files that this manifest names (of `sha256sum`, also with --tag; `-` is standard input).
+    /// Compare the files in this manifest (of `sha256sum`, also with --tag; `-` is standard input).
     #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]
     against: Option<PathBuf>,
-    /// Save what can be saved. Without it, what it would do is said with each damage.
+    /// Repair the damage. Without it, the output says what a repair would do.
     #[arg(long)]
     repair: bool,
     /// Print a JSON object.
@@ -70,9 +68,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
         false => {
             let store = Store::look(&args.store).map_err(|error| match error {
-                Error::Settings(why) => anyhow::anyhow!(
-                    "stepfs.toml: {why}\n`stepfs verify --repair` writes it anew if nothing better is to be had"
-                ),
+                Error::Settings(why) => {
+                    anyhow::anyhow!("stepfs.toml: {why}\n`stepfs verify --repair` rebuilds it, if there is no backup")
+                }
                 error => error.into(),
             })?;
             repair::verify(&store, &show)?
@@ -106,7 +104,7 @@ fn print(report: &Report, args: &Args) -> Result<()> {
         println!("{line}{}", damaged.error);
         match &damaged.remedy {
             Some(remedy) => println!("    can be repaired: {}", name(remedy)),
-            None if args.repair => println!("    cannot be repaired; a backup can complete it"),
+            None if args.repair => println!("    cannot be repaired; restore it from a backup"),
             None => {}
         }
     }
@@ -117,7 +115,7 @@ fn print(report: &Report, args: &Args) -> Result<()> {
         count => println!("{count} damaged; every other file is unharmed"),
     }
     if !args.repair && saved > 0 {
-        println!("{saved} can be repaired: umount the store, then `stepfs verify --repair STORE`");
+        println!("{saved} can be repaired: unmount the store, then `stepfs verify --repair STORE`");
     }
     Ok(())
 }

@@ -8,16 +8,16 @@ use crate::archive::Queue;
 
 use super::words::progress;
 
-/// How often it is asked what is left: the answer costs no look at any file.
+/// How often to ask how much is left. The answer examines no file.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Room may be made any moment, but nobody should wait for ever for it.
+/// How long to wait while the archive is stalled: room may appear at any moment, but the wait must end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Waits until nothing is left to do; answers the queue at the end. `queue` says what is left, and `before`, if something
-/// else must be over first, what that is.
+/// Waits until nothing is left to do, and returns the last queue. `queue` asks how much is left. `before` names any
+/// other work that must end first.
 ///
 /// # Errors
-/// When it cannot go on: the reason, for the user.
+/// The work cannot go on; the message gives the reason.
 pub(super) fn wait_for(
     queue: impl FnMut() -> Result<Queue>,
     before: impl FnMut() -> Result<Option<&'static str>>,
@@ -25,8 +25,8 @@ pub(super) fn wait_for(
     wait_until(queue, before, |_| false)
 }
 
-/// The same, but what is left need not be waited for once `enough` says so: where programs go on saving, there may always be
-/// something left to do. It is asked when what must be over first is.
+/// Like [`wait_for`], but also ends when `enough` says so: while programs save, there may always be work left. `enough`
+/// is asked once `before` is done.
 ///
 /// # Errors
 /// As of [`wait_for`].
@@ -39,7 +39,7 @@ pub(super) fn wait_until(
     let mut bar = None;
     let mut stalled: Option<Instant> = None;
     loop {
-        // First: what is over then may have left something to do.
+        // First: the work that ended may have queued more.
         let first = before()?;
         let now = queue()?;
         if first.is_none() && (now.queued == 0 || enough(&now)) {
@@ -47,7 +47,7 @@ pub(super) fn wait_until(
         }
         match &now.stalled {
             Some(why) if stalled.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
-                bail!("stalled: {why}; it goes on by itself once that is mended");
+                bail!("stalled: {why}; it continues by itself once that is fixed");
             }
             Some(_) => {}
             None => stalled = None,

@@ -1,4 +1,4 @@
-//! Sizes and progress as people read them.
+//! Sizes and progress for people.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
-/// Reads a size as people write it: `512M`, `2G`, `1.5GiB`, `1000000`.
+/// Parses a size: `512M`, `2G`, `1.5GiB`, `1000000`.
 pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
@@ -31,7 +31,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
         "m" | "mb" | "mib" => 1 << 20,
         "g" | "gb" | "gib" => 1 << 30,
         "t" | "tb" | "tib" => 1 << 40,
-        unit => return Err(format!("{unit} is no unit; write K, M, G or T")),
+        unit => return Err(format!("{unit} is not a unit; write K, M, G or T")),
     };
     let bytes = digits.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     match bytes.map(|number| number * unit as f64) {
@@ -40,7 +40,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A share in percent with the digits it deserves.
+/// A share in percent, with suitable digits.
 pub(super) fn percent(part: u64, whole: u64) -> String {
     match whole {
         0 => "-".into(),
@@ -48,12 +48,12 @@ pub(super) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A name as it can be shown on a terminal: control characters, which may be in any file or tensor name, escaped.
+/// A name for a terminal. Control characters, which may be in any file or tensor name, are escaped.
 pub(super) fn name(name: &str) -> String {
     escaped(name, char::is_control)
 }
 
-/// An error with its causes. One that says itself what caused it, as those of this program's library do, says it once.
+/// An error with its causes. The library's errors already name their cause, so it is not repeated.
 pub(super) fn causes(error: &anyhow::Error) -> String {
     let mut out = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -66,7 +66,7 @@ pub(super) fn causes(error: &anyhow::Error) -> String {
     out
 }
 
-/// Words that may be several lines, with names in them.
+/// Text that may have several lines, with names in it.
 pub(super) fn lines(text: &str) -> String {
     escaped(text, |c| c.is_control() && c != '\n')
 }
@@ -82,7 +82,7 @@ fn escaped(text: &str, which: impl Fn(char) -> bool) -> String {
     out
 }
 
-/// A bar that counts bytes, or steps when `bytes` is false. Shown on a terminal only, and only once a second has passed.
+/// A bar that counts bytes, or steps if `bytes` is false. It appears only on a terminal, and only after a second.
 pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden());
     let template = match bytes {
@@ -104,7 +104,7 @@ pub(super) fn progress(total: u64, bytes: bool) -> ProgressBar {
     bar
 }
 
-/// A table: columns as wide as their widest cell; `right` says which are numbers.
+/// A table: columns as wide as their widest cell. `right` marks the columns of numbers.
 pub(super) fn table(rows: &[Vec<String>], right: &[bool]) -> String {
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);

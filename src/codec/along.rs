@@ -1,7 +1,7 @@
-//! A tile's bytes straight from the payloads of a run of states, block by block: its integers are never in memory as a
-//! whole, which would take several passes over what does not fit into the first-level cache. The same bits as
-//! [`lattice::decode_tile_add`], [`lattice::rescale`] and [`lattice::reconstruct`] (and their siblings of
-//! [`log`] and [`moment`]) one after the other.
+//! Decodes a tile's bytes straight from the payloads of a run of states, block by block. Its integers are never in
+//! memory as a whole, which would take several passes over data larger than the first-level cache. The bits equal those
+//! of [`lattice::decode_tile_add`], [`lattice::rescale`] and [`lattice::reconstruct`] in sequence (and their siblings
+//! of [`log`] and [`moment`]).
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
 use super::log::Grid;
@@ -11,22 +11,22 @@ use crate::entropy::ints::{Symbols, add};
 use crate::entropy::level::Level;
 use crate::entropy::{ints, varint};
 
-/// Values that are worked on together, in the first-level cache.
+/// Values processed together, in the first-level cache.
 const BLOCK: usize = ints::BLOCK;
 
-/// What a run of states begins with.
+/// The state before a run.
 #[derive(Clone, Copy, Debug)]
 pub enum From<'a> {
-    /// Zeros: a keyframe, or the state that K is.
+    /// Zeros: a keyframe, or the state that K holds.
     Zeros,
-    /// The steps that a logarithmic lattice without a parent begins with.
+    /// The initial steps of a logarithmic lattice without a parent.
     Factors(Grid<'a>),
     /// The integers of a state.
     Integers(&'a Integers),
 }
 
 impl From<'_> {
-    /// Whether there are as many as the tile has elements.
+    /// True if the state has as many integers as the tile has elements.
     fn suits(self, n: usize) -> bool {
         match self {
             From::Zeros => true,
@@ -44,8 +44,8 @@ impl From<'_> {
     }
 }
 
-/// Bytes of a tile that come block by block. Each is made in the first-level cache and appended, so that memory is written
-/// once and not cleared before.
+/// A tile that is decoded block by block. Each block is made in the first-level cache and appended, so memory is
+/// written once and never cleared first.
 struct Tile<'a> {
     out: &'a mut Vec<u8>,
     from: usize,
@@ -72,11 +72,11 @@ impl<'a> Tile<'a> {
 
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 
-/// Appends the `n` elements of the tile of the lattice that these payloads (each with its step) lead to from a state of step
-/// `step`, over the keyframe `k`. What is to be kept of the last state goes to `kept`: its integers, and its exceptions.
+/// Appends the `n` elements of a lattice tile, over the keyframe `k`. These payloads (each with its step) lead to it
+/// from a state of step `step`. If the last state is to be kept, its integers and exceptions go to `kept`.
 ///
 /// # Errors
-/// What is wrong with a payload, a step or a length.
+/// A payload, a step or a length is wrong.
 pub fn lattice(
     (dtype, k): (Dtype, Option<&[u8]>),
     (from, step): (From, f64),
@@ -124,11 +124,11 @@ pub fn lattice(
     apply_exceptions(dtype, exceptions, tile.bytes())
 }
 
-/// Appends the `n` elements of the tile of the logarithmic lattice that these payloads lead to from `from`. `grid` is of the last
-/// state. Its q, where they are to be kept, go to `kept`.
+/// Appends the `n` elements of a tile of the logarithmic lattice. These payloads lead to it from `from`; `grid` belongs
+/// to the last state. If its q are to be kept, they go to `kept`.
 ///
 /// # Errors
-/// What is wrong with a payload, the unit or a length.
+/// A payload, the unit or a length is wrong.
 pub fn log(
     dtype: Dtype,
     (grid, unit): (Grid, u32),
@@ -166,10 +166,10 @@ pub fn log(
     Ok(())
 }
 
-/// Appends the tile of this payload, whose divisors the decoded `second` tells.
+/// Appends the tile of this payload; the decoded `second` gives the divisors.
 ///
 /// # Errors
-/// What is wrong with the payload, the step or a length.
+/// The payload, the step or a length is wrong.
 pub fn moment(
     (rule, dtype): (Rule, Dtype),
     second: &[u8],

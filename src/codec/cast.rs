@@ -1,5 +1,5 @@
-//! A copy of a tensor in another floating-point type, or in the same: each element rounded to it, nearest and ties to even, as trainers for
-//! low precision make the weights that they compute with from the ones that they update.
+//! A copy of a tensor in another floating-point type, or in the same. Each element is rounded to it, nearest and ties
+//! to even. Low-precision trainers derive their compute weights like this from the weights that they update.
 
 use super::float::{Float, for_float};
 use super::{Corrupt, Dtype};
@@ -10,10 +10,10 @@ const CHUNK: usize = 512;
 
 const TYPES: Corrupt = Corrupt("types of a tensor and its copy");
 
-/// Fills `out` with the elements of `bytes`, rounded: from a type with more bits, or from the same.
+/// Fills `out` with the rounded elements of `bytes`, whose type has at least as many bits.
 ///
 /// # Errors
-/// When the lengths are not those of as many elements, or the types are none of the lattice's, or wider.
+/// The numbers of elements differ, or the types are not the lattice's, or `to` is wider.
 pub fn cast(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) -> Result<(), Corrupt> {
     let same = bytes.len() / from.size() == out.len() / to.size() && bytes.len().is_multiple_of(from.size());
     if !same || !out.len().is_multiple_of(to.size()) {

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Dtype {
-    /// Unsigned byte; also what a storage of unknown element type is read as.
+    /// Unsigned byte; also the type of a storage of unknown element type.
     U8 = 0,
     /// Signed byte.
     I8 = 1,
@@ -73,12 +73,12 @@ impl Dtype {
         }
     }
 
-    /// Whether the lattice codec can quantize this type: fp16, bf16, fp32 and fp64.
+    /// True if the lattice codec can quantize this type: fp16, bf16, fp32 and fp64.
     pub const fn is_lattice_float(self) -> bool {
         matches!(self, Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64)
     }
 
-    /// Values of a floating-point type from one power of two to the next; 1 of others.
+    /// Number of values of a floating-point type from one power of two to the next; 1 for other types.
     pub const fn steps_of_octave(self) -> f64 {
         match self {
             Dtype::F16 => (1u64 << 10) as f64,
@@ -89,7 +89,7 @@ impl Dtype {
         }
     }
 
-    /// The name safetensors gives this type, which is also what people are shown.
+    /// safetensors' name of this type, which messages also use.
     pub const fn name(self) -> &'static str {
         match self {
             Dtype::U8 => "U8",
@@ -112,12 +112,12 @@ impl Dtype {
         }
     }
 
-    /// The type with this stored code, if there is one.
+    /// The type with this stored code, if it exists.
     pub fn from_code(code: u8) -> Option<Dtype> {
         Self::ALL.get(code as usize).copied()
     }
 
-    /// The type with this safetensors name, if there is one.
+    /// The type with this safetensors name, if it exists.
     pub fn from_name(name: &str) -> Option<Dtype> {
         Self::ALL.into_iter().find(|d| d.name() == name)
     }

@@ -1,4 +1,4 @@
-//! Elements kept exactly beside a quantized tile: those that no symbol brings within the bound.
+//! Elements kept exactly beside a quantized tile, since no symbol brings them within the bound.
 
 use super::float::{Float, for_float};
 use super::{Corrupt, Dtype};
@@ -9,11 +9,11 @@ use crate::entropy::varint;
 pub struct Exception {
     /// Index of the element in its tile.
     pub index: u32,
-    /// Its bits, in the low bits.
+    /// Its bits, in the low bits of `raw`.
     pub raw: u64,
 }
 
-/// Puts the exact bits of the exceptions into a reconstructed tile.
+/// Writes the exact bits of the exceptions into a reconstructed tile.
 pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) -> Result<(), Corrupt> {
     fn apply<F: Float>(exceptions: &[Exception], out: &mut [F::Bytes]) -> Result<(), Corrupt> {
         for exception in exceptions {
@@ -22,10 +22,13 @@ pub fn apply_exceptions(dtype: Dtype, exceptions: &[Exception], out: &mut [u8]) 
         }
         Ok(())
     }
-    for_float!(dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice")))
+    for_float!(
+        dtype, F => apply::<F>(exceptions, F::elements_mut(out)), else Err(Corrupt("element type of the lattice"))
+    )
 }
 
-/// Appends the exceptions, whose indices ascend: their count; if any, their width in bytes (2, 4 or 8); for each the distance to the last index and the bits.
+/// Appends the exceptions, whose indices ascend. First their count; if any, their width in bytes (2, 4 or 8); then for
+/// each the distance to the last index and the bits.
 pub(super) fn put_exceptions(exceptions: &[Exception], out: &mut Vec<u8>) {
     varint::put(exceptions.len() as u64, out);
     let Some(widest) = exceptions.iter().map(|e| e.raw).max() else {
@@ -47,7 +50,7 @@ pub(super) fn put_exceptions(exceptions: &[Exception], out: &mut Vec<u8>) {
     }
 }
 
-/// Takes what [`put_exceptions`] wrote, which is all of `payload`, for a tile of `elements`.
+/// Parses the output of [`put_exceptions`], which is all of `payload`, for a tile of `elements`.
 pub(super) fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec<Exception>) -> Result<(), Corrupt> {
     let count = varint::take(&mut payload)?;
     if count > 0 {
@@ -57,7 +60,7 @@ pub(super) fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec
         }
         payload = rest;
         let mut next = 0u64;
-        // Each takes bytes of the payload, so a count that lies ends with it.
+        // Each exception takes bytes of the payload, so a false count ends with it.
         for _ in 0..count {
             let index = next.checked_add(varint::take(&mut payload)?).filter(|&index| index < elements as u64);
             let index = index.ok_or(Corrupt("exception beyond the tile"))?;
@@ -69,5 +72,5 @@ pub(super) fn take_exceptions(mut payload: &[u8], elements: usize, out: &mut Vec
             next = index + 1;
         }
     }
-    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes behind the exceptions")) }
+    if payload.is_empty() { Ok(()) } else { Err(Corrupt("bytes after the exceptions")) }
 }

@@ -1,9 +1,9 @@
-//! The floating-point types of the lattice: exact widening to f64, and the one rounding back.
+//! The floating-point types of the lattice: exact widening to f64, and rounding back.
 //!
 //! Rounding is to nearest, ties to even, straight from the f64. For the 16-bit types it goes through f32 by *rounding
-//! to odd*, which leaves the final rounding as if it were the only one (Boldo and Melquiond, "When double rounding
-//! is odd", 2005: two bits to spare suffice; f32 has 13 and 16). Only IEEE operations and integer ones, no branch
-//! on values: the compiler may vectorize it, the bits stay the same on every machine.
+//! to odd*, so that the final rounding gives the same result as a single one. (Boldo and Melquiond, "When double
+//! rounding is odd", 2005: two bits to spare suffice; f32 has 13 and 16.) It uses only IEEE and integer operations, and
+//! no branch on values. So the compiler may vectorize it, and the bits are the same on every machine.
 
 /// A floating-point element in its stored, little-endian form.
 pub(crate) trait Float {
@@ -11,17 +11,18 @@ pub(crate) trait Float {
     type Bytes: Copy;
     /// The bytes as whole elements; a remainder is left out.
     fn elements(data: &[u8]) -> &[Self::Bytes];
-    /// The bytes as whole elements to write.
+    /// The bytes as whole elements, mutable.
     fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes];
     /// Largest finite value.
     const LARGEST: f64;
-    /// Smallest positive value, subnormal; of f64, whose subnormals only f64 itself could hold, the smallest normal one.
+    /// Smallest positive value, a subnormal. For f64 it is the smallest normal value, since only f64 itself could hold
+    /// its subnormals.
     const LEAST: f64;
     /// The value, exactly.
     fn widen(element: Self::Bytes) -> f64;
     /// The nearest element, ties to even.
     fn round(value: f64) -> Self::Bytes;
-    /// The square root of an element's value: in f32 for the types that f32 holds, else in f64; correctly rounded.
+    /// The square root of an element's value, correctly rounded: in f32 for the types that f32 holds, else in f64.
     fn sqrt(value: f64) -> f64;
     /// m / sqrt(v) of elements' values, computed in the same type.
     fn quotient(m: f64, v: f64) -> f64;
@@ -29,7 +30,7 @@ pub(crate) trait Float {
     fn ratio(m: f64, d: f64) -> f64;
     /// The bits, for exceptions.
     fn to_raw(element: Self::Bytes) -> u64;
-    /// The element with these bits, if they are not too many.
+    /// The element with these bits; `None` if they are too many.
     fn from_raw(raw: u64) -> Option<Self::Bytes>;
 }
 
@@ -38,7 +39,7 @@ pub(crate) struct Bf16;
 pub(super) struct F32;
 pub(super) struct F64;
 
-/// Calls a generic function for the element type, or returns what it is given if the type is none of these four.
+/// Calls a generic function for the element type, or returns `$else` if the type is none of these four.
 macro_rules! for_float {
     ($dtype:expr, $F:ident => $call:expr, else $else:expr) => {
         match $dtype {
@@ -66,7 +67,10 @@ macro_rules! for_float {
 pub(super) use for_float;
 
 macro_rules! float {
-    ($name:ident, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty, |$b:ident| $widen:expr, |$value:ident| $round:expr) => {
+    (
+        $name:ident, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
+        |$b:ident| $widen:expr, |$value:ident| $round:expr
+    ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
             const LARGEST: f64 = $largest;
@@ -127,7 +131,7 @@ float!(
 float!(F32, u32, -149, f32::MAX as f64, f32, |bits| f32::from_bits(bits).into(), |value| (value as f32).to_bits());
 float!(F64, u64, -1022, f64::MAX, f64, |bits| f64::from_bits(bits), |value| value.to_bits());
 
-/// The f32 at or next to `value` towards zero, its last bit set if that was not exact.
+/// The f32 at or next to `value` towards zero, with its last bit set if that was not exact.
 #[inline(always)]
 fn round_to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -148,7 +152,7 @@ fn f32_to_bf16(value: f32) -> u16 {
 fn f16_to_f32(half: u16) -> f32 {
     let magnitude = u32::from(half & 0x7fff);
     let sign = u32::from(half & 0x8000) << 16;
-    // The exponent's bias is 15 there and 127 here; subnormals become normal by a subtraction that is exact.
+    // The exponent's bias is 15 there and 127 here. An exact subtraction makes subnormals normal.
     let normal = (magnitude << 13) + ((127 - 15) << 23);
     let subnormal =
         (f32::from_bits((magnitude << 13) + ((128 - 15) << 23)) - f32::from_bits((128 - 15) << 23)).to_bits();
@@ -170,7 +174,7 @@ fn f32_to_f16(value: f32) -> u16 {
     // Normal results: rebias, round to nearest even on 13 bits. From 65520 on that carries into infinity.
     let rebiased = magnitude.wrapping_sub((127 - 15) << 23);
     let normal = rebiased.wrapping_add(0xfff + (rebiased >> 13 & 1)) >> 13;
-    // Subnormal results: an addition whose last place is that of the subnormals rounds to nearest even by itself.
+    // Subnormal results: the sum's last place is that of the subnormals, so the addition itself rounds to nearest even.
     let magic = 0.5f32;
     let subnormal = (f32::from_bits(magnitude) + magic).to_bits().wrapping_sub(magic.to_bits());
     let bits = if magnitude > 0x7f80_0000 {

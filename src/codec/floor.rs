@@ -1,17 +1,19 @@
-//! The floor under lossy values: no loss makes an element useless to what divides by it or takes its root or logarithm.
+//! The floor under lossy values: no loss may make an element useless as a divisor or as the argument of a root or
+//! logarithm.
 //!
-//! A tensor of one sign is used that way: a variance, a scale, a temperature, an averaged square. So where no element of a
-//! tensor is negative (or none positive), every element comes back with its sign, 0 as 0 and nothing else as 0, and no
-//! more than an eighth of itself off. Elements that a lattice would bring below the floor are kept exactly, as *exceptions*.
+//! A tensor of one sign is used that way: a variance, a scale, a temperature, an averaged square. So if no element of a
+//! tensor is negative (or none positive), every element comes back with its sign. Zero stays 0, nothing else becomes 0,
+//! and no element is more than an eighth of itself off. Elements that a lattice would bring below the floor are kept
+//! exactly, as *exceptions*.
 //!
-//! What must never happen: a value that is 0, or has another sign, or is so small that a division by it is infinite, where
-//! the file that was written had none such.
+//! This must never happen: a decoded value is 0, has another sign, or makes a division by it infinite, although the
+//! written file had no such value.
 
 use super::Dtype;
 use super::exception::Exception;
 use super::float::{Float, for_float};
 
-/// Which signs occur among elements. A 0 of either sign has none.
+/// The signs that occur among elements. A 0 of either sign has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Signs {
     /// An element is above 0.
@@ -21,7 +23,7 @@ pub struct Signs {
 }
 
 impl Signs {
-    /// Adds the signs of these elements. Stops looking once both were seen: after a few elements of most tensors.
+    /// Adds the signs of these elements. Stops once both were seen: after a few elements of most tensors.
     pub fn add(&mut self, dtype: Dtype, data: &[u8]) {
         fn add<F: Float>(signs: &mut Signs, data: &[F::Bytes]) {
             for &element in data {
@@ -36,25 +38,25 @@ impl Signs {
         for_float!(dtype, F => add::<F>(self, F::elements(data)), else ());
     }
 
-    /// Whether both occur: then the tensor has no floor.
+    /// True if both signs occur: then the tensor has no floor.
     pub fn both(self) -> bool {
         self.positive && self.negative
     }
 }
 
-/// Which elements of a tile on a lattice are kept exactly, besides those beyond the bound.
+/// The elements of a lattice tile that are kept exactly, besides those beyond the bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keep {
     /// None: the tensor has both signs.
     #[default]
     Nothing,
-    /// Those that would fall below the floor: the tensor has one sign.
+    /// Elements that would fall below the floor: the tensor has one sign.
     Floor,
-    /// All that would come back with other bits: the tile is what an object decodes to.
+    /// Elements whose decoded bits would differ: the tile is what an object decodes to.
     Bits,
 }
 
-/// Puts the exact bits of such elements of `w` into `r` and notes them in `exceptions`, which stay ascending.
+/// Writes the exact bits of these elements of `w` into `r`, and adds them to `exceptions`, which stay ascending.
 pub fn keep(dtype: Dtype, keep: Keep, w: &[u8], r: &mut [u8], exceptions: &mut Vec<Exception>) {
     fn all<F: Float>(bits: bool, w: &[F::Bytes], r: &mut [F::Bytes], exceptions: &mut Vec<Exception>) {
         for (index, (&w, r)) in w.iter().zip(r).enumerate() {
@@ -75,18 +77,18 @@ pub fn keep(dtype: Dtype, keep: Keep, w: &[u8], r: &mut [u8], exceptions: &mut V
     }
 }
 
-/// What a codec promises of the elements of a tensor of one sign.
+/// A codec's promise for the elements of a tensor of one sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Floor {
-    /// Its sign, and at most an eighth off: a lattice.
+    /// The sign, and at most an eighth off: a lattice.
     Eighth,
-    /// The same of what it is a copy of in a narrower type, whose roundings come on top.
+    /// The same promise for a copy in a narrower type, with its own rounding on top.
     Quarter,
-    /// Its sign: nobody divides by a mean of gradients. (A logarithmic codec keeps signs and zeros by itself.)
+    /// Only the sign: nobody divides by a mean of gradients. (A logarithmic codec keeps signs and zeros by itself.)
     Sign,
 }
 
-/// Whether all elements of `r`, which those of `w` come back as, keep to the floor.
+/// True if `r`, the decoded `w`, keeps to the floor in all elements.
 pub fn holds(dtype: Dtype, floor: Floor, w: &[u8], r: &[u8]) -> bool {
     fn all<F: Float>(floor: Floor, w: &[F::Bytes], r: &[F::Bytes]) -> bool {
         let share = match floor {
@@ -99,7 +101,7 @@ pub fn holds(dtype: Dtype, floor: Floor, w: &[u8], r: &[u8]) -> bool {
     w.len() == r.len() && for_float!(dtype, F => all::<F>(floor, F::elements(w), F::elements(r)), else false)
 }
 
-/// Most that an element may be off, as a share of itself. What divides by it is then off by no more than a seventh.
+/// Maximum error of an element, relative to itself. A quotient with it as divisor is then off by at most a seventh.
 const MOST_OFF: f64 = 1.0 / 8.0;
 
 fn is_above(w: f64, r: f64, share: f64) -> bool {

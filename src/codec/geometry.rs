@@ -1,8 +1,8 @@
-//! Where the elements of a tile lie in their tensor.
+//! The position of a tile's elements in their tensor.
 
 use crate::entropy::grid::Shape;
 
-/// Where a tile's elements are in rows.
+/// The position of a tile's elements in rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Elements of one row.
@@ -12,13 +12,13 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// The same for symbols; none if there are no columns.
+    /// The same for symbols; `None` if there are no columns.
     pub(super) fn shape(self) -> Option<Shape> {
         let first = usize::try_from(self.first.checked_rem(self.width)?).ok()?;
         Some(Shape { width: usize::try_from(self.width).ok()?, first })
     }
 
-    /// Lengths of the rows that a tile of so many elements has, cut ones at its ends included. Width 0 has none.
+    /// Lengths of the rows in a tile of this many elements, including cut rows at its ends. Width 0 has none.
     pub(super) fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
         let width = usize::try_from(self.width).unwrap_or(usize::MAX);
         let mut length = self.width.saturating_sub(self.first.checked_rem(self.width).unwrap_or(0));

@@ -1,4 +1,4 @@
-//! The integers of a tile, which hardly ever need 32 bits, kept in 16 where they all fit.
+//! The integers of a tile. They hardly ever need 32 bits, so they are kept in 16 if all fit.
 
 use std::borrow::Cow;
 
@@ -10,12 +10,12 @@ use crate::entropy::scratch;
 pub enum Integers {
     /// All of them fit.
     Narrow(Vec<i16>),
-    /// Some do not.
+    /// Some do not fit.
     Wide(Vec<i32>),
 }
 
 impl Integers {
-    /// None yet, of so many to come.
+    /// Empty, with room for `n`.
     pub fn with_capacity(n: usize) -> Integers {
         Integers::Narrow(Vec::with_capacity(n))
     }
@@ -45,7 +45,7 @@ impl Integers {
         }
     }
 
-    /// Fills `out` with those from number `start` on, which must be there.
+    /// Fills `out` with the integers from `start` on, which must exist.
     pub fn fill(&self, start: usize, out: &mut [i32]) {
         match self {
             Integers::Narrow(narrow) => to_wide(Level::detect(), &narrow[start..][..out.len()], out),
@@ -53,7 +53,7 @@ impl Integers {
         }
     }
 
-    /// All of them, in 32 bits each.
+    /// All integers, in 32 bits each.
     pub fn wide(&self) -> Cow<'_, [i32]> {
         match self {
             Integers::Narrow(_) => Cow::Owned(self.values()),
@@ -61,7 +61,7 @@ impl Integers {
         }
     }
 
-    /// Itself in 32 bits each, without a copy where it has them already.
+    /// All integers in 32 bits each, without a copy if they already are.
     pub fn into_wide(self) -> Vec<i32> {
         match self {
             Integers::Narrow(_) => self.values(),
@@ -69,7 +69,7 @@ impl Integers {
         }
     }
 
-    /// A copy in as few bits as they need.
+    /// A copy in as few bits as possible.
     #[must_use]
     pub fn packed(&self) -> Integers {
         match self {
@@ -85,7 +85,7 @@ impl Integers {
         values
     }
 
-    /// How many there are.
+    /// Their number.
     pub fn len(&self) -> usize {
         match self {
             Integers::Narrow(narrow) => narrow.len(),
@@ -93,12 +93,12 @@ impl Integers {
         }
     }
 
-    /// Whether there are none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that they take.
+    /// Their size in memory, bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Integers::Narrow(narrow) => size_of_val(narrow.as_slice()),

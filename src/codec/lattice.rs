@@ -1,19 +1,19 @@
 //! The lattice: a tensor as **R = fl(K + g*A)**.
 //!
-//! K is the keyframe tensor (zeros if there is none), g the step, one positive number for the whole tensor, A one `i32`
-//! per element, fl the rounding to the element type. W, the tensor as it was written, comes back as R with
-//! |R - W| <= g/2 in every element: checked when it is quantized, and the few elements that rounding to the type
-//! pushes over the bound are kept exactly, as *exceptions*.
+//! K is the keyframe tensor (zeros if there is none). g is the step, one positive number for the whole tensor. A has
+//! one `i32` per element, and fl is the rounding to the element type. W, the written tensor, comes back as R with |R -
+//! W| <= g/2 in every element. This is checked when it is quantized. A few elements miss the bound by the rounding to
+//! the type; they are kept exactly, as *exceptions*.
 //!
 //! A state is stored as the difference of its A to its parent's. A is a sum of integers, so **merging any run of deltas
-//! is integer addition**, and R never depends on how the chain to it is stored. When the step changes along a chain, the
-//! parent's A are first restated in the new step ([`rescale`]), which is only a prediction: A itself is exact.
+//! is integer addition**, and R never depends on how the chain to it is stored. If the step changes along a chain, the
+//! parent's A are first restated in the new step ([`rescale`]). That is only a prediction: A itself is exact.
 //!
-//! What must never happen: two machines, or two versions of this code, that compute a different R. The computation is
-//! therefore two IEEE operations in f64 (multiply, then add: never fused), then one rounding, and nothing else.
+//! This must never happen: two machines, or two versions of this code, compute a different R. So the computation is two
+//! IEEE operations in f64 (multiply, then add: never fused), then one rounding, and nothing else.
 //!
-//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain, then
-//! [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
+//! Encoding a tile: [`quantize`], then [`encode_tile`]. Decoding: [`rescale`] and [`decode_tile_add`] along the chain,
+//! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
 use super::exception::{put_exceptions, take_exceptions};
 use super::float::{Float, for_float};
@@ -27,22 +27,22 @@ pub use super::exception::{Exception, apply_exceptions};
 /// Largest |A|: the difference of two such values still fits an `i32`.
 pub const MAX_A: i32 = 1 << 30;
 
-/// Significant bits that g may have: with |A| below 2^29 the product g*A is exact in f64.
+/// Maximum significant bits of g: with |A| below 2^29 the product g*A is exact in f64.
 pub const STEP_BITS: u32 = 24;
 
 /// Adding 1.5 * 2^52 leaves the nearest integer, ties to even, in the low bits: the f64 unit itself rounds.
 pub(super) const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
-/// Elements quantized between two looks at whether something went wrong.
+/// Elements quantized between two checks for failure.
 const CHUNK: usize = 512;
 
-/// This tile is not for the codec it was given to; the tensor is to be stored losslessly.
+/// This tile does not suit the codec; the tensor must be stored losslessly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not to be quantized: {0}")]
 pub struct Unfit(pub &'static str);
 
-/// Whether `g` can be a step: positive, at most [`STEP_BITS`] significant bits, and neither it nor its inverse
-/// near the ends of f64.
+/// True if `g` can be a step: positive, at most [`STEP_BITS`] significant bits, and neither it nor its inverse near the
+/// ends of f64.
 pub fn is_step(g: f64) -> bool {
     let fraction = g.to_bits() & ((1 << 52) - 1);
     g.is_normal() && g > 0.0 && (1.0 / g).is_normal() && fraction.trailing_zeros() >= 53 - STEP_BITS
@@ -54,8 +54,8 @@ fn value<F: Float>(k: f64, g: f64, a: f64) -> F::Bytes {
     F::round(k + g * a)
 }
 
-/// Quantizes the tile `w`: A = round((W - K) * (1/g)), ties to even, and R from it. All slices are of as many elements
-/// (`a_out`) or their bytes. Appends to `exceptions` the elements that would miss the bound; `r_out` has their
+/// Quantizes the tile `w`: A = round((W - K) * (1/g)), ties to even, and R from it. All slices have the same number of
+/// elements (`a_out`) or their bytes. Appends the elements that would miss the bound to `exceptions`; `r_out` has their
 /// exact bits. Returns the largest |R - W|, at most g/2.
 pub fn quantize(
     dtype: Dtype,
@@ -123,7 +123,7 @@ fn within(error: f64, g: f64) -> bool {
 }
 
 multiversion! {
-    /// Quantizes up to one chunk; returns the largest |R - W|, and whether all A are in range and all inputs finite.
+    /// Quantizes up to one chunk. Returns the largest |R - W|, and whether all A are in range and all inputs finite.
     fn quantize_chunk<F: Float>(
         w: &[F::Bytes],
         k: Option<&[F::Bytes]>,
@@ -160,8 +160,8 @@ multiversion! {
     }
 }
 
-/// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`; if they are not, or the type
-/// is not the lattice's, it is an error.
+/// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`. Other lengths, or a type
+/// that is not the lattice's, are an error.
 pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
     let bytes = a.len() * dtype.size();
     if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
@@ -194,11 +194,11 @@ multiversion! {
     }
 }
 
-/// Restates accumulators in another step: A becomes round(A * (from / to)), ties to even. What a child with step `to`
-/// is a difference to. One IEEE division and one multiplication: the same everywhere.
+/// Restates accumulators in another step, for children with step `to`: A becomes round(A * (from / to)), ties to even.
+/// One IEEE division and one multiplication: the same on every machine.
 ///
 /// # Errors
-/// When a value leaves the range of A.
+/// A value leaves the range of A.
 pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
     if !is_step(from) || !is_step(to) {
         return Err(Corrupt("step of the lattice"));
@@ -206,11 +206,11 @@ pub fn rescale(a: &mut [i32], from: f64, to: f64) -> Result<(), Corrupt> {
     if from == to { Ok(()) } else { predict(a, from / to) }
 }
 
-/// Restates accumulators as a multiple of themselves: A becomes round(A * gain), ties to even. For states that decay from
-/// one to the next, which is where a child's differences are smallest.
+/// Restates accumulators as a multiple of themselves: A becomes round(A * gain), ties to even. It suits states that
+/// decay from one to the next, where it makes a child's differences smallest.
 ///
 /// # Errors
-/// When the gain is not finite, or a value leaves the range of A.
+/// The gain is not finite, or a value leaves the range of A.
 pub fn predict(a: &mut [i32], gain: f64) -> Result<(), Corrupt> {
     if multiply_all(Level::detect(), a, gain) { Ok(()) } else { Err(Corrupt("A beyond its range once restated")) }
 }
@@ -228,8 +228,8 @@ multiversion! {
 }
 
 /// Appends the payload of a tile: the symbols A - (A of the parent, in this tile's step), then the exceptions, whose
-/// indices ascend. `parent_a` is of the length of `a`, or `None` for a keyframe. `rows`: how the elements lie in rows, where
-/// their symbols may be coded by that.
+/// indices ascend. `parent_a` has the length of `a`, or is `None` for a keyframe. `rows` gives the elements' rows, if
+/// their symbols may be coded by row.
 pub fn encode_tile(
     a: &[i32],
     parent_a: Option<&[i32]>,
@@ -264,8 +264,8 @@ pub fn encode_tile(
     Ok(())
 }
 
-/// Decodes a payload of [`encode_tile`]: `acc` holds the parent's A in this tile's step (zeros for a keyframe) and
-/// becomes this tile's. Appends the exceptions. On an error `acc` holds nothing of use.
+/// Decodes a payload of [`encode_tile`]. `acc` holds the parent's A in this tile's step (zeros for a keyframe) and
+/// becomes this tile's. Appends the exceptions. After an error `acc` is useless.
 pub fn decode_tile_add(
     mut payload: &[u8],
     acc: &mut [i32],
@@ -276,12 +276,12 @@ pub fn decode_tile_add(
     take_exceptions(payload, acc.len(), exceptions_out)
 }
 
-/// Appends the keyframe tile K of a state that holds its own, before its [`encode_tile`] without a parent.
+/// Appends the keyframe tile K of a state that has its own, before its [`encode_tile`] without a parent.
 pub fn put_keyframe(dtype: Dtype, keyframe: &[u8], out: &mut Vec<u8>) {
     varint::put_bytes(out, |out| lossless::encode(dtype, keyframe, None, out));
 }
 
-/// Fills `keyframe` with what [`put_keyframe`] wrote; returns the payload that follows.
+/// Decodes the output of [`put_keyframe`] into `keyframe`; returns the payload that follows.
 pub fn take_keyframe<'a>(dtype: Dtype, mut payload: &'a [u8], keyframe: &mut [u8]) -> Result<&'a [u8], Corrupt> {
     lossless::decode(dtype, varint::take_bytes(&mut payload)?, None, keyframe)?;
     Ok(payload)
@@ -316,7 +316,7 @@ pub fn values(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     for_float!(dtype, F => all::<F>(bytes), else Vec::new())
 }
 
-/// The largest |R - W| of two tiles of the same type; `None` when an element is not finite, or the lengths differ.
+/// The largest |R - W| of two tiles of the same type; `None` if an element is not finite, or the lengths differ.
 pub fn largest_error(dtype: Dtype, w: &[u8], r: &[u8]) -> Option<f64> {
     (w.len() == r.len()).then_some(())?;
     let level = Level::detect();
@@ -325,7 +325,7 @@ pub fn largest_error(dtype: Dtype, w: &[u8], r: &[u8]) -> Option<f64> {
 }
 
 multiversion! {
-    /// The largest |R - W|; not finite if one of them is not.
+    /// The largest |R - W|; not finite if an element is not.
     fn largest_difference<F: Float>(w: &[F::Bytes], r: &[F::Bytes]) -> f64 {
         // Magnitudes order like their bits, infinity and then NaN above all of them.
         let mut largest = 0i64;
@@ -336,23 +336,23 @@ multiversion! {
     }
 }
 
-/// A step for a tensor with these *raw* updates W_t - W_(t-1) (never the error-fed W_t - R_(t-1): with a large
-/// `c` that spirals): `c` times their root mean square, shortened to a few bits. `None` if nothing moves, or
-/// something is not finite.
+/// A step for a tensor with these *raw* updates W_t - W_(t-1): `c` times their root mean square, shortened to a few
+/// bits. Never use the error-fed W_t - R_(t-1): with a large `c` that spirals. `None` if nothing moves, or an update is
+/// not finite.
 ///
-/// A short g keeps K + g*A on the element type's own grid, where rounding moves nothing and exceptions are rare; for the
-/// 16-bit types, whose grid is about as coarse as g itself, that takes a power of two.
+/// A short g keeps K + g*A on the element type's own grid, where rounding moves nothing and exceptions are rare. For
+/// the 16-bit types, whose grid is about as coarse as g itself, that takes a power of two.
 pub fn choose_g(dtype: Dtype, updates: &[f64], c: f64) -> Option<f64> {
     let largest = updates.iter().fold(0f64, |largest, &u| if u.abs() <= largest { largest } else { u.abs() });
     if !(largest > 0.0 && largest.is_finite()) {
         return None;
     }
-    // Scaled, because squares leave the range of f64 long before their root does.
+    // Scaled, since squares leave the range of f64 long before their root does.
     let mean = updates.iter().map(|&u| (u / largest) * (u / largest)).sum::<f64>() / updates.len() as f64;
     short_step(dtype, c * largest * mean.sqrt())
 }
 
-/// The step next to `g` that is short enough for this type; `None` if there is none.
+/// The nearest step to `g` that is short enough for this type; `None` if there is none.
 pub fn short_step(dtype: Dtype, g: f64) -> Option<f64> {
     let bits = match dtype {
         Dtype::F16 | Dtype::Bf16 => 1,
@@ -362,8 +362,8 @@ pub fn short_step(dtype: Dtype, g: f64) -> Option<f64> {
     is_step(g).then_some(g)
 }
 
-/// Significant bits of a chosen step: within 6% of the wish, which only shifts the balance of rate and error as a
-/// slightly different `c` would.
+/// Significant bits of a chosen step. It is within 6% of the requested one, which shifts the balance of rate and error
+/// only as a slightly different `c` would.
 const SHORT_STEP_BITS: u32 = 4;
 
 /// `value` (finite, positive) rounded to `bits` significant bits; the carry goes into the exponent.

@@ -1,19 +1,21 @@
-//! The logarithmic lattice, for what is a mean or a sum of squares: second moments (Adam) and Adagrad's sums.
+//! The logarithmic lattice, for means and sums of squares: second moments (Adam) and Adagrad's sums.
 //!
 //! The *pseudo-logarithm* of x > 0 is its f64 bit pattern without the low 36 bits: 11 bits of exponent and 16 of the
-//! fraction, that is log2 with straight lines between the powers of two (at most .0861 octaves off, which no bound here
-//! depends on: they are all stated in it). Integers only, so it is the same everywhere. One octave is 2^16.
+//! fraction. That is log2 with straight lines between the powers of two. It is at most .0861 octaves off, but all
+//! bounds here are stated in it and do not depend on that. It needs only integers, so it is the same on every machine.
+//! One octave is 2^16.
 //!
 //! An element v comes back as **v_q = inverse(P + unit*q)**, rounded to its type and kept between the type's smallest
-//! positive and its largest finite value. P is predicted from its row and column ([`Factors`]), `unit` is the step of the
-//! tensor, a quarter of an octave to 16. With 4 octaves nearly all q are 0, and the factors alone are what is stored.
+//! positive and its largest finite value. [`Factors`] predict P from its row and column. `unit` is the step of the
+//! tensor, from a quarter of an octave to 16 octaves. With 4 octaves nearly all q are 0, and almost only the factors
+//! are stored.
 //!
-//! What must never happen: a decoded v that is 0 where v was not (its Adam update would divide by it), negative, or not
-//! finite. None can: v_q is 0 if and only if q is [`ZERO`], which an encoder writes for 0 alone.
+//! This must never happen: a decoded v is 0 although v was not (its Adam update would divide by it), negative, or not
+//! finite. It cannot: v_q is 0 if and only if q is [`ZERO`], which an encoder writes only for 0.
 //!
 //! Encoding a tensor: [`FactorsBuilder`]; each tile: [`quantize`], then [`encode_tile`]. Decoding: [`Grid`] and
-//! [`decode_tile`] along the chain, whose states all have one unit, then [`reconstruct`]. Each state has factors of its own: kept
-//! over a chain, they would lag behind a second moment that grows, and what decodes would be too small.
+//! [`decode_tile`] along the chain, whose states all have one unit, then [`reconstruct`]. Each state has its own
+//! factors. Factors kept over a chain would lag behind a growing second moment, and decoded values would be too small.
 
 mod centre;
 mod factors;
@@ -32,16 +34,16 @@ use crate::entropy::level::{Level, multiversion};
 /// q of an element that is exactly 0.
 pub const ZERO: i32 = i32::MIN;
 
-/// Largest |q| of any other: the 2047 octaves of f64 in quarters, either way.
+/// Largest |q| of any other element: the 2047 octaves of f64 in quarters, in both directions.
 pub const MAX_Q: i32 = 1 << 14;
 
 /// Bits of the fraction of a pseudo-logarithm: one octave is `1 << FRACTION_BITS`.
 pub const FRACTION_BITS: u32 = 16;
 
-/// Bits of an f64 that its pseudo-logarithm has not.
+/// Low bits of an f64 that its pseudo-logarithm drops.
 const DROPPED: u32 = 52 - FRACTION_BITS;
 
-/// Elements quantized between two looks at whether something went wrong.
+/// Elements quantized between two checks for failure.
 const CHUNK: usize = 512;
 
 /// The pseudo-logarithm of a positive value.
@@ -49,15 +51,15 @@ pub fn pseudo_log(value: f64) -> i32 {
     (value.to_bits() >> DROPPED) as i32
 }
 
-/// Whether `unit` can be a step: a power of two from a quarter of an octave to 16 octaves.
+/// True if `unit` can be a step: a power of two from a quarter of an octave to 16 octaves.
 pub fn is_unit(unit: u32) -> bool {
     unit.is_power_of_two() && (1 << 14..=1 << 20).contains(&unit)
 }
 
-/// Octaves of pseudo-logarithm by which a decoded element may be off: half a unit, with `hysteresis` three quarters;
-/// and a sixteenth of a unit, at least 1/64 octave, for the rounding to the type, which takes 1/256 in bf16. (Only where
-/// the decoded element is among the smallest subnormals of its type can rounding take more; what it then pushes over the
-/// bound is unfit.)
+/// Maximum error of a decoded element in octaves of pseudo-logarithm. It is half a unit, or three quarters with
+/// `hysteresis`, plus an allowance for the rounding to the type. The allowance is a sixteenth of a unit, at least 1/64
+/// octave; bf16 needs 1/256. (Only among the smallest subnormals of the type can rounding take more; an element that
+/// then misses the bound is unfit.)
 pub fn bound(unit: u32, hysteresis: bool) -> f64 {
     f64::from(bound_log(unit, hysteresis)) / f64::from(1 << FRACTION_BITS)
 }
@@ -67,7 +69,7 @@ fn bound_log(unit: u32, hysteresis: bool) -> i32 {
     sixteenth * (if hysteresis { 12 } else { 8 } + 1)
 }
 
-/// What the elements of one tile are computed with.
+/// The constants for the elements of one tile.
 #[derive(Clone, Copy)]
 struct Steps {
     /// log2 of the unit.
@@ -82,7 +84,7 @@ impl Steps {
         Steps { shift: unit.trailing_zeros(), least: pseudo_log(F::LEAST), largest: pseudo_log(F::LARGEST) }
     }
 
-    /// v_q of an element that is not 0, as f64. A q beyond all octaves stops at the type's ends like any other.
+    /// v_q of an element that is not 0, as f64. A q beyond all octaves is clamped to the type's range like any other.
     #[inline(always)]
     fn value(self, p: i32, q: i32) -> f64 {
         let reach = (1 << 28) >> self.shift;
@@ -91,13 +93,13 @@ impl Steps {
     }
 }
 
-/// Quantizes the tile `v`: q from its pseudo-logarithm, and v_q from q. `grid` locates it among the factors, `keep` is the
-/// parent's q: an element keeps it while it is within 3/4 of a unit, so that values near the middle between two q do not
-/// go back and forth. Slices are of as many elements (`q_out`, `keep`) or their bytes.
-/// Returns the largest error in octaves of the pseudo-logarithm, at most [`bound`].
+/// Quantizes the tile `v`: q from its pseudo-logarithm, and v_q from q. `grid` locates it among the factors; `keep` is
+/// the parent's q. An element keeps it while within 3/4 of a unit, so that values near the middle of two q do not
+/// oscillate. Slices have the same number of elements (`q_out`, `keep`) or their bytes. Returns the largest error in
+/// octaves of the pseudo-logarithm, at most [`bound`].
 ///
 /// # Errors
-/// When an element is negative (-0 is), not finite, or a subnormal of f64; when the bound is missed; when the lengths
+/// An element is negative (-0 is), not finite, or a subnormal of f64; an element misses the bound; or the lengths
 /// differ.
 pub fn quantize(
     dtype: Dtype,
@@ -144,7 +146,7 @@ fn quantize_tile<F: Float>(
             return Err(Unfit("negative, not finite, or too small"));
         }
         if error > bound {
-            // Rounding did it: perhaps it does not with the q beside.
+            // Rounding missed the bound; a neighbouring q may hold it.
             error = 0;
             for (((q, out), &v), &p) in q.iter_mut().zip(out).zip(v).zip(p.iter()) {
                 error = error.max(mend::<F>(v, p, steps, bound, q, out).ok_or(Unfit("rounding misses the bound"))?);
@@ -155,7 +157,7 @@ fn quantize_tile<F: Float>(
     Ok(f64::from(largest) / f64::from(1 << FRACTION_BITS))
 }
 
-/// Moves q to the nearest that holds the bound; returns the error, or nothing if none does.
+/// Moves q to the nearest one that holds the bound; returns the error, or `None` if no q does.
 fn mend<F: Float>(v: F::Bytes, p: i32, steps: Steps, bound: i32, q: &mut i32, out: &mut F::Bytes) -> Option<i32> {
     if *q == ZERO {
         return Some(0);
@@ -174,7 +176,7 @@ fn mend<F: Float>(v: F::Bytes, p: i32, steps: Steps, bound: i32, q: &mut i32, ou
 }
 
 multiversion! {
-    /// Quantizes up to one chunk; returns the largest error, and whether all elements can be.
+    /// Quantizes up to one chunk; returns the largest error, and whether all elements can be quantized.
     fn quantize_chunk<F: Float>(
         v: &[F::Bytes],
         p: &[i32],
@@ -193,7 +195,7 @@ multiversion! {
             fits &= zero | (((log - (1 << FRACTION_BITS)) as u32) < 2046 << FRACTION_BITS);
             let mut new = (log - p + half) >> steps.shift;
             if let Some(kept) = kept {
-                // From the next q on either side, 3/4 of a unit is 1/4 from this one's middle.
+                // A distance of 3/4 of a unit from a neighbouring q is 1/4 from this one's middle.
                 let (beside, off) = (kept.wrapping_sub(new), log - p - (new << steps.shift));
                 new += i32::from((beside == 1) & (off >= quarter)) - i32::from((beside == -1) & (off <= -quarter));
             }
@@ -242,10 +244,10 @@ pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut
     }, else Err(Corrupt("element type of the logarithmic lattice")))
 }
 
-/// What the factors alone predict: `n` elements, none of them 0.
+/// The prediction of the factors alone: `n` elements, none of them 0.
 ///
 /// # Errors
-/// When they are beyond the factors, or the type is not the lattice's.
+/// The elements are beyond the factors, or the type is not the lattice's.
 pub fn prediction(dtype: Dtype, grid: Grid<'_>, n: usize) -> Result<Vec<u8>, Corrupt> {
     let mut out = vec![0; n * dtype.size()];
     reconstruct(dtype, grid, 1 << FRACTION_BITS, &vec![0; n], &mut out)?;
@@ -261,8 +263,8 @@ multiversion! {
     }
 }
 
-/// The largest error of a decoded tile in octaves of the pseudo-logarithm. `None` when what must never happen has: an
-/// element negative (-0 is) or not finite, or decoded to 0 without being 0, or the other way; or the lengths differ.
+/// The largest error of a decoded tile in octaves of the pseudo-logarithm. `None` for any forbidden result: an element
+/// is negative (-0 is) or not finite; only one of an element and its decoded value is 0; or the lengths differ.
 pub fn largest_error(dtype: Dtype, v: &[u8], decoded: &[u8]) -> Option<f64> {
     (v.len() == decoded.len()).then_some(())?;
     let level = Level::detect();

@@ -1,15 +1,16 @@
 //! Any element type, bit for bit: NaN payloads, the sign of zero, everything.
 //!
 //! With a parent tile, elements become differences to it: of integers, or of floats as integers in the order of their
-//! values, zigzag, so that small updates have zeros in their upper bytes. Then one plane per byte place,
-//! each coded for itself; the lower planes of a float's mantissa are usually noise and stay raw.
+//! values, zigzag. So small updates have zeros in their upper bytes. Then each byte place forms one plane, and each
+//! plane is coded by itself. The lower planes of a float's mantissa are usually noise and stay raw.
 //!
-//! Where the parent's exponents say enough about how large the differences are, these are sorted by them instead
-//! (`sections`).
+//! If the parent's exponents predict the size of the differences well enough, the differences are sorted by them
+//! instead (`sections`).
 //!
-//! Payload: nothing for no data; else one byte, 1 if the tile is a difference to its parent and 0 if not; then for each
-//! plane, the lowest byte place first, its length and its payload ([`crate::entropy::bytes`]). 2: a difference in sections.
-//! Data that is not whole elements is a sequence of bytes.
+//! The payload of no data is empty. Otherwise its first byte is 1 if the tile is a difference to its parent, and 0 if
+//! not. Then each plane follows, the lowest byte place first, with its length and its payload
+//! ([`crate::entropy::bytes`]). First byte 2: a difference in sections. Data that is not whole elements is a sequence
+//! of bytes.
 
 mod sections;
 
@@ -22,12 +23,12 @@ use crate::entropy::level::Level;
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, varint};
 
-/// Pieces of a tile looked at to decide how its parent helps, and elements of each.
+/// Number of pieces of a tile that are sampled to decide how its parent helps, and elements of each.
 const SAMPLES: usize = 8;
 const SAMPLE_ELEMENTS: usize = 256;
-/// The same for the choice between planes and sections, which have many more frequencies to be known.
+/// The same for the choice between planes and sections; sections have many more frequencies to estimate.
 const SECTION_SAMPLE_ELEMENTS: usize = 2048;
-/// Part of the planes' bits that sections must save: they take longer to decode.
+/// Share of the planes' bits that sections must save: they take longer to decode.
 const SECTIONS_SAVE: f64 = 0.005;
 
 /// Kinds of payload: alone, as difference, and as difference in sections.
@@ -48,7 +49,7 @@ macro_rules! for_word {
     }};
 }
 
-/// Width in bytes and order of the words; single bytes where `data` is not whole elements.
+/// Width in bytes and order of the words; single bytes if `data` is not whole elements.
 fn word_of(dtype: Dtype, data: &[u8]) -> (usize, Order) {
     if !data.len().is_multiple_of(dtype.size()) {
         return (1, Order::Integer);
@@ -65,7 +66,7 @@ fn word_of(dtype: Dtype, data: &[u8]) -> (usize, Order) {
     }
 }
 
-/// Appends the payload of `data`. A parent is used where it helps, and can only if it has the same length.
+/// Appends the payload of `data`. Uses a parent of the same length if it helps.
 pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8>) {
     if data.is_empty() {
         return;
@@ -85,10 +86,10 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
     }
 }
 
-/// Fills `out` from a payload. `parent` must be what the encoder had, as far as it was used.
+/// Fills `out` from a payload. `parent` must be the encoder's, if it used one.
 pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("data where none belongs")) };
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("unexpected data")) };
     }
     let (&kind, rest) = payload.split_first().ok_or(Corrupt("no data"))?;
     payload = rest;
@@ -96,13 +97,13 @@ pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut
         (ALONE, _) => None,
         (SECTIONS, Some(parent)) => return sections::decode(dtype, payload, parent, out),
         (DIFFERENCE, Some(parent)) if parent.len() == out.len() => Some(parent),
-        (DIFFERENCE | SECTIONS, _) => return Err(Corrupt("difference to a parent that is not there")),
+        (DIFFERENCE | SECTIONS, _) => return Err(Corrupt("difference to a missing parent")),
         _ => return Err(Corrupt("kind of lossless payload")),
     };
     for_word!(dtype, out, |order| join::<_>(payload, parent, order, out))
 }
 
-/// Bits that `data` would take, by order-0 entropies. For decisions on samples.
+/// Estimated bits of `data`, by order-0 entropies. For decisions on samples.
 pub fn estimate(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let parent = parent.filter(|parent| parent.len() == data.len());
     let planes = planes_bits(dtype, data, parent);
@@ -115,13 +116,13 @@ fn planes_bits(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     planes.chunks(plane).map(|plane| entropy_bits(&bytes::histogram(plane))).sum()
 }
 
-/// Whether differences to the parent look cheaper.
+/// True if differences to the parent look cheaper.
 fn parent_helps(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
     let (data, parent) = (sample(dtype, data, SAMPLE_ELEMENTS), sample(dtype, parent, SAMPLE_ELEMENTS));
     planes_bits(dtype, &data, Some(&parent)) < planes_bits(dtype, &data, None)
 }
 
-/// Whether they look cheaper still in sections.
+/// True if they look cheaper still in sections.
 fn sections_help(dtype: Dtype, data: &[u8], parent: &[u8]) -> bool {
     let all = data.len() as f64;
     let (data, parent) = [data, parent].map(|of| sample(dtype, of, SECTION_SAMPLE_ELEMENTS)).into();
@@ -154,7 +155,7 @@ fn join<T: Word>(mut payload: &[u8], parent: Option<&[u8]>, order: Order, out: &
         *plane = bytes::decode_borrowed(varint::take_bytes(&mut payload)?, out.len(), buffer)?;
     }
     if !payload.is_empty() {
-        return Err(Corrupt("bytes behind the planes"));
+        return Err(Corrupt("bytes after the planes"));
     }
     planes::join::<T>(Level::detect(), &planes[..T::BYTES], parent.map(T::elements), order, out);
     Ok(())

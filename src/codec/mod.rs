@@ -7,11 +7,11 @@
 //! - [`rows`]: the lattice with a step for each row, for embedding tables.
 //! - [`along`]: all of these from payloads to bytes in one pass.
 //! - [`cast`]: copies in another type.
-//! - [`Dtype`]: element types by the names safetensors gives them.
+//! - [`Dtype`]: element types by safetensors' names.
 //! - `exception`: elements kept exactly beside a quantized tile.
-//! - [`floor`]: what must not become 0, or change its sign, in tensors of one sign.
-//! - `float`: how each floating-point type is widened to f64 and rounded back; defined once, for every machine.
-//! - `ordered`: floats as integers in the order of their values, and differences of those.
+//! - [`floor`]: keeps values of one-sign tensors from becoming 0 or changing their sign.
+//! - `float`: widening of each floating-point type to f64 and rounding back; defined once, for every machine.
+//! - `ordered`: floats as integers in the order of their values, and their differences.
 //! - `planes`: elements split into one stream per byte.
 //!
 //! Symbols become bits in [`crate::entropy`].
@@ -37,9 +37,9 @@ pub use dtype::Dtype;
 pub use geometry::Rows;
 pub use integers::Integers;
 
-/// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a
-/// core's second-level cache (1 MiB and more today) while it is decoded, a tensor has enough of them for all cores,
-/// and a read of one element costs at most this much. Part of the format.
+/// Decoded bytes of one tile; the last tile of a tensor may be shorter. A tile and its accumulators stay in a core's
+/// second-level cache (1 MiB and more today) while it is decoded. A tensor has enough tiles for all cores, and a read
+/// of one element costs at most one tile. Part of the format.
 pub const TILE_BYTES: usize = 512 * 1024;
 
 /// Elements of one full tile.

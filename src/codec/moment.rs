@@ -1,17 +1,17 @@
-//! What an optimizer holds against something else: **m_q = fl(g * A * d_q)**, A = u / g rounded, u = m / d.
+//! First moments, relative to a divisor: **m_q = fl(g * A * d_q)**, A = u / g rounded, u = m / d.
 //!
-//! What Adam does with m is divide it by sqrt(v). Stored like this, the quotient comes back within g * 9/16 whatever v was
-//! quantized to: u is taken with the v that was, and given back with the v_q that will be there. One step g suits the
-//! whole tensor, since u is of order 1 everywhere while m spans many octaves. The divisor d, and how u is rounded, follow
-//! what the optimizer does: a [`Rule`].
+//! Adam divides m by sqrt(v). Stored like this, the quotient comes back within g * 9/16 for any quantization of v: the
+//! encoder divides by the original v, and the decoder multiplies by v_q. One step g suits the whole tensor, since u is
+//! of order 1 everywhere while m spans many octaves. The divisor d and the rounding of u depend on the optimizer: a
+//! [`Rule`].
 //!
-//! What must never happen: a decoded |m_q| / d_q well above |m| / d, which makes a restored run jump
-//! ([`largest_error`] says what "well" is); a sign that flips; a value that is not finite. Where v is 0 there is no
-//! quotient: m is 0 there, or an exception.
+//! These must never happen. A decoded |m_q| / d_q is well above |m| / d, which makes a restored run jump
+//! ([`largest_error`] defines "well"). A sign flips. A value is not finite. Where v is 0 there is no quotient: m is 0
+//! there, or an exception.
 //!
-//! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`], [`super::lattice::decode_tile_add`];
-//! a parent's A is restated with [`super::lattice::predict`] before. Decoding is sqrt, which IEEE defines to the last
-//! bit, two multiplications in f64, and one rounding.
+//! A, exceptions and payload are the lattice's: [`super::lattice::encode_tile`], [`super::lattice::decode_tile_add`].
+//! Before, [`super::lattice::predict`] restates a parent's A. Decoding is sqrt, which IEEE defines to the last bit, two
+//! multiplications in f64, and one rounding.
 
 mod rule;
 
@@ -24,27 +24,27 @@ use super::{Corrupt, Dtype};
 use crate::entropy::ints::Symbol;
 use crate::entropy::level::{Level, multiversion};
 
-/// Elements quantized between two looks at whether something went wrong.
+/// Elements quantized between two checks for failure.
 const CHUNK: usize = 512;
 
-/// Whether `g` can be a step of quotients: a lattice's, from 2^-64 to 2^64, so that no product here leaves f64.
+/// True if `g` can be a step of quotients: a lattice's step from 2^-64 to 2^64, so that no product here leaves f64.
 pub fn is_quotient_step(g: f64) -> bool {
     const LARGEST: f64 = (1u128 << 64) as f64;
     is_step(g) && (1.0 / LARGEST..=LARGEST).contains(&g)
 }
 
-/// Relative error that a quotient may have beside its rule's share of a step: m_q is rounded to its type, and u is computed
-/// in f32 (2^-22 for its root, its division and its product).
+/// Relative error of a quotient besides its rule's share of a step. m_q is rounded to its type, and u is computed in
+/// f32 (2^-22 for its root, its division and its product).
 fn roundings<F: Float>() -> f64 {
     if size_of::<F::Bytes>() == 2 { 1.0 / 256.0 } else { 1.0 / f64::from(1 << 20) }
 }
 
-/// Quantizes the tile `m` whose divisors *as they were* are told by `v`. Slices are of as many elements (`a_out`) or their
-/// bytes. `step`: g, and the share of it that is added to a quotient before it is rounded, from 0 to [`OUTWARD`]. Appends the
-/// elements whose v is 0 and whose m is not to `exceptions`.
+/// Quantizes the tile `m`; `v` gives its divisors *as they were*. Slices have the same number of elements (`a_out`) or
+/// their bytes. `step` is g, and the share of it that is added to a quotient before rounding, from 0 to [`OUTWARD`].
+/// Appends the elements whose v is 0 and whose m is not to `exceptions`.
 ///
 /// # Errors
-/// When an element of m is not finite, one of v is not or is negative, or u is more than [`MAX_A`] steps.
+/// An element of m is not finite, one of v is not or is negative, or u is more than [`MAX_A`] steps.
 pub fn quantize(
     (rule, dtype): (Rule, Dtype),
     m: &[u8],
@@ -89,7 +89,7 @@ fn quantize_tile<F: Float, R: Divide>(
 }
 
 multiversion! {
-    /// Quantizes up to one chunk; returns whether all elements can be, and whether some m have no v.
+    /// Quantizes up to one chunk; returns whether all elements can be quantized, and whether some m have no v.
     fn quantize_chunk<F: Float, R: Divide>(
         m: &[F::Bytes],
         v: &[F::Bytes],
@@ -98,7 +98,7 @@ multiversion! {
     ) -> (bool, bool) {
         let (inverse, outward) = (1.0 / step.0, step.1);
         let (mut fits, mut without) = (true, false);
-        // Much more than what rounding takes of a quotient and of what it becomes.
+        // Much more than the roundings of a quotient and of its result take.
         let shrink = 1.0 - 4.0 * roundings::<F>();
         for ((&m, &v), a) in m.iter().zip(v).zip(a) {
             let (m, v) = (F::widen(m), F::widen(v));
@@ -106,7 +106,7 @@ multiversion! {
             let none = v == 0.0;
             let some = |value: f64| f64::from_bits(value.to_bits() & u64::from(none).wrapping_sub(1));
             let steps = some(R::quotient::<F>(m, if none { 1.0 } else { v }) * inverse);
-            // False for NaN as well, which the root of a negative v is. An infinite v would make steps 0.
+            // False for NaN as well, which is the root of a negative v. An infinite v would make steps 0.
             fits &= (steps.abs() <= f64::from(MAX_A - 1)) & (m.abs() <= F::LARGEST) & (v >= 0.0) & (v <= F::LARGEST);
             without |= none & (m != 0.0);
             let steps = R::rounded(steps, some(m), outward, shrink);
@@ -116,13 +116,13 @@ multiversion! {
     }
 }
 
-/// Computes m_q of a tile from its A and what tells the decoded divisors, `v_q`; exceptions are still to be applied.
-/// A product beyond the type's largest value becomes that; [`Rule::Sign`] lets none become 0.
+/// Computes m_q of a tile from its A and the decoded divisors in `v_q`; exceptions are still to be applied. A product
+/// beyond the type's largest value becomes that value; under [`Rule::Sign`] none becomes 0.
 pub fn reconstruct((rule, dtype): (Rule, Dtype), v_q: &[u8], g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
     reconstruct_symbols((rule, dtype), v_q, g, a, out)
 }
 
-/// The same from A as they come out of a decoder.
+/// The same from a decoder's symbols.
 pub(super) fn reconstruct_symbols<S: Symbol>(
     (rule, dtype): (Rule, Dtype),
     v_q: &[u8],
@@ -140,7 +140,7 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
     let sound = for_float!(dtype, F => for_rule!(rule, R =>
         reconstruct_elements::<F, R, S>(level, F::elements(v_q), g, a, F::elements_mut(out))),
         else return Err(Corrupt("element type of first moments")));
-    if sound { Ok(()) } else { Err(Corrupt("second moments that are none")) }
+    if sound { Ok(()) } else { Err(Corrupt("invalid second moments")) }
 }
 
 multiversion! {
@@ -164,15 +164,17 @@ multiversion! {
     }
 }
 
-/// The largest |m_q / d_q - m / d| of a tile whose step is `g`; elements whose v is 0 count as 0. `None` when
-/// what must never happen has, with r = 2^-8 for the 16-bit types and 2^-20 else:
+/// The largest |m_q / d_q - m / d| of a tile whose step is `g`; elements whose v is 0 count as 0. `None` for a
+/// forbidden result, with r = 2^-8 for the 16-bit types and 2^-20 for others:
 ///
-/// - something is not finite, or a v negative; or v_q is 0 where v is not, or the other way;
+/// - something is not finite, or a v negative; or only one of v and v_q is 0;
 /// - m_q is not 0 and has another sign than m;
 /// - v is 0, and m_q neither has the bits of m nor is 0 like m;
 /// - |m_q| / d_q is more than (|m| / d + g * (1/2 + [`OUTWARD`])) * (1 + r), and half of the type's least value / d_q;
-/// - by [`Rule::Inward`], |m_q| / d_q is more than |m| / d at all: what is left of v under the root never shrinks beside v;
-/// - by [`Rule::Sign`], m_q is 0 where m is not, or |m_q| / d_q is more than (|m| / d + g) * (1 + r), and the least value.
+/// - under [`Rule::Inward`], |m_q| / d_q is more than |m| / d at all: the rest of v under the root must never shrink
+///   relative to v;
+/// - under [`Rule::Sign`], m_q is 0 where m is not, or |m_q| / d_q is more than (|m| / d + g) * (1 + r), and the least
+///   value.
 pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8], v_q: &[u8], g: f64) -> Option<f64> {
     let alike = [v, m_q, v_q].iter().all(|of| of.len() == m.len());
     (alike && is_quotient_step(g)).then_some(())?;
@@ -201,14 +203,14 @@ multiversion! {
             sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= 0.0) & (v_q >= 0.0);
             let none = v == 0.0;
             sound &= none == (v_q == 0.0);
-            // In the type that u was quantized in: half as long as in f64.
+            // In the type that u was quantized in: takes half as long as in f64.
             let (v, v_q) = (if none { 1.0 } else { v }, if none { 1.0 } else { v_q });
             let (u, u_q) = (R::quotient::<F>(m, v), R::quotient::<F>(m_q, v_q));
             let most = (u.abs() + g * R::GROWS) * more * R::divisor::<F>(v_q) + F::LEAST * R::LEAST;
             let inflated = (m_q.abs() > most) | (R::INWARD & (u_q.abs() > u.abs()));
             let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
             let lost = R::SIGNS & ((m_q == 0.0) != (m == 0.0));
-            // Equal as values: the two zeros are, and of other values that means their bits.
+            // Equal as values: the two zeros are, and other values have equal bits then.
             sound &= if none { m == m_q } else { !inflated & !flipped & !lost };
             largest = largest.max((u_q - u).abs().to_bits() as i64);
         }
@@ -216,8 +218,8 @@ multiversion! {
     }
 }
 
-/// u = m / d of the samples, 0 where v is, for choosing g as a multiple of their root mean square
-/// ([`super::lattice::choose_g`]).
+/// u = m / d of the samples, 0 where v is 0. [`super::lattice::choose_g`] chooses g as a multiple of their root mean
+/// square.
 pub fn ratios((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8]) -> Vec<f64> {
     fn all<F: Float, R: Divide>(m: &[u8], v: &[u8]) -> Vec<f64> {
         let pairs = F::elements(m).iter().zip(F::elements(v)).map(|(&m, &v)| (F::widen(m), F::widen(v)));

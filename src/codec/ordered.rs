@@ -1,9 +1,9 @@
 //! Floats as integers in the order of their values: neighbours differ by one, and a small update is a small difference.
 
-/// How an element's bits become an integer whose differences are small.
+/// How an element's bits become an integer with small differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The bits are one.
+    /// The bits already are one.
     Integer,
     /// Sign and magnitude, as in every IEEE-like float: negative values count downwards.
     Float,
@@ -26,7 +26,7 @@ pub(super) trait Word: Copy {
     fn or(self, other: Self) -> Self;
     /// zigzag(order(self) - order(parent)), wrapping: reversible for any bits.
     fn difference(self, parent: Self, order: Order) -> Self;
-    /// The element whose [`Word::difference`] to `parent` this is.
+    /// The element with this [`Word::difference`] to `parent`.
     fn undo(self, parent: Self, order: Order) -> Self;
     /// A float's sign moved below its mantissa, so that the top byte is all exponent.
     fn exponent_first(self) -> Self;

@@ -1,15 +1,15 @@
-//! Elements split into one stream per byte place: the bytes of one place resemble each other, not their neighbours.
+//! Elements split into one stream per byte place: bytes of one place resemble each other, not their neighbours.
 
 use super::ordered::{Order, Word};
 use crate::entropy::level::multiversion;
 
-/// Elements transformed together, then split: a few KiB, which stay in the first-level cache between the two.
+/// Elements transformed together, then split: a few KiB, which stay in the first-level cache in between.
 const BLOCK: usize = 512;
 
 multiversion! {
-    /// Splits `data` into `planes`: the lowest byte of each element, then the next, each plane of `data.len()` bytes.
-    /// With a parent (of that length) of the differences to it; without, of floats with their exponent moved to
-    /// the top byte, and of integers as they are.
+    /// Splits `data` into `planes`: the lowest byte of each element, then the next; each plane has one byte per
+    /// element. With a parent of that length it splits the differences to it. Without one, it moves the exponent of
+    /// floats to the top byte, and takes integers as they are.
     pub(super) fn split<T: Word>(
         data: &[T::Bytes],
         parent: Option<&[T::Bytes]>,

@@ -1,15 +1,15 @@
-//! The lattice by rows, for embedding tables: few rows change from one state to the next, and each by an amount of its own.
+//! The lattice by rows, for embedding tables: few rows change between states, each by a different amount.
 //!
-//! The state is the lattice's: R = fl(K + g*A) with one step g for the tensor, here a fine one. What differs is that A is a
-//! multiple of 2^e in each row, e chosen anew whenever the row changes, so that its step follows how much *it* moves. A
-//! change is stored from P, the parent's A rounded to a multiple of 2^e: **A = P + a * 2^e**. A row that is still within the
-//! bound it was stored with is left alone and costs a flag.
+//! The state is the lattice's: R = fl(K + g*A) with one step g for the tensor, here a fine one. In addition, A is a
+//! multiple of 2^e in each row. A new e is chosen whenever the row changes, so that its step follows the size of *its*
+//! changes. A change is stored from P, the parent's A rounded to a multiple of 2^e: **A = P + a * 2^e**. A row that is
+//! still within its stored bound is left alone and costs a flag.
 //!
-//! Rows are those of a tile: one that a tile's border cuts is two, each for itself.
+//! Rows belong to a tile: a row that a tile's border cuts counts as two rows.
 //!
-//! Encoding a tile: [`quantize`], then [`encode_tile`], which takes any A and parent, so that what several states changed
-//! can be merged. Decoding: [`decode_tile_add`] along the chain, then what the lattice does
-//! ([`super::lattice::reconstruct`], [`super::lattice::apply_exceptions`]). [`base_step`] picks g.
+//! Encoding a tile: [`quantize`], then [`encode_tile`], which takes any A and parent, so that changes of several states
+//! can be merged. Decoding: [`decode_tile_add`] along the chain, then the lattice's [`super::lattice::reconstruct`] and
+//! [`super::lattice::apply_exceptions`]. [`base_step`] picks g.
 
 mod tile;
 
@@ -24,30 +24,30 @@ use crate::entropy::level::{Level, multiversion};
 /// Largest e: a row may move 2^24 times as much as the step of its table.
 pub const MAX_E: u32 = 24;
 
-/// Elements from which a row's A tell its e. In a shorter one they may all happen to be multiples of more.
+/// From this many elements on, a row's A show its e. In a shorter row all may by chance be multiples of more.
 const TELLING: usize = 8;
 
-/// What a tile is quantized against.
+/// The base that a tile is quantized against.
 #[derive(Clone, Copy, Debug)]
 pub struct Base<'a> {
     /// The tile's rows.
     pub rows: Rows,
-    /// The keyframe tile, or none for zeros.
+    /// The keyframe tile, or `None` for zeros.
     pub k: Option<&'a [u8]>,
     /// Step of the tensor.
     pub g: f64,
-    /// A of the parent, or none for zeros.
+    /// A of the parent, or `None` for zeros.
     pub a: Option<&'a [i32]>,
 }
 
-/// Quantizes the tile `w`. The step of a row that changed is `c` times the root mean square of W - R_parent in it, rounded
-/// to g * 2^e; its bound is half of that. A row whose elements are all within half of g times the largest power of two
-/// (at most 2^[`MAX_E`]) that divides its parent's A stays as it is; that power is 1 where the A are all 0 or the row is
-/// shorter than 8 elements. Appends to `exceptions` the elements that would miss the bound; `r_out` has their exact bits.
-/// Returns the largest |R - W|.
+/// Quantizes the tile `w`. The step of a changed row is `c` times the root mean square of W - R_parent in it, rounded
+/// to g * 2^e; its bound is half of that. Let p be the largest power of two (at most 2^[`MAX_E`]) that divides the
+/// row's parent A. If the A are all 0 or the row has fewer than 8 elements, p is 1. A row whose elements are all within
+/// half of g * p stays as it is. Appends the elements that would miss the bound to `exceptions`; `r_out` has their
+/// exact bits. Returns the largest |R - W|.
 ///
 /// # Errors
-/// When something is not finite, A leaves its range, or the lengths differ.
+/// A value is not finite, A leaves its range, or the lengths differ.
 pub fn quantize(
     dtype: Dtype,
     w: &[u8],
@@ -73,13 +73,14 @@ pub fn quantize(
     .ok_or(Unfit("not finite, or too many steps from the keyframe"))
 }
 
-/// R of one element. The step of a row is g times a power of two, so its product with A / 2^e is exactly that of g with A.
+/// R of one element. The step of a row is g times a power of two, so its product with A / 2^e equals the product of g
+/// with A exactly.
 #[inline(always)]
 fn value<F: Float>(k: f64, step: f64, a: f64) -> F::Bytes {
     F::round(k + step * a)
 }
 
-/// What a row is found to be.
+/// Measurements of a row.
 struct Row {
     /// Largest and mean square of |W - R_parent|, the latter in steps.
     largest: f64,
@@ -88,15 +89,15 @@ struct Row {
     bits: i32,
 }
 
-/// Elements looked at together: their differences stay in the first-level cache.
+/// Elements measured together: their differences stay in the first-level cache.
 const LOOK: usize = 256;
 
-/// Looks at one row, and makes `r` the parent's.
+/// Measures one row, and fills `r` with the parent's.
 #[inline(always)]
 fn look<F: Float>(w: &[F::Bytes], k: Option<&[F::Bytes]>, a: Option<&[i32]>, g: f64, r: &mut [F::Bytes]) -> Row {
     let inverse = 1.0 / g;
     let (mut largest, mut bits) = (0i64, 0i32);
-    // Eight sums side by side, as one would make each addition wait for the last.
+    // Eight sums side by side: with one, each addition would wait for the last.
     let mut sums = [0f64; 8];
     let mut differences = [0f64; LOOK];
     let mut one = |w: F::Bytes, k: f64, a: i32, r: &mut F::Bytes, steps: &mut f64| {
@@ -134,7 +135,7 @@ fn nearest_e(steps: f64) -> u32 {
 }
 
 multiversion! {
-    /// Quantizes row by row; returns the largest error, or nothing if some element cannot be.
+    /// Quantizes row by row; returns the largest error, or `None` if an element cannot be quantized.
     #[allow(clippy::too_many_arguments)]
     fn quantize_rows<F: Float>(
         w: &[F::Bytes],
@@ -219,16 +220,16 @@ fn change<F: Float>(
     (f64::from_bits(largest as u64), in_range)
 }
 
-/// Steps of the table in the smallest typical step of a row: what a row moves is then a choice of at least 8 powers of two
-/// above g, and A stay small.
+/// Steps of the table in the smallest typical step of a row. A row then has a choice of at least 8 powers of two above
+/// g, and A stay small.
 const FINENESS: f64 = 8.0;
 
-/// Largest row's root mean square in steps: with weights up to 2^10 times what a row moves, A stay below 2^30.
+/// Largest row's root mean square in steps: with weights up to 2^10 times a row's change, A stay below 2^30.
 const RANGE: f64 = 1_048_576.0;
 
-/// A step for a table whose rows move by these root mean squares (of any number of rows and states; 0 where a row does not
-/// move): a power of two, 8 to 16 times below what nineteen in twenty moving rows exceed, unless rows differ by more than
-/// 2^20. `None` if nothing moves, or something is not finite.
+/// A step for a table whose rows move by these root mean squares (of any number of rows and states; 0 for a row that
+/// does not move). It is a power of two, 8 to 16 times below the value that nineteen in twenty moving rows exceed,
+/// unless rows differ by more than 2^20. `None` if nothing moves, or a value is not finite.
 pub fn base_step(row_rms: &[f64]) -> Option<f64> {
     let mut moving: Vec<f64> = row_rms.iter().copied().filter(|rms| *rms != 0.0).collect();
     moving.sort_by(f64::total_cmp);
@@ -242,8 +243,7 @@ pub fn base_step(row_rms: &[f64]) -> Option<f64> {
     is_step(g).then_some(g)
 }
 
-/// Share of the rows, those of `width` elements from the first on, that differ in any bit. 1 if the lengths do, 0 of
-/// nothing.
+/// Share of the rows of `width` elements that differ in any bit. 1 if the lengths differ, 0 for no data.
 pub fn changed_share(dtype: Dtype, now: &[u8], then: &[u8], width: u64) -> f64 {
     let row = usize::try_from(width).unwrap_or(usize::MAX).saturating_mul(dtype.size()).max(1);
     if now.len() != then.len() {

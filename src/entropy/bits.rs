@@ -14,7 +14,7 @@ impl<'a> BitWriter<'a> {
         BitWriter { out, acc: 0, held: 0 }
     }
 
-    /// Appends the low `width` bits of `value`; `width` at most 32, the bits above it zero.
+    /// Appends the low `width` bits of `value`; `width` is at most 32, and the bits above it are zero.
     #[inline]
     pub(super) fn put(&mut self, value: u32, width: u32) {
         self.acc |= u64::from(value) << self.held;
@@ -33,7 +33,7 @@ impl<'a> BitWriter<'a> {
     }
 }
 
-/// Takes bit fields off a payload.
+/// Reads bit fields from a payload.
 pub(super) struct BitReader<'a> {
     whole: &'a [u8],
     payload: &'a [u8],
@@ -78,14 +78,14 @@ impl<'a> BitReader<'a> {
         Ok(value)
     }
 
-    /// What is left, from the byte on that holds the next bit, and how many bits of that byte are taken.
+    /// The unread bytes, from the byte with the next bit on, and the number of bits of that byte that are already read.
     #[inline]
     pub(super) fn ahead(&self) -> (&'a [u8], u32) {
         let place = 8 * (self.whole.len() - self.payload.len()) - self.held as usize;
         (&self.whole[place / 8..], (place % 8) as u32)
     }
 
-    /// Takes bits that were looked at [`BitReader::ahead`].
+    /// Skips bits that [`BitReader::ahead`] returned.
     #[inline]
     pub(super) fn skip(&mut self, bits: u32) {
         let (ahead, taken) = self.ahead();
@@ -97,7 +97,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// What lies behind the byte that holds the last bit taken.
+    /// The bytes after the one with the last bit read.
     pub(super) fn rest(self) -> &'a [u8] {
         let read = self.whole.len() - self.payload.len();
         &self.whole[read - (self.held / 8) as usize..]

@@ -1,9 +1,9 @@
-//! Blocks of `k` symbols as one Huffman word, for streams that carry less than a few bits a symbol.
+//! Blocks of `k` symbols as one Huffman word, for streams with less than a few bits per symbol.
 //!
-//! The frequent symbols are a window of consecutive byte values; symbol `first + i` is digit `i`. Where the window
-//! does not hold all, the last digit is the *escape*: the decoder first sees the byte value before the window
-//! there, then puts the next literal in its place. A word is the number of its `k` digits in base `digits`,
-//! the first symbol being the lowest digit.
+//! The frequent symbols are a window of consecutive byte values; symbol `first + i` is digit `i`. If the window does
+//! not hold all symbols, the last digit is the *escape*. The decoder first writes the byte value before the window
+//! there, then replaces it by the next literal. A word is the number formed by its `k` digits in base `digits`; the
+//! first symbol is the lowest digit.
 //!
 //! Layout: `first`, `digits` | 0x80 if there is an escape, `k`; the length of the Huffman body, the body; the literals
 //! as a payload of [`super::bytes`].
@@ -12,28 +12,28 @@ use super::level::{Level, multiversion};
 use super::scratch::Scratch;
 use super::{Corrupt, huffman, varint};
 
-/// Most words a block code may have: a word is a byte.
+/// Maximum words of a block code: a word is a byte.
 const WORDS: usize = 256;
 
-/// Symbols looked at together when searching for escapes: one bit each in a `u64`.
+/// Symbols examined together when searching for escapes: one bit each in a `u64`.
 const CHUNK: usize = 64;
 
 const ESCAPES: u8 = 0x80;
 
-/// Which blocks to code.
+/// Parameters of a block code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     /// Lowest symbol of the window.
     pub(super) first: u8,
-    /// Base of the words, the escape included.
+    /// Base of the words, including the escape.
     pub(super) digits: u8,
-    /// Whether the last digit is the escape.
+    /// True if the last digit is the escape.
     pub(super) escapes: bool,
     /// Symbols per word, 2 to 8.
     pub(super) k: u8,
 }
 
-/// Shapes `(k, digits)` worth trying: as many words as fit, and fewer, whose rare words waste less code space.
+/// Candidate shapes `(k, digits)`: with as many words as fit, and with fewer, whose rare words waste less code space.
 pub(super) const SHAPES: [(u8, u8); 9] = [(2, 16), (2, 12), (2, 9), (3, 6), (3, 5), (3, 4), (4, 4), (4, 3), (5, 3)];
 
 impl Shape {
@@ -42,7 +42,7 @@ impl Shape {
         self.digits - u8::from(self.escapes)
     }
 
-    /// The byte that stands for an escape until its literal is known; never in the window.
+    /// The byte that marks an escape until its literal is known; never in the window.
     fn escape(self) -> u8 {
         self.first.wrapping_sub(1)
     }
@@ -74,7 +74,7 @@ impl Shape {
         digits
     }
 
-    /// The counts with the window's own taken out: those of the literals.
+    /// The counts of the literals: all symbols outside the window.
     pub(super) fn literal_counts(self, counts: &[u32; 256]) -> [u32; 256] {
         let mut literals = *counts;
         for i in 0..self.window() {
@@ -107,7 +107,7 @@ impl Shape {
         };
         for symbols in symbols.iter_mut().take(usize::from(self.digits).pow(self.k.into())) {
             *symbols = digits.iter().rev().fold(0, |word, &digit| word << 8 | u64::from(symbol(digit)));
-            // Counts on, lowest digit first: divisions would take longer than all else.
+            // Increment the number, lowest digit first: divisions would take longer than everything else.
             for digit in digits.iter_mut() {
                 *digit = if *digit == last { 0 } else { *digit + 1 };
                 if *digit != 0 {
@@ -119,8 +119,8 @@ impl Shape {
     }
 }
 
-/// Appends `symbols` (not empty) as blocks of this shape, which must fit them. Answers the literals of the escapes, whose payload
-/// comes next.
+/// Appends `symbols` (not empty) as blocks of this shape, which must fit them. Returns the literals of the escapes,
+/// whose payload comes next.
 pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> Vec<u8> {
     shape.put(out);
     let words = match shape.k {
@@ -149,7 +149,7 @@ fn to_words<const K: usize>(symbols: &[u8], shape: Shape) -> Scratch {
     words
 }
 
-/// Blocks of any size behind one name, so that the loop over them can be compiled for each.
+/// One name for blocks of any size, so that the loop over them can be compiled for each.
 trait ToWords {
     fn write(&self, first: u8, digits: u8, words: &mut [u8]);
 }
@@ -201,7 +201,7 @@ pub(super) fn decode(
 }
 
 multiversion! {
-    /// Where the symbols outside the window are. Fewer than 4 Gi symbols.
+    /// The positions of the symbols outside the window. Fewer than 4 Gi symbols.
     fn outside(symbols: &[u8], first: u8, window: u8) -> Vec<u32> {
         let mut places = Vec::new();
         let (chunks, tail) = symbols.as_chunks::<CHUNK>();
@@ -216,7 +216,7 @@ multiversion! {
     }
 }
 
-/// The places in one chunk that begins at `start`.
+/// The positions in one chunk that begins at `start`.
 #[inline(always)]
 fn push_outside(chunk: &[u8], start: usize, first: u8, window: u8, places: &mut Vec<u32>) {
     let mut mask = 0u64;

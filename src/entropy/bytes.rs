@@ -1,6 +1,7 @@
-//! Byte symbols, order 0: the cheapest of six ways to write them, by an estimate from their histogram.
+//! Byte symbols, order 0: the cheapest of six encodings, by an estimate from their histogram.
 //!
-//! Payload: nothing for no symbols; else a mode byte and what that mode writes. `docs/FORMAT.md` has every byte.
+//! The payload of no symbols is empty; otherwise it is a mode byte and the mode's data. `docs/FORMAT.md` has every
+//! byte.
 
 use super::cost::{block_bits, entropy_bits, flag_bits, header_bits, huffman_bits, literal_bits};
 use super::grid::{self, Shape};
@@ -15,10 +16,10 @@ const BLOCKS: u8 = 3;
 const SPARSE: u8 = 4;
 const GRID: u8 = 5;
 
-/// Saving below which symbols stay raw: copying is several times as fast as decoding.
+/// With a smaller saving, symbols stay raw: copying is several times as fast as decoding.
 const WORTH_CODING: f64 = 0.98;
 
-/// Which modes a payload may use. Payloads within payloads use fewer, which ends the recursion.
+/// The permitted modes of a payload. Nested payloads may use fewer, which ends the recursion.
 #[derive(Clone, Copy)]
 struct Modes {
     blocks: bool,
@@ -39,7 +40,7 @@ pub fn encode(symbols: &[u8], out: &mut Vec<u8>) {
     encode_within(symbols, Modes::ALL, out);
 }
 
-/// The same for symbols that lie in rows.
+/// The same for symbols that form rows.
 pub fn encode_rows(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     let start = out.len();
     encode(symbols, out);
@@ -52,8 +53,8 @@ pub fn encode_rows(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends the payload of `symbols` in a Huffman code over single symbols, or raw where that is shorter: what the published
-/// systems have. [`decode`] reads it.
+/// Appends the payload of `symbols` in a Huffman code over single symbols, or raw if that is shorter: the published
+/// systems have only that. [`decode`] reads it.
 pub fn encode_huffman(symbols: &[u8], out: &mut Vec<u8>) {
     encode_within(symbols, Modes::WITHIN_BLOCKS, out);
 }
@@ -63,12 +64,12 @@ pub fn decode(payload: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     decode_within(payload, Modes::ALL, out)
 }
 
-/// How often each byte occurs, for [`super::cost::entropy_bits`]; `symbols` shorter than 4 Gi.
+/// The number of occurrences of each byte, for [`super::cost::entropy_bits`]; `symbols` is shorter than 4 Gi.
 pub fn histogram(symbols: &[u8]) -> [u32; 256] {
     huffman::histogram(symbols)
 }
 
-/// Like [`decode`] of `length` symbols, but raw ones are not copied: they are in the payload as they are.
+/// Like [`decode`] of `length` symbols, but borrows raw symbols from the payload instead of copying them.
 pub(crate) fn decode_borrowed<'a>(
     payload: &'a [u8],
     length: usize,
@@ -121,7 +122,7 @@ fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
 
 fn decode_within(payload: &[u8], modes: Modes, out: &mut [u8]) -> Result<(), Corrupt> {
     if out.is_empty() {
-        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("symbols where none belong")) };
+        return if payload.is_empty() { Ok(()) } else { Err(Corrupt("unexpected symbols")) };
     }
     let (&mode, body) = payload.split_first().ok_or(Corrupt("no symbols"))?;
     match mode {
@@ -161,11 +162,11 @@ multiversion! {
     }
 }
 
-/// Symbols that a decision rests on, and how many stand together. 16 Ki leave the cost of a tile within .5%.
+/// Number of symbols to sample for a decision, and the length of each run. 16 Ki keep the cost of a tile within .5%.
 const SAMPLE: usize = 16 * 1024;
 const SAMPLE_RUN: usize = 128;
 
-/// Counts of all symbols if they are few, else as a sample spread over them would have it.
+/// Counts of all symbols if they are few, else of a sample spread over them.
 fn sample(symbols: &[u8]) -> [u32; 256] {
     let stride = symbols.len() / (SAMPLE / SAMPLE_RUN);
     if stride < 2 * SAMPLE_RUN {
@@ -176,7 +177,7 @@ fn sample(symbols: &[u8]) -> [u32; 256] {
     huffman::histogram(&runs).map(|count| (u64::from(count) * n / sampled) as u32)
 }
 
-/// The plan that takes the fewest bits for `n` symbols of this range, as far as counts of a sample can tell.
+/// The plan with the fewest bits for `n` symbols of this range, judged by the counts of a sample.
 fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Plan {
     if range.0 == range.1 {
         return Plan::Constant;
@@ -193,7 +194,7 @@ fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Pla
     consider(one_by_one, Plan::Huffman);
     let entropy = entropy_bits(counts) / total;
 
-    // Blocks help where whole bits are too coarse.
+    // Blocks help if whole bits are too coarse.
     if modes.blocks {
         for (k, digits) in blocks::SHAPES {
             if !BLOCK_BITS.contains(&(f64::from(k) * entropy)) {
@@ -213,7 +214,7 @@ fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Pla
             let others = total - f64::from(most);
             let mut literals = *counts;
             literals[common] = 0;
-            // Gaps beyond one byte, skips and all, take about a bit more each.
+            // Gaps beyond one byte, including skips, take about a bit more each.
             let long_gaps = if others * 240.0 < total { others } else { 0.0 };
             let gaps = total * flag_bits(p) + others * 0.04 + long_gaps + header_bits(64);
             consider(gaps + literal_bits(&literals), Plan::Sparse(common as u8));
@@ -222,6 +223,6 @@ fn cheapest(n: usize, counts: &[u32; 256], range: (u8, u8), modes: Modes) -> Pla
     best.1
 }
 
-/// Entropy of a block for which its shape is worth a look: below, the floor of one bit a word hurts as it does without
-/// blocks; above, most words are rarer than the longest code.
+/// Entropy of a block for which its shape is worth a try. Below this range, the minimum of one bit per word hurts as it
+/// does without blocks. Above it, most words are rarer than the longest code.
 const BLOCK_BITS: std::ops::Range<f64> = 2.0..5.8;

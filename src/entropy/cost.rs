@@ -1,4 +1,4 @@
-//! What symbols would take, from their counts alone: how the ways to write them are compared.
+//! The cost of symbols, estimated from their counts, to compare encodings.
 
 use super::huffman;
 
@@ -8,7 +8,7 @@ pub(crate) fn entropy_bits(counts: &[u32]) -> f64 {
     counts.iter().filter(|&&c| c > 0).map(|&c| f64::from(c) * (total / f64::from(c)).log2()).sum()
 }
 
-/// Bits of blocks of `k` independent digits that occur this often: those of the code that such blocks get.
+/// Bits of blocks of `k` independent digits with these frequencies, in their block code.
 pub(super) fn block_bits(digits: &[u32], k: u32, total: f64) -> f64 {
     // Expected count of each word, built digit by digit.
     let mut words = vec![total / f64::from(k)];
@@ -49,8 +49,8 @@ pub(super) fn header_bits(words: usize) -> f64 {
     60.0 + 2.3 * words as f64
 }
 
-/// Bits a word that Huffman codes lose on top of the entropy, given the probability of the most frequent word.
-/// A frequent word pays a whole bit; the rest, measured on Gaussian and Laplacian symbols, about .03.
+/// Bits per word that Huffman codes lose on top of the entropy, given the probability of the most frequent word. A
+/// frequent word pays a whole bit; the rest pay about .03, measured on Gaussian and Laplacian symbols.
 fn redundancy(p: f64) -> f64 {
     if p > 0.5 { 1.0 - flag_bits(p) + (1.0 - p) * 0.03 } else { 0.03 }
 }

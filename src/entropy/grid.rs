@@ -1,48 +1,49 @@
-//! Symbols in rows and columns that differ in how busy they are: an update of a linear layer is nearly a sum of products of what
-//! came in and of what came back, so a unit that is off or an input that is always the same quiets a whole row or column.
-//! Coded bit by bit, each with a probability that follows what was coded before where the symbols' rows and columns had been
-//! as busy: a thirtieth as fast as Huffman codes and up to a fifth smaller, so for small tensors that save by it.
+//! Symbols in rows and columns with different activity. An update of a linear layer is nearly a sum of products of
+//! inputs and returned gradients. So an inactive unit or a constant input quiets a whole row or column. Symbols are
+//! coded bit by bit. Each bit's probability follows the earlier symbols whose rows and columns were equally active.
+//! This is a thirtieth as fast as Huffman codes and up to a fifth smaller, so it serves small tensors that save by it.
 //!
-//! How busy a symbol is: its distance from [`QUIET`]. Expected of it: what its column had so far, times what its row had, over
-//! what all had before the row.
+//! A symbol's activity is its distance from [`QUIET`]. The expected activity is the column's mean so far, times the
+//! row's, divided by the mean of all earlier rows.
 //!
-//! Layout: the width of a row, the place of the first symbol in its row; the bits ([`super::range`]). A symbol's bits: is it
-//! not QUIET; is it above; then for each step further, at most [`NEAR`] in all, whether there is one; beyond the last of them,
-//! whether it is none of these at all, and then its eight bits, the highest first.
+//! Layout: the width of a row, the place of the first symbol in its row; the bits ([`super::range`]). A symbol's bits
+//! are, in order: whether it is not QUIET; whether it is above; then for each further step, at most [`NEAR`] in all,
+//! whether there is one. After the last step a bit says whether it is beyond all of these; if so, its eight bits
+//! follow, the highest first.
 
 use super::range::{Bit, Decoder, Encoder};
 use super::{Corrupt, cost, huffman, varint};
 
-/// Where symbols lie.
+/// The layout of symbols in rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Symbols of a row.
+    /// Symbols per row.
     pub width: usize,
     /// Place of the first symbol in its row.
     pub first: usize,
 }
 
-/// The symbol of no change ([`super::ints`]).
+/// The symbol for no change ([`super::ints`]).
 const QUIET: u8 = 15;
 /// Steps from it that are coded one by one.
 const NEAR: u8 = 15;
-/// Octaves of expected distance that have probabilities of their own: 2^-6 to 2^3.
+/// Octaves of expected activity with their own probabilities: 2^-6 to 2^3.
 const LOWEST: i64 = -6;
 const CONTEXTS: usize = 10;
-/// Steps whose probability is known apart; further ones share that of the last.
+/// Steps with their own probability; further ones share that of the last.
 const STEPS: usize = 6;
 
-/// Symbols below which there is nothing to learn from.
+/// With fewer symbols there is nothing to learn from.
 const FEWEST: usize = 512;
-/// Symbols from which time counts for more than bytes: a whole tile of f32, so that of a large tensor of 32 or 16 bits no tile but
-/// the last is even looked at. The look alone takes as long as all else that encodes a tile.
+/// From this many symbols on, time matters more than bytes. It is a whole tile of f32, so of a large tensor of 32 or 16
+/// bits only the last tile is even examined. The examination alone takes as long as the rest of a tile's encoding.
 const MOST: usize = 128 * 1024;
-/// Symbols that show whether this helps, and what it must save by that look, for it takes long.
+/// Number of symbols in the examination, and the saving that it must predict, since this coding is slow.
 const TRIAL: usize = 32 * 1024;
 const SAVE: f64 = 0.04;
 
 impl Shape {
-    /// Row by row, where its symbols are and the column of the first.
+    /// For each row: the range of its symbols, and the column of the first.
     fn rows(self, n: usize) -> impl Iterator<Item = (std::ops::Range<usize>, usize)> {
         let (mut start, mut column) = (0, self.first);
         std::iter::from_fn(move || {
@@ -55,13 +56,14 @@ impl Shape {
         })
     }
 
-    /// Whether there is anything to tell rows and columns by.
+    /// True if there are enough rows and columns to tell apart.
     fn fits(self, n: usize) -> bool {
         (FEWEST..MOST).contains(&n) && self.width >= 2 && self.first < self.width && self.width <= n / 2
     }
 }
 
-/// Appends the layout if that takes clearly less than `symbols` would without; else nothing, and gives `false`.
+/// Appends the layout if that is clearly smaller than `symbols` without it. Otherwise appends nothing and returns
+/// `false`.
 pub(super) fn encode(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) -> bool {
     if !shape.fits(symbols.len()) {
         return false;
@@ -93,7 +95,7 @@ fn put(symbols: &[u8], shape: Shape, out: &mut Vec<u8>) {
 /// The inverse of [`encode`].
 pub(super) fn decode(mut body: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     let [width, first] = [varint::take(&mut body)?, varint::take(&mut body)?];
-    // No row is longer than all symbols, so nobody can ask for more memory.
+    // No row is longer than all symbols, so a payload cannot demand more memory.
     if !(1..=out.len() as u64).contains(&width) || first >= width {
         return Err(Corrupt("width of a grid"));
     }
@@ -117,7 +119,7 @@ struct Models {
     above: Bit,
     further: [[Bit; STEPS]; CONTEXTS],
     far: Bit,
-    /// By the bits that came before, with a 1 before those.
+    /// By the bits so far, with a 1 before them.
     eight: [Bit; 256],
 }
 
@@ -181,22 +183,22 @@ impl Models {
     }
 }
 
-/// How busy rows and columns were, of what is coded already.
+/// The activity of rows and columns, from the symbols coded so far.
 struct Busy {
-    /// By column: twice the sum of distances, and 1.
+    /// By column: twice the sum of distances, plus 1.
     columns: Vec<u32>,
-    /// Of all before this row: the sum of distances, and the number of symbols; 1 each to begin with.
+    /// All symbols before this row: the sum of distances, and the number of symbols; both begin at 1.
     sum: u64,
     count: u64,
     rows: u64,
-    /// Of this row: what its contexts have in common, the sum of distances and 1, its symbols, and the next one's column.
+    /// This row: the common part of its contexts; the sum of distances, plus 1; its symbols; the next column.
     base: i64,
     row_sum: u64,
     row_count: u64,
     column: usize,
 }
 
-/// log2 in sixteenths, between powers of two a line.
+/// log2 in sixteenths, linear between powers of two.
 #[inline(always)]
 fn sixteenths(x: u64) -> i64 {
     let exponent = x.ilog2();
@@ -209,8 +211,8 @@ impl Busy {
     }
 
     fn begin(&mut self, first: usize) {
-        // The column's mean is (2c + 1) / (2 rows + 1 / mean), the row's r / (count + 1 / mean), where r has 1 more: both begin
-        // as the mean of all, sum / count, as if a symbol of that had been seen.
+        // The column's mean is (2c + 1) / (2 rows + 1 / mean). The row's is r / (count + 1 / mean), where r has 1 more.
+        // Both begin as the mean of all, sum / count, as if one symbol of that size had been seen.
         self.base = sixteenths(self.sum) + sixteenths(self.count) - sixteenths(2 * self.rows * self.sum + self.count);
         (self.row_sum, self.row_count, self.column) = (1, 0, first);
     }
@@ -239,7 +241,7 @@ impl Busy {
     }
 }
 
-/// Part of the bits of symbols without order that would be saved by knowing how busy each row and column is, by an octave.
+/// Estimated share of bits that the activity of rows and columns saves, by octave, against symbols without order.
 fn saving(symbols: &[u8], shape: Shape) -> f64 {
     let (mut rows, mut columns) = (Vec::new(), vec![(0u32, 0u32); shape.width]);
     for (row, first) in shape.rows(symbols.len()) {

@@ -1,15 +1,15 @@
 //! `i32` symbols of any size: a *class* byte each, entropy-coded, and raw extra bits for the large ones. Nothing
 //! escapes, saturates or wraps.
 //!
-//! Classes 0 to 30 are the values -15 to 15. A larger magnitude has class 31 + 8*(e - 4) + 2*f + s: its exponent
-//! e = 4 to 31 (floor of log2), the two bits f below its leading bit, its sign s; the e - 2 bits below those are its
-//! extra bits. The widest class, e = 31, is -2^31 alone.
+//! Classes 0 to 30 are the values -15 to 15. A larger magnitude has class 31 + 8*(e - 4) + 2*f + s. Here e = 4 to 31 is
+//! its exponent (floor of log2), f the two bits below its leading bit, and s its sign. The e - 2 bits below those are
+//! its extra bits. The widest class, e = 31, is -2^31 alone.
 //!
 //! Payload: the length of the classes' payload, the payload ([`super::bytes`]); the extra bits, low bits first.
 //!
-//! Many values that are mostly large may be *halved* first, several times: a byte 0 (no payload of classes has that length), the
-//! number of low bits that each value lost, these ([`super::packed`]); then the payload of what is left. Extra bits have to be looked for
-//! one by one, these do not.
+//! Many values that are mostly large may be *halved* first, several times. Then the payload has a byte 0 (no payload of
+//! classes has that length), the number of low bits that each value lost, and these bits ([`super::packed`]). The
+//! payload of the remaining values follows. Extra bits must be located one by one; packed bits need not.
 
 use super::bits::{BitReader, BitWriter};
 use super::grid::Shape;
@@ -21,9 +21,9 @@ use super::{Corrupt, bytes, cost, huffman, packed, varint};
 const SMALL: i32 = 15;
 /// First class of large magnitudes.
 const LARGE: u8 = 2 * SMALL as u8 + 1;
-/// Least exponent of a large magnitude.
+/// Smallest exponent of a large magnitude.
 const LARGE_EXPONENT: u32 = 4;
-/// Values looked at together: large ones are rare in most streams, and whole chunks pass without a branch.
+/// Values examined together: large ones are rare in most streams, and whole chunks pass without a branch.
 const CHUNK: usize = 64;
 
 /// Class, extra bits and their width.
@@ -51,17 +51,17 @@ fn large(class: u8, extra: &mut BitReader<'_>) -> Result<i32, Corrupt> {
     i32::try_from(value).map_err(|_| Corrupt("value beyond 32 bits"))
 }
 
-/// Appends the payload of `values`, in as few bytes as this has.
+/// Appends the smallest payload of `values` in this format.
 pub fn encode(values: &[i32], out: &mut Vec<u8>) {
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&values[start..][..block.len()]);
     encode_halved(values.len(), 0, None, out, fill);
 }
 
-/// Values that are made and classified together, in the first-level cache.
+/// Values made and classified together, in the first-level cache.
 pub(crate) const BLOCK: usize = 2048;
 
-/// Appends the payload of `n` values, which `fill` makes block by block: it is given the index of a block's first
-/// value, and where the block goes; of some blocks more than once. `shape`: how they lie in rows, if that may help.
+/// Appends the payload of `n` values, which `fill` makes block by block. `fill` gets the index of a block's first value
+/// and the block; it may be called more than once for a block. `shape` gives their rows, if that may help.
 pub(crate) fn encode_blocks(
     n: usize,
     shape: Option<Shape>,
@@ -72,17 +72,17 @@ pub(crate) fn encode_blocks(
     encode_halved(n, width, shape, out, fill);
 }
 
-/// Values from which speed counts for more than the last bytes: a whole tile of f32.
+/// From this many values on, speed matters more than the last bytes: a whole tile of f32.
 const MANY: usize = 128 * 1024;
-/// Blocks of them that are looked at to see how large they are.
+/// Number of blocks sampled to estimate the values' size.
 const LOOKED_AT: usize = 4;
-/// Mean magnitude that values are brought to, or up to twice that: most are then small, and the low bits that they lost were
-/// even enough (a Laplacian loses .02 bits a value).
+/// Values are halved to a mean magnitude from this to twice this. Most are then small, and the removed low bits were
+/// even enough (a Laplacian loses .02 bits per value).
 const HALVED_TO: f64 = 1.5;
-/// Bytes that packed low bits may take more.
+/// Permitted growth in bytes for packed low bits.
 const PACKED_MAY_COST: f64 = 1.01;
 
-/// How many low bits of each value are better packed than coded; 0: none.
+/// Number of low bits per value that are better packed than coded; 0 for none.
 fn width_to_pack(n: usize, fill: &mut impl FnMut(usize, &mut [i32])) -> u32 {
     if n < MANY {
         return 0;
@@ -102,7 +102,7 @@ fn width_to_pack(n: usize, fill: &mut impl FnMut(usize, &mut [i32])) -> u32 {
     if after <= before * PACKED_MAY_COST { width as u32 } else { 0 }
 }
 
-/// Appends the payload of values whose `width` low bits are packed apart, if that is not 0.
+/// Appends the payload of values whose `width` low bits are packed separately, unless that is 0.
 pub(super) fn encode_halved(
     n: usize,
     width: u32,
@@ -160,7 +160,7 @@ pub fn decode(payload: &[u8], out: &mut [i32]) -> Result<(), Corrupt> {
     decode_add(payload, out)
 }
 
-/// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` then holds nothing of use.
+/// Adds the values of a payload to `acc`. A sum beyond 32 bits is an error; `acc` is useless then.
 pub fn decode_add(payload: &[u8], acc: &mut [i32]) -> Result<(), Corrupt> {
     let mut blocks = Blocks::new(payload, acc.len())?;
     let (level, mut values) = (Level::detect(), [0; BLOCK]);
@@ -190,8 +190,8 @@ multiversion! {
     }
 }
 
-/// Decodes the payload of exactly `n` values block by block: `each` is given the index of a block's first value, and
-/// the block.
+/// Decodes the payload of exactly `n` values block by block: `each` gets the index of a block's first value, and the
+/// block.
 pub(crate) fn decode_blocks(
     payload: &[u8],
     n: usize,
@@ -212,7 +212,7 @@ pub(crate) fn decode_blocks(
     Ok(())
 }
 
-/// A value as it is, or as the class of a small one: whoever adds values up need not have them written first.
+/// A value itself, or the class of a small one. A caller that adds values up needs no buffer of decoded values.
 pub(crate) trait Symbol: Copy {
     /// The value.
     fn value(self) -> i32;
@@ -235,17 +235,17 @@ impl Symbol for u8 {
 
 /// Some values.
 pub(crate) enum Symbols<'a> {
-    /// The classes of values that are all small.
+    /// The classes of small values only.
     Small(&'a [u8]),
-    /// Values, of which some are large.
+    /// Values, some of them large.
     Any(&'a [i32]),
 }
 
-/// The values of a payload, [`BLOCK`] after [`BLOCK`].
+/// The values of a payload, in blocks of [`BLOCK`].
 pub(crate) struct Blocks<'a> {
     classes: Scratch,
     extra: BitReader<'a>,
-    /// How many low bits of each value are apart, 0 if none are, and those of the values to come.
+    /// Number of low bits per value that are packed separately (0 for none), and those of the next values.
     width: u32,
     low: &'a [u8],
     done: usize,
@@ -253,7 +253,7 @@ pub(crate) struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    /// Of exactly `n` values.
+    /// A payload of exactly `n` values.
     pub(crate) fn new(mut payload: &'a [u8], n: usize) -> Result<Blocks<'a>, Corrupt> {
         let (mut width, mut low) = (0, [].as_slice());
         if let (Some((&[0, bits], rest)), true) = (payload.split_first_chunk(), n > 0) {
@@ -269,10 +269,10 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { classes, extra: BitReader::new(payload), width, low, done: 0, level: Level::detect() })
     }
 
-    /// The next values, as many as `values` has room for: [`BLOCK`], but for the last. If some are large, they are written there;
-    /// else it is left as it is.
+    /// The next values: [`BLOCK`], or fewer at the end, as many as `values` has room for. If some are large, they are
+    /// written there; otherwise `values` stays unchanged.
     pub(crate) fn next<'b>(&'b mut self, values: &'b mut [i32]) -> Result<Symbols<'b>, Corrupt> {
-        let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values behind the last"))?;
+        let classes = self.classes.get(self.done..self.done + values.len()).ok_or(Corrupt("values after the last"))?;
         self.done += values.len();
         if !are_small(self.level, classes) {
             for (values, classes) in values.chunks_mut(CHUNK).zip(classes.chunks(CHUNK)) {
@@ -295,7 +295,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Writes the values of a chunk of which some are large.
+/// Writes the values of a chunk with some large ones.
 fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -> Result<(), Corrupt> {
     if classes.iter().fold(0, |most, &class| class.max(most)) as usize >= TABLE.len() {
         for (value, &class) in values.iter_mut().zip(classes) {
@@ -309,16 +309,16 @@ fn large_values(classes: &[u8], values: &mut [i32], extra: &mut BitReader<'_>) -
     Ok(())
 }
 
-/// Most extra bits of a class that [`TABLE`] has: four bytes hold them, wherever in a byte they begin.
+/// Maximum extra bits of a class in [`TABLE`]: four bytes hold them, at any bit offset.
 const MOST_EXTRA: usize = 21;
 
-/// Bytes that a chunk's extra bits touch, and as many more as a look at the last of them may read.
+/// Bytes that a chunk's extra bits touch, plus the bytes that the read of the last of them may touch.
 const MOST_TOUCHED: usize = (CHUNK * MOST_EXTRA).div_ceil(8) + 1 + 4;
 
 multiversion! {
-    /// Writes the values of a chunk whose classes [`TABLE`] has; their extra bits begin in the first of these bytes, behind `offset`
-    /// bits. Returns how many they are, or nothing if they end early. First where each value's bits are, then the values: one by
-    /// one, each would wait for the one before.
+    /// Writes the values of a chunk whose classes are all in [`TABLE`]. Their extra bits begin in the first of these
+    /// bytes, after `offset` bits. Returns the number of extra bits, or `None` if they end early. It locates all bits
+    /// first, then reads the values: one by one, each would wait for the one before.
     fn fields(classes: &[u8], values: &mut [i32], bytes: &[u8], offset: u32) -> Option<u32> {
         let mut places = [0; CHUNK];
         let mut end = offset;
@@ -347,7 +347,7 @@ multiversion! {
     }
 }
 
-/// Of each class below 2^24: its least magnitude, -1 if it is negative, and the number of its extra bits.
+/// For each class below 2^24: its smallest magnitude, -1 if it is negative, and the number of its extra bits.
 static TABLE: [(i32, i32, u8); LARGE as usize + 8 * 20] = {
     let mut table = [(0, 0, 0); LARGE as usize + 8 * 20];
     let mut class = 0;
@@ -366,7 +366,7 @@ static TABLE: [(i32, i32, u8); LARGE as usize + 8 * 20] = {
 };
 
 multiversion! {
-    /// Whether all classes are those of small values.
+    /// True if all classes are those of small values.
     fn are_small(classes: &[u8]) -> bool {
         classes.iter().fold(0, |most, &class| class.max(most)) < LARGE
     }
@@ -381,7 +381,7 @@ multiversion! {
     }
 }
 
-/// Bits that `values` would take: order-0 entropy of the classes, and the extra bits. For decisions on samples.
+/// Estimated bits of `values`: order-0 entropy of the classes, and the extra bits. For decisions on samples.
 pub fn estimate_bits(values: &[i32]) -> f64 {
     let mut extra = 0.0;
     let classes: Vec<u8> = values

@@ -1,8 +1,8 @@
 //! One source for every instruction set: `multiversion!` compiles a function body once for each [`Level`], and the
-//! caller picks the best the machine has. Only the speed differs: the compiler vectorizes without reordering or
-//! contracting floating-point operations, so all versions give the same bits, which the tests check.
+//! caller picks the machine's best. Only the speed differs. The compiler vectorizes without reordering or contracting
+//! floating-point operations, so all versions give the same bits. The tests check that.
 
-/// An instruction set this machine was found to have; the only way to hold one is to have asked the processor.
+/// An instruction set that this machine has. The only way to get one is to ask the processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level(Kind);
 
@@ -16,10 +16,10 @@ enum Kind {
 }
 
 impl Level {
-    /// What the compiler's target always has; on aarch64 that includes NEON.
+    /// The features that the compiler's target always has; on aarch64 that includes NEON.
     pub(crate) const PORTABLE: Level = Level(Kind::Portable);
 
-    /// The best this machine has. Cheap: the standard library caches the answer.
+    /// The machine's best level. Cheap: the standard library caches the answer.
     #[inline]
     pub(crate) fn detect() -> Level {
         #[cfg(target_arch = "x86_64")]
@@ -34,7 +34,7 @@ impl Level {
         Level::PORTABLE
     }
 
-    /// All levels this machine has, for tests that compare them.
+    /// All levels of this machine, for tests that compare them.
     #[cfg(test)]
     pub(crate) fn available() -> Vec<Level> {
         let mut levels = vec![Level::PORTABLE];
@@ -50,14 +50,14 @@ impl Level {
         levels
     }
 
-    /// Whether the AVX2 version may run.
+    /// True if the AVX2 version may run.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(crate) fn is_avx2(self) -> bool {
         self.0 == Kind::Avx2
     }
 
-    /// Whether the AVX-512 version may run.
+    /// True if the AVX-512 version may run.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(crate) fn is_avx512(self) -> bool {
@@ -87,11 +87,12 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// Defines a function whose first parameter is a [`Level`] and whose body is compiled for each of them.
+/// Defines a function whose first parameter is a [`Level`] and whose body is compiled for each level.
 macro_rules! multiversion {
     (
         $(#[$attr:meta])*
-        $vis:vis fn $name:ident $(<$($g:ident: $bound:path),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident $(<$($g:ident: $bound:path),+>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?
+        $body:block
     ) => {
         $(#[$attr])*
         $vis fn $name $(<$($g: $bound),+>)? (
@@ -113,7 +114,7 @@ macro_rules! multiversion {
                     body $(::<$($g),+>)? ($($arg),*)
                 }
                 if level.is_avx512() {
-                    // SAFETY: a `Level` says so only after the processor did, for each feature enabled.
+                    // SAFETY: a `Level` exists only after the processor confirmed each feature that is enabled.
                     return unsafe { avx512 $(::<$($g),+>)? ($($arg),*) };
                 }
                 if level.is_avx2() {

@@ -1,18 +1,20 @@
 //! Symbols to bits and back; pure.
 //!
 //! - [`ints`]: `i32` values: a class byte each, then the extra bits of the large ones.
-//! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, zero runs, or a grid, whichever is cheapest.
+//! - [`bytes`]: byte symbols: picks raw, constant, Huffman, blocks of symbols, zero runs, or a grid, whichever is
+//!   cheapest.
 //! - `cost`: estimates from the counts of symbols.
-//! - [`grid`]: symbols in rows and columns, coded by how busy these have been.
-//! - `huffman`: the order-0 prefix code all of these end in: several interleaved bit streams, several symbols a lookup.
+//! - [`grid`]: symbols in rows and columns, coded by the activity of these.
+//! - `huffman`: the order-0 prefix code under all of these: several interleaved bit streams, several symbols per
+//!   look-up.
 //! - `packed`: low bits of values, all of one width.
 //! - `bits`, `varint`: bit and integer fields of headers.
-//! - `range`: single bits with probabilities that follow them.
-//! - `scratch`: buffers used again from tile to tile.
-//! - `level`: one source, compiled for each instruction set, chosen when the program runs.
+//! - `range`: single bits with adaptive probabilities.
+//! - `scratch`: buffers reused from tile to tile.
+//! - `level`: one source, compiled for each instruction set, chosen at run time.
 //!
-//! Every decoder takes bytes nobody vouches for: it returns [`Corrupt`] or fills the output, whatever they hold,
-//! and its memory is bounded by the length of the output it was given.
+//! Every decoder takes untrusted bytes: for any input it returns [`Corrupt`] or fills the output. The length of the
+//! given output bounds its memory.
 
 mod bits;
 mod blocks;
@@ -30,7 +32,7 @@ mod sparse;
 mod tests;
 pub(crate) mod varint;
 
-/// A payload that no encoder wrote: damaged, truncated, or given the wrong length of output.
+/// A payload that no encoder wrote: damaged, truncated, or decoded with the wrong output length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("corrupt payload: {0}")]
 pub struct Corrupt(pub &'static str);

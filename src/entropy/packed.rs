@@ -1,36 +1,38 @@
-//! The low bits of integers, as many of each, packed so that sixteen are taken at once. Low bits of values that spread over far more
-//! than these are as good as random: coding them saves nothing, and reading them one by one is what would take longest.
+//! The low bits of integers, the same number from each, packed so that sixteen are read at once. If values spread over
+//! a much larger range, their low bits are as good as random. Coding them saves nothing, and reading them one by one
+//! would be the slowest part.
 //!
-//! In units of 512 values, the last one filled up with zeros. A unit of values of w bits is w rows of sixteen words of 32 bits, least
-//! significant byte first: value i is in lane i mod 16, whose w words are one string of bits, at bit w * floor(i / 16) of it.
+//! The layout has units of 512 values; the last one is filled up with zeros. A unit of w-bit values is w rows of
+//! sixteen 32-bit words, least significant byte first. Value i is in lane i mod 16, whose w words form one bit string,
+//! at bit w * floor(i / 16).
 
 use super::Corrupt;
 use super::level::{Level, multiversion};
 
-/// Values of a unit.
+/// Values per unit.
 pub(super) const UNIT: usize = LANES * ROWS;
 
-/// Most bits of a value.
+/// Maximum bits of a value.
 pub(super) const MOST_WIDTH: u32 = 24;
 
 const LANES: usize = 16;
 const ROWS: usize = 32;
 
-/// The words of a unit; of width w the first w rows.
+/// The words of a unit; width w uses the first w rows.
 type Words = [[u32; LANES]; MOST_WIDTH as usize];
 
-/// Bytes that a unit takes.
+/// Bytes of a unit.
 fn unit_bytes(width: u32) -> usize {
     width as usize * LANES * size_of::<u32>()
 }
 
-/// Bytes that `n` values take.
+/// Bytes of `n` values.
 pub(super) fn bytes(n: usize, width: u32) -> usize {
     n.div_ceil(UNIT) * unit_bytes(width)
 }
 
-/// Moves the low `width` bits (1 to [`MOST_WIDTH`]) of each value to `out`: the value becomes what is above them, its sign with it.
-/// All but the last call for a stream are of whole units.
+/// Moves the low `width` bits (1 to [`MOST_WIDTH`]) of each value to `out`. The value keeps the bits above them, with
+/// its sign. Every call for a stream except the last has whole units.
 pub(super) fn split(values: &mut [i32], width: u32, out: &mut Vec<u8>) {
     let level = Level::detect();
     for values in values.chunks_mut(UNIT) {
@@ -69,10 +71,10 @@ multiversion! {
     }
 }
 
-/// The inverse of [`split`]: puts the bits, which begin with those of the first value, below each value.
+/// The inverse of [`split`]: puts the bits, which begin with the first value's, below each value.
 ///
 /// # Errors
-/// When there are fewer, or a value with them is beyond 32 bits.
+/// There are too few bits, or a result is beyond 32 bits.
 pub(super) fn join(values: &mut [i32], width: u32, packed: &[u8]) -> Result<(), Corrupt> {
     let level = Level::detect();
     let mut packed = packed.chunks_exact(unit_bytes(width));
@@ -156,7 +158,7 @@ mod tests {
         }
     }
 
-    /// Bytes that others wrote are read by the layout above, not by what this file happens to do.
+    /// Other programs write this layout too, so it is tested against the description, not against this code.
     #[test]
     fn layout() {
         let mut values: Vec<i32> = (0..600).map(|i| i * 37 % 256 - 100).collect();

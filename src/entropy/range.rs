@@ -1,17 +1,18 @@
-//! A binary range coder whose probabilities follow what was coded. Integers only: the same bits on every machine.
+//! A binary range coder with adaptive probabilities. Integers only: the same bits on every machine.
 //!
-//! Martin's range coder in the form that LZMA made common: `low` with a carry that runs through bytes held back, 32 bits of range.
+//! It is Martin's range coder in the form that LZMA made common: `low` with a carry that runs through bytes held back,
+//! and 32 bits of range.
 
 use super::Corrupt;
 
-/// Bits of a probability as the coder uses it.
+/// Bits of a probability in the coder.
 const BITS: u32 = 15;
-/// Nothing is ever taken for certain.
+/// No bit is ever taken as certain.
 const LEAST: u32 = 24;
-/// The range is filled up below this.
+/// Below this the range is refilled.
 const BOTTOM: u32 = 1 << 24;
 
-/// How likely a 1 is: the mean of one estimate that follows fast and one that follows slowly; both begin as plain means.
+/// The probability of a 1: the mean of a fast and a slow estimate. Both begin as plain means.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bit {
     fast: u16,
@@ -19,7 +20,7 @@ pub(super) struct Bit {
     seen: u8,
 }
 
-/// A new bit's weight in an estimate after so many: 1 / (n + 1.5), in 65536ths.
+/// Weight of a new bit in an estimate after n bits: 1 / (n + 1.5), in 65536ths.
 static WEIGHTS: [u16; SLOW] = {
     let mut weights = [0; SLOW];
     let mut n = 0;
@@ -30,14 +31,15 @@ static WEIGHTS: [u16; SLOW] = {
     weights
 };
 
-/// Bits that the estimates remember. Measured on updates of small layers; from 8 and 64 to 32 and 256 it matters little.
+/// Bits that the estimates remember. Measured on updates of small layers; anything from 8 and 64 to 32 and 256 matters
+/// little.
 const FAST: usize = 16;
 const SLOW: usize = 128;
 
 impl Bit {
     pub(super) const NEW: Bit = Bit { fast: 1 << 15, slow: 1 << 15, seen: 0 };
 
-    /// Of a 1, in 2^-15, never 0 and never 1.
+    /// The probability of a 1, in 2^-15, never 0 and never 1.
     #[inline(always)]
     fn probability(self) -> u32 {
         let sum = u32::from(self.fast) + u32::from(self.slow);
@@ -63,7 +65,7 @@ pub(super) struct Encoder<'a> {
     out: &'a mut Vec<u8>,
     low: u64,
     range: u32,
-    /// The byte that a carry would still change, and how many of 0xff follow it.
+    /// The byte that a carry would still change, and the number of 0xff bytes after it.
     held: Option<u8>,
     full: u64,
 }
@@ -105,7 +107,7 @@ impl<'a> Encoder<'a> {
         self.low = (self.low & 0x00ff_ffff) << 8;
     }
 
-    /// Writes what is held back: the decoder reads no byte more and none less.
+    /// Writes the bytes held back: the decoder reads exactly as many bytes as were written.
     pub(super) fn finish(mut self) {
         (0..5).for_each(|_| self.shift());
     }
@@ -116,7 +118,7 @@ pub(super) struct Decoder<'a> {
     rest: &'a [u8],
     code: u32,
     range: u32,
-    /// Bytes that were wanted and are not there.
+    /// A read went beyond the end.
     missing: bool,
 }
 
@@ -152,12 +154,12 @@ impl<'a> Decoder<'a> {
     }
 
     /// # Errors
-    /// When there were fewer bytes than bits needed, or more.
+    /// The payload has fewer or more bytes than the decoder needs.
     pub(super) fn finish(self) -> Result<(), Corrupt> {
         match (self.missing, self.rest) {
             (false, []) => Ok(()),
             (true, _) => Err(Corrupt("truncated symbols")),
-            (false, _) => Err(Corrupt("bytes behind the symbols")),
+            (false, _) => Err(Corrupt("bytes after the symbols")),
         }
     }
 }

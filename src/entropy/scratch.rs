@@ -1,18 +1,18 @@
-//! Buffers used again from tile to tile: they are just large enough that allocating them anew makes the allocator return and fetch
-//! pages each time, which costs more than the decoding.
+//! Buffers reused from tile to tile. For new ones of their size the allocator would return and fetch pages each time,
+//! which costs more than the decoding.
 //!
-//! One shelf serves all threads. Of shelves of their own, each of two dozen threads keeps what it once needed, for ever, and a
-//! daemon's memory grows for hours until the last of them has had its largest tile; what lies on a common one is at most what was
-//! in use at one time, and so much per core. And what was not in use for a while goes: the most that were ever in use at one time
-//! are reached late and hardly ever again.
+//! One shelf serves all threads. With a shelf per thread, each of two dozen threads would keep its largest buffers for
+//! ever. A daemon's memory would grow for hours, until the last thread has had its largest tile. A common shelf holds
+//! at most the buffers that were in use at one time, and a fixed number per core. Buffers that were unused for a while
+//! are freed: the peak comes late and hardly ever again.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// Buffers that are not in use. The last that came goes first: it is the one most likely to be in a cache.
+/// Unused buffers. The last one returned is reused first: it is the most likely to be in a cache.
 pub(crate) struct Shelf<T> {
-    /// Taken for a push or a pop and nothing else, below any other lock. It is the standard library's also where a test takes the
-    /// scheduler's place (`sync`): nothing waits under it.
+    /// Held only for a push or a pop, below any other lock. It is the standard library's lock even if a test replaces
+    /// the scheduler (`sync`): nothing waits under it.
     idle: Mutex<Idle<T>>,
     kept: usize,
     largest: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Shelf<T> {
 
 struct Idle<T> {
     buffers: Vec<Vec<T>>,
-    /// The first so many of them nobody has taken since they were last let go.
+    /// The first `untouched` of them have not been taken since the last call of `let_go`.
     untouched: usize,
 }
 
@@ -31,13 +31,14 @@ impl<T> Default for Idle<T> {
 }
 
 impl<T: Copy + Default> Shelf<T> {
-    /// A shelf for so many buffers per core, of at most so many elements each; what is more or larger goes back to the allocator.
+    /// A shelf for a number of buffers per core, each of at most `largest` elements. Further or larger ones go back to
+    /// the allocator.
     pub(crate) fn new(per_core: usize, largest: usize) -> Shelf<T> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Shelf { idle: Mutex::default(), kept: per_core * cores, largest }
     }
 
-    /// A buffer of this length. What is in it is left over from other use: every element is to be written before it is read.
+    /// A buffer of this length with arbitrary content: every element must be written before it is read.
     pub(crate) fn take(&self, length: usize) -> Vec<T> {
         let mut buffer = {
             let mut idle = self.idle();
@@ -50,7 +51,7 @@ impl<T: Copy + Default> Shelf<T> {
         buffer
     }
 
-    /// Takes a buffer that is not needed any more; one that is simply dropped costs time, nothing else.
+    /// Takes back a buffer. Dropping one instead only costs time.
     pub(crate) fn give(&self, buffer: Vec<T>) {
         if !(1..=self.largest).contains(&buffer.capacity()) {
             return;
@@ -61,7 +62,7 @@ impl<T: Copy + Default> Shelf<T> {
         }
     }
 
-    /// Gives the allocator what nobody has taken since the last call.
+    /// Frees the buffers that were not taken since the last call.
     pub(crate) fn let_go(&self) {
         let mut idle = self.idle();
         let untouched = idle.untouched;
@@ -76,34 +77,37 @@ impl<T: Copy + Default> Shelf<T> {
     }
 }
 
-/// Byte buffers. A tile has at most ten in use (eight planes and what codes one of them), each at most of its size.
+/// Byte buffers. A tile uses at most ten at once (eight planes and the buffers that code one of them), each at most of
+/// its size.
 static BYTES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(10, 1 << 20));
 
-/// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of the one beside it are in use at once.
+/// The bytes and the integers of whole tiles while they are encoded. Those of a tile and of its companion are in use at
+/// once.
 static TILES: LazyLock<Shelf<u8>> = LazyLock::new(|| Shelf::new(16, 1 << 20));
 static INTEGERS: LazyLock<Shelf<i32>> = LazyLock::new(|| Shelf::new(6, 1 << 18));
 
-/// Tiles of fewer bytes or integers have buffers of their own. What holds on to many small ones must not hold large buffers.
+/// Tiles with fewer bytes or integers get buffers of their own. An owner of many small ones must not hold large
+/// buffers.
 const LEAST: usize = 1 << 17;
 
-/// The bytes of a tile, with [`Shelf::take`]'s caution.
+/// The bytes of a tile, with arbitrary content as in [`Shelf::take`].
 pub(crate) fn bytes(length: usize) -> Vec<u8> {
     if length < LEAST { vec![0; length] } else { TILES.take(length) }
 }
 
-/// Room for the bytes of a tile that are appended.
+/// An empty buffer for the bytes of a tile.
 pub(crate) fn room(length: usize) -> Vec<u8> {
     let mut room = bytes(length);
     room.clear();
     room
 }
 
-/// The integers of a tile, with [`Shelf::take`]'s caution.
+/// The integers of a tile, with arbitrary content as in [`Shelf::take`].
 pub(crate) fn integers(length: usize) -> Vec<i32> {
     if length < LEAST { vec![0; length] } else { INTEGERS.take(length) }
 }
 
-/// Takes back the bytes of a tile that nobody else holds.
+/// Takes back the bytes of a tile if there is no other owner.
 pub(crate) fn give_bytes(bytes: Arc<Vec<u8>>) {
     if let Some(bytes) = Arc::into_inner(bytes).filter(|bytes| bytes.capacity() >= LEAST) {
         TILES.give(bytes);
@@ -117,19 +121,19 @@ pub(crate) fn give_integers(integers: Vec<i32>) {
     }
 }
 
-/// Gives the allocator the buffers that nobody has taken since the last call.
+/// Frees the buffers that were not taken since the last call.
 pub(crate) fn let_go() {
     BYTES.let_go();
     TILES.let_go();
     INTEGERS.let_go();
 }
 
-/// A byte buffer that goes back to its shelf.
+/// A byte buffer that returns to its shelf.
 #[derive(Default)]
 pub(crate) struct Scratch(Vec<u8>);
 
 impl Scratch {
-    /// A buffer of this length, with [`Shelf::take`]'s caution.
+    /// A buffer of this length, with arbitrary content as in [`Shelf::take`].
     pub(crate) fn new(length: usize) -> Scratch {
         Scratch(BYTES.take(length))
     }
@@ -159,7 +163,7 @@ impl DerefMut for Scratch {
 mod tests {
     use super::*;
 
-    /// However many threads there were, no more stays than the shelf holds, and nothing that is too large.
+    /// For any number of threads, the shelf keeps no more than its limit, and nothing too large.
     #[test]
     fn a_shelf_keeps_no_more_than_its_limit() {
         let shelf = Shelf::<u8>::new(2, 100);

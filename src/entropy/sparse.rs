@@ -1,7 +1,7 @@
-//! Zero runs, for streams where nearly every symbol is the same: where the others are, and what they are.
+//! Zero runs, for streams where nearly all symbols are equal: the positions of the others, and their values.
 //!
-//! A gap byte below [`SKIP`] says how many of the common symbol come before the next literal. From [`SKIP`] on,
-//! byte `SKIP + i` skips `SKIP << i` of them and no literal follows. Behind the last literal all are common.
+//! A gap byte below [`SKIP`] is the number of common symbols before the next literal. Byte `SKIP + i` skips `SKIP << i`
+//! of them, and no literal follows. After the last literal all symbols are common.
 //!
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
@@ -9,10 +9,10 @@ use super::level::{Level, multiversion};
 use super::scratch::Scratch;
 use super::{Corrupt, varint};
 
-/// First gap byte that skips only. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes ten bytes at most.
+/// First gap byte that only skips. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes at most ten bytes.
 const SKIP: usize = 240;
 
-/// Symbols looked at together: one bit each in a `u64`.
+/// Symbols examined together: one bit each in a `u64`.
 const CHUNK: usize = 64;
 
 /// Appends `symbols`; nearly all of them should be `common`. `nested` encodes the gaps and the literals.
@@ -38,7 +38,7 @@ pub(super) fn encode(symbols: &[u8], common: u8, out: &mut Vec<u8>, nested: impl
 }
 
 multiversion! {
-    /// Where the symbols are that are not the common one. Fewer than 4 Gi symbols.
+    /// The positions of all symbols but the common one. Fewer than 4 Gi symbols.
     fn others(symbols: &[u8], common: u8) -> Vec<u32> {
         let mut places = Vec::new();
         let (chunks, tail) = symbols.as_chunks::<CHUNK>();
@@ -52,7 +52,7 @@ multiversion! {
     }
 }
 
-/// The places in one chunk that begins at `start`.
+/// The positions in one chunk that begins at `start`.
 #[inline(always)]
 fn push_others(chunk: &[u8], start: usize, common: u8, places: &mut Vec<u32>) {
     let mut mask = 0u64;
@@ -88,15 +88,16 @@ pub(super) fn decode(
 }
 
 multiversion! {
-    /// How many gaps end at a literal.
+    /// The number of gaps that end at a literal.
     fn ends(gaps: &[u8]) -> usize {
-        // Counted in bytes, as many as a byte can count at a time.
+        // Counted in bytes, in chunks whose count fits one byte.
         let few = |gaps: &[u8]| gaps.iter().fold(0u8, |ends, &gap| ends + u8::from(gap < SKIP as u8));
         gaps.chunks(255).map(|gaps| usize::from(few(gaps))).sum()
     }
 }
 
-/// Puts each literal behind its gap; false if that is beyond the end. Not inlined: all it needs is to stay in registers.
+/// Writes each literal after its gap; false if that is beyond the end. Not inlined, so that all its state stays in
+/// registers.
 #[inline(never)]
 fn put_literals(gaps: &[u8], literals: &[u8], out: &mut [u8]) -> bool {
     let mut literals = literals.iter();

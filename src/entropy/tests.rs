@@ -1,4 +1,4 @@
-//! Round trips, cost against the entropy, and payloads nobody wrote.
+//! Round trips, cost against the entropy, and payloads that no encoder wrote.
 
 use super::*;
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// One tile's worth of symbols.
+/// The symbols of one tile.
 const TILE: usize = 128 * 1024;
 
 fn gaussian(sigma: f64) -> Vec<i32> {
@@ -51,7 +51,7 @@ fn encode_ints(values: &[i32]) -> Vec<u8> {
     payload
 }
 
-/// By blocks, as tiles are: many large values are halved.
+/// In blocks like tiles: many large values are halved.
 fn encode_blocks(values: &[i32]) -> Vec<u8> {
     let mut payload = Vec::new();
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&values[start..][..block.len()]);
@@ -60,7 +60,7 @@ fn encode_blocks(values: &[i32]) -> Vec<u8> {
     payload
 }
 
-/// As it is, added to something, and in pieces.
+/// Decodes alone, in a sum, and in pieces.
 fn comes_back(values: &[i32], payload: &[u8]) {
     let mut out = vec![0x5555_5555; values.len()];
     ints::decode(payload, &mut out).unwrap();
@@ -92,14 +92,14 @@ fn many_large_values_are_halved_and_cost_no_more() {
             assert!(payload.len() as f64 <= 1.012 * plain as f64, "{sigma}: {} of {plain} bytes", payload.len());
         }
     }
-    // Few values, or low bits that are not random, stay as they are.
+    // Few values, or low bits that are not random, are not packed.
     assert_eq!(packed_bits(&encode_blocks(&gaussian(100.0)[..TILE - 1])), 0);
     let mut some = gaussian(1000.0);
     some.iter_mut().enumerate().for_each(|(at, value)| *value *= i32::from(at % 5 == 0));
     assert_eq!(packed_bits(&encode_blocks(&some)), 0);
     some.iter_mut().for_each(|value| *value = *value & !63 | 9);
     assert_eq!(packed_bits(&encode_blocks(&some)), 0);
-    // What the look at a few blocks does not see is right all the same.
+    // Values outside the sampled blocks must come back too.
     let mut last = gaussian(100.0);
     last[TILE - 3..].copy_from_slice(&[i32::MIN, i32::MAX, i32::MIN + 1]);
     assert!(packed_bits(&encode_blocks(&last)) > 0);

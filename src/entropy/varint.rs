@@ -1,4 +1,4 @@
-//! Unsigned LEB128: seven bits a byte, low bits first, the high bit says that more follow.
+//! Unsigned LEB128: seven bits per byte, low bits first; the high bit means that more follow.
 
 use super::Corrupt;
 
@@ -38,7 +38,7 @@ pub(crate) fn take_bytes<'a>(payload: &mut &'a [u8]) -> Result<&'a [u8], Corrupt
     Ok(part)
 }
 
-/// Appends what `write` appends, with its length before it.
+/// Appends the output of `write`, with its length before it.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     let at = out.len();
     write(out);

@@ -1,22 +1,23 @@
-//! Check-N-Run (Eisenman et al., NSDI 2022): the rows that were modified, each quantized uniformly with a range of its own.
+//! Check-N-Run (Eisenman et al., NSDI 2022): stores the modified rows, each quantized uniformly with a range of its
+//! own.
 //!
-//! - Differential checkpoints by rows (section 5.1): [`Policy`] says which checkpoint is a full baseline and what a differential
-//!   one refers to; a tile is encoded against whatever state it is given, and a row that was not modified costs a flag. What
-//!   is stored of a modified one is its quantized values themselves, not their difference.
-//! - Quantization by rows (section 5.2): [`Method`]. 2, 3 and 4 bits are adaptive asymmetric, 8 bits plain asymmetric, as the
-//!   paper has it; the others are there to compare.
+//! - Differential checkpoints by rows (section 5.1): [`Policy`] chooses full baselines and the base of each
+//!   differential checkpoint. A tile is encoded against any given state, and an unmodified row costs a flag. A modified
+//!   row stores its quantized values themselves, not their difference.
+//! - Quantization by rows (section 5.2): [`Method`]. As in the paper, 2, 3 and 4 bits are adaptive asymmetric, and 8
+//!   bits plain asymmetric; the other methods are for comparison.
 //! - Bits by the expected restores (section 6.2.1): [`bits_for`], [`bits_after`].
 //!
-//! The paper tracks on the GPU which rows a step touches. Here a row counts as modified if its quantization differs from the
-//! state it refers to: quantizing the same values gives the same bits, so a row that training left alone is found. For that
-//! a chain keeps its search parameters as long as some rows stay as they are (see `profile`). Where the tensor's type is
-//! narrower than f32, so is the comparison. A weight matrix is treated by rows as well, and a row that a tile's border cuts
-//! is two.
+//! The paper tracks on the GPU which rows a step touches. Here a row counts as modified if its quantization differs
+//! from its base state. The same values always quantize to the same bits, so an untouched row is recognized. For that,
+//! a chain keeps its search parameters as long as some rows do not change (see `profile`). If the tensor's type is
+//! narrower than f32, so is the comparison. A weight matrix is treated by rows as well, and a row that a tile's border
+//! cuts counts as two.
 //!
-//! Payload: [`ID`]; bits, +16 for symmetric, +128 for differential; varint width of a row; varint elements of the first one,
-//! which may be cut; if differential, length and payload of the flags ([`bytes`]), 1 for each row that follows; zero points of
-//! those rows (for symmetric their x_max) as f32, their scales as f32 (not for symmetric), their codes packed. The paper's
-//! metadata is not compressed either.
+//! Payload: [`ID`]; bits, +16 for symmetric, +128 for differential; varint width of a row; varint elements of the first
+//! row, which may be cut. If differential: length and payload of the flags ([`bytes`]), 1 for each row that follows.
+//! Then the zero points of those rows (for symmetric their x_max) as f32, their scales as f32 (not for symmetric), and
+//! their codes, packed. The paper does not compress its metadata either.
 
 mod policy;
 mod profile;
@@ -43,19 +44,19 @@ const DIFFERENTIAL: u8 = 128;
 #[derive(Clone, Copy, Debug)]
 pub struct CheckNRun {
     bits: u32,
-    /// None: adaptive, with parameters from a profile of each checkpoint.
+    /// `None`: adaptive, with parameters from a profile of each checkpoint.
     method: Option<Method>,
     policy: Policy,
 }
 
 impl CheckNRun {
-    /// As the paper uses this bit width (2, 3, 4 or 8); none for others.
+    /// The paper's configuration for this bit width (2, 3, 4 or 8); `None` for others.
     pub fn new(bits: u32) -> Option<CheckNRun> {
         let method = if bits == 8 { Some(Method::Asymmetric) } else { None };
         matches!(bits, 2 | 3 | 4 | 8).then_some(CheckNRun { bits, method, policy: Policy::Intermittent })
     }
 
-    /// With another method; an adaptive one then has the parameters given and no profile.
+    /// With another method. An adaptive one then has the given parameters and no profile.
     pub fn with(self, method: Method) -> CheckNRun {
         CheckNRun { method: Some(method), ..self }
     }
@@ -65,7 +66,7 @@ impl CheckNRun {
         CheckNRun { policy, ..self }
     }
 
-    /// What a fit says: method, and the width of a row. `None` for what [`System::fit`] did not write.
+    /// Parses a fit into method and width of a row; `None` if [`System::fit`] did not write it.
     fn fitted(&self, mut fit: &[u8]) -> Option<(Method, u64)> {
         let method = pack::take_byte(&mut fit).ok()?;
         let (bins, percent) = (varint::take(&mut fit).ok()?, varint::take(&mut fit).ok()?);
@@ -183,14 +184,14 @@ impl System for CheckNRun {
         if first > width || first == 0 && len > 0 {
             return Err(Corrupt("width of a row"));
         }
-        // The first row begins that far into one.
+        // The first row begins inside one.
         let lengths = || row_lengths(width - first, width, len);
         let rows = lengths().count();
         let mut flags = vec![1; rows];
         let mut values = vec![0.0; len];
         if kind & DIFFERENTIAL != 0 {
             bytes::decode(varint::take_bytes(payload)?, &mut flags)?;
-            let previous = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no state before"))?;
+            let previous = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no previous state"))?;
             values.copy_from_slice(&previous.values);
         }
         let stored = flags.iter().filter(|&&flag| flag != 0).count();
@@ -204,7 +205,7 @@ impl System for CheckNRun {
         let mut codes = vec![0; elements];
         pack::take(payload, bits, &mut codes)?;
         if !payload.is_empty() {
-            return Err(Corrupt("bytes behind the last row"));
+            return Err(Corrupt("bytes after the last row"));
         }
         let (mut codes, mut grids, mut start) = (codes.as_slice(), grids.into_iter(), 0);
         for (length, &flag) in lengths().zip(&flags) {
@@ -226,7 +227,7 @@ fn first_row(first: u64, width: u64) -> u64 {
     width - first.checked_rem(width).unwrap_or(width)
 }
 
-/// Lengths of the rows of a tile that begins with this element of the tensor, cut ones included.
+/// Lengths of the rows of a tile that begins with this element of the tensor, including cut ones.
 fn row_lengths(first: u64, width: u64, elements: usize) -> impl Iterator<Item = usize> {
     let mut length = first_row(first, width);
     let mut left = if width == 0 { 0 } else { elements };
@@ -237,7 +238,7 @@ fn row_lengths(first: u64, width: u64, elements: usize) -> impl Iterator<Item = 
     })
 }
 
-/// The type that all values of a tile fit into: the state before was rounded to it.
+/// The type that all values of a tile fit into: the previous state was rounded to it.
 #[derive(Clone, Copy, PartialEq)]
 enum Narrow {
     Not,
@@ -256,7 +257,7 @@ impl Narrow {
         }
     }
 
-    /// Whether a row is the one before, bit for bit or as this type.
+    /// True if two rows are equal, bit for bit or in this type.
     fn same(self, now: &[f32], then: &[f32]) -> bool {
         let bits = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
         now.iter().zip(then).all(bits)

@@ -1,10 +1,10 @@
-//! Delta-DNN (Hu et al., ICPP 2020): the difference to the state before, quantized uniformly within an error bound that is one
+//! Delta-DNN (Hu et al., ICPP 2020): the difference to the previous state, quantized uniformly within one error bound
 //! for the whole model.
 //!
-//! M = floor((A - B) / (2 log(1 + e)) + 1/2) and A' = B + 2 log(1 + e) M, e the relative error bound that gives the system its
-//! parameter; M is then coded without loss. The bound is searched for by a score of accuracy and size ([`choose_bound`]).
-//! Known here from public descriptions and from Inshrinkerator's section 11. The paper hands M to a general compressor; here it
-//! goes through [`ints`], and a first state, or one whose M leave 30 bits, is stored without loss.
+//! M = floor((A - B) / (2 log(1 + e)) + 1/2) and A' = B + 2 log(1 + e) M. The relative error bound e is the system's
+//! parameter; M is then coded without loss. A score of accuracy and size selects the bound ([`choose_bound`]). Known
+//! here from public descriptions and from Inshrinkerator's section 11. The paper passes M to a general compressor; here
+//! it goes through [`ints`]. A first state, or one whose M exceed 30 bits, is stored without loss.
 //!
 //! Payload: [`ID`]; 0 and a lossless tile, or 1, the step as f64 and an `ints` payload.
 
@@ -19,7 +19,7 @@ pub const ID: u8 = 31;
 
 const LOSSLESS: u8 = 0;
 const DIFFERENCE: u8 = 1;
-/// Largest M; far above what a bound that is worth anything leads to.
+/// Largest M; far above the result of any useful bound.
 const MOST: f64 = (1u32 << 30) as f64;
 
 /// The system with its error bound.
@@ -29,7 +29,7 @@ pub struct DeltaDnn {
 }
 
 impl DeltaDnn {
-    /// The bound e, above 1e-9 and at most 1; none for others.
+    /// The bound e, above 1e-9 and at most 1; `None` for others.
     pub fn new(bound: f64) -> Option<DeltaDnn> {
         (bound > 1e-9 && bound <= 1.0).then_some(DeltaDnn { bound })
     }
@@ -37,7 +37,7 @@ impl DeltaDnn {
 
 impl System for DeltaDnn {
     fn name(&self) -> String {
-        // The bound's exponent, where it is a power of ten.
+        // The bound's exponent, if it is a power of ten.
         let text = format!("{:e}", self.bound);
         format!("delta-dnn-{}", text.strip_prefix("1e-").unwrap_or(&text))
     }
@@ -76,10 +76,10 @@ impl System for DeltaDnn {
             lossless::decode(Dtype::F32, payload, None, &mut bytes)?;
             return Ok(State { values: pack::take_floats(&mut bytes.as_slice(), len)?.into(), bins: None });
         }
-        let before = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let before = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let (step, rest) = payload.split_first_chunk().ok_or(Corrupt("truncated step"))?;
         let step = f64::from_le_bytes(*step);
-        // No bound leads outside; nothing that is added up can then be infinite or NaN.
+        // No bound gives a step outside; so no sum can be infinite or NaN.
         if !(step > 0.0 && step < 2.0) {
             return Err(Corrupt("step of a difference"));
         }
@@ -108,20 +108,20 @@ fn add(before: &[f32], step: f64, m: &[i32]) -> Vec<f32> {
     before.iter().zip(m).map(one).collect()
 }
 
-/// What a bound was measured to do.
+/// The measured results of a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// Accuracy that is left, as a part of that without loss.
+    /// Remaining accuracy, relative to that without loss.
     pub accuracy: f64,
     /// Compression ratio.
     pub ratio: f64,
 }
 
-/// The bound with the best score: `weight` times the accuracy left plus 1 - `weight` times the ratio as a part of the best
-/// ratio of all. Of equals the smallest. `None` without candidates, or where nothing could be scored.
+/// The bound with the best score: `weight` times the remaining accuracy, plus 1 - `weight` times the ratio relative to
+/// the best ratio of all. Of equals the smallest. `None` without candidates, or if none could be scored.
 ///
 /// # Errors
-/// What `measure` reports.
+/// An error of `measure`.
 pub fn choose_bound<E>(
     bounds: &[f64],
     weight: f64,

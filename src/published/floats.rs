@@ -1,4 +1,4 @@
-//! The values of a tile: numbers of their own, or a tile's bytes looked at as the numbers that they are. Most checkpoints are f32, and
+//! The values of a tile: a buffer of numbers, or a view of a tile's bytes as numbers. Most checkpoints are f32, and
 //! copying a tile three times takes as long as LC-Checkpoint does.
 
 use std::ops::{Deref, DerefMut};
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::pool::VALUES;
 
-/// Numbers in a row.
+/// A sequence of numbers.
 #[derive(Debug, Default)]
 pub struct Floats(Kept);
 
-/// Bytes are whole numbers, at an address where numbers may stand.
+/// Bytes are whole numbers at an aligned address.
 #[derive(Debug)]
 enum Kept {
     Own(Vec<f32>),
@@ -24,13 +24,13 @@ impl Default for Kept {
     }
 }
 
-/// Bytes as the numbers that they are on this machine, if they can be looked at as such.
+/// A view of bytes as numbers, if this machine permits it.
 fn look(bytes: &[u8]) -> Option<&[f32]> {
     if cfg!(target_endian = "big") { None } else { bytemuck::try_cast_slice(bytes).ok() }
 }
 
 impl Floats {
-    /// Those that these bytes are, which must be whole ones.
+    /// The numbers in these bytes, which must be whole ones.
     pub(super) fn of(bytes: &Arc<Vec<u8>>) -> Floats {
         if look(bytes).is_some() {
             return Floats(Kept::Shared(Arc::clone(bytes)));
@@ -40,7 +40,7 @@ impl Floats {
         Floats(Kept::Own(values))
     }
 
-    /// So many, to be written.
+    /// `length` numbers, to be written.
     pub(super) fn new(length: usize) -> Floats {
         let bytes = vec![0; 4 * length];
         Floats(if look(&bytes).is_some() { Kept::Bytes(bytes) } else { Kept::Own(vec![0.0; length]) })
@@ -59,7 +59,7 @@ impl Floats {
         }
     }
 
-    /// Gives room back that can be used again; to drop them instead costs time, nothing else.
+    /// Returns the buffer for reuse; dropping it instead only costs time.
     pub(super) fn give_back(self) {
         if let Kept::Own(values) = self.0 {
             VALUES.give(values);
@@ -96,7 +96,7 @@ impl Clone for Floats {
     fn clone(&self) -> Floats {
         match &self.0 {
             Kept::Shared(bytes) => Floats(Kept::Shared(Arc::clone(bytes))),
-            // A copy of bytes may stand where numbers may not.
+            // A copy of bytes may be unaligned.
             Kept::Own(_) | Kept::Bytes(_) => self[..].to_vec().into(),
         }
     }
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!(floats, shared);
             assert_eq!(floats.into_bytes(), *bytes);
         }
-        // Who writes gets numbers of his own.
+        // A writer gets its own numbers.
         let mut written = shared.clone();
         written[1] = 7.0;
         assert_eq!((shared[1].to_bits(), written[1], &written[2..]), ((-0.0f32).to_bits(), 7.0, &shared[2..]));

@@ -1,17 +1,19 @@
-//! GOBO (Zadeh et al., MICRO 2020): a few outliers are kept as they are, the other weights of a layer become indexes into a
+//! GOBO (Zadeh et al., MICRO 2020): keeps a few outliers exactly; the other weights of a layer become indexes into a
 //! table of 2^b representative values.
 //!
-//! A weight is an outlier where the normal distribution with its layer's mean and deviation has a log-density below -4. The
-//! table starts with the means of equally many weights each and is moved as in k-means until the sum of the L1 distances no
-//! longer falls. Embeddings have 4 bits at least. Known here from public descriptions and from Inshrinkerator's sections 8 and
-//! A.2 (table 12). Nothing is stored as a difference. Instead of the weights themselves, 65536 even cells of them are
-//! clustered, with the exact mean of each: a tensor need not be in memory, and no index but of a weight at a border changes.
+//! A weight is an outlier if the normal distribution with its layer's mean and deviation has a log-density below -4.
+//! The table starts with the means of equally many weights each. It then moves as in k-means until the sum of the L1
+//! distances no longer falls. Embeddings have at least 4 bits. Known here from public descriptions and from
+//! Inshrinkerator's sections 8 and A.2 (table 12). Nothing is stored as a difference. Clustering uses 65536 even cells
+//! of the weights, with the exact mean of each, not the weights themselves. So a tensor need not be in memory, and only
+//! the index of a weight at a border can change.
 //!
-//! The log-density knows the scale of the weights: where a layer's deviation is above e^4 / sqrt(2 pi) = 21.8, all of them are
-//! outliers. That is the paper's.
+//! The log-density depends on the scale of the weights: in a layer whose deviation is above e^4 / sqrt(2 pi) = 21.8,
+//! all of them are outliers. That is the paper's definition.
 //!
-//! Payload: [`ID`]; bits b of an index; number of representatives - 1, u8; these, f32 each; varint number of outliers; for each a
-//! varint, its place less the one before less 1; their values, f32 each; all other indexes, packed.
+//! Payload: [`ID`]; bits b of an index; number of representatives - 1, u8; these, f32 each; varint number of outliers.
+//! Then for each outlier a varint, its place minus the previous place minus 1; their values, f32 each; all other
+//! indexes, packed.
 
 use std::io;
 
@@ -22,11 +24,11 @@ use crate::entropy::varint;
 /// First byte of a payload.
 pub const ID: u8 = 32;
 
-/// Log-density below which a weight is an outlier.
+/// A weight with a smaller log-density is an outlier.
 const LOG_DENSITY: f64 = -4.0;
-/// Bits of embeddings at least.
+/// Minimum bits of embeddings.
 const EMBEDDING_BITS: u32 = 4;
-/// Rounds of clustering at most (table 12).
+/// Maximum rounds of clustering (table 12).
 const ROUNDS: usize = 1000;
 /// Cells that weights are counted in.
 const CELLS: usize = 1 << 16;
@@ -38,7 +40,7 @@ pub struct Gobo {
 }
 
 impl Gobo {
-    /// Bits of an index, 1 to 8; none for others.
+    /// Bits of an index, 1 to 8; `None` for others.
     pub fn new(bits: u32) -> Option<Gobo> {
         (1..=8).contains(&bits).then_some(Gobo { bits })
     }
@@ -57,12 +59,12 @@ impl Gobo {
     }
 }
 
-/// What lies between these is no outlier; nothing does if the second is below the first.
+/// The range of weights that are no outliers; empty if its end is below its start.
 fn bulk(tensor: &dyn Tensor) -> io::Result<(f64, f64)> {
     let (mut count, mut mean, mut squares) = (0.0, 0.0, 0.0);
     for number in 0..tensor.tiles() {
         for &value in tensor.tile(number)?.values.iter().filter(|value| value.is_finite()) {
-            // Welford's, as sums of squares would lose a small deviation beside a large mean.
+            // Welford's method: sums of squares would lose a small deviation beside a large mean.
             count += 1.0;
             let from = f64::from(value) - mean;
             mean += from / count;
@@ -75,7 +77,7 @@ fn bulk(tensor: &dyn Tensor) -> io::Result<(f64, f64)> {
     }
     let peak = -(deviation * std::f64::consts::TAU.sqrt()).ln();
     let reach = deviation * (2.0 * (peak - LOG_DENSITY)).sqrt();
-    // A root of something negative: the peak itself is below the limit.
+    // The root of a negative number: the peak itself is below the limit.
     Ok(if reach.is_nan() { (0.0, -1.0) } else { (mean - reach, mean + reach) })
 }
 
@@ -97,7 +99,7 @@ impl Cells {
         for &value in values {
             let value = f64::from(value);
             if value >= self.low && value <= self.high {
-                // All the same value: no scale, and all of it in the first cell.
+                // All values are equal: the scale is 0, and all are in the first cell.
                 let cell = ((value - self.low) * scale) as usize;
                 let cell = cell.min(CELLS - 1);
                 self.counts[cell] += 1.0;
@@ -125,7 +127,7 @@ impl Cells {
         let (count, sum) = (running(&counts), running(&sums));
         let mean = |range: &[usize]| (sum[range[1]] - sum[range[0]]) / (count[range[1]] - count[range[0]]);
         let all = count[means.len()];
-        // Equally many weights each; where one cell holds more than that, fewer representatives.
+        // Equally many weights each; a cell with more than that gets a single representative.
         let mut borders: Vec<usize> =
             (0..=k).map(|i| count.partition_point(|&c| c < all * i as f64 / k as f64).min(means.len())).collect();
         borders.dedup();
@@ -173,7 +175,7 @@ impl System for Gobo {
         if !tile.values.iter().all(|x| x.is_finite()) || centroids.len() > 1 << bits {
             return None;
         }
-        // A layer of nothing but outliers has no representatives.
+        // A layer of outliers only has no representatives.
         let centroids = if centroids.is_empty() { vec![0.0] } else { centroids };
         let mut indexes = vec![0; tile.values.len()];
         count_below(&tile.values, &kmeans::borders(&centroids), &mut indexes);
@@ -249,8 +251,8 @@ mod tests {
         assert_eq!(Gobo::new(3).unwrap().name(), "gobo-3");
     }
 
-    /// Bell-shaped weights of deviation .02: beyond 3.74 deviations, one in 5000; the rest within what 8 levels can do (a
-    /// distortion of .0345, Max 1960).
+    /// Bell-shaped weights of deviation .02. One in 5000 is beyond 3.74 deviations; the rest is within the limit of 8
+    /// levels (a distortion of .0345, Max 1960).
     #[test]
     fn outliers_are_exact_and_the_rest_is_near() {
         let mut noise = Noise(3);
@@ -264,7 +266,7 @@ mod tests {
         let distortion = squares / 100_000.0 / 0.0004;
         assert!((0.030..0.045).contains(&distortion), "{distortion}");
         assert!((37_500..38_200).contains(&bytes), "{bytes}");
-        // Wide weights are outliers all.
+        // Wide weights are all outliers.
         let wide = Made::new("fc.weight", 10, (0..500).map(|_| 100.0 * noise.normal()).collect());
         let states = checkpoint(&Gobo::new(3).unwrap(), std::slice::from_ref(&wide), 0).remove(0).0;
         assert!(states.iter().flat_map(|state| &state.values).eq(&wide.values));

@@ -1,20 +1,22 @@
 //! LC-Checkpoint (Chen, Liu, Ren and Jin, ICML 2020, "On Efficient Constructions of Checkpoints").
 //!
-//! - The difference is to the state before *as it decodes*, so errors do not add up (Algorithm 1).
-//! - Exponent-based quantization (section 3.1.1): the elements of one sign and one exponent are a bucket, and all become the mean
-//!   of the bucket's largest and smallest. A difference of exactly 0 stays 0.
-//! - x-bit priority promotion: the 2^x - 1 buckets with the largest exponents stay, all others become 0 and wait until their
-//!   difference has grown. Of two with one exponent the positive one goes first; the paper leaves that open.
-//! - Huffman coding of the buckets' numbers (section 3.1.2). The paper keeps code tables by number of buckets (section 3.2)
-//!   because making one took time; here a tile's is made from its own counts, which takes less than counting them.
-//! - Asynchronous execution (section 3.2) is what the archive does with every codec. Merging into super-steps is left to the
-//!   archive, too, which does it when states in between are removed.
+//! - The difference is to the previous state *as decoded*, so errors do not add up (Algorithm 1).
+//! - Exponent-based quantization (section 3.1.1): the elements of one sign and one exponent form a bucket, and all
+//!   become the mean of the bucket's largest and smallest. A difference of exactly 0 stays 0.
+//! - x-bit priority promotion: the 2^x - 1 buckets with the largest exponents stay. All others become 0 and wait until
+//!   their difference has grown. Of two with one exponent the positive one goes first; the paper leaves that open.
+//! - Huffman coding of the buckets' numbers (section 3.1.2). The paper stores code tables by number of buckets (section
+//!   3.2) because making one took time. Here a tile's table comes from its own counts, which takes less time than
+//!   counting.
+//! - Asynchronous execution (section 3.2): the archive does that with every codec. The archive also merges into
+//!   super-steps, when states in between are removed.
 //!
-//! u is the whole model's state, so buckets and their promotion are the checkpoint's, not a tensor's; [`Lc::by_tensor`] is the
-//! other reading, for which the figures of single layers speak.
+//! u is the whole model's state, so buckets and their promotion belong to the checkpoint, not to a tensor.
+//! [`Lc::by_tensor`] is the other reading, which the figures of single layers support.
 //!
-//! Payload: varint k, the number of buckets; the value of each, f32; the symbols (0, or the number of a bucket from 1 on), a
-//! `bytes` payload; with more than 255 buckets their low bytes, with their length before, then their high ones.
+//! Payload: varint k, the number of buckets; the value of each, f32. Then the symbols (0, or the number of a bucket
+//! from 1 on), a `bytes` payload. With more than 255 buckets their low bytes, with their length before, then their high
+//! ones.
 
 use std::io;
 
@@ -26,25 +28,25 @@ use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, varint};
 
-/// Bits of an f32's mantissa: what is above them, sign and exponent, is the number of a bucket.
+/// Bits of an f32's mantissa. The bits above it, sign and exponent, are the number of a bucket.
 const MANTISSA: u32 = 23;
-/// Buckets there can be.
+/// Number of possible buckets.
 const BUCKETS: usize = 1 << (32 - MANTISSA);
-/// What has this number as sign and exponent is not finite, so it is free for differences of 0.
+/// Values with this sign and exponent are not finite, so the number is free for differences of 0.
 const ZERO: usize = BUCKETS - 1;
-/// Elements looked at together for one that lies beyond its bucket's range.
+/// Elements checked together for one beyond its bucket's range.
 const CHUNK: usize = 64;
 
 /// LC-Checkpoint, with or without priority promotion.
 #[derive(Clone, Copy, Debug)]
 pub struct Lc {
-    /// Bits of priority promotion, 1 to 8; none: all buckets stay.
+    /// Bits of priority promotion, 1 to 8; `None`: all buckets stay.
     pub bits: Option<u8>,
-    /// Each tensor has buckets and a promotion of its own.
+    /// Each tensor has its own buckets and promotion.
     pub by_tensor: bool,
 }
 
-/// Smallest and largest difference found in each bucket, as bits; the smallest is above the largest where there is none.
+/// Smallest and largest difference in each bucket, as bits; the smallest is above the largest if the bucket is empty.
 struct Ranges {
     least: Box<[u32; BUCKETS]>,
     most: Box<[u32; BUCKETS]>,
@@ -61,7 +63,7 @@ impl Ranges {
         self
     }
 
-    /// Takes in a tile. After some tiles hardly an element lies beyond what was found before it: whole chunks pass without one.
+    /// Adds a tile. After some tiles hardly an element is beyond the known range: whole chunks pass without one.
     fn add(&mut self, tile: &Tile) {
         let Some(previous) = tile.before() else { return };
         let level = Level::detect();
@@ -78,7 +80,7 @@ impl Ranges {
         }
     }
 
-    /// The finite buckets that have elements, by exponent from the largest on, each with its value.
+    /// The finite buckets that have elements, by descending exponent, each with its value.
     fn buckets(&self) -> Vec<(usize, f32)> {
         const SIGN: usize = BUCKETS / 2;
         let mut buckets = Vec::new();
@@ -96,10 +98,10 @@ impl Ranges {
 }
 
 impl Lc {
-    /// Number of buckets that a tile's payload knows, beside the one of what has not changed.
+    /// Number of buckets in a tile's payload, without the one for unchanged elements.
     ///
     /// # Errors
-    /// [`Corrupt`] for what `encode` does not write.
+    /// [`Corrupt`] if `encode` never writes such a payload.
     pub fn buckets(mut payload: &[u8]) -> Result<u64, Corrupt> {
         varint::take(&mut payload)
     }
@@ -115,7 +117,7 @@ impl Lc {
         each.try_reduce(Ranges::none, |a, b| Ok(a.join(b)))
     }
 
-    /// Bucket and value of each that stays.
+    /// Bucket and value of each bucket that stays.
     fn fit_of(self, ranges: &Ranges) -> Fit {
         let mut buckets = ranges.buckets();
         if let Some(bits) = self.bits {
@@ -179,7 +181,7 @@ impl System for Lc {
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let count = usize::try_from(varint::take(&mut payload)?).unwrap_or(usize::MAX);
         let table = payload.get(..count.saturating_mul(4)).filter(|_| count < BUCKETS).ok_or(Corrupt("buckets"))?;
         payload = &payload[table.len()..];
@@ -220,14 +222,14 @@ fn bucket_of(difference: f32) -> usize {
     if bits << 1 == 0 { ZERO } else { (bits >> MANTISSA) as usize }
 }
 
-/// What becomes of each bucket. Adding -0 changes nothing, not even the sign of a 0.
+/// The result for each bucket. Adding -0 changes nothing, not even the sign of a 0.
 struct Table {
     steps: [f32; BUCKETS],
     symbols: [u32; BUCKETS],
 }
 
 multiversion! {
-    /// Whether a difference lies beyond the range of its bucket.
+    /// True if a difference is beyond the range of its bucket.
     fn is_beyond(ranges: &Ranges, new: &[f32], old: &[f32]) -> bool {
         let (least, most): (&[u32; BUCKETS], &[u32; BUCKETS]) = (&ranges.least, &ranges.most);
         let mut beyond = 0;
@@ -241,7 +243,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// What values become, and the low bytes of their buckets' numbers. `false`: something is not finite.
+    /// Writes the new values, and the low bytes of their buckets' numbers. `false` if a value is not finite.
     fn quantize(table: &Table, new: &[f32], old: &[f32], values: &mut [f32], symbols: &mut [u8]) -> bool {
         const EXPONENT: u32 = 0x7f80_0000;
         let mut largest = 0;

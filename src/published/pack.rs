@@ -1,10 +1,10 @@
-//! Codes of a fixed width, packed: what the systems write that do without an entropy code.
+//! Codes of a fixed width, packed, for the systems without an entropy code.
 //!
 //! Eight codes of w bits fill w bytes, the first code in the lowest bits.
 
 use super::Corrupt;
 
-/// Bytes that so many codes of `width` bits take.
+/// Bytes of this many codes of `width` bits.
 pub(super) fn size(codes: usize, width: u32) -> usize {
     (codes / 8) * width as usize + (codes % 8 * width as usize).div_ceil(8)
 }
@@ -30,7 +30,7 @@ fn gather(codes: &[u8; 8], width: u32) -> u64 {
     codes.iter().rev().fold(0, |word, &code| word << width | u64::from(code))
 }
 
-/// Takes as many codes as `codes` has room for off the front of `payload`.
+/// Takes codes off the front of `payload`, as many as `codes` has room for.
 pub(super) fn take(payload: &mut &[u8], width: u32, codes: &mut [u8]) -> Result<(), Corrupt> {
     let (packed, rest) = payload.split_at_checked(size(codes.len(), width)).ok_or(Corrupt("truncated codes"))?;
     *payload = rest;
@@ -55,7 +55,7 @@ pub(super) fn put_floats(values: &[f32], out: &mut Vec<u8>) {
     out.extend(values.iter().flat_map(|value| value.to_le_bytes()));
 }
 
-/// Takes so many values off the front of `payload`; none may be NaN or infinite.
+/// Takes `count` values off the front of `payload`; none may be NaN or infinite.
 pub(super) fn take_floats(payload: &mut &[u8], count: usize) -> Result<Vec<f32>, Corrupt> {
     let bytes = count.checked_mul(4).ok_or(Corrupt("truncated values"))?;
     let (floats, rest) = payload.split_at_checked(bytes).ok_or(Corrupt("truncated values"))?;

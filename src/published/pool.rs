@@ -1,24 +1,25 @@
-//! Buffers of values that are used again from tile to tile, as `entropy::scratch` has them for bytes.
+//! Buffers of values that are reused from tile to tile, like `entropy::scratch` for bytes.
 
 use std::sync::LazyLock;
 
 use super::{State, Tile};
 use crate::entropy::scratch::Shelf;
 
-/// A tile has at most eight in use at once (as written, before, gradient, state, and what codes it), the largest of a 16-bit type.
+/// A tile uses at most eight at once (as written, previous, gradient, state, and the coder's), the largest for a 16-bit
+/// type.
 pub(super) static VALUES: LazyLock<Shelf<f32>> = LazyLock::new(|| Shelf::new(8, crate::codec::TILE_BYTES / 2));
 
-/// Gives the allocator what nobody has taken since the last call.
+/// Frees the buffers that were not taken since the last call.
 pub(crate) fn let_go() {
     VALUES.let_go();
 }
 
-/// The values of a state that is not needed any more.
+/// Returns the buffer of a state for reuse.
 pub(super) fn give_state(state: State) {
     state.values.give_back();
 }
 
-/// The values of a tile that is not needed any more; one that is simply dropped costs time, nothing else.
+/// Returns the buffers of a tile for reuse; dropping it instead only costs time.
 pub fn give_back(tile: Tile) {
     tile.values.give_back();
     tile.previous.into_iter().for_each(give_state);

@@ -1,15 +1,15 @@
-//! QD-Compressor (Jin et al., TPDS 2023): layers are quantized first, each with a range and a number of bins of its own, and it
-//! is the bins whose differences are stored.
+//! QD-Compressor (Jin et al., TPDS 2023): quantizes layers first, each with its own range and number of bins, and
+//! stores differences of bins.
 //!
-//! Uniform quantization between a layer's smallest and largest value; bins by its entropy; differences of bin numbers as on a
-//! cycle, the larger of the two numbers of bins long; Huffman codes. Known here only from its abstract and from what
-//! Inshrinkerator's sections 6, 8 and A.2 say of it, which also give the ranges of bins that are tried (table 10) and mend what
-//! happens when a layer's number of bins changes. How the entropy decides they do not say. Here: a layer is cut into the most
-//! bins there may be, and gets as many as two to the power of the entropy that these have, rounded to a power of two. Its
-//! error feedback needs the training program, and is left out.
+//! It quantizes uniformly between a layer's smallest and largest value, with a number of bins by the layer's entropy.
+//! Differences of bin numbers are cyclic, modulo the larger of the two numbers of bins; then Huffman codes follow.
+//! Known here only from its abstract and from Inshrinkerator's sections 6, 8 and A.2. Those also give the tried ranges
+//! of bins (table 10) and a fix for a layer whose number of bins changes. They do not say how the entropy decides. Here
+//! a layer is first cut into the maximum number of bins. It then gets two to the power of their entropy, rounded to a
+//! power of two. The paper's error feedback needs the training program, and is left out.
 //!
-//! Payload: [`ID`]; 1 if there are differences, else 0; varint number of bins; smallest value and step, f32 each; varint cycle;
-//! the bins, as in `inshrinkerator/delta.rs`, Huffman alone.
+//! Payload: [`ID`]; 1 if there are differences, else 0; varint number of bins; smallest value and step, f32 each;
+//! varint cycle; the bins, as in `inshrinkerator/delta.rs`, Huffman alone.
 
 use std::io;
 
@@ -21,9 +21,9 @@ use crate::entropy::varint;
 /// First byte of a payload.
 pub const ID: u8 = 30;
 
-/// Fewest bins of all: with three steps from the smallest value to the largest, a step always is in f32's range.
+/// Smallest number of bins: with three steps from the smallest value to the largest, a step is always in f32's range.
 const LEAST: u32 = 4;
-/// Most bins of all.
+/// Largest number of bins.
 const MOST: u32 = 256;
 
 /// The system with its range of bins.
@@ -34,13 +34,13 @@ pub struct QdCompressor {
 }
 
 impl QdCompressor {
-    /// Powers of two, 4 to 256, the first not above the second; none for others.
+    /// Powers of two, 4 to 256, the first not above the second; `None` for others.
     pub fn new(least: u32, most: u32) -> Option<QdCompressor> {
         let sound = [least, most].iter().all(|bins| bins.is_power_of_two() && (LEAST..=MOST).contains(bins));
         (sound && least <= most).then_some(QdCompressor { least, most })
     }
 
-    /// Bins for a layer whose `most` bins hold these many values.
+    /// Bins for a layer whose `most` bins have these counts.
     fn bins(&self, counts: &[u64]) -> u32 {
         let total = counts.iter().sum::<u64>() as f64;
         let one = |&count: &u64| if count > 0 { -(count as f64) / total * (count as f64 / total).log2() } else { 0.0 };
@@ -49,7 +49,7 @@ impl QdCompressor {
     }
 }
 
-/// Smallest and largest value of a tensor; of nothing, 0. None if something is not finite.
+/// Smallest and largest value of a tensor; 0 for no values. `None` if a value is not finite.
 fn range(tensor: &dyn Tensor) -> io::Result<Option<(f32, f32)>> {
     let (mut min, mut max) = (f32::INFINITY, f32::NEG_INFINITY);
     for number in 0..tensor.tiles() {
@@ -121,7 +121,7 @@ impl System for QdCompressor {
         }
         let before = match pack::take_byte(payload)? {
             0 => None,
-            _ => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no bins before"))?),
+            _ => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no previous bins"))?),
         };
         let (grid, bins) = take_grid(payload)?;
         let cycle = usize::try_from(varint::take(payload)?).unwrap_or(0);
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(QdCompressor::new(8, 256).unwrap().name(), "qd-compressor");
     }
 
-    /// A layer that fills its range gets all bins, one with a few far values fewer; the error is half a step at most.
+    /// A layer that fills its range gets all bins, one with a few far values fewer; the error is at most half a step.
     #[test]
     fn bins_follow_entropy() {
         let mut noise = Noise(1);
@@ -178,7 +178,7 @@ mod tests {
         }
     }
 
-    /// What does not leave its bin costs a bit, as Huffman codes have it.
+    /// A value that stays in its bin costs one bit, as in Huffman codes.
     #[test]
     fn what_stays_costs_little() {
         let layer = Made { tile: 200_000, ..Made::layer("w", 100, 1000, &mut Noise(1)) };

@@ -1,4 +1,4 @@
-//! The published systems by name: what can stand in `stepfs.toml` and on the command line, and who decodes what an object holds.
+//! The published systems by name: the names for `stepfs.toml` and the command line, and the decoder of each payload.
 //!
 //! A system is one row of [`FAMILIES`].
 
@@ -19,20 +19,20 @@ use crate::codec::Corrupt;
 
 /// Systems that differ in one number.
 pub struct Family {
-    /// The first byte of its payloads: never another one. 0 is none's.
+    /// The first byte of its payloads: never reuse one. 0 belongs to none.
     pub id: u8,
-    /// The word for it; with its number, if it has one, behind a hyphen.
+    /// Its name; its number, if it has one, follows after a hyphen.
     pub word: &'static str,
-    /// The numbers that it may have. 0: it goes by the word alone.
+    /// The numbers that it may have. 0: the name has no number.
     pub numbers: &'static [RangeInclusive<u8>],
-    /// Those that stand for all where all are tried or listed.
+    /// The numbers to try or list in place of all.
     pub usual: &'static [u8],
-    /// What it is, in a line.
+    /// A description in one line.
     pub about: &'static str,
     /// The system with one of its numbers.
     pub make: fn(u8) -> Box<dyn System>,
-    /// The number to use instead, where so many restores are expected and so many were seen: (number, expected, seen). Most
-    /// systems do not care.
+    /// The number to use instead, given the expected and the observed restores: (number, expected, seen). Most systems
+    /// ignore them.
     pub in_force: fn(u8, u32, u32) -> u8,
 }
 
@@ -41,7 +41,7 @@ impl Family {
         self.numbers.iter().any(|numbers| numbers.contains(&number))
     }
 
-    /// Its numbers in words; that it may have none is none of them.
+    /// Its numbers in words, without 0.
     fn words(&self) -> String {
         let range = |numbers: &RangeInclusive<u8>| match (*numbers.start().max(&1), *numbers.end()) {
             (least, most) if least < most => format!("{least} to {most}"),
@@ -63,7 +63,7 @@ pub static FAMILIES: &[Family] = &[
         word: "lc",
         numbers: &[0..=8],
         usual: &[2, 3, 4, 0],
-        about: "LC-Checkpoint (ICML 2020): exponent buckets, x-bit priority promotion (without a number: none), Huffman",
+        about: "LC-Checkpoint (ICML 2020): exponent buckets, promotion of number bits (no number: none), Huffman",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: false }),
         in_force: always,
     },
@@ -72,7 +72,7 @@ pub static FAMILIES: &[Family] = &[
         word: "lc-layer",
         numbers: &[0..=8],
         usual: &[3],
-        about: "LC-Checkpoint with buckets and promotion of each tensor by itself",
+        about: "LC-Checkpoint with separate buckets and promotion for each tensor",
         make: |bits| Box::new(Lc { bits: Some(bits).filter(|bits| *bits > 0), by_tensor: true }),
         in_force: always,
     },
@@ -81,7 +81,7 @@ pub static FAMILIES: &[Family] = &[
         word: "scar",
         numbers: &[1..=100],
         usual: &[5, 10],
-        about: "SCAR (2018) as LC-Checkpoint compares it: one partition of so many percent in each checkpoint, by turns",
+        about: "SCAR (2018) as LC-Checkpoint compares it: each checkpoint saves the next number percent, by turns",
         make: |percent| Box::new(Scar { percent, priority: false }),
         in_force: always,
     },
@@ -90,7 +90,7 @@ pub static FAMILIES: &[Family] = &[
         word: "scar-priority",
         numbers: &[1..=100],
         usual: &[5],
-        about: "SCAR (2018): the so many percent of the rows that changed most since they were saved last",
+        about: "SCAR (2018): the number percent of the rows that changed most since their last save",
         make: |percent| Box::new(Scar { percent, priority: true }),
         in_force: always,
     },
@@ -99,7 +99,7 @@ pub static FAMILIES: &[Family] = &[
         word: "topn",
         numbers: &[1..=100],
         usual: &[5, 10],
-        about: "TOPN as LC-Checkpoint compares it: the so many percent of the parameters that changed most, as sparse rows",
+        about: "TOPN as LC-Checkpoint compares it: the number percent of the parameters that changed most",
         make: |percent| Box::new(TopN { percent }),
         in_force: always,
     },
@@ -108,7 +108,7 @@ pub static FAMILIES: &[Family] = &[
         word: "check-n-run",
         numbers: CHECK_N_RUN_BITS,
         usual: &[2, 3, 4, 8],
-        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range of its own that was searched; intermittent",
+        about: "Check-N-Run (NSDI 2022): modified rows, each quantized in a range from a search; intermittent",
         make: |bits| Box::new(check_n_run(bits)),
         in_force: check_n_run_bits,
     },
@@ -126,7 +126,7 @@ pub static FAMILIES: &[Family] = &[
         word: "check-n-run-asymmetric",
         numbers: CHECK_N_RUN_SEARCHED,
         usual: &[4],
-        about: "Check-N-Run with rows quantized from their least value to their largest",
+        about: "Check-N-Run with rows quantized from their smallest to their largest value",
         make: |bits| Box::new(check_n_run(bits).with(Method::Asymmetric)),
         in_force: always,
     },
@@ -144,7 +144,7 @@ pub static FAMILIES: &[Family] = &[
         word: "check-n-run-consecutive",
         numbers: CHECK_N_RUN_BITS,
         usual: &[4],
-        about: "Check-N-Run with differences to the checkpoint before",
+        about: "Check-N-Run with differences to the previous checkpoint",
         make: |bits| Box::new(check_n_run(bits).with_policy(Policy::Consecutive)),
         in_force: check_n_run_bits,
     },
@@ -192,7 +192,7 @@ pub static FAMILIES: &[Family] = &[
         word: "gobo",
         numbers: &[1..=8],
         usual: &[3, 4],
-        about: "GOBO (2020): outliers kept, all others clustered by k-medians of so many bits",
+        about: "GOBO (2020): outliers exact, all others clustered by k-medians with number bits",
         make: |bits| Box::new(Gobo::new(bits.into()).unwrap_or_else(|| unreachable!("1 to 8 bits"))),
         in_force: always,
     },
@@ -205,8 +205,8 @@ fn check_n_run(bits: u8) -> CheckNRun {
     CheckNRun::new(bits.into()).unwrap_or_else(|| unreachable!("2, 3, 4 or 8 bits"))
 }
 
-/// Section 6.2.1: the bits that so many expected restores ask for, and those that were asked for if they are more; 8 once there
-/// were more restores than expected.
+/// Section 6.2.1: the bits for the expected restores, or the requested bits if those are more; 8 after more restores
+/// than expected.
 fn check_n_run_bits(bits: u8, expected: u32, seen: u32) -> u8 {
     bits.max(check_n_run::bits_after(expected, seen) as u8)
 }
@@ -216,7 +216,7 @@ fn inshrinkerator(bits: u8, metric: Metric) -> Inshrinkerator {
     Inshrinkerator::new(config).unwrap_or_else(|| unreachable!("2 to 128 bins"))
 }
 
-/// One published system: its family and number; or Inshrinkerator in a configuration that no number stands for.
+/// One published system: its family and number; or a configuration of Inshrinkerator without a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SystemId {
     family: u8,
@@ -224,7 +224,7 @@ pub struct SystemId {
     config: Option<Named>,
 }
 
-/// The families of Inshrinkerator, by pruning metric; payloads of configurations are of these, too.
+/// The families of Inshrinkerator, by pruning metric; payloads of configurations also belong to these.
 const INSHRINKERATOR: [(Metric, u8); 2] = [(Metric::Magnitude, 20), (Metric::Sensitivity, 21)];
 
 impl SystemId {
@@ -237,7 +237,8 @@ impl SystemId {
         SystemId { family: family.id, number, config: None }
     }
 
-    /// Inshrinkerator in this configuration, its shares in whole hundredths of a percent; `None` where it is no configuration.
+    /// Inshrinkerator in this configuration, its shares in whole hundredths of a percent; `None` if the configuration
+    /// is invalid.
     pub fn inshrinkerator(config: &Config) -> Option<SystemId> {
         let named = Named::nearest(config)?;
         let (_, family) = INSHRINKERATOR.into_iter().find(|(metric, _)| *metric == config.metric)?;
@@ -259,11 +260,11 @@ impl SystemId {
     }
 
     fn row(self) -> &'static Family {
-        // Made from the table only.
+        // Only created from the table.
         FAMILIES.iter().find(|family| family.id == self.family).unwrap_or(&FAMILIES[0])
     }
 
-    /// What it is, in a line.
+    /// A description in one line.
     pub fn about(self) -> &'static str {
         self.row().about
     }
@@ -276,7 +277,7 @@ impl SystemId {
         }
     }
 
-    /// The one to use where so many restores of a run are expected and so many were seen.
+    /// The system to use for this many expected restores of a run and this many observed ones.
     #[must_use]
     pub fn in_force(self, expected: u32, seen: u32) -> SystemId {
         let number = (self.row().in_force)(self.number, expected, seen);
@@ -302,15 +303,16 @@ impl FromStr for SystemId {
     fn from_str(text: &str) -> Result<SystemId, String> {
         if text.split('-').nth(1).is_some_and(|part| part.ends_with("bins")) {
             let named: Named = text.parse()?;
-            return SystemId::inshrinkerator(&named.config()).ok_or_else(|| format!("{text:?} is no configuration"));
+            return SystemId::inshrinkerator(&named.config())
+                .ok_or_else(|| format!("{text:?} is not a configuration of Inshrinkerator"));
         }
         let of = |word: &str| FAMILIES.iter().find(|family| family.word == word);
-        let unknown = || format!("{text:?} is no published system");
+        let unknown = || format!("{text:?} is not a published system");
         let (family, number) = match of(text) {
             Some(family) => (family, Some(0)),
             None => {
                 let (word, number) = text.rsplit_once('-').ok_or_else(unknown)?;
-                // No sign and no zeros before it: a system has one name only.
+                // No sign and no leading zeros: a system has only one name.
                 let sound = number.parse().ok().filter(|n: &u8| n.to_string() == number && *n > 0);
                 (of(word).ok_or_else(unknown)?, sound)
             }
@@ -325,13 +327,13 @@ impl FromStr for SystemId {
     }
 }
 
-/// Who decodes payloads that begin with this byte.
+/// The decoder of payloads that begin with this byte.
 ///
 /// # Errors
-/// When nobody does.
+/// No system has this number.
 pub fn decoder(id: u8) -> Result<Box<dyn System>, Corrupt> {
     let family = FAMILIES.iter().find(|family| family.id == id).ok_or(Corrupt("number of a published system"))?;
-    // Numbers say how to encode; a payload has all that decoding takes.
+    // Numbers only affect encoding; a payload has everything for decoding.
     let any = family.numbers.last().map_or(0, |numbers| *numbers.end());
     Ok((family.make)(any))
 }
@@ -386,7 +388,7 @@ mod tests {
         let bits = |name: &str, expected, seen| name.parse::<SystemId>().unwrap().in_force(expected, seen).to_string();
         assert_eq!(bits("check-n-run-2", 1, 0), "check-n-run-2");
         assert_eq!(bits("check-n-run-2", 20, 0), "check-n-run-4");
-        // Never fewer than were asked for.
+        // Never fewer than requested.
         assert_eq!(bits("check-n-run-8", 1, 0), "check-n-run-8");
         assert_eq!(bits("check-n-run-one-shot-3", 3, 4), "check-n-run-one-shot-8");
         assert_eq!(bits("lc-2", 20, 100), "lc-2");

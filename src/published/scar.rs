@@ -1,16 +1,16 @@
-//! SCAR (Qiao, Aragam, Zhang and Xing, 2018, "Fault Tolerance in Iterative-Convergent Machine Learning"): a checkpoint holds
-//! one part of the parameters as they are, and all others stay what they were when they were saved last.
+//! SCAR: a checkpoint holds one part of the parameters exactly; all others keep the values of their last save. (Qiao,
+//! Aragam, Zhang and Xing, 2018, "Fault Tolerance in Iterative-Convergent Machine Learning".)
 //!
-//! - By turns, as LC-Checkpoint's section 4.1 compares it: the parameters, one after the other, are cut into as many equal
-//!   partitions as a checkpoint's share goes into all; each checkpoint updates the next one.
-//! - By priority, as the original (section 4): the blocks that changed most since they were saved last. A block is a row of a
-//!   tensor here, a vector is one; where a tile's edge cuts a row, so are the blocks. What a block has changed is the root of the
-//!   sum of its squares; the original leaves the norm to the model.
+//! - By turns, as LC-Checkpoint's section 4.1 compares it: the sequence of all parameters is cut into equal partitions,
+//!   as many as a checkpoint's share fits into the whole. Each checkpoint updates the next partition.
+//! - By priority, as the original (section 4): the blocks that changed most since their last save. A block is a row of
+//!   a tensor here, and a vector is one block; a tile's edge cuts blocks as it cuts rows. The change of a block is the
+//!   root of the sum of its squares; the original leaves the norm to the model.
 //!
-//! Values are stored as they are: SCAR does not compress. The first state of a chain is whole.
+//! Values are stored exactly: SCAR does not compress. The first state of a chain is whole.
 //!
-//! Payload: the number of runs, varint; for each a varint, elements since the end of the one before, and a varint, its length;
-//! then all values.
+//! Payload: the number of runs, varint; for each a varint, elements since the end of the one before, and a varint, its
+//! length; then all values.
 
 use std::io;
 use std::ops::{ControlFlow, Range};
@@ -20,17 +20,17 @@ use super::{Fit, State, System, Tensor, Tile, values};
 use crate::codec::Corrupt;
 use crate::entropy::varint;
 
-/// SCAR with one of its two ways to choose what is saved.
+/// SCAR with one of its two selections.
 #[derive(Clone, Copy, Debug)]
 pub struct Scar {
     /// Percent of the parameters in each checkpoint, 1 to 100.
     pub percent: u8,
-    /// Those that changed most, not the next partition.
+    /// Save the blocks that changed most, not the next partition.
     pub priority: bool,
 }
 
 impl Scar {
-    /// What is saved of each tensor when it is this partition's turn: a range of its elements, as bytes.
+    /// The part of each tensor in this partition: a range of its elements, as bytes.
     fn turn(self, tensors: &[&dyn Tensor], position: u32) -> Vec<Fit> {
         let elements = |tensor: &dyn Tensor| tensor.rows().0.saturating_mul(tensor.rows().1);
         let total: u128 = tensors.iter().map(|tensor| u128::from(elements(*tensor))).sum();
@@ -48,7 +48,7 @@ impl Scar {
         each.collect()
     }
 
-    /// The elements of a tile that are saved: ascending, disjoint runs.
+    /// The saved elements of a tile: ascending, disjoint runs.
     fn runs(self, fit: &[u8], tile: &Tile) -> Option<Vec<Range<usize>>> {
         let len = tile.values.len();
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -75,7 +75,7 @@ impl Scar {
     }
 }
 
-/// The rows in a tile, keyed by the square of what they have changed.
+/// The rows in a tile, keyed by the square of their change.
 fn blocks((_, width): (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> ControlFlow<()>) {
     let Some(previous) = tile.before() else { return };
     let (mut start, len) = (0, tile.values.len());
@@ -131,7 +131,7 @@ impl System for Scar {
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let mut left = varint::take(&mut payload)?;
         let (mut runs, mut at) = (Vec::new(), 0usize);
         while left > 0 {
@@ -139,7 +139,7 @@ impl System for Scar {
             let (gap, run) = (varint::take(&mut payload)?, varint::take(&mut payload)?);
             let start = usize::try_from(gap).ok().and_then(|gap| at.checked_add(gap));
             let end = start.and_then(|start| start.checked_add(usize::try_from(run).ok()?));
-            // Runs that are not empty: never more of them than elements.
+            // Runs that are not empty, so never more of them than elements.
             match start.zip(end).filter(|(start, end)| start < end && *end <= len) {
                 Some((start, end)) => runs.push(start..end),
                 None => return Err(Corrupt("a run beyond the tile")),

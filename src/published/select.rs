@@ -1,5 +1,5 @@
-//! The largest of all, exactly, in bounded memory: two passes that count them by their float bits, and a third over the one
-//! tensor where some of those at the threshold are taken and some are not.
+//! Selects the largest items exactly, in bounded memory. Two passes count them by their float bits. A third pass splits
+//! the items at the threshold, over the one tensor where only some of them are taken.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -8,10 +8,10 @@ use rayon::prelude::*;
 
 use super::{Fit, Tensor, Tile, give_back};
 
-/// Halves of a key: 65,536 counters each, half a megabyte on each thread.
+/// Half of a key: 65,536 counters each, half a megabyte on each thread.
 const HALF: u32 = 16;
 
-/// What is looked at: key (bits of a float that is not negative), weight in elements, number of its first element in the
+/// A candidate: key (bits of a float that is not negative), weight in elements, and index of its first element in the
 /// tensor. Items of key 0 are never selected.
 pub(super) struct Item {
     pub(super) key: u32,
@@ -19,12 +19,12 @@ pub(super) struct Item {
     pub(super) place: u64,
 }
 
-/// Which items of a tensor are selected.
+/// The selected items of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Selected {
-    /// Above this key all.
+    /// All items above this key.
     key: u32,
-    /// With this key those before this place.
+    /// Items with this key before this place.
     before: u64,
 }
 
@@ -40,7 +40,7 @@ impl Selected {
         Some(Selected { key: u32::from_le_bytes(*key), before: u64::from_le_bytes(before.try_into().ok()?) })
     }
 
-    /// Whether this one is.
+    /// True if this item is selected.
     pub(super) fn has(self, item: &Item) -> bool {
         item.key > self.key || item.key == self.key && item.key > 0 && item.place < self.before
     }
@@ -49,8 +49,8 @@ impl Selected {
 /// The items of a tile, in order.
 pub(super) type Items = fn((u64, u64), &Tile, &mut dyn FnMut(Item) -> ControlFlow<()>);
 
-/// What the tiles of each tensor need to know so that those with the largest keys are selected, so many percent of all elements:
-/// how wide its rows are, which a tile does not know, and which of its items.
+/// A fit for each tensor, which tells its tiles how to select the items with the largest keys, this percentage of all
+/// elements. It has the width of the rows, which a tile does not know, and the selected items.
 pub(super) fn largest_percent(tensors: &[&dyn Tensor], percent: u8, items: Items) -> io::Result<Vec<Fit>> {
     let total: u64 = tensors.iter().map(|tensor| tensor.rows().0.saturating_mul(tensor.rows().1)).sum();
     let elements = (u128::from(total) * u128::from(percent)).div_ceil(100) as u64;
@@ -60,13 +60,13 @@ pub(super) fn largest_percent(tensors: &[&dyn Tensor], percent: u8, items: Items
     Ok(selected.into_iter().zip(tensors).map(fit).collect())
 }
 
-/// Width of the rows and selection, of a tensor's fit.
+/// Width of the rows and selection, from a tensor's fit.
 pub(super) fn width_and_selected(fit: &[u8]) -> Option<(u64, Selected)> {
     let (width, selected) = fit.split_first_chunk()?;
     Some((u64::from_le_bytes(*width), Selected::of(selected)?))
 }
 
-/// Selects those with the largest keys, of so many elements in all; of equal ones the first.
+/// Selects the items with the largest keys, up to this many elements in all; of equal ones the first.
 fn largest(tensors: &[&dyn Tensor], elements: u64, items: Items) -> io::Result<Vec<Selected>> {
     let (high, above) = find(&count(tensors, items, |key| Some(key >> HALF))?, elements);
     let within = count(tensors, items, |key| (key >> HALF == high).then_some(key & ((1 << HALF) - 1)))?;
@@ -103,8 +103,8 @@ fn largest(tensors: &[&dyn Tensor], elements: u64, items: Items) -> io::Result<V
     Ok(selected)
 }
 
-/// The digit at which so many elements are full, counted from the largest on, and how many are above it. 0 if there are not
-/// that many.
+/// The digit where this many elements are reached, counted from the largest, and the number above it. 0 if there are
+/// not enough.
 fn find(counts: &[u64], elements: u64) -> (u32, u64) {
     let mut above = 0;
     for (digit, count) in counts.iter().enumerate().rev() {

@@ -1,8 +1,8 @@
-//! A published system's tile as an object holds it: bytes of the tensor's own type, and a payload that says whose it is.
+//! A published system's tile in an object: bytes of the tensor's own type, and a payload that names its system.
 //!
-//! Payload: the system's number ([`super::registry`]), then its own payload. Or 0, and the state as it is, for one that lost the
-//! state that it was a difference to: with its length before it a lossless tile, then the bins of the elements, if it has any: the
-//! lossless tile of as many U16. So what comes after it still decodes to the same bits, whatever became of what was before.
+//! Payload: the system's number ([`super::registry`]), then its own payload. Or 0 and the state as it is, for a state
+//! that lost its base: a lossless tile with its length before it. Then the bins of the elements, if it has any, as the
+//! lossless tile of as many U16. So later states still decode to the same bits, whatever happens to the earlier ones.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::codec::float::{Bf16, F16, Float};
 use crate::codec::{Corrupt, Dtype, lossless};
 use crate::entropy::varint;
 
-/// First byte of a state that is written as it is.
+/// First byte of a state that is stored as it is.
 const AS_IT_IS: u8 = 0;
 
-/// What a tile decodes to, in its tensor's type.
+/// The decoded form of a tile, in its tensor's type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoded {
     /// The elements.
     pub bytes: Vec<u8>,
-    /// The bin of each, for systems whose next difference is one of bins.
+    /// The bin of each, for systems whose next difference is between bins.
     pub bins: Option<Vec<u16>>,
 }
 
-/// The tile that a tile is a difference to.
+/// The base tile of a tile's difference.
 #[derive(Clone, Copy, Debug)]
 pub struct Before<'a> {
     /// Its elements.
@@ -34,18 +34,18 @@ pub struct Before<'a> {
 }
 
 impl Before<'_> {
-    /// As a system gets it.
+    /// In the system's form.
     pub fn state(self, dtype: Dtype) -> Option<State> {
         Some(State { values: widen(dtype, self.bytes)?, bins: self.bins.map(<[u16]>::to_vec) })
     }
 }
 
-/// Whether tensors of this type are for published systems: those that f32 holds.
+/// True if published systems support this type: those that f32 holds.
 pub fn is_for(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::Bf16 | Dtype::F32)
 }
 
-/// The values of a tile, exactly; none for other types, or bytes that are not whole elements.
+/// The values of a tile, exactly; `None` for other types, or bytes that are not whole elements.
 pub fn widen(dtype: Dtype, bytes: &Arc<Vec<u8>>) -> Option<Floats> {
     (is_for(dtype) && bytes.len().is_multiple_of(dtype.size())).then_some(())?;
     if dtype == Dtype::F32 {
@@ -70,13 +70,13 @@ fn round(dtype: Dtype, values: Floats) -> Vec<u8> {
     bytes
 }
 
-/// Whether all are; without a branch for each, which would take as long as to encode them.
+/// True if all are finite. Without a branch per value, which would take as long as encoding.
 fn are_finite(values: &[f32]) -> bool {
     const EXPONENT: u32 = 0x7f80_0000;
     values.iter().fold(0, |largest, value| (value.to_bits() & EXPONENT).max(largest)) < EXPONENT
 }
 
-/// Appends the payload of a tile and gives what it decodes to. `None`: the tensor is to stay lossless.
+/// Appends the payload of a tile and returns its decoded form. `None` if the tensor must stay lossless.
 pub fn encode(system: (u8, &dyn System), fit: &Fit, dtype: Dtype, tile: &Tile, out: &mut Vec<u8>) -> Option<Decoded> {
     if !is_for(dtype) || !are_finite(&tile.values) {
         return None;
@@ -90,7 +90,7 @@ fn rounded(dtype: Dtype, state: State) -> Decoded {
     Decoded { bytes: round(dtype, state.values), bins: state.bins }
 }
 
-/// Appends the payload of a state as it is, with or without another one to be a difference to.
+/// Appends the payload of a state as it is, with or without a base for a difference.
 pub fn encode_as_it_is(dtype: Dtype, state: Before, parent: Option<&[u8]>, out: &mut Vec<u8>) {
     out.push(AS_IT_IS);
     varint::put_bytes(out, |out| lossless::encode(dtype, state.bytes, parent, out));
@@ -100,10 +100,10 @@ pub fn encode_as_it_is(dtype: Dtype, state: Before, parent: Option<&[u8]>, out: 
     }
 }
 
-/// The inverse of both. `before` as it was then; `len`: bytes.
+/// The inverse of both, with the same `before`; `len`: bytes.
 ///
 /// # Errors
-/// [`Corrupt`] for what neither writes.
+/// [`Corrupt`] if neither writes such a payload.
 pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) -> Result<Decoded, Corrupt> {
     if !is_for(dtype) || !len.is_multiple_of(dtype.size()) {
         return Err(Corrupt("type of a published system's tensor"));
@@ -122,7 +122,9 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
         return Ok(decoded);
     }
     let previous = match before {
-        Some(before) => Some(before.state(dtype).filter(|_| before.bytes.len() == len).ok_or(Corrupt("state before"))?),
+        Some(before) => {
+            Some(before.state(dtype).filter(|_| before.bytes.len() == len).ok_or(Corrupt("previous state"))?)
+        }
         None => None,
     };
     let state = registry::decoder(id)?.decode(payload, previous.as_ref(), elements)?;
@@ -133,7 +135,7 @@ pub fn decode(dtype: Dtype, payload: &[u8], before: Option<Before>, len: usize) 
     Ok(rounded(dtype, state))
 }
 
-/// Where the states of a system are differences to.
+/// How a system chooses the base of differences.
 pub fn policy(system: registry::SystemId) -> Policy {
     system.system().policy()
 }

@@ -1,13 +1,13 @@
-//! TOPN, as LC-Checkpoint's section 4.1 compares itself with it: the n parameters that are farthest from the state before take
-//! their new values, all others stay; stored as compressed sparse rows.
+//! TOPN, LC-Checkpoint's comparison in its section 4.1. The n parameters that differ most from the previous state take
+//! their new values; all others stay. It is stored as compressed sparse rows.
 //!
-//! n is a share of all parameters of the checkpoint, and the threshold is exact over all of them ([`super::select`]): of
-//! differences as large as the last one that is taken, the first are. The state before is the one that decodes, as for LC.
-//! Index and value take eight bytes for each of an fp32 tensor's elements, so that 10% of the elements are 20% of the bytes:
-//! what that paper says of the overhead of places.
+//! n is a share of all parameters of the checkpoint, and the threshold is exact over all of them ([`super::select`]):
+//! of equal differences at the threshold, the first are taken. As for LC, the previous state is the decoded one. Index
+//! and value take eight bytes for each element of an fp32 tensor, so that 10% of the elements are 20% of the bytes.
+//! That is the paper's statement about the overhead of places.
 //!
-//! Payload: width of the tensor's rows, varint; column of the tile's first element, varint; for each row that the tile has a
-//! part of, how many of its elements follow, u32; their columns, ascending in each row, u32; their values.
+//! Payload: width of the tensor's rows, varint; column of the tile's first element, varint. For each row with a part in
+//! the tile, the number of its elements follows, u32. Then their columns, ascending in each row, u32, and their values.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ pub struct TopN {
     pub percent: u8,
 }
 
-/// The elements of a tile, keyed by how far they are from the state before.
+/// The elements of a tile, keyed by their distance from the previous state.
 fn elements(_: (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> ControlFlow<()>) {
     let Some(previous) = tile.before() else { return };
     for (place, (new, old)) in (tile.first..).zip(tile.values.iter().zip(&previous.values)) {
@@ -83,7 +83,7 @@ impl System for TopN {
     }
 
     fn decode(&self, mut payload: &[u8], previous: Option<&State>, len: usize) -> Result<State, Corrupt> {
-        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no state before"))?;
+        let previous = previous.filter(|previous| previous.values.len() == len).ok_or(Corrupt("no previous state"))?;
         let (width, first) = (varint::take(&mut payload)?, varint::take(&mut payload)?);
         if first >= width {
             return Err(Corrupt("width of a row"));
@@ -113,18 +113,18 @@ impl System for TopN {
     }
 }
 
-/// So many u32, and what is behind them.
+/// `count` u32, and the bytes after them.
 fn numbers(payload: &[u8], count: usize) -> Result<(&[[u8; 4]], &[u8]), Corrupt> {
     let (numbers, rest) = payload.split_at_checked(count.saturating_mul(4)).ok_or(Corrupt("places"))?;
     Ok((numbers.as_chunks().0, rest))
 }
 
-/// Rows that so many elements touch, the first of which is in this column.
+/// Number of rows that these elements touch, the first of which is in this column.
 fn rows(first: u64, width: u64, len: usize) -> usize {
     if len == 0 { 0 } else { ((first as u128 + len as u128).div_ceil(width.into())) as usize }
 }
 
-/// Row among those of the tile, and column, of an element of it.
+/// Row within the tile, and column, of an element.
 fn place(first: u64, width: u64, at: usize) -> (usize, u64) {
     let at = first + at as u64;
     ((at / width) as usize, at % width)

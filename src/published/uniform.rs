@@ -17,22 +17,23 @@ impl Grid {
         Grid { zero: min as f32, scale: ((max - min) / f64::from(levels)) as f32 }
     }
 
-    /// The value of a code. Rounded twice, each time in a way that IEEE defines; ends of f32's range stay finite.
+    /// The value of a code. Rounded twice, each time as IEEE defines it; results beyond f32's range are clamped to stay
+    /// finite.
     #[inline(always)]
     fn value(self, code: f64) -> f32 {
         let value = (f64::from(self.zero) + f64::from(self.scale) * code) as f32;
-        // Comparisons rather than `clamp`, which does not become one instruction.
+        // Comparisons, since `clamp` does not become one instruction.
         let value = if value > f32::MAX { f32::MAX } else { value };
         if value < f32::MIN { f32::MIN } else { value }
     }
 }
 
-/// Adding and taking it away again rounds to the nearest integer, ties to even.
+/// Adding and subtracting it rounds to the nearest integer, ties to even.
 const ROUNDER: f64 = 6_755_399_441_055_744.0;
 
-/// Writes the codes of `x` and the values that they stand for.
+/// Writes the codes of `x` and their values.
 pub(super) fn quantize(grid: Grid, levels: u32, x: &[f32], codes: &mut [u8], values: &mut [f32]) {
-    // Nothing but one value, or a range below what f32 can divide: all codes 0.
+    // A single value, or a range below what f32 can divide: all codes are 0.
     let inverse = if grid.scale == 0.0 { 0.0 } else { 1.0 / f64::from(grid.scale) };
     quantize_all(Level::detect(), x, grid, inverse, f64::from(levels), codes, values);
 }
@@ -50,7 +51,7 @@ multiversion! {
     }
 }
 
-/// The values of codes: those that [`quantize`] gave.
+/// The values of [`quantize`]'s codes.
 pub(super) fn dequantize(grid: Grid, codes: &[u8], values: &mut [f32]) {
     dequantize_all(Level::detect(), grid, codes, values);
 }

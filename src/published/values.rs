@@ -1,4 +1,4 @@
-//! Values as they are, in the fewest whole bytes that hold them all: those of a narrower type were widened before.
+//! Exact values in the fewest whole bytes that hold them all: those of a narrower type were widened before.
 
 use crate::codec::Corrupt;
 use crate::codec::float::{Bf16, F16, Float};
@@ -7,7 +7,7 @@ const WIDE: u8 = 0;
 const AS_BF16: u8 = 1;
 const AS_F16: u8 = 2;
 
-/// Appends a byte that says how, then the values.
+/// Appends a byte for the format, then the values.
 pub(super) fn put(values: &[f32], out: &mut Vec<u8>) {
     let is_f16 = |value: &f32| F16::widen(F16::round((*value).into())) as f32 == *value;
     if values.iter().all(|value| value.to_bits() << 16 == 0) {
@@ -22,7 +22,7 @@ pub(super) fn put(values: &[f32], out: &mut Vec<u8>) {
     }
 }
 
-/// Takes all that is left, exactly `count` values.
+/// Takes the rest of the payload, exactly `count` values.
 pub(super) fn take(payload: &[u8], count: usize) -> Result<Vec<f32>, Corrupt> {
     let (&how, bytes) = payload.split_first().ok_or(Corrupt("no values"))?;
     let width = if how == WIDE { 4 } else { 2 };

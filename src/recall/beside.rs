@@ -1,5 +1,5 @@
-//! Tiles of second moments that were decoded for the first moments beside them, or the other way round: each is needed
-//! twice, once as itself.
+//! Keeps decoded tiles of second moments. Each is needed twice, in either order: for the first moment beside it, and as
+//! itself.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::store::object::Index;
 use crate::tile::Coding;
 
-/// Tiles that are kept: tensors up to 32 MiB whole, which is as far apart as a file has a parameter's two moments. Of a
-/// larger one as many as go in.
+/// Maximum number of kept tiles. Tensors up to 32 MiB fit whole, which is the distance between a parameter's two
+/// moments in a file. Of a larger tensor only a part fits.
 const TILES: usize = 64;
 
 type Kept = (usize, usize, Arc<Vec<u8>>);
 
-/// Decoded tiles that will be asked for once more, of one object.
+/// Decoded tiles of one object that will be needed once more.
 #[derive(Debug)]
 pub(super) struct Beside {
-    /// Tensors that another one needs beside it.
+    /// Tensors that another tensor needs as companion.
     wanted: HashSet<usize>,
-    /// Oldest first. Taken for moments.
+    /// Oldest first. The lock is held only briefly.
     tiles: Mutex<VecDeque<Kept>>,
 }
 
@@ -32,7 +32,7 @@ impl Beside {
         Beside { wanted, tiles: Mutex::default() }
     }
 
-    /// The tile, if it was decoded once. It is not kept any longer: nobody asks a third time.
+    /// Returns the tile if it was decoded before, and drops it: nobody needs it a third time.
     pub(super) fn take(&self, tensor: usize, tile: usize) -> Option<Arc<Vec<u8>>> {
         if !self.wanted.contains(&tensor) {
             return None;
@@ -49,7 +49,7 @@ impl Beside {
         }
         let mut tiles = self.tiles.lock().unwrap_or_else(PoisonError::into_inner);
         if tiles.len() >= TILES {
-            // The beginning of a tensor that is read from end to end is what will be asked for first.
+            // Keep the beginning of a tensor that is read from end to end: it is needed first.
             match tiles.back().is_some_and(|kept| kept.0 == tensor) {
                 true => tiles.pop_back(),
                 false => tiles.pop_front(),

@@ -1,4 +1,4 @@
-//! Whole decoded files in `cache/`, least recently used first to go. All of it may be lost at any time.
+//! Whole decoded files in `cache/`; the least recently used are dropped first. All of it may be lost at any time.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,16 +24,13 @@ pub struct Cache {
     directory: PathBuf,
     limit: u64,
     most_files: usize,
-    /// Taken to look a file up and to add one; nothing is read or decoded under it.
+    /// Held to look a file up or to add one, never during a read or decoding.
     inside: Mutex<Inside>,
 }
 
 impl Cache {
-    /// An empty cache in `directory`. What a former process left there is removed: it may have been cut short by a
-    /// crash, and nothing in it says so.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// An empty cache in `directory`. Removes the files of a former process: a crash may have cut them short, and
+    /// nothing in them shows it.
     pub fn new(directory: &Path, limit: u64) -> io::Result<Cache> {
         for entry in fs::read_dir(directory)? {
             scratch::remove(&entry?.path())?;
@@ -48,8 +45,8 @@ impl Cache {
         inside.files.get(&id).map(|(file, _)| Arc::clone(file))
     }
 
-    /// A file to be filled with `len` decoded bytes; it has no name, so it goes with the last who holds it. `None`
-    /// when it would not fit, or the device has no room.
+    /// A file to be filled with `len` decoded bytes. It has no name, so it is freed with its last handle. `None` if it
+    /// would not fit, or the device has no room.
     pub fn begin(&self, id: Id, len: u64) -> Option<File> {
         if len > self.limit {
             return None;
@@ -61,7 +58,7 @@ impl Cache {
         Some(file)
     }
 
-    /// Keeps a filled file, and lets go of others to stay below the limits. Whoever has those open keeps them.
+    /// Keeps a filled file, and drops others to stay below the limits. Open handles stay valid.
     pub fn keep(&self, id: Id, file: Arc<File>, len: u64) {
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         if inside.files.put(id, (file, len)).is_none() {
@@ -89,8 +86,9 @@ impl Cache {
     }
 }
 
-/// Files that are kept at most, however small: each is a descriptor, and a daemon that has none left can open nothing for anybody.
-/// A quarter of what the process may have, once the mount has raised its limit to the hard one; handles of programs need the rest.
+/// Maximum number of kept files, however small. Each is a descriptor, and a daemon without free descriptors can open
+/// nothing. It is a quarter of the process's limit, once the mount has raised that to the hard limit; programs' handles
+/// need the rest.
 fn most_files() -> usize {
     let most = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     usize::try_from(most / 4).unwrap_or(usize::MAX).max(1)

@@ -1,4 +1,4 @@
-//! An object and all that it is a difference to.
+//! An object and all its ancestors.
 
 use std::io;
 use std::sync::Arc;
@@ -9,29 +9,29 @@ use crate::store::{Damage, Id, MAX_CHAIN, Objects};
 use super::beside::Beside;
 use super::{Memory, ReadError};
 
-/// How often a chain is opened anew because an object was re-parented while it was. Each time takes the archive
-/// longer than opening a chain does.
+/// How often to open a chain again because an object was re-parented meanwhile. Each re-parenting takes the archive
+/// longer than opening a chain.
 const ATTEMPTS: u32 = 8;
 
-/// An object, its parent, that one's parent, to the keyframe. All are open, so that they stay readable whatever
-/// happens to their names.
+/// An object, its parent, the parent's parent, and so on to the keyframe. All are open, so they stay readable if their
+/// names change.
 #[derive(Clone, Debug)]
 pub struct Chain {
     objects: Vec<Arc<Object>>,
     memory: Option<Arc<Memory>>,
     leaf: Leaf,
-    /// Of the leaf.
+    /// Decoded tiles of the leaf.
     beside: Arc<Beside>,
 }
 
-/// What memory is to the object that a chain is for.
+/// How the chain's own object uses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaf {
-    /// As to any other.
+    /// Like any other object.
     Known,
-    /// Its states are to be kept: the next state will be a difference to it.
+    /// Keep its states: the next state will be a difference to it.
     Remember,
-    /// The same; and what it is a difference to comes from the device, to see that it is still good there.
+    /// Keep its states, but read its ancestors from the device, to prove that they are still good there.
     Prove,
 }
 
@@ -42,7 +42,7 @@ pub struct Step<'a> {
     pub object: &'a Object,
     /// Its place in the chain.
     pub place: usize,
-    /// Number of the tensor in its table.
+    /// Index of the tensor in the object's table.
     pub tensor: usize,
     /// The tensor.
     pub entry: &'a TensorEntry,
@@ -52,12 +52,12 @@ impl Chain {
     /// Opens an object and its ancestors.
     ///
     /// # Errors
-    /// [`ReadError`] names the object that is missing or damaged.
+    /// [`ReadError`] names the missing or damaged object.
     pub fn open(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
         let mut attempt = 1;
         loop {
             match Chain::open_once(objects, id) {
-                // A parent that is gone may have gone because its child was re-parented after that was opened.
+                // The parent may be missing because its child was re-parented after the child was opened.
                 Err(error)
                     if error.object != id && error.source.kind() == io::ErrorKind::NotFound && attempt < ATTEMPTS =>
                 {
@@ -68,10 +68,10 @@ impl Chain {
         }
     }
 
-    /// Opens an object and as many of its ancestors as are there: what needs others cannot be decoded.
+    /// Opens an object and those of its ancestors that exist; tensors that need the others cannot be decoded.
     ///
     /// # Errors
-    /// [`ReadError`] when the object itself is missing or damaged.
+    /// [`ReadError`] if the object itself is missing or damaged.
     pub fn open_part(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
         let mut chain = vec![objects.open(id).map_err(|error| ReadError::object(id, error))?];
         while let Some(next) = chain[chain.len() - 1].header().parent.filter(|_| chain.len() <= MAX_CHAIN as usize) {
@@ -87,7 +87,7 @@ impl Chain {
         let mut chain = Vec::new();
         let mut next = Some(id);
         while let Some(id) = next {
-            // Also what a parent that is its own ancestor leads to.
+            // This also catches a parent that is its own ancestor.
             if chain.len() > MAX_CHAIN as usize {
                 return Err(ReadError::object(id, Damage("its chain of parents is too long")));
             }
@@ -103,18 +103,18 @@ impl Chain {
         Chain { objects, memory, leaf: Leaf::Known, beside }
     }
 
-    /// Tiles of the leaf that were decoded and will be asked for again.
+    /// Decoded tiles of the leaf that will be needed again.
     pub(super) fn beside(&self) -> &Beside {
         &self.beside
     }
 
-    /// The same chain, decoded with the help of what is in memory.
+    /// The same chain, decoded with the help of states in memory.
     pub fn with_memory(self, memory: &Arc<Memory>) -> Chain {
         Chain { memory: Some(Arc::clone(memory)), ..self }
     }
 
-    /// A chain of a new object that has no name yet, on top of its parent's. Its states are kept in memory as they are
-    /// decoded. With `prove` nothing that it needs is taken from there.
+    /// A chain of a new object without a name, on top of its parent's. Memory keeps its states as they are decoded.
+    /// With `prove`, memory provides nothing of its ancestors.
     pub fn of_new(child: Object, parent: Option<&Chain>, memory: &Arc<Memory>, prove: bool) -> Chain {
         let leaf = if prove { Leaf::Prove } else { Leaf::Remember };
         Chain { memory: Some(Arc::clone(memory)), leaf, ..Chain::of_rewritten(child, parent) }
@@ -132,22 +132,22 @@ impl Chain {
         &self.objects[0]
     }
 
-    /// The objects, from the one that the chain is for to its keyframe.
+    /// The objects, from the chain's own to its keyframe.
     pub fn objects(&self) -> &[Arc<Object>] {
         &self.objects
     }
 
-    /// The memory, if it may hold anything: where it may not, nobody should wait for anybody's claim.
+    /// The memory, if it may hold anything; without a memory no thread waits for a claim.
     pub(super) fn memory(&self) -> Option<&Memory> {
         self.memory.as_deref().filter(|memory| memory.is_used())
     }
 
-    /// Whether the states of this object are to be kept, because the next state will be a difference to it.
+    /// True if this object's states should be kept, because the next state will be a difference to it.
     pub(super) fn remembers(&self, id: Id) -> bool {
         self.leaf != Leaf::Known && id == self.leaf().header().id
     }
 
-    /// Whether memory may be asked for the states of this object.
+    /// True if memory may provide states of this object.
     pub(super) fn may_ask_for(&self, object: &Object) -> bool {
         self.leaf != Leaf::Prove || object.header().id == self.leaf().header().id
     }
@@ -163,11 +163,11 @@ impl Chain {
         Some(Chain::of(self.objects[at..].to_vec(), self.memory.clone()))
     }
 
-    /// The objects and tensor entries to apply, from the one that decodes alone to tensor number `tensor` of the object at
+    /// The objects and tensor entries to apply: from the first that decodes alone to tensor `tensor` of the object at
     /// `place` in the chain.
     ///
     /// # Errors
-    /// [`ReadError`] when a parent is not what its child says.
+    /// [`ReadError`] if a parent does not match its child.
     pub fn path_from(&self, place: usize, tensor: usize) -> Result<Vec<Step<'_>>, ReadError> {
         let mut path: Vec<Step> = Vec::with_capacity(self.objects.len());
         let mut tensor = tensor;

@@ -5,15 +5,15 @@ use std::io;
 use crate::codec::Corrupt;
 use crate::store::Id;
 
-/// A read that failed: the kernel is told EIO, the log names object and tensor.
+/// A failed read: the kernel gets EIO, and the log names object and tensor.
 #[derive(Debug, thiserror::Error)]
 #[error("object {object}{}: {source}", place(.tensor))]
 pub struct ReadError {
     /// The object that could not be read or decoded.
     pub object: Id,
-    /// Path of the tensor, when one is concerned.
+    /// Path of the tensor, if one is concerned.
     pub tensor: Option<String>,
-    /// What the device reports, or `InvalidData` with what is wrong.
+    /// The device's error, or `InvalidData` with the damage.
     pub source: io::Error,
 }
 
@@ -32,7 +32,7 @@ impl ReadError {
         ReadError { object, tensor: Some(path.to_string()), source: source.into() }
     }
 
-    /// Whether bytes are missing or wrong, as opposed to the device being unable to give them just now.
+    /// True if bytes are missing or wrong; false if the device is only unable to read them now.
     pub fn is_damage(&self) -> bool {
         matches!(
             self.source.kind(),

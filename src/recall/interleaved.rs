@@ -1,4 +1,4 @@
-//! Readers in many orders of their threads: bytes are right, each unit is decoded once, and nobody waits for ever.
+//! Readers in many orders of their threads: bytes are right, each unit is decoded once, and no thread waits for ever.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use crate::sync::{in_many_orders, thread};
 /// Room for all.
 const MUCH: u64 = 1 << 30;
 
-/// A released file of a golden store whose object is a difference to another one, and what it decodes to.
+/// A released file of a golden store whose object is a difference to another one, and its decoded bytes.
 fn released() -> (PathBuf, Id, Arc<Vec<u8>>) {
     static DECODED: OnceLock<Vec<u8>> = OnceLock::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adam");
@@ -29,7 +29,7 @@ fn released() -> (PathBuf, Id, Arc<Vec<u8>>) {
         copy(&chain, &|bytes, at| scratch::write_all_at(&to, bytes, at)).unwrap();
         let _ = DECODED.set(content(&to));
     };
-    // Its locks are the scheduler's, too.
+    // Its locks belong to the scheduler too.
     shuttle::check_random(decode, 1);
     (store.objects(), id, Arc::new(DECODED.get().unwrap().clone()))
 }
@@ -48,7 +48,7 @@ fn read_in_pieces(recall: &Arc<Recall>, id: Id, piece: usize, backwards: bool) -
     }
     for (number, buf) in pieces {
         let offset = number * piece;
-        // As the file system does: what is decoded already is read from the file.
+        // As the file system does: decoded bytes are read from the file.
         match reader.present(offset as u64, buf.len() as u64) {
             Some(file) => std::os::unix::fs::FileExt::read_exact_at(&**file, buf, offset as u64).unwrap(),
             None => assert_eq!(reader.read_at(offset as u64, buf)?, buf.len()),
@@ -57,7 +57,7 @@ fn read_in_pieces(recall: &Arc<Recall>, id: Id, piece: usize, backwards: bool) -
     Ok(bytes)
 }
 
-/// Three readers, one of whom lets go of what is cached meanwhile if so asked.
+/// Three readers. With `forget`, one of them drops the cached data meanwhile.
 fn three_read(
     objects: &Path,
     (cache, memory): (u64, u64),
@@ -93,7 +93,7 @@ fn readers_see_the_same_bytes_and_the_caches_keep_their_limits() {
             for bytes in read {
                 assert!(*bytes.unwrap() == **expected);
             }
-            // A unit that was decoded twice would have been counted twice, and the file never have become whole.
+            // A unit that was decoded twice would count twice, and the file would never be complete.
             match forget {
                 true => assert!(recall.cached_bytes() == 0 || recall.cached_bytes() == len && len <= cache),
                 false => assert_eq!(recall.cached_bytes(), len),
@@ -119,7 +119,7 @@ fn a_unit_that_is_damaged_is_an_error_for_all_who_wait_for_it() {
             let to = damaged.path().join(shard.file_name()).join(object.file_name());
             let mut bytes = std::fs::read(object.path()).unwrap();
             if object.file_name().to_str() == Some(&id.to_string()) {
-                // The first bytes behind the header: a payload.
+                // The first bytes after the header: a payload.
                 bytes[300] ^= 1;
             }
             std::fs::write(to, bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Which piece of an object gives which bytes of the file.
+//! Maps bytes of the file to pieces of an object.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub struct Segment {
     pub range: Range<u64>,
     /// Index into [`Layout::units`].
     pub unit: usize,
-    /// Where the run begins in the decoded unit.
+    /// Offset of the run in the decoded unit.
     pub at: usize,
 }
 

@@ -1,7 +1,7 @@
-//! States of tiles kept in memory: of super-steps, so that a read does not begin at its keyframe, and of the states
-//! encoded last, so that encoding the next one reads nothing of its parent from the device.
+//! States of tiles kept in memory. States of super-steps let a read start after its keyframe. The states encoded last
+//! let the next encoding read nothing of its parent from the device.
 //!
-//! A state does not depend on how its object is stored, so what is kept stays right when objects are re-parented.
+//! A state does not depend on its object's encoding, so kept states stay right when objects are re-parented.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -18,15 +18,15 @@ use crate::tile::State;
 
 use super::Chain;
 
-/// Chains that are kept open, for as many lineages; with at most 12 objects each, far from the 1024 files that a process
-/// may usually open.
+/// Number of chains that are kept open, one per lineage. With at most 12 objects each, they stay far from the usual
+/// limit of 1024 open files.
 const OPEN_CHAINS: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 
 /// A tile of a state: object, tensor in its table, tile in that.
 type Key = (Id, u32, u32);
 
-/// Who put a state here. Each may always have half of the memory, and the other half while it is not asked for: a read
-/// of a large file must not drive out what the next checkpoint is encoded from.
+/// Who put a state here. Each may always use half of the memory, and the other half while it is free. A read of a large
+/// file must not drop the states that the next checkpoint is encoded from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Encode,
@@ -41,21 +41,21 @@ struct Entry {
 
 #[derive(Debug)]
 struct Inside {
-    /// By object: a state is of use as a whole, so it goes as a whole.
+    /// By object: states are only useful together, so they are dropped together.
     entries: LruCache<Id, Entry>,
-    /// By address: how many states hold these bytes, and on whose account they are.
+    /// By address: the number of states that hold these bytes, and the account that they count on.
     shared: HashMap<usize, (u32, Use)>,
     /// Bytes of [`Use::Encode`] and [`Use::Read`].
     used: [u64; 2],
-    /// Tiles that somebody decodes at the moment.
+    /// Tiles that a thread is decoding.
     claimed: HashSet<Key>,
-    /// By their first: objects that are kept open, with all that they are differences to. Their indexes are needed to find
-    /// a state, and are on the device, too.
+    /// By leaf: objects that are kept open, with all their ancestors. Their indexes are needed to find a state, and are
+    /// also on the device.
     open: LruCache<Id, Vec<Arc<Object>>>,
 }
 
-/// Bytes of decoded states that are kept unless somebody says otherwise: a tenth of what the machine, or the group that
-/// this process is confined to, has; at most 2 GiB.
+/// Default limit for decoded states: a tenth of the memory of the machine, or of the process's group, and at most 2
+/// GiB.
 pub fn usual_memory() -> u64 {
     const MOST: u64 = 2 << 30;
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -67,11 +67,11 @@ pub fn usual_memory() -> u64 {
     (total.min(group) / 10).min(MOST)
 }
 
-/// The states kept in memory, least recently used first to go.
+/// The states kept in memory; the least recently used are dropped first.
 #[derive(Debug)]
 pub struct Memory {
     limit: u64,
-    /// Taken to look a state up and to add one; nothing is read, decoded or converted under it.
+    /// Held to look a state up or to add one, never during a read, decoding or conversion.
     inside: Mutex<Inside>,
     /// With `inside`: a claim ended.
     ended: Condvar,
@@ -80,12 +80,12 @@ pub struct Memory {
     tiles_read: AtomicU64,
 }
 
-/// What `stepfs status` shows of it.
+/// The memory's part of `stepfs status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryStatus {
     /// Bytes of decoded states.
     pub bytes: u64,
-    /// Most that they may take.
+    /// Limit for them.
     pub limit: u64,
     /// Tiles that were decoded from a state in memory.
     pub hits: u64,
@@ -115,12 +115,12 @@ impl Memory {
         }
     }
 
-    /// Whether it can hold anything.
+    /// True if it can hold anything.
     pub(super) fn is_used(&self) -> bool {
         self.limit > 0
     }
 
-    /// How full it is and how much it helped.
+    /// Its size, and how much it helped.
     pub fn status(&self) -> MemoryStatus {
         MemoryStatus {
             bytes: self.lock().used.iter().sum(),
@@ -141,17 +141,18 @@ impl Memory {
         self.count_read(read);
     }
 
-    /// Tiles read on top of those that were counted.
+    /// Counts further tiles as read.
     pub(super) fn count_read(&self, read: usize) {
         self.tiles_read.fetch_add(read as u64, Ordering::Relaxed);
     }
 
-    /// The state of a tile, if it is here.
+    /// The state of a tile, if memory has it.
     pub(super) fn get(&self, object: &Object, tensor: usize, tile: usize) -> Option<Arc<State>> {
         self.lock().get(key(object, tensor, tile))
     }
 
-    /// The state of a tile, or the right to decode it: whoever else asks for it waits until that was used or given up.
+    /// The state of a tile, or the right to decode it. Other threads that ask for it wait until that right is used or
+    /// given up.
     pub(super) fn claim(&self, object: &Object, tensor: usize, tile: usize) -> Result<Arc<State>, Claim<'_>> {
         let key = key(object, tensor, tile);
         let mut inside = self.lock();
@@ -166,19 +167,19 @@ impl Memory {
         }
     }
 
-    /// Keeps the objects of a chain open: the next state will be a difference to its first.
+    /// Keeps the objects of a chain open: the next state will be a difference to its leaf.
     pub fn hold(&self, chain: &Chain) {
         self.lock().open.put(chain.leaf().header().id, chain.objects().to_vec());
     }
 
-    /// Lets go of an object that is gone, or whose states will not be asked for.
+    /// Drops an object that is gone, or whose states are not needed any more.
     pub fn forget(&self, id: Id) {
         let mut inside = self.lock();
         inside.evict(id);
         inside.close(id);
     }
 
-    /// Lets go of the files of an object that has another encoding now. Its states are what they were.
+    /// Closes the files of an object that has another encoding now. Its states stay the same.
     pub fn reencoded(&self, id: Id) {
         self.lock().close(id);
     }
@@ -192,7 +193,7 @@ impl Memory {
         }
         // All tiles of an object are on one account.
         let kind = entry.map_or(kind, |entry| entry.kind);
-        // What it would add if nobody else had its keyframe: an upper bound.
+        // An upper bound: its size if no other state had its keyframe.
         let most = kept.own_bytes() as u64 + kept.shared_bytes().map_or(0, |bytes| bytes.len() as u64);
         if !inside.make_room(most, self.limit, kind, key.0) {
             return;
@@ -214,7 +215,7 @@ impl Inside {
         self.entries.get(&id)?.tiles.get(&(tensor, tile)).cloned()
     }
 
-    /// Makes room for `bytes` of `id`; `false` if that would take more than its share.
+    /// Makes room for `bytes` of `id`; `false` if that would exceed its share.
     fn make_room(&mut self, bytes: u64, limit: u64, kind: Use, id: Id) -> bool {
         let half = limit / 2;
         while self.used.iter().sum::<u64>() + bytes > limit {
@@ -229,7 +230,7 @@ impl Inside {
         true
     }
 
-    /// Closes every chain that this object is in: an open file without a name keeps its room on the device.
+    /// Closes every chain that contains this object: an open file without a name keeps its space on the device.
     fn close(&mut self, id: Id) {
         let with_it = |chain: &[Arc<Object>]| chain.iter().any(|object| object.header().id == id);
         let chains: Vec<Id> = self.open.iter().filter(|(_, chain)| with_it(chain)).map(|(first, _)| *first).collect();
@@ -262,7 +263,7 @@ fn address(bytes: &Arc<Vec<u8>>) -> usize {
     Arc::as_ptr(bytes) as usize
 }
 
-/// The right to decode a tile. Dropped unused (an error), it lets the next one try.
+/// The right to decode a tile. If dropped unused (an error), the next thread tries.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
     memory: &'a Memory,

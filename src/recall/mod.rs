@@ -1,8 +1,10 @@
-//! Recall: which objects and tiles a read needs; tiles to bytes; the cache of decoded files.
+//! Recall: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //!
-//! A read costs the tiles it touches and their chain, not the file. Each unit is decoded once however many ask for it,
-//! into a file of the cache that later opens are served from by passthrough. Every checksum is verified: bytes that
-//! are not what was archived are an error, never an answer.
+//! A read costs the tiles that it touches and their chain, not the file. However many readers need a unit, it is
+//! decoded once, into a file of the cache. Later opens read that file by passthrough. Every checksum is verified: bytes
+//! that differ from the archived ones are an error, never an answer.
+//!
+//! Every function that returns an `io::Result` passes on the device's errors.
 
 mod beside;
 mod cache;
@@ -34,7 +36,7 @@ pub use reader::Reader;
 pub(crate) use stream::decode_unit;
 pub use stream::stream;
 
-/// What all readers of a store share.
+/// The shared data of all readers of a store.
 #[derive(Debug)]
 pub struct Recall {
     objects: Arc<Objects>,
@@ -42,30 +44,30 @@ pub struct Recall {
     memory: Arc<Memory>,
     /// Decodes ahead of readers, and whole files.
     pool: Pool,
-    /// One reader per object, however many handles. Taken to look one up; chains are opened outside it.
+    /// One reader per object, for all handles. Held to look one up; chains are opened outside it.
     readers: Mutex<HashMap<Id, Weak<Reader>>>,
 }
 
 impl Recall {
-    /// Readers for `objects`, decoding into `cache` on `threads` threads, with `memory` bytes of decoded states.
+    /// Readers for `objects` that decode into `cache` on `threads` threads, with `memory` bytes of decoded states.
     ///
     /// # Errors
-    /// When threads cannot be started.
+    /// Threads cannot be started.
     pub fn new(objects: Arc<Objects>, cache: Cache, memory: u64, threads: usize) -> std::io::Result<Arc<Recall>> {
         let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("recall-{n}"))
-            // Read-ahead must never end the daemon; whoever wants the unit decodes it again and gets the answer.
+            // Read-ahead must never end the daemon. A reader that needs the unit decodes it again and gets the error.
             .panic_handler(|_| log::error!("a task that read ahead panicked"));
         let pool = Pool::new(builder)?;
         let memory = Arc::new(Memory::new(memory));
         Ok(Arc::new(Recall { objects, cache, memory, pool, readers: Mutex::new(HashMap::new()) }))
     }
 
-    /// Opens an object and its ancestors, to be decoded with what is in memory.
+    /// Opens an object and its ancestors, to be decoded with states in memory.
     ///
     /// # Errors
-    /// [`ReadError`] names the object that is missing or damaged.
+    /// [`ReadError`] names the missing or damaged object.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
         let chain = Chain::open(&self.objects, id)?;
         Ok(chain.with_memory(&self.memory))
@@ -76,10 +78,10 @@ impl Recall {
         &self.memory
     }
 
-    /// Opens the file that an object holds. Blocks on the device.
+    /// Opens the file of an object. Blocks on the device.
     ///
     /// # Errors
-    /// [`ReadError`] names the object that is missing or damaged.
+    /// [`ReadError`] names the missing or damaged object.
     pub fn reader(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let known = |readers: &HashMap<Id, Weak<Reader>>| readers.get(&id).and_then(Weak::upgrade);
         if let Some(reader) = known(&self.readers.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -99,17 +101,17 @@ impl Recall {
         Ok(reader)
     }
 
-    /// Opens what can be read of the file that an object holds, though ancestors may be missing.
+    /// Opens the readable part of an object's file; ancestors may be missing.
     ///
     /// # Errors
-    /// [`ReadError`] when the object itself is missing or damaged.
+    /// [`ReadError`] if the object itself is missing or damaged.
     pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let chain = Chain::open_part(&self.objects, id)?;
         let order = order(&chain)?;
         Ok(Reader::new(Arc::clone(self), chain, order))
     }
 
-    /// Hands the whole decoded file of an object to `put`, piece by piece with the place of each.
+    /// Passes the whole decoded file of an object to `put`, in pieces with their offsets.
     ///
     /// # Errors
     /// [`ReadError`]; an error of `put` is reported as one of the object.
@@ -118,7 +120,7 @@ impl Recall {
         self.pool.install(|| copy(&chain, put))
     }
 
-    /// Lets go of what is kept about an object that is gone.
+    /// Drops everything kept about an object that is gone.
     pub fn forget(&self, id: Id) {
         self.cache.forget(id);
         self.memory.forget(id);
@@ -130,8 +132,7 @@ impl Recall {
     }
 }
 
-/// Hands the whole decoded file that a chain is for to `put`, piece by piece with the place of each, on the pool it is
-/// called in.
+/// Passes the whole decoded file of a chain to `put`, in pieces with their offsets, on the caller's pool.
 ///
 /// # Errors
 /// [`ReadError`]; an error of `put` is reported as one of the object.

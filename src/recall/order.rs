@@ -1,5 +1,5 @@
-//! Where the rows of an object's tables belong in its file. An object has them in the order of their ids, which are in
-//! its skeleton: so that is read as the container that it is.
+//! The original order of the rows in a file's tables. An object has the rows in the order of their ids. The ids are in
+//! its skeleton, so the skeleton is parsed as a container.
 
 use std::io;
 use std::ops::Range;
@@ -11,13 +11,13 @@ use crate::store::object::gaps;
 
 use super::{Chain, ReadError, walk};
 
-/// Chunks of a skeleton that are read: half a gigabyte, more than the ids of all rows that a container may have.
+/// Maximum number of skeleton chunks to read: half a gigabyte, more than the ids of all rows that a container may have.
 const MAX_CHUNKS: usize = (512 << 20) / TILE_BYTES;
 
-/// The order of the rows in the file that the chain's leaf stands for. Blocks on the device.
+/// The order of the rows in the file of the chain's leaf. Blocks on the device.
 ///
 /// # Errors
-/// [`ReadError`] when the skeleton is damaged, or is not what was archived.
+/// [`ReadError`] if the skeleton is damaged, or differs from the archived one.
 pub fn order(chain: &Chain) -> Result<Order, ReadError> {
     let leaf = chain.leaf();
     let index = leaf.index();
@@ -50,9 +50,9 @@ pub fn order(chain: &Chain) -> Result<Order, ReadError> {
     }
 }
 
-/// A file of which only the bytes outside of tensors are known; the others are read as 0.
+/// A file of which only the bytes outside of tensors are known; the others read as 0.
 struct Skeleton {
-    /// Ranges of the file, ascending, and where their bytes begin.
+    /// Ascending ranges of the file, and the offset of their bytes.
     places: Vec<(Range<u64>, usize)>,
     bytes: Vec<u8>,
     len: u64,

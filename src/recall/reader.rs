@@ -1,4 +1,4 @@
-//! An open released file: decodes what is asked for, once, into a file of the cache, and reads from there.
+//! An open released file: decodes requested bytes once, into a file of the cache, and reads from there.
 
 use std::fs::File;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use super::layout::{Layout, Unit};
 use super::stream::{decode_unit, short};
 use super::{Chain, ReadError, Recall};
 
-/// Units decoded ahead of a reader that reads on where it stopped: enough to keep two cores ahead of a copy by the
-/// kernel, few enough that a reader which stops has cost 4 MiB.
+/// Units decoded ahead of a sequential reader. They keep two cores ahead of a copy by the kernel, and cost only 4 MiB
+/// if the reader stops.
 const AHEAD: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,25 +25,25 @@ enum Progress {
     Present,
 }
 
-/// An open released file. It keeps what it needs alive, whatever happens to names and objects meanwhile.
+/// An open released file. It keeps all that it needs alive if names and objects change meanwhile.
 #[derive(Debug)]
 pub struct Reader {
     recall: Arc<Recall>,
     chain: Chain,
     layout: Layout,
-    /// Of the rows in its tables: the layout is that of the ordered file.
+    /// The order of the rows in its tables; the layout is that of the ordered file.
     order: Order,
-    /// Decoded bytes, at their offsets; `None` when the cache has no room, and then each read decodes.
+    /// Decoded bytes, at their offsets. `None` if the cache has no room; each read decodes then.
     file: Option<Arc<File>>,
-    /// One per unit. Taken to claim and to finish a unit, never while one is decoded.
+    /// One per unit. Held to claim or finish a unit, never during decoding.
     progress: Mutex<Vec<Progress>>,
     finished: Condvar,
     missing: AtomicUsize,
-    /// The device had no room for the decoded file: from then on each read decodes.
+    /// The device had no room for the decoded file; each later read decodes.
     no_room: AtomicBool,
-    /// Where the last read ended: one that begins there is sequential.
+    /// End of the last read: a read that begins there is sequential.
     last_end: AtomicU64,
-    /// The unit decoded last when there is no file.
+    /// The unit decoded last, if there is no file.
     last_unit: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
     /// For tasks that must not keep the reader alive longer than its handles do.
     me: Weak<Reader>,
@@ -78,18 +78,18 @@ impl Reader {
         self.chain.leaf().header().logical_len
     }
 
-    /// Whether the file has no bytes.
+    /// True if the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The whole decoded file in the cache, when it is there: to be served by passthrough.
+    /// The whole decoded file in the cache, if it is complete: passthrough serves it.
     pub fn cached_file(&self) -> Option<Arc<File>> {
         self.file.as_ref().filter(|_| self.missing.load(Ordering::Acquire) == 0).map(Arc::clone)
     }
 
-    /// The file that holds these bytes decoded already, at their offset, if they all are: reading them then costs no more
-    /// than of any plain file.
+    /// The file that holds these bytes at their offset, if all are decoded. Reading them then costs no more than with
+    /// any plain file.
     pub fn present(&self, offset: u64, len: u64) -> Option<&Arc<File>> {
         let file = self.file.as_ref()?;
         let end = self.len().min(offset.saturating_add(len));
@@ -99,8 +99,8 @@ impl Reader {
         self.layout.segments[segments].iter().all(present).then_some(file)
     }
 
-    /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes what is not decoded yet:
-    /// never on a thread that answers the kernel.
+    /// Reads up to `buf.len()` bytes at `offset`; short only at the end of the file. Decodes missing units, so never
+    /// call it on a thread that answers the kernel.
     ///
     /// # Errors
     /// [`ReadError`] names object and tensor.
@@ -114,7 +114,7 @@ impl Reader {
         let Some(file) = self.file.as_ref().filter(|_| !self.no_room.load(Ordering::Relaxed)) else {
             return self.read_uncached(offset, buf);
         };
-        // What this read needs is decoded side by side; a sequential reader gets more, ahead of its asking.
+        // Decode the units of this read in parallel; for a sequential reader also the next ones.
         let ahead = if self.last_end.swap(end, Ordering::Relaxed) == offset { AHEAD } else { 0 };
         self.start(segments.start + 1..segments.end + ahead);
         for segment in &self.layout.segments[segments] {
@@ -127,7 +127,8 @@ impl Reader {
         Ok(buf.len())
     }
 
-    /// Returns when a unit's bytes are in the file: decodes them, or waits for whoever does. `false`: there is no room.
+    /// Returns when a unit's bytes are in the file: decodes them, or waits for another thread. `false` if there is no
+    /// room.
     fn ensure(&self, file: &File, unit: usize) -> Result<bool, ReadError> {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -144,9 +145,9 @@ impl Reader {
         self.fill(file, unit)
     }
 
-    /// Decodes a unit that this thread has claimed and writes it where it belongs. `false`: there is no room.
+    /// Decodes a unit that this thread has claimed and writes it to its place. `false` if there is no room.
     fn fill(&self, file: &File, unit: usize) -> Result<bool, ReadError> {
-        // Whatever happens, a panic included, waiters must find the unit claimed no more.
+        // Whatever happens, including a panic, waiters must find the claim released.
         struct Claim<'a>(&'a Reader, usize, Progress);
         impl Drop for Claim<'_> {
             fn drop(&mut self) {
@@ -169,7 +170,7 @@ impl Reader {
                 return Ok(false);
             }
         }
-        // Before anybody can see the unit: who has read all of the file finds it whole.
+        // Before any thread can see the unit: a reader of the whole file must find it complete.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1
             && let Some(file) = &self.file
         {
@@ -192,14 +193,14 @@ impl Reader {
         self.layout.segments[range].iter().filter(move |segment| segment.unit == unit)
     }
 
-    /// Starts decoding the units of these segments on the pool. Failures show when a reader gets there.
+    /// Starts decoding the units of these segments on the pool. Errors appear when a reader gets there.
     fn start(&self, segments: Range<usize>) {
         let segments = self.layout.segments.iter().take(segments.end).skip(segments.start);
         self.start_units(segments.map(|segment| segment.unit));
     }
 
-    /// Starts decoding the skeleton, if it is not larger than what a sequential reader gets ahead: whoever opens a
-    /// checkpoint reads headers first.
+    /// Starts decoding the skeleton, if it is no larger than the read-ahead: a program that opens a checkpoint reads
+    /// headers first.
     pub(super) fn start_skeleton(&self) {
         let chunk = |unit: &usize| matches!(self.layout.units[*unit], Unit::Skeleton { .. });
         let chunks: Vec<usize> = (0..self.layout.units.len()).filter(chunk).take(AHEAD + 1).collect();
@@ -234,7 +235,8 @@ impl Reader {
         }
     }
 
-    /// Reads without a file in the cache: the unit decoded last is kept, so that a sequential reader decodes once.
+    /// Reads without a file in the cache. Keeps the last decoded unit, so that a sequential reader decodes each unit
+    /// once.
     fn read_uncached(&self, offset: u64, buf: &mut [u8]) -> Result<usize, ReadError> {
         let end = offset + buf.len() as u64;
         for segment in &self.layout.segments[self.layout.covering(self.order.around(offset..end))] {

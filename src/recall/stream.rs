@@ -1,4 +1,4 @@
-//! A whole file, decoded from its first byte to its last.
+//! Decodes a whole file from its first byte to its last.
 
 use std::sync::Arc;
 
@@ -9,8 +9,7 @@ use crate::entropy::scratch;
 use super::layout::{Layout, Unit};
 use super::{Chain, ReadError, walk};
 
-/// Segments decoded ahead of the one that is handed out: keeps every core busy and bounds memory to about
-/// 32 x 3 tiles, 50 MB.
+/// Segments decoded ahead of the current one. They keep every core busy and bound memory to about 32 x 3 tiles, 50 MB.
 const BATCH: usize = 32;
 
 /// Decodes a unit.
@@ -24,11 +23,11 @@ pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, Rea
     }
 }
 
-/// Hands the file's bytes to `sink` in order, with the offset of each run and the unit it comes from; of a file whose tables
-/// have ids, the rows in the order of those ([`super::order()`]). Decodes in parallel on the pool it is called in.
+/// Passes the file's bytes to `sink` in order, with the offset and the unit of each run. If its tables have ids, the
+/// rows come in the order of those ([`super::order()`]). Decodes in parallel on the caller's pool.
 ///
 /// # Errors
-/// The first [`ReadError`], or what `sink` returns.
+/// The first [`ReadError`], or the error of `sink`.
 pub fn stream<E: From<ReadError>>(
     chain: &Chain,
     layout: &Layout,
@@ -70,7 +69,7 @@ pub fn stream<E: From<ReadError>>(
     Ok(())
 }
 
-/// A skeleton chunk that is shorter than the file needs.
+/// The error for a skeleton that is shorter than the file needs.
 pub(super) fn short(chain: &Chain) -> ReadError {
     ReadError::object(chain.leaf().header().id, crate::store::Damage("its skeleton is cut short"))
 }

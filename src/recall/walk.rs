@@ -13,16 +13,16 @@ use super::chain::Step;
 use super::memory::Claim;
 use super::{Chain, ReadError};
 
-/// A companion's tile is decoded twice: for the tensor that needs it, and as itself.
+/// A companion's tile is needed twice: for the tensor that needs it, and as itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// The first of the two keeps the tile, the second lets it go.
+    /// The first use keeps the tile, the second drops it.
     Next,
-    /// A use between the two leaves the tile where it is.
+    /// A use between the two leaves the tile in place.
     Again,
 }
 
-/// Decodes tile number `tile` of the leaf's tensor number `tensor` and checks what it decodes to.
+/// Decodes tile `tile` of the leaf's tensor `tensor` and checks its bytes.
 ///
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
@@ -30,10 +30,10 @@ pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadEr
     decode_then(chain, tensor, tile, Then::Next)
 }
 
-/// The same for a companion's tile, which will be decoded once more as itself.
+/// The same for a companion's tile, which is needed once more as itself.
 ///
 /// # Errors
-/// As [`decode`].
+/// As of [`decode`].
 pub fn decode_again(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
     decode_then(chain, tensor, tile, Then::Again)
 }
@@ -45,14 +45,14 @@ fn decode_then(chain: &Chain, tensor: usize, tile: usize, then: Then) -> Result<
     match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
         true => Ok(bytes),
         false => {
-            let damage = Damage("a tile does not decode to what was archived");
+            let damage = Damage("a tile does not decode to the archived bytes");
             Err(ReadError::tensor(leaf.header().id, &entry.path, damage))
         }
     }
 }
 
-/// Decodes tile number `tile` of the leaf's tensor number `tensor` as far as [`State`]. Begins at the nearest ancestor
-/// that memory has, and leaves the super-steps it comes by there.
+/// Decodes tile `tile` of the leaf's tensor `tensor` to its [`State`]. Starts at the nearest ancestor in memory, and
+/// stores the super-steps on its way there.
 ///
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
@@ -60,7 +60,7 @@ pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<State>, Re
     state_from(chain, 0, tensor, tile)
 }
 
-/// Decodes as [`state`] does, for the object at this place of the chain.
+/// Decodes like [`state`], for the object at this place of the chain.
 fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
     let path = chain.path_from(place, tensor)?;
     let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
@@ -76,20 +76,21 @@ fn state_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
 
 const NO_BASE: Damage = Damage("a tensor has no base");
 
-/// Where a walk begins.
+/// The start of a walk.
 struct Begin<'a> {
-    /// None: at the object that decodes alone.
+    /// `None`: start at the object that decodes alone.
     state: Option<Arc<State>>,
-    /// Number of the first step to take.
+    /// Index of the first step to take.
     first: usize,
     /// The right to put the last state into memory.
     claim: Option<Claim<'a>>,
 }
 
-/// Finds the nearest state that memory has, or ought to have.
+/// Finds the nearest state that memory has, or should have.
 ///
-/// The search goes from the leaf to the keyframe. A thread that waits for a claim holds claims nearer the leaf only, so threads never
-/// wait in a circle. A companion counts as nearer the keyframe than the tensor that needs it: it never needs that tensor.
+/// The search goes from the leaf to the keyframe. A thread that waits for a claim only holds claims nearer the leaf, so
+/// threads never wait in a circle. A companion counts as nearer the keyframe than the tensor that needs it, since it
+/// never needs that tensor.
 fn begin<'a>(chain: &'a Chain, path: &[Step], tile: usize) -> Result<Begin<'a>, ReadError> {
     let Some(memory) = chain.memory() else { return Ok(Begin { state: None, first: 0, claim: None }) };
     let mut claim = None;
@@ -147,7 +148,7 @@ fn companion(chain: &Chain, step: &Step, tile: usize) -> Result<Option<(Dtype, B
     Ok(Some((entry.dtype, bytes)))
 }
 
-/// The companion's bytes for the elements of a tile: of another type, they are elsewhere.
+/// The companion's bytes for the elements of a tile. If its type differs, their offsets differ.
 fn same_elements(
     chain: &Chain,
     step: &Step,
@@ -171,7 +172,7 @@ fn same_elements(
     Ok(Arc::new(bytes))
 }
 
-/// The bytes of tile number `tile` of tensor number `tensor` of the object at this place of the chain.
+/// The bytes of tile `tile` of tensor `tensor` of the object at this place of the chain.
 fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize, then: Then) -> Result<Bytes, ReadError> {
     let kept = (place == 0).then(|| chain.beside());
     if let Some(bytes) = kept.and_then(|kept| kept.take(tensor, tile)) {
@@ -187,7 +188,7 @@ fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize, then: Then) ->
     Ok(bytes)
 }
 
-/// Begins at the nearest state in memory, or at the keyframe, and takes the last steps in one pass over their payloads.
+/// Starts at the nearest state in memory, or at the keyframe, and takes the last steps in one pass over their payloads.
 fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
     let path = chain.path_from(place, tensor)?;
     let Begin { mut state, first, claim } = begin(chain, &path, tile)?;
@@ -212,7 +213,7 @@ fn bytes_from(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result
     Ok(bytes)
 }
 
-/// Takes the last steps together: a tile's bytes, and its state if memory is to have it.
+/// Takes the last steps together: a tile's bytes, and its state if memory should keep it.
 fn run(
     chain: &Chain,
     base: Option<&State>,
@@ -253,7 +254,7 @@ fn run(
     tile::decode_run(base, last.entry.spec(tile), &links, keep).map_err(|corrupt| failed(last, corrupt.into()))
 }
 
-/// Decodes chunk number `chunk` of the skeleton.
+/// Decodes chunk `chunk` of the skeleton.
 ///
 /// # Errors
 /// [`ReadError`] names the object.
@@ -265,6 +266,6 @@ pub fn skeleton(object: &Object, chunk: usize) -> Result<Vec<u8>, ReadError> {
     let bytes = zstd::bulk::decompress(&payload, TILE_BYTES).map_err(fail)?;
     match xxh3_64(&bytes) == tile.decoded_hash {
         true => Ok(bytes),
-        false => Err(fail(Damage("a chunk does not decode to what was archived").into())),
+        false => Err(fail(Damage("a chunk does not decode to the archived bytes").into())),
     }
 }

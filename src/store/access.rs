@@ -1,4 +1,4 @@
-//! Who may get at a store without going through a mount: its owner alone.
+//! Keeps everyone but the owner out of a store, except through a mount.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 
 use super::beneath;
 
-/// The list that what is made in a directory inherits. The mount knows of modes only: a list that lets somebody in would
-/// look like a mode that lets a whole group in.
+/// The default ACL, which new files in a directory inherit. The mount only knows modes: an ACL that lets in one user
+/// would look like a mode that lets in a whole group.
 const INHERITED: &str = "system.posix_acl_default";
 
-/// Makes a directory of the store its owner's alone, whatever it was before. The tree's own mode is the applications'.
+/// Restricts a directory of the store to its owner, whatever its mode was. The tree's own mode belongs to the
+/// applications.
 pub(super) fn close(directory: &Path, is_tree: bool) -> io::Result<()> {
     let held = beneath::hold(directory, Path::new(""))?;
     let path = beneath::by_descriptor(&held);
@@ -26,17 +27,14 @@ pub(super) fn close(directory: &Path, is_tree: bool) -> io::Result<()> {
         return Ok(());
     }
     match fs::set_permissions(&path, Permissions::from_mode(mode & 0o700)) {
-        // Somebody else's: `exposed` says what follows from that.
+        // Another user's directory: `exposed` reports the consequence.
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => Ok(()),
         result => result,
     }
 }
 
-/// The directory on the way to `root` (absolute, without links), or that itself, in which somebody but this process's user and
-/// root may put another store in its place; none if there is no such.
-///
-/// # Errors
-/// What the device reports.
+/// The first directory at or above `root` (absolute, without links) where a user other than root and this process's
+/// user can replace the store. `None` if there is none.
 pub fn exposed(root: &Path) -> io::Result<Option<PathBuf>> {
     let own = rustix::process::geteuid().as_raw();
     for directory in root.ancestors() {

@@ -1,9 +1,9 @@
-//! Reaches what lies below a directory of the store, and nothing else.
+//! Opens paths below a directory of the store, and nothing outside it.
 //!
-//! Whoever may write in a mount can put a link in the place of a directory between two steps of the archive, and a store
-//! may have been made by somebody else. So what is in it is not opened by its whole path: each name is opened in the
-//! directory before it, and no link is followed. A path that leads through one is as one that leads through a file
-//! (`ENOTDIR`); one with `..` in it, or an absolute one, is refused (`EXDEV`).
+//! A user of a mount can replace a directory with a symlink between two steps of the archive, and another user may have
+//! made the store. So nothing is opened by its whole path: each name is opened in the directory before it, and symlinks
+//! are never followed. A path through a symlink fails like a path through a file (`ENOTDIR`). An absolute path, or one
+//! with `..`, is refused (`EXDEV`).
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
@@ -16,19 +16,20 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// To go on from it only: no permission to read is needed, and nothing waits.
+/// Flags of a handle that only opens the next name: it needs no read permission and never blocks.
 const STEP: libc::c_int = libc::O_PATH | libc::O_DIRECTORY;
 
-/// Longest path that is used as it is: the kernel takes 4,095 bytes, and a step may need another name in the same directory.
+/// Longest path that is used directly. The kernel takes 4,095 bytes, and a step may need another name in the same
+/// directory.
 const LONGEST: usize = 4095 - 256;
 
-/// Opens a name in a directory; a link is not followed.
+/// Opens a name in a directory, without following a symlink.
 fn open_in(directory: &File, name: &OsStr, flags: libc::c_int) -> io::Result<File> {
     let flags = OFlags::from_bits_retain(flags.cast_unsigned()) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(directory, name, flags, Mode::empty())?.into())
 }
 
-/// The names that a path consists of, and none that leads upwards.
+/// The components of a path; refuses those that lead upwards.
 fn names(path: &Path) -> io::Result<Vec<&OsStr>> {
     let name = |component| match component {
         Component::Normal(name) => Ok(name),
@@ -37,17 +38,17 @@ fn names(path: &Path) -> io::Result<Vec<&OsStr>> {
     path.components().map(name).collect()
 }
 
-/// The directory that `names` lead to, from `root` on, which is no link itself.
+/// Opens the directory at `names` below `root`, which must not be a symlink itself.
 fn walk(root: &Path, names: &[&OsStr]) -> io::Result<File> {
     let root = OpenOptions::new().read(true).custom_flags(STEP | libc::O_NOFOLLOW).open(root)?;
     names.iter().try_fold(root, |directory, name| open_in(&directory, name, STEP))
 }
 
-/// Opens what is at `path` below `root` with these flags of open(2), which neither create nor truncate. The last name
-/// is not followed either.
+/// Opens `path` below `root` with these flags of open(2), which neither create nor truncate. A symlink as last name is
+/// not followed either.
 ///
 /// # Errors
-/// What the device reports; `ENOTDIR`, `ELOOP` or `EXDEV` for what leads elsewhere.
+/// Device errors; `ENOTDIR`, `ELOOP` or `EXDEV` for a path that leads outside.
 pub fn open(root: &Path, path: &Path, flags: libc::c_int) -> io::Result<File> {
     let names = names(path)?;
     match names.split_last() {
@@ -56,8 +57,8 @@ pub fn open(root: &Path, path: &Path, flags: libc::c_int) -> io::Result<File> {
     }
 }
 
-/// Refers to what is at `path` below `root`, whatever it is. No permission is needed; only its metadata can be had, and
-/// what [`by_descriptor`] leads to.
+/// Opens an `O_PATH` handle for `path` below `root`, for any kind of file. It needs no permission, and gives only
+/// metadata and [`by_descriptor`].
 ///
 /// # Errors
 /// As of [`open`].
@@ -65,10 +66,10 @@ pub fn hold(root: &Path, path: &Path) -> io::Result<File> {
     open(root, path, libc::O_PATH)
 }
 
-/// Opens a regular file to read it. Does not wait for anything that another kind of file may wait for.
+/// Opens a regular file to read it. Never blocks on other kinds of files.
 ///
 /// # Errors
-/// As of [`open`]; `InvalidInput` when it is something else.
+/// As of [`open`]; `InvalidInput` if it is no regular file.
 pub fn open_file(root: &Path, path: &Path) -> io::Result<File> {
     plain(open(root, path, libc::O_RDONLY | libc::O_NONBLOCK)?)
 }
@@ -81,7 +82,7 @@ pub fn open_dir(root: &Path, path: &Path) -> io::Result<File> {
     open(root, path, libc::O_RDONLY | libc::O_DIRECTORY)
 }
 
-/// What is at `path` below `root`.
+/// The metadata of `path` below `root`.
 ///
 /// # Errors
 /// As of [`open`].
@@ -89,11 +90,11 @@ pub fn metadata(root: &Path, path: &Path) -> io::Result<Metadata> {
     hold(root, path)?.metadata()
 }
 
-/// A path for calls that go by one, and what keeps it good.
+/// A path for calls that need one, and the handle that keeps it valid.
 #[derive(Debug)]
 pub struct Reached {
     path: PathBuf,
-    /// The path begins with this descriptor.
+    /// The descriptor that the path begins with.
     _from: Option<File>,
 }
 
@@ -117,13 +118,13 @@ impl From<PathBuf> for Reached {
     }
 }
 
-/// What is at `path` below `root`, for steps that go by a name; whoever takes them knows that no link is on the way.
+/// The path of `path` below `root`, for calls that need a name. The caller must know that no symlink is on the way.
 ///
-/// A path may be longer than the kernel takes in one call. Then the answer begins with the descriptor of the directory two
-/// above: it is short, and its parent is a name like any other.
+/// A path may be longer than the kernel takes in one call. The result then begins with the descriptor of the directory
+/// two levels above: it is short, and its parent is an ordinary name.
 ///
 /// # Errors
-/// What the device reports of a directory on the way, for long paths only; as of [`open`].
+/// As of [`open`], for long paths only.
 pub fn reach(root: &Path, path: &Path) -> io::Result<Reached> {
     // `join("")` would end in a slash.
     let whole = if path.as_os_str().is_empty() { root.to_path_buf() } else { root.join(path) };
@@ -136,24 +137,24 @@ pub fn reach(root: &Path, path: &Path) -> io::Result<Reached> {
     Ok(Reached { path: by_descriptor(&from).join(last[0]).join(last[1]), _from: Some(from) })
 }
 
-/// A path that leads to an open file or directory, whatever has become of its name.
+/// A path to an open file or directory; it stays valid if the file's name changes.
 pub fn by_descriptor(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Opens a regular file by a path whose directory is to be trusted, to read it.
+/// Opens a regular file to read it, by a path whose directory is trusted.
 ///
 /// # Errors
-/// What the device reports; `ELOOP` for a link; `InvalidInput` for what is no regular file.
+/// Device errors; `ELOOP` for a symlink; `InvalidInput` if it is no regular file.
 pub fn open_plain(path: &Path) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     plain(OpenOptions::new().read(true).custom_flags(flags).open(path)?)
 }
 
-/// The file, if it is a regular one.
+/// Checks that the file is a regular one.
 ///
 /// # Errors
-/// `InvalidInput` if not; what the device reports.
+/// `InvalidInput` if it is not; device errors.
 pub fn plain(file: File) -> io::Result<File> {
     match file.metadata()?.is_file() {
         true => Ok(file),
@@ -180,7 +181,7 @@ mod tests {
             let reached = reach(dir.path(), &file).unwrap();
             assert!(reached.as_os_str().len() <= LONGEST);
             fs::write(&reached, format!("{level}")).unwrap();
-            // Its directory is no link, whatever the path begins with.
+            // Its directory is no symlink, although the path begins with one.
             assert!(fs::symlink_metadata(reached.parent().unwrap()).unwrap().is_dir());
             fs::rename(reached, reach(dir.path(), &other).unwrap()).unwrap();
             assert!(!reach(dir.path(), &file).unwrap().exists());
@@ -207,7 +208,7 @@ mod tests {
         assert_eq!(code("a/b/f"), Ok(()));
         assert_eq!(code("a/./b//f"), Ok(()));
         assert_eq!(code("up/f"), Err(Some(libc::ENOTDIR)));
-        // Not even where it leads to something inside.
+        // Not even if the symlink leads to something inside.
         assert_eq!(code("a/link/f"), Err(Some(libc::ENOTDIR)));
         assert_eq!(code("a/b/g"), Err(Some(libc::ELOOP)));
         assert_eq!(code("../f"), Err(Some(libc::EXDEV)));
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(code("none"), Err(Some(libc::ENOENT)));
         assert!(metadata(&root, Path::new("")).unwrap().is_dir());
         assert!(metadata(&root, Path::new("up")).unwrap().file_type().is_symlink());
-        // The root itself is no link.
+        // The root itself must be no symlink.
         assert!(open_file(&root.join("up/root"), Path::new("a/b/f")).is_ok());
         assert!(open_file(&root.join("up"), Path::new("f")).is_err());
     }

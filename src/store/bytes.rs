@@ -1,9 +1,9 @@
-//! Little-endian reading and writing of the store's own structures: every length is checked before it is believed.
+//! Little-endian reading and writing of the store's own structures. Every length is checked before use.
 
 use super::Damage;
 use crate::entropy::varint;
 
-/// Reads fields one after the other from bytes that may be damaged.
+/// Reads consecutive fields from bytes that may be damaged.
 pub(crate) struct Fields<'a> {
     bytes: &'a [u8],
 }
@@ -49,11 +49,11 @@ impl<'a> Fields<'a> {
         Ok(f64::from_le_bytes(self.array()?))
     }
 
-    /// A count of things that take at least `each` bytes in what is left, so that it can bound an allocation.
+    /// A count of items of at least `each` bytes in the remaining bytes, so it may bound an allocation.
     pub(crate) fn count(&mut self, each: usize) -> Result<usize, Damage> {
         let count = self.u32()? as usize;
         if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
-            return Err(Damage("a count is larger than what follows"));
+            return Err(Damage("a count is larger than the rest"));
         }
         Ok(count)
     }
@@ -68,11 +68,11 @@ impl<'a> Fields<'a> {
         varint::take(&mut self.bytes).map_err(|_| Damage("an integer is cut short"))
     }
 
-    /// A count of things that take at least `each` bytes in what is left, as [`Fields::count`].
+    /// Like [`Fields::count`], with the count as a varint.
     pub(crate) fn varcount(&mut self, each: usize) -> Result<usize, Damage> {
-        let count = usize::try_from(self.varint()?).map_err(|_| Damage("a count is larger than what follows"))?;
+        let count = usize::try_from(self.varint()?).map_err(|_| Damage("a count is larger than the rest"))?;
         if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
-            return Err(Damage("a count is larger than what follows"));
+            return Err(Damage("a count is larger than the rest"));
         }
         Ok(count)
     }

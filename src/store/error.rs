@@ -1,9 +1,9 @@
-//! What can be wrong with a store.
+//! Errors of a store.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Bytes on the device that are not what was written; says which rule they break.
+/// Bytes on the device differ from the written ones; names the broken rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Damage(pub &'static str);
@@ -17,44 +17,47 @@ impl From<Damage> for io::Error {
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The directory holds something else.
-    #[error("{0} is not a stepfs store and not empty; name an empty or new directory to make one")]
+    /// The directory holds other files.
+    #[error("{0} is not a stepfs store and not empty; name an empty or new directory to create one")]
     NotAStore(PathBuf),
     /// There is no store at the path.
-    #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` makes one")]
+    #[error("there is no stepfs store at {0}; `stepfs mount STORE DIR` creates one")]
     Missing(PathBuf),
-    /// Made by a newer stepfs.
-    #[error("the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs", FORMAT = super::FORMAT)]
+    /// A newer stepfs made it.
+    #[error(
+        "the store has format {found}, this stepfs reads up to format {FORMAT}; use a newer stepfs",
+        FORMAT = super::FORMAT
+    )]
     Newer {
         /// The store's format.
         found: u32,
     },
-    /// `stepfs.toml` cannot be understood.
+    /// `stepfs.toml` cannot be parsed.
     #[error("stepfs.toml: {0}")]
     Settings(String),
-    /// Another process has it.
+    /// Another process holds the lock.
     #[error("{path} is in use by process {holder}; one daemon at a time may use a store (`stepfs umount` ends it)")]
     Busy {
         /// The store.
         path: PathBuf,
-        /// Process number of the holder, or "another machine".
+        /// Process id of the holder, or "another machine".
         holder: String,
     },
-    /// A directory or file of the store itself is something else.
-    #[error("{0} is a link or no {1}; a store has real ones only, whoever made it")]
+    /// A directory or file of the store has another type, such as a symlink.
+    #[error("{0} is a symlink or no {1}; a store's files and directories must be real ones")]
     NotReal(PathBuf, &'static str),
     /// The device reports an error.
     #[error("{path}: {source}")]
     Io {
-        /// What was being opened or written.
+        /// The path of the failed call.
         path: PathBuf,
-        /// The device's words.
+        /// The device's error.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Adds the path to an error of the device.
+    /// Adds the path to a device error.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Io { path, source }

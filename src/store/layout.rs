@@ -1,4 +1,4 @@
-//! The directories of a store, its lock, and what `open` puts right.
+//! The directories of a store, its lock, and the recovery at open.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,10 +16,10 @@ const DIRECTORIES: [&str; 4] = ["tree", "objects", "tmp", "cache"];
 const SETTINGS: &str = "stepfs.toml";
 const SETTINGS_STEPS: (CrashPoint, CrashPoint) = (CrashPoint::SettingsWritten, CrashPoint::SettingsInPlace);
 const LOCK: &str = "lock";
-/// More than rules for every checkpoint that anybody has; a file that goes on for ever is not read into memory.
+/// Larger than any real settings; a larger file is not read into memory.
 const MAX_SETTINGS_BYTES: u64 = 1 << 20;
-/// A daemon that was just told to end, or killed, lets go of its lock a moment later; and so does a child that it was
-/// starting, which has the lock until it is another program.
+/// After a daemon is told to end, or is killed, its lock lasts a moment longer. A child that it was just starting also
+/// holds the lock until it executes its program.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One store. [`Store::open`] holds its lock for this process; [`Store::look`] does not.
@@ -28,18 +28,18 @@ pub struct Store {
     root: PathBuf,
     settings: Settings,
     io: Io,
-    /// None of a store that is only looked at.
+    /// `None` for a store that [`Store::look`] opened.
     witness: Option<Witness>,
-    /// Released by the kernel when the process ends, however it ends.
+    /// The kernel releases it when the process ends for any reason.
     _lock: Option<File>,
 }
 
 impl Store {
-    /// Opens a store for writing: takes its lock, then finishes or undoes what a crash left. Makes the store when the
-    /// directory is missing or empty.
+    /// Opens a store for writing: takes its lock, then finishes or undoes the work that a crash interrupted. Creates
+    /// the store if the directory is missing or empty.
     ///
     /// # Errors
-    /// [`Error`] in words for the user.
+    /// [`Error`], with a message for the user.
     pub fn open(root: &Path) -> Result<Store, Error> {
         Store::open_on(Io::disk(), root)
     }
@@ -47,18 +47,18 @@ impl Store {
     /// [`Store::open`] on another device than the disk.
     ///
     /// # Errors
-    /// [`Error`] in words for the user.
+    /// As of [`Store::open`].
     pub fn open_on(io: Io, root: &Path) -> Result<Store, Error> {
         let made = if root.join(SETTINGS).exists() { None } else { Some(create(&io, root)?) };
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
-        // The format first: a newer store must not be touched, not even to find out whether it is in use.
+        // Check the format first: a newer store must not be touched, not even to check whether it is in use.
         let settings = read_settings(&root)?;
         let lock = match made {
             Some(lock) => lock,
             None => take_lock(&root)?,
         };
         make_directories(&io, &root)?;
-        // Before anything of the tree can be written.
+        // Before any write to the tree.
         let witness = Some(Witness::new(&root.join("tree")).map_err(Error::io(&root))?);
         let store = Store { root, settings, io, witness, _lock: Some(lock) };
         release::recover(&store).map_err(Error::io(store.tmp()))?;
@@ -66,11 +66,11 @@ impl Store {
         Ok(store)
     }
 
-    /// Opens a store for writing whose `stepfs.toml` may be damaged or gone: it is written anew then, as far as it can be known,
-    /// and what there is stays beside it as `stepfs.toml.damaged`. Answers what was done, in words.
+    /// Opens a store for writing whose `stepfs.toml` may be damaged or missing. If so, writes it again from all that is
+    /// known, and keeps the old file as `stepfs.toml.damaged`. Returns a message that says so.
     ///
     /// # Errors
-    /// [`Error`] in words for the user: also when nothing else says that this is a store, or whose.
+    /// [`Error`], with a message for the user; also if nothing else shows that this is a store, or its id.
     pub fn open_damaged(root: &Path) -> Result<(Store, Option<String>), Error> {
         let (io, path) = (Io::disk(), root.join(SETTINGS));
         let text = match fs::read(&path) {
@@ -100,10 +100,10 @@ impl Store {
         Ok((Store::open_on(io, root)?, Some(words)))
     }
 
-    /// Opens a store to look at it, mounted or not. Nothing is changed.
+    /// Opens a store for reading, mounted or not. Changes nothing.
     ///
     /// # Errors
-    /// [`Error`] in words for the user.
+    /// [`Error`], with a message for the user.
     pub fn look(root: &Path) -> Result<Store, Error> {
         if !root.join(SETTINGS).exists() {
             return Err(Error::Missing(root.to_path_buf()));
@@ -114,10 +114,10 @@ impl Store {
         Ok(Store { root, settings, io: Io::disk(), witness: None, _lock: None })
     }
 
-    /// Whether some process has the store open for writing.
+    /// True if a process has the store open for writing.
     ///
     /// # Errors
-    /// [`Error::Missing`]; what the device reports.
+    /// [`Error::Missing`]; device errors.
     pub fn is_locked(root: &Path) -> Result<bool, Error> {
         let path = root.join(LOCK);
         match beneath::open_plain(&path) {
@@ -127,10 +127,10 @@ impl Store {
         }
     }
 
-    /// Whether a file can be locked as a store's is.
+    /// Checks that a file can be locked like a store's.
     ///
     /// # Errors
-    /// Why not.
+    /// The lock's error.
     pub fn can_lock(path: &Path) -> io::Result<()> {
         set_lock(&OpenOptions::new().read(true).write(true).open(path)?)
     }
@@ -140,7 +140,7 @@ impl Store {
         &self.root
     }
 
-    /// What everything durable of the store goes through.
+    /// The I/O for all durable steps of the store.
     pub fn io(&self) -> &Io {
         &self.io
     }
@@ -148,7 +148,7 @@ impl Store {
     /// Makes a file of the tree durable that nobody writes any more.
     ///
     /// # Errors
-    /// As of [`Io::sync_file`]; not what the kernel reports although nothing was lost ([`Synced::Proven`]).
+    /// As of [`Io::sync_file`]; but no error if nothing was lost ([`Synced::Proven`]).
     pub fn sync_written(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<Synced> {
         match &self.witness {
             Some(witness) => witness.sync(file, at),
@@ -156,27 +156,27 @@ impl Store {
         }
     }
 
-    /// A program's own fsync of a file of the tree failed: its bytes may be lost, and the kernel says so only once.
+    /// Notes that a program's own fsync of a file failed: its bytes may be lost, and the kernel reports that only once.
     pub fn sync_failed(&self, file: &File, error: &io::Error) {
         if let Some(witness) = &self.witness {
             witness.was_told(file, error);
         }
     }
 
-    /// The store's name.
+    /// The store's id.
     pub fn id(&self) -> Id {
         self.settings.id
     }
 
-    /// What its users chose.
+    /// Its settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Makes a profile the default one, in `stepfs.toml` too.
+    /// Makes a profile the default one, also in `stepfs.toml`.
     ///
     /// # Errors
-    /// What the device reports; [`Error::Settings`] when the file does not say it in a line of its own.
+    /// Device errors; [`Error::Settings`] if the setting has no line of its own in the file.
     pub fn set_default_profile(&mut self, profile: Profile) -> Result<(), Error> {
         let path = self.root.join(SETTINGS);
         let text = settings_text(&path)?;
@@ -189,10 +189,7 @@ impl Store {
         Ok(())
     }
 
-    /// The profiles that users ask for, for a path inside the tree: what is set on it or above it, else what the rules say.
-    ///
-    /// # Errors
-    /// What the device reports about attributes.
+    /// The requested profiles for a path inside the tree: the one set on it or above it, else those of the rules.
     pub fn profiles(&self, path: &Path) -> io::Result<Profiles> {
         let rules = self.settings.profiles(path);
         Ok(match profile_mark(&self.tree(), path)? {
@@ -211,7 +208,7 @@ impl Store {
         self.root.join("objects")
     }
 
-    /// The directory of half-done things; on the same device as all others.
+    /// The directory of unfinished files; on the same device as all others.
     pub fn tmp(&self) -> PathBuf {
         self.root.join("tmp")
     }
@@ -222,8 +219,8 @@ impl Store {
     }
 }
 
-/// Makes a store; the settings last, so that a crash leaves something that the next attempt completes. Under the lock:
-/// of two processes that make the same store, one must not give it another id after the other has begun to use it.
+/// Creates a store. The settings come last, so that after a crash the next attempt completes it. It holds the lock: of
+/// two processes that create the same store, one must not change its id after the other has begun to use it.
 fn create(io: &Io, root: &Path) -> Result<File, Error> {
     if root.exists() {
         for entry in fs::read_dir(root).map_err(Error::io(root))? {
@@ -231,7 +228,7 @@ fn create(io: &Io, root: &Path) -> Result<File, Error> {
             let ours = DIRECTORIES.iter().any(|d| name == **d) || name == LOCK || name == "stepfs.toml.new";
             let tree = root.join("tree");
             let occupied = tree.is_dir() && fs::read_dir(&tree).map_err(Error::io(&tree))?.next().is_some();
-            // Made by another process since its settings were looked for.
+            // Another process has created it in the meantime.
             let made = name == SETTINGS;
             if !made && (!ours || occupied) {
                 return Err(Error::NotAStore(root.to_path_buf()));
@@ -247,16 +244,16 @@ fn create(io: &Io, root: &Path) -> Result<File, Error> {
     make_directories(io, root)?;
     let id = Id::random().map_err(Error::io(root))?;
     let path = root.join(SETTINGS);
-    // Its own name first: a store whose settings are there is not made once more.
+    // The store's own name first: once its settings exist, the store is not created again.
     io.sync_dir(durable::parent(root), CrashPoint::StoreMade).map_err(Error::io(root))?;
     let new = root.join("stepfs.toml.new");
     io.replace(&new, &path, settings::template(id).as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;
     Ok(lock)
 }
 
-/// The tree is the mount's root, and looks like any new directory there; the rest is the owner's alone. Links are none of
-/// them: `tmp/` and `cache/` are emptied, and objects are removed. What was missing is durable then: nothing else makes the
-/// names in the store's own directory so before they are relied on.
+/// Creates the directories. The tree is the mount's root and has the mode of any new directory; the others are only for
+/// the owner. None may be a symlink: `tmp/` and `cache/` are emptied, and objects are removed. Syncs the store's
+/// directory if one was missing, since nothing else does before the names are needed.
 fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
     access::close(root, false).map_err(Error::io(root))?;
     let mut missing = false;
@@ -272,7 +269,7 @@ fn make_directories(io: &Io, root: &Path) -> Result<(), Error> {
     if missing { io.sync_dir(root, CrashPoint::StoreMade).map_err(Error::io(root)) } else { Ok(()) }
 }
 
-/// That there is no link, and no file, where a directory of the store should be. One that is missing is made at the next open.
+/// Checks that no symlink or file is in the place of a store's directory. The next open creates a missing directory.
 fn real_directory(path: &Path) -> Result<(), Error> {
     match fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.is_dir() => Err(Error::NotReal(path.to_path_buf(), "directory")),
@@ -294,8 +291,8 @@ fn settings_text(path: &Path) -> Result<String, Error> {
     read.map(|_| text).map_err(Error::io(path))
 }
 
-/// An open-file-description lock: it goes with the process, works over NFS, and is not lost when another descriptor
-/// of the file is closed.
+/// An open-file-description lock: it ends with the process, works over NFS, and survives the close of another
+/// descriptor of the file.
 fn take_lock(root: &Path) -> Result<File, Error> {
     let path = root.join(LOCK);
     let mut file = OpenOptions::new()
@@ -325,7 +322,7 @@ fn take_lock(root: &Path) -> Result<File, Error> {
         };
         return Err(Error::Busy { path: root.to_path_buf(), holder });
     }
-    // Only words for the next one who finds it locked: best effort.
+    // Best effort: only names the holder to the next process.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
 }

@@ -1,5 +1,5 @@
-//! What stepfs notes on files of its tree, as extended attributes: they go with renames, copies of the store, releases
-//! and recalls. The mount does not list them.
+//! stepfs's marks on files of its tree, as extended attributes. They survive renames, copies of the store, releases and
+//! recalls. The mount does not list them.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,19 +13,19 @@ use super::durable::{Attribute, CrashPoint, DeviceFile};
 use super::object::Id;
 use super::{Profile, beneath};
 
-/// A user wants this file, or all files below this directory, to stay.
+/// A user wants to keep this file, or all files below this directory.
 pub const PIN: &str = "user.stepfs.pin";
-/// The profile that a user wants for this file, or for all files below this directory, whatever the rules say.
+/// The profile that a user set for this file, or for all files below this directory. It overrides the rules.
 pub const PROFILE: &str = "user.stepfs.profile";
-/// A file whose bytes look like a stub, and are what a program wrote.
+/// The file's bytes look like a stub, but a program wrote them.
 pub const PLAIN: &str = "user.stepfs.plain";
-/// The object that a recalled file was decoded from: as long as nobody writes to the file it can have it back.
+/// The object that a recalled file was decoded from. If nobody writes to the file, a release uses the object again.
 pub const RECALLED: &str = "user.stepfs.recalled";
 
-/// Whether the file or directory at `path` inside the tree, or a directory above it, is pinned.
+/// True if the file or directory at `path` inside the tree, or a directory above it, is pinned.
 ///
 /// # Errors
-/// What the device reports; a file system without such attributes has no pins.
+/// Device errors. File systems without xattrs count as unpinned.
 pub fn is_pinned(tree: &Path, path: &Path) -> io::Result<bool> {
     for above in path.ancestors() {
         if read_at(tree, above, PIN)?.is_some() {
@@ -35,33 +35,33 @@ pub fn is_pinned(tree: &Path, path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether the file or directory at an absolute path is pinned itself.
+/// True if the file or directory at an absolute path is pinned itself.
 ///
 /// # Errors
-/// What the device reports; what is gone has no pin, and nothing has on a file system without such attributes.
+/// Device errors. Missing files, and file systems without xattrs, count as unpinned.
 pub fn has_pin(path: &Path) -> io::Result<bool> {
     Ok(read(path, PIN)?.is_some())
 }
 
 /// The profile that a user set for the file or directory at `path` inside the tree: its own, or that of the nearest
-/// directory above that has one.
+/// directory above.
 ///
 /// # Errors
-/// What the device reports; nothing is set on a file system without such attributes.
+/// Device errors. File systems without xattrs count as unset.
 pub fn profile_mark(tree: &Path, path: &Path) -> io::Result<Option<Profile>> {
     for above in path.ancestors() {
         let Some(value) = read_at(tree, above, PROFILE)? else { continue };
         let name = String::from_utf8_lossy(&value);
         match name.parse() {
             Ok(profile) => return Ok(Some(profile)),
-            // Nobody can set one in the mount.
-            Err(why) => log::warn!("{}: {PROFILE} is not looked at: {why}", above.display()),
+            // The mount refuses invalid values.
+            Err(why) => log::warn!("{}: {PROFILE} is ignored: {why}", above.display()),
         }
     }
     Ok(None)
 }
 
-/// A mark on what is at `path` inside the tree.
+/// Reads a mark of `path` inside the tree.
 fn read_at(tree: &Path, path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     unless_gone(beneath::reach(tree, path).and_then(|path| xattr::get(&path, name)))
 }
@@ -77,8 +77,8 @@ fn unless_gone(value: io::Result<Option<Vec<u8>>>) -> io::Result<Option<Vec<u8>>
     }
 }
 
-/// Notes on a file what it was recalled from. Best effort: without it the object may go before the file is archived
-/// again, where the file system has no such attributes.
+/// Marks a file with the object that it was recalled from. Best effort: on a file system without xattrs the object may
+/// be removed before the file is archived again.
 pub fn mark_recalled(file: &DeviceFile, object: Id) {
     let words = object.to_string();
     let mark = Attribute::Extended(OsStr::new(RECALLED), words.as_bytes());
@@ -87,27 +87,27 @@ pub fn mark_recalled(file: &DeviceFile, object: Id) {
     }
 }
 
-/// Whether a file is one that was brought back.
+/// True if the file was recalled.
 pub fn is_recalled(file: &File) -> bool {
     file.get_xattr(RECALLED).is_ok_and(|value| value.is_some())
 }
 
-/// What a file says it was recalled from.
+/// The object that a file was recalled from.
 pub fn recalled_from(file: &DeviceFile) -> Option<Id> {
     let value = file.as_file().get_xattr(RECALLED).ok().flatten()?;
     std::str::from_utf8(&value).ok()?.parse().ok()
 }
 
-/// Whether a file that looks like a stub is what a program wrote.
+/// True if a program wrote the bytes that look like a stub.
 pub(super) fn is_plain(file: &File) -> bool {
     file.get_xattr(PLAIN).is_ok_and(|value| value.is_some())
 }
 
-/// Notes on a file that it is no stub, whatever it looks like.
+/// Marks a file as no stub, whatever its bytes look like.
 pub(super) fn mark_plain(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     let mark = || file.set(&Attribute::Extended(OsStr::new(PLAIN), b"1"), at);
     match mark() {
-        // Read-only, for its owner too.
+        // Read-only, even for its owner.
         Err(error) if error.raw_os_error() == Some(libc::EACCES) => {
             let mode = file.metadata()?.permissions();
             file.set(&Attribute::Mode(mode.mode() | libc::S_IWUSR), at)?;

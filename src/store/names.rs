@@ -1,8 +1,8 @@
-//! What the numbers in a path say: which count training, which name a rank or a shard.
+//! Reads the numbers in a path: which ones count training, and which ones name a rank or a shard.
 //!
-//! In a path one component only may vary, the one that counts training steps, and in it only numbers that do not name a
-//! rank or shard. What is not recognised is taken literally. Works on bytes: two names that differ in bytes that are
-//! no UTF-8 must never become one.
+//! Only one component of a path may vary, the one that counts training steps. In it only the numbers vary that do not
+//! name a rank or shard. Everything else is taken literally. Works on bytes: two names that differ in bytes that are
+//! not UTF-8 must never become one.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,24 @@ use std::path::{Path, PathBuf};
 /// Words before a number that counts training.
 const STEP_WORDS: [&str; 13] =
     ["checkpoint", "ckpt", "chkpt", "cp", "step", "steps", "iter", "iteration", "it", "epoch", "ep", "update", "batch"];
-/// Those of them whose number counts the finest: in `epoch=3-step=120` it is 120 that counts.
+/// The words with the finest count: in `epoch=3-step=120` the number 120 counts.
 const FINE_WORDS: [&str; 7] = ["step", "steps", "iter", "iteration", "it", "update", "batch"];
-/// Words before a number that says who wrote a file, not when.
+/// Words before a number that names a file's writer, not its time.
 const PLACE_WORDS: [&str; 22] = [
     "rank", "shard", "part", "of", "mp", "pp", "tp", "dp", "ep_rank", "worker", "node", "gpu", "replica", "expert",
     "layer", "stage", "process", "seed", "fold", "run", "job", "zero",
 ];
-/// Between the index of a shard and the number of shards.
+/// Stands between the index of a shard and the number of shards.
 const OF: &str = "-of-";
 
-/// What the numbers in a path that count training say.
+/// The numbers in a path that count training.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// The path with each of them replaced by `#`, otherwise as it is: `run` and `Run` are two.
+    /// The path with each of them replaced by `#`. Case matters: `run` and `Run` differ.
     pub series: Vec<u8>,
-    /// All of them, in order. One too large for 64 bits is `u64::MAX`.
+    /// All of them, in order. A number above 64 bits is `u64::MAX`.
     pub steps: Vec<u64>,
-    /// The one that counts the finest: the last after a word such as `step`, else the last after any such word, else the
-    /// first.
+    /// The finest count: the last after a word such as `step`, else the last after any such word, else the first.
     pub step: Option<u64>,
 }
 
@@ -42,8 +41,8 @@ pub fn of_directory(path: &Path) -> Counted {
     counted(path, |components| numbered_last(components).or_else(|| varying(components)))
 }
 
-/// The path of a file with the numbers that count training replaced by `#`, in lower case: one for all states of one
-/// thing.
+/// The path of a file in lower case, with each number that counts training replaced by `#`. It is the same for all
+/// states of one file.
 pub fn pattern(path: &Path) -> Vec<u8> {
     let mut pattern = of_file(path).series;
     pattern.make_ascii_lowercase();
@@ -62,24 +61,24 @@ pub fn group(path: &Path) -> Option<PathBuf> {
     Some(path.iter().take(step + 1).collect())
 }
 
-/// Whether the last name of a path says by itself that its number counts training: `checkpoint-10`, `global_step5` or
+/// True if the last name of a path shows by itself that its number counts training: `checkpoint-10`, `global_step5` or
 /// a bare `100`, but not `exp1`.
 pub fn counts_training(path: &Path) -> bool {
     components(path).last().is_some_and(|name| counts(&fold(name)))
 }
 
-/// One of several files that are one state together.
+/// One of several files that form one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// Which one.
+    /// Its index.
     pub index: u64,
-    /// How many there are.
+    /// The number of shards.
     pub total: u64,
-    /// The name with the index left out: the same for all of them.
+    /// The name without the index; all shards share it.
     pub of: Vec<u8>,
 }
 
-/// What a name says of its shard: `variables-0-of-2.ckpt`, `model-00001-of-00003.safetensors`.
+/// The shard that a name shows: `variables-0-of-2.ckpt`, `model-00001-of-00003.safetensors`.
 pub fn shard(name: &[u8]) -> Option<Shard> {
     let folded = fold(name);
     let numbers = numbers(&folded);
@@ -94,12 +93,12 @@ fn components(path: &Path) -> impl Iterator<Item = &[u8]> {
     path.iter().map(|name| name.as_bytes())
 }
 
-/// Lower case, and as long as the name: what is not ASCII is neither letter nor digit nor separator.
+/// The name in lower case, with the same length. Bytes outside ASCII are neither letters, digits nor separators.
 fn fold(name: &[u8]) -> String {
     name.iter().map(|byte| if byte.is_ascii() { byte.to_ascii_lowercase() as char } else { '\u{1}' }).collect()
 }
 
-/// What the component that `varying` chooses says.
+/// Reads the numbers of the component that `varying` chooses.
 fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted {
     let names: Vec<&[u8]> = components(path).collect();
     let folded: Vec<String> = names.iter().map(|name| fold(name)).collect();
@@ -124,20 +123,20 @@ fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted
     Counted { series, steps: counts.into_iter().map(|(_, step)| step).collect(), step }
 }
 
-/// Whether a name says that a number in it counts training.
+/// True if a name shows that a number in it counts training.
 fn counts(name: &str) -> bool {
     let stem = name.split('.').next().unwrap_or_default();
     let bare = !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_digit());
     bare || numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
 }
 
-/// Which component may vary: the deepest that counts training, else the last if it has a number at all.
+/// The component that may vary: the deepest that counts training, else the last if it has a number at all.
 fn varying(components: &[String]) -> Option<usize> {
     let name = components.last()?;
     let last = components.len() - 1;
     let sharded = name.contains(OF);
     let version = |at: usize, name: &str| {
-        // As ElasticDL writes it; elsewhere (Lightning) a version is a run.
+        // ElasticDL's versions; elsewhere (Lightning) a version is a run.
         sharded && at + 1 == last && numbers(name).iter().any(|number| number.word == "version")
     };
     let step = components.iter().enumerate().rev().find(|(at, name)| counts(name) || version(*at, name));
@@ -153,7 +152,7 @@ fn numbered_last(components: &[String]) -> Option<usize> {
 struct Number<'a> {
     start: usize,
     end: usize,
-    /// The letters before it, separators left out.
+    /// The letters before it, without separators.
     word: &'a str,
     is_place: bool,
 }
@@ -161,7 +160,7 @@ struct Number<'a> {
 /// The runs of digits in a name, with the word before each.
 fn numbers(name: &str) -> Vec<Number<'_>> {
     let bytes = name.as_bytes();
-    // As torch's distributed checkpoint names the files of its ranks.
+    // torch's distributed checkpoint names the files of its ranks like this.
     let of_rank = name.starts_with("__") && name.ends_with(".distcp");
     let mut numbers = Vec::new();
     let mut at = 0;

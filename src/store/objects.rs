@@ -1,4 +1,4 @@
-//! All objects of a store: which there are, which need which, and which nobody needs.
+//! All objects of a store: which exist, which need which, and which nothing needs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -20,23 +20,23 @@ mod tests;
 
 pub use graph::Merge;
 
-/// Longest chain of objects that is read: a published system's. All others have at most 12. Also the
-/// number of states after which a new chain begins: a lattice keyframe costs about as much as 32 merged deltas (facts
-/// measured before the first line of code: 4 to 10 bits against 1.9 to 4.0), so longer ones save nothing.
+/// Longest chain of objects in a read: a published system's. All others have at most 12. A new chain also begins after
+/// this many states. A lattice keyframe costs as much as about 32 merged deltas, so longer chains save nothing.
+/// (Measured before the first line of code: 4 to 10 bits against 1.9 to 4.0.)
 pub const MAX_CHAIN: u32 = 32;
 
-/// Objects removed in one go: the archive has other things to do between.
+/// Objects removed in one go, so that the archive can do other work in between.
 const COLLECT_AT_ONCE: usize = 256;
 
 #[derive(Debug)]
 struct Known {
     header: Header,
     stored: u64,
-    /// Files that name it.
+    /// Number of files that name it.
     names: u32,
     /// Objects that are differences to it.
     children: Vec<Id>,
-    /// Open at the moment, perhaps.
+    /// The object, if it is open.
     open: Weak<Object>,
 }
 
@@ -44,25 +44,25 @@ struct Known {
 #[derive(Debug, Default)]
 struct Inside {
     known: HashMap<Id, Known>,
-    /// Those that no file names.
+    /// Objects that no file names.
     unnamed: BTreeSet<Id>,
     /// States of a lineage, and of files with the same tensors, by modification time.
     lineages: HashMap<u64, BTreeSet<(i64, Id)>>,
     signatures: HashMap<u64, BTreeSet<(i64, Id)>>,
-    /// Files that name an object that is not there, or cannot be read.
+    /// Missing or unreadable objects, with the number of files that name each.
     lost: HashMap<Id, u32>,
-    /// Objects whose parent is not there, or cannot be read.
+    /// Objects whose parent is missing or unreadable.
     orphans: HashSet<Id>,
-    /// Nobody names them, but what they are the base of would take more room without them than with them.
+    /// Objects that no file names, but whose removal would make the objects that depend on them larger in total.
     shared: HashSet<Id>,
-    /// Nobody names them, and merging would free too little for what it writes: more must go first.
+    /// Objects that no file names, where a merge would free too little for the bytes it writes: more must go first.
     deferred: HashSet<Id>,
-    /// Parents that an object may have on the device, though it failed to get them.
+    /// Parents that an object may have on the device, although its replacement failed.
     tried: HashMap<Id, Vec<Id>>,
 }
 
 impl Inside {
-    /// A file names an object; false: it is not there.
+    /// Counts a file that names the object; false if the object is missing.
     fn name(&mut self, id: Id) -> bool {
         let Some(known) = self.known.get_mut(&id) else { return false };
         known.names += 1;
@@ -73,12 +73,12 @@ impl Inside {
     }
 }
 
-/// Whether an object could not be read because a development version wrote it.
+/// True if an object could not be read because a development version wrote it.
 fn is_of_development(error: &io::Error) -> bool {
     error.get_ref().and_then(|inner| inner.downcast_ref()) == Some(&DEVELOPMENT)
 }
 
-/// Keeps an object, and all that it is a difference to, from being removed.
+/// Keeps an object, and all objects that it is a difference to, from being removed.
 #[derive(Debug)]
 pub struct Hold {
     objects: Arc<Objects>,
@@ -96,18 +96,18 @@ impl Drop for Hold {
 pub struct Objects {
     io: Io,
     directory: PathBuf,
-    /// Not everything that may need an object is known: nothing is removed.
+    /// Some unknown data may need an object, so nothing is removed.
     frozen: AtomicBool,
-    /// Taken for single look-ups and changes only; never while a device is waited for.
+    /// Held only for single look-ups and changes, never during I/O.
     inside: Mutex<Inside>,
 }
 
 impl Objects {
-    /// Reads the headers of all objects below `directory`. An object that cannot be read is reported to `damaged`
-    /// and left alone: the files that name it answer with EIO, and `verify` says why.
+    /// Reads the headers of all objects below `directory`. Reports an unreadable object to `damaged` and leaves it
+    /// alone: reads of the files that name it fail with EIO, and `verify` gives the reason.
     ///
     /// # Errors
-    /// What the device reports about the directories; `InvalidData` if a development version wrote the store.
+    /// `InvalidData` if a development version wrote the store; device errors of the directories.
     pub fn load(directory: &Path, damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         Objects::load_on(Io::disk(), directory, damaged)
     }
@@ -115,11 +115,11 @@ impl Objects {
     /// [`Objects::load`] from another device than the disk.
     ///
     /// # Errors
-    /// What the device reports about the directories.
+    /// As of [`Objects::load`].
     pub fn load_on(io: Io, directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         let mut ids = Vec::new();
         let shards = match fs::read_dir(directory) {
-            // A store that was copied without it: its files say what they miss.
+            // The store was copied without this directory; its files report the missing objects.
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             shards => Some(shards?),
         };
@@ -155,19 +155,19 @@ impl Objects {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens an object; one that is open already is shared.
+    /// Opens an object; shares one that is already open.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` when the object is damaged, `NotFound` when it is not there.
+    /// `InvalidData` if the object is damaged, `NotFound` if it is missing.
     pub fn open(&self, id: Id) -> io::Result<Arc<Object>> {
         let open = self.lock().known.get(&id).and_then(|known| known.open.upgrade());
-        // Whoever removes an object by hand must not be told that it is there as long as somebody has it open.
+        // If a user removed an object by hand, an open handle must not hide that.
         if let Some(object) = open.filter(|object| object.has_its_name(&self.directory)) {
             return Ok(object);
         }
         let object = Arc::new(Object::open_on(&self.io, &self.directory, id)?);
         if let Some(known) = self.lock().known.get_mut(&id) {
-            // Not one that was re-parented since it was opened: its parent may go any moment.
+            // Do not share one that was re-parented since it was opened: its parent may be removed at any moment.
             if known.header == *object.header() {
                 known.open = Arc::downgrade(&object);
             }
@@ -175,14 +175,14 @@ impl Objects {
         Ok(object)
     }
 
-    /// Finishes an object and adds it: from here on it exists, and its caller names it, or it would be garbage at once.
+    /// Finishes an object and adds it: from here on it exists. The caller must name it, or it is garbage at once.
     ///
     /// # Errors
-    /// What the device reports; `NotFound` when the object before it is gone. The object then does not exist.
+    /// `NotFound` if its parent is gone. After any error the object does not exist.
     pub fn add(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
-        // Its caller holds the parent. An object without one could never be read: better none than that.
+        // The caller holds the parent. Without the parent the object would be unreadable, so it is not added.
         if header.parent.is_some_and(|parent| !self.lock().known.contains_key(&parent)) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the state before is gone"));
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the parent object is gone"));
         }
         writer.finish(&header, &self.directory)?;
         let mut inside = self.lock();
@@ -193,14 +193,15 @@ impl Objects {
         Ok(())
     }
 
-    /// Finishes another encoding of an object, as a difference to another parent, and puts it in the place of the one
-    /// there is. Whoever has that open keeps it, and its ancestors.
+    /// Finishes another encoding of an object, as a difference to another parent, and replaces the existing one. Open
+    /// handles keep the old encoding and its ancestors.
     ///
     /// # Errors
-    /// What the device reports; the object then has either encoding, and both decode to the same.
+    /// Device errors; the object then has either encoding, and both decode to the same bytes.
     pub fn replace(&self, writer: ObjectWriter, header: Header, stored: u64) -> io::Result<()> {
         let id = header.id;
-        // Before: where the rename succeeds and what follows it fails, the new parent is needed, and so may be the old one.
+        // Before the rename: if it succeeds and a later step fails, the new parent is needed, and perhaps the old one
+        // too.
         {
             let mut inside = self.lock();
             inside.adopt(header.parent, id);
@@ -223,7 +224,7 @@ impl Objects {
         Ok(())
     }
 
-    /// A file names the object.
+    /// Counts a file that names the object.
     pub fn name(&self, id: Id) {
         let mut inside = self.lock();
         if !inside.name(id) {
@@ -231,18 +232,18 @@ impl Objects {
         }
     }
 
-    /// Names the object for a caller who found it a moment ago, if it is still there: garbage is collected meanwhile.
+    /// Names the object for a caller that just found it, if it still exists: it may have been collected since.
     #[must_use]
     pub fn try_name(&self, id: Id) -> bool {
         self.lock().name(id)
     }
 
-    /// Names the object until the answer is dropped; `None`: it is not there any more.
+    /// Names the object until the result is dropped; `None` if it no longer exists.
     pub fn hold(self: &Arc<Self>, id: Id) -> Option<Hold> {
         self.try_name(id).then(|| Hold { objects: Arc::clone(self), id })
     }
 
-    /// A file names the object no more.
+    /// Counts a file that no longer names the object.
     pub fn unname(&self, id: Id) {
         let mut inside = self.lock();
         match inside.known.get_mut(&id) {
@@ -260,19 +261,19 @@ impl Objects {
         }
     }
 
-    /// The object's header and the bytes it occupies.
+    /// The object's header and size.
     pub fn get(&self, id: Id) -> Option<(Header, u64)> {
         self.lock().known.get(&id).map(|known| (known.header.clone(), known.stored))
     }
 
-    /// Whether an object will still be there when all that can go has gone.
+    /// True if an object remains after all garbage is removed.
     pub fn stays(&self, id: Id, keep: &HashSet<Id>) -> bool {
         let inside = self.lock();
         let named = inside.known.get(&id).map(|known| known.names > 0);
         named.is_some_and(|named| named || keep.contains(&id) || inside.shared.contains(&id))
     }
 
-    /// Objects that a read of this one applies, itself among them; as far as its ancestors are there.
+    /// Number of objects that a read of this one applies, including itself, as far as its ancestors exist.
     pub fn chain_len(&self, id: Id) -> u32 {
         self.lock().depth(id) + 1
     }
@@ -299,40 +300,41 @@ impl Objects {
         self.lock().lineages.get(&lineage)?.last().map(|(_, id)| *id)
     }
 
-    /// Bytes that all objects occupy.
+    /// Total size of all objects.
     pub fn stored(&self) -> u64 {
         self.lock().known.values().map(|known| known.stored).sum()
     }
 
-    /// Bytes of the objects that no file names: differences of others are taken to them.
+    /// Total size of the objects that no file names but that others are differences to.
     pub fn stored_unnamed(&self) -> u64 {
         let inside = self.lock();
         inside.unnamed.iter().filter_map(|id| inside.known.get(id)).map(|known| known.stored).sum()
     }
 
-    /// Removes nothing from now on: something was found that may need an object that it cannot name.
+    /// Stops all removals: some data may need an object without naming it.
     pub fn freeze(&self) {
         self.frozen.store(true, Ordering::Relaxed);
     }
 
-    /// Nothing is there any more that may need an object which it cannot name.
+    /// Permits removals again: no such data is left.
     pub fn thaw(&self) {
         self.frozen.store(false, Ordering::Relaxed);
     }
 
-    /// Why nothing may be removed, if so: what is damaged or missing may need an object that it cannot name. That ends
-    /// when the files that cannot be read for it are removed.
+    /// The reason if nothing may be removed: damaged or missing data may need an object without naming it. This ends
+    /// when the unreadable files are removed.
     pub fn frozen(&self) -> Option<&'static str> {
         if self.frozen.load(Ordering::Relaxed) {
-            return Some("a stub is damaged or unreadable, and what it needs cannot be known");
+            return Some("a stub is damaged or unreadable, and the object that it needs is unknown");
         }
         let inside = self.lock();
         let lost = inside.lost.values().any(|names| *names > 0) || inside.orphans.iter().any(|id| inside.is_live(*id));
-        lost.then_some("an object that files need is missing or damaged, and what it needs cannot be known")
+        lost.then_some("an object that files need is missing or damaged, and the objects that it needs are unknown")
     }
 
-    /// Takes out of the table what no file names, no object is a difference to, and `keep` does not hold; a bounded number
-    /// at once, a child before its parent. Nobody can name them from here on, and the caller removes them.
+    /// Takes garbage out of the table: objects that no file names, no object is a difference to, and `keep` does not
+    /// hold. Takes a bounded number, each child before its parent. Nobody can name them from here on; the caller
+    /// removes them.
     pub fn take_garbage(&self, keep: &HashSet<Id>) -> Vec<Id> {
         match self.frozen() {
             Some(_) => Vec::new(),
@@ -340,8 +342,8 @@ impl Objects {
         }
     }
 
-    /// Removes objects that were taken out, those that the device does not let go later ([`Io::sweep`]). Those that are
-    /// open stay readable for whoever has them open.
+    /// Removes objects that were taken out; if the device refuses one, [`Io::sweep`] tries again. Open handles stay
+    /// readable.
     pub fn remove(&self, garbage: &[Id]) {
         garbage.iter().for_each(|id| self.io.discard(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
     }

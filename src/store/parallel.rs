@@ -1,13 +1,13 @@
-//! Many small reads at once: what counts when nothing is cached is how many the device has to work on.
+//! Many small reads at once: without a cache, speed depends on the number of requests at the device.
 
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Reads under way at a time. They wait for the device, not for a processor.
+/// Reads in flight. They wait for the device, not for a processor.
 const THREADS: usize = 16;
 
-/// What `of` says of each item, in the order of the items; it is called by several threads at once.
+/// Applies `of` to each item, from several threads at once. The results are in the order of the items.
 pub fn in_parallel<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -19,7 +19,7 @@ pub fn in_parallel<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -
         }
     };
     let mut all = thread::scope(|scope| {
-        // Where no thread can be had, this one does it all.
+        // If no thread can be started, this one does all the work.
         let others: Vec<_> = (1..THREADS.min(items.len()))
             .filter_map(|_| thread::Builder::new().name("scan".into()).spawn_scoped(scope, work).ok())
             .collect();

@@ -1,5 +1,5 @@
-//! Profiles: how faithfully a file is kept once a newer one of its lineage is durable, who decides, and what restores
-//! change about it.
+//! Profiles: how faithfully a file is kept once a newer one of its lineage is durable, who decides, and how restores
+//! change that.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,30 +13,30 @@ use crate::container::Role;
 use crate::published::registry::SystemId;
 use crate::published::{Policy, tile};
 
-/// How faithfully a file, or a tensor of it, is kept. The finer is the smaller.
+/// How faithfully a file, or a tensor of it, is kept. A finer profile compares as smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Profile {
     /// Lossless.
     Exact,
-    /// A restore is meant to cost half an iteration of training; docs/QUALITY.md has what it cost.
+    /// A restore should cost half an iteration of training; docs/QUALITY.md has the measured cost.
     Balanced,
-    /// A restore is meant to cost up to two iterations of training.
+    /// A restore should cost up to two iterations of training.
     Compact,
-    /// Models by a published system, everything else lossless. What it costs is for whoever chose it to know: it is neither finer
-    /// nor coarser than the others, and restores do not change it, unless the system says how.
+    /// Models by a published system, everything else lossless. The user who chooses it must know its cost. It is
+    /// neither finer nor coarser than the others, and restores do not change it, unless the system defines how.
     Published(SystemId),
 }
 
-/// Iterations that all restores of a run may cost together. With half an iteration each that is 20 restores, as many as
-/// Check-N-Run (section 6.2.1) allows its 4 bits, and of a run of a thousand iterations one hundredth.
+/// Iterations that all restores of a run may cost together. At half an iteration each that is 20 restores, as many as
+/// Check-N-Run (section 6.2.1) allows its 4 bits. For a run of a thousand iterations it is one hundredth.
 const BUDGET: f64 = 10.0;
 
 impl Profile {
-    /// stepfs's own, the finest first.
+    /// stepfs's own profiles, finest first.
     pub const ALL: [Profile; 3] = [Profile::Exact, Profile::Balanced, Profile::Compact];
 
-    /// The word in `stepfs.toml`, in attributes and in `stepfs ls`.
+    /// The name in `stepfs.toml`, in attributes and in `stepfs ls`.
     pub fn name(self) -> Cow<'static, str> {
         match self {
             Profile::Exact => "exact".into(),
@@ -54,12 +54,12 @@ impl Profile {
         }
     }
 
-    /// Whether what was kept under this profile is as faithful as the other one asks for.
+    /// True if data kept under this profile is as faithful as the other profile demands.
     pub fn is_as_fine_as(self, other: Profile) -> bool {
         self == other || self == Profile::Exact || self < other && other.system().is_none()
     }
 
-    /// Iterations of training that one restore costs at most; of a published system nobody promises any number.
+    /// Maximum cost of a restore in iterations of training; a published system promises no number.
     pub fn iterations_per_restore(self) -> f64 {
         match self {
             Profile::Exact => 0.0,
@@ -69,7 +69,7 @@ impl Profile {
         }
     }
 
-    /// The next finer one.
+    /// The next finer profile.
     #[must_use]
     pub fn safer(self) -> Profile {
         match self {
@@ -79,25 +79,25 @@ impl Profile {
         }
     }
 
-    /// The coarsest one with which so many restores stay within the budget of a run.
+    /// The coarsest profile that keeps this many restores within the budget of a run.
     pub fn bearing(restores: u32) -> Profile {
         let bears = |profile: &Profile| f64::from(restores) * profile.iterations_per_restore() <= BUDGET;
         Profile::ALL.into_iter().rev().find(bears).unwrap_or(Profile::Exact)
     }
 
-    /// The profile to use where `asked` is asked for, so many restores of a run are expected, and so many were seen of
-    /// the lineage: Check-N-Run's dynamic bit width (section 6.2.1), which picks the bits by the failures that are expected
-    /// and falls back to finer ones when there are more.
+    /// The profile to use for the requested one, the expected restores of a run, and the observed restores of the
+    /// lineage. This is Check-N-Run's dynamic bit width (section 6.2.1). It picks the bits by the expected failures,
+    /// and falls back to finer ones if more occur.
     ///
     /// | expected | as expected         | more than expected                        |
     /// |----------|---------------------|-------------------------------------------|
-    /// | not said | what is asked for   | what is asked for                         |
+    /// | not set  | as requested        | as requested                              |
     /// | 0 to 5   | at most compact     | one finer; exact from the 21st restore on |
     /// | 6 to 20  | at most balanced    | exact                                     |
     /// | 21 ...   | exact               | exact                                     |
     ///
-    /// Where nothing is expected nothing is changed: a job that evaluates every checkpoint reads them as a restore does,
-    /// and nobody should find a store eight times as large for it.
+    /// Without an expectation nothing changes. A job that evaluates every checkpoint reads them like a restore does,
+    /// and its store must not grow eightfold for that.
     pub fn in_force(asked: Profile, expected: Option<u32>, seen: u32) -> Profile {
         let Some(expected) = expected else { return asked };
         if let Profile::Published(system) = asked {
@@ -143,7 +143,7 @@ impl From<Profile> for String {
     }
 }
 
-/// What is asked for one role.
+/// The request for one role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     profile: Profile,
@@ -155,7 +155,7 @@ struct Asked {
 pub struct Profiles([Asked; Role::ALL.len()]);
 
 impl Profiles {
-    /// The same profile for all roles, and nothing expected.
+    /// The same profile for all roles, without expected restores.
     pub fn all(profile: Profile) -> Profiles {
         Profiles([Asked { profile, expected_restores: None }; Role::ALL.len()])
     }
@@ -165,13 +165,13 @@ impl Profiles {
         self.0[role as usize].profile
     }
 
-    /// The same profile for all roles; what is expected stays.
+    /// The same profile for all roles; expected restores stay.
     #[must_use]
     pub fn overridden(&self, profile: Profile) -> Profiles {
         Profiles(self.0.map(|asked| Asked { profile, ..asked }))
     }
 
-    /// Those to use after so many restores: [`Profile::in_force`].
+    /// The profiles to use after this many restores: [`Profile::in_force`].
     #[must_use]
     pub fn in_force(&self, seen: u32) -> Profiles {
         let each = |asked: Asked| {
@@ -181,17 +181,17 @@ impl Profiles {
         Profiles(self.0.map(each))
     }
 
-    /// How many restores are expected of the weights' checkpoints.
+    /// Number of expected restores of the weights' checkpoints.
     pub fn expected_restores(&self) -> Option<u32> {
         self.0[Role::Weight as usize].expected_restores
     }
 
-    /// Where the states of a published system are differences to; none if the model is not kept by one.
+    /// How a published system chooses parents; `None` if no published system keeps the model.
     pub fn policy(&self) -> Option<Policy> {
         [Role::Weight, Role::Master].into_iter().find_map(|role| self.of(role).system()).map(tile::policy)
     }
 
-    /// Whether what was kept under this profile is as faithful as any role asks for.
+    /// True if data kept under this profile is as faithful as every role demands.
     pub fn are_at_most_as_fine_as(&self, made: Profile) -> bool {
         self.0.iter().all(|asked| made.is_as_fine_as(asked.profile))
     }
@@ -206,7 +206,7 @@ impl Profiles {
         self.0.iter().map(|asked| asked.profile).max().unwrap_or(Profile::Exact)
     }
 
-    /// The weights' profile, then what differs: `balanced`, or `compact; exact: ema, second_moment`.
+    /// The weights' profile, then the different ones: `balanced`, or `compact; exact: ema, second_moment`.
     pub fn words(&self) -> String {
         let weights = self.of(Role::Weight);
         let mut words = weights.name().to_string();
@@ -222,7 +222,7 @@ impl Profiles {
     }
 }
 
-/// A `[[profile]]` table as it is written.
+/// A `[[profile]]` table as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleText {
@@ -235,7 +235,7 @@ pub(super) struct RuleText {
     expected_restores: Option<u32>,
 }
 
-/// The glob of a rule that has none.
+/// The glob of a rule without one.
 fn anything() -> String {
     "**".into()
 }
@@ -250,13 +250,13 @@ enum Roles {
 #[derive(Clone, Debug)]
 struct Rule {
     glob: GlobMatcher,
-    /// By code; of all, where the rule names none.
+    /// By role code; all roles if the rule names none.
     roles: [bool; Role::ALL.len()],
     profile: Profile,
     expected_restores: Option<u32>,
 }
 
-/// The rules of `stepfs.toml`: of a file and a role the first that matches both decides.
+/// The rules of `stepfs.toml`. For a file and a role, the first rule that matches both decides.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     rules: Vec<Rule>,
@@ -265,7 +265,7 @@ pub(super) struct Rules {
 
 impl Rules {
     /// # Errors
-    /// What is wrong with a rule, in words for the user.
+    /// A rule is wrong; the message for the user names it.
     pub(super) fn parse(rules: Vec<RuleText>, profile: Profile, expected: Option<u32>) -> Result<Rules, String> {
         let rules = rules
             .into_iter()
@@ -305,13 +305,14 @@ fn roles(named: Option<Roles>) -> Result<[bool; Role::ALL.len()], String> {
         Some(Roles::Several(names)) => names,
     };
     if names.is_empty() {
-        return Err("role = []: a rule for no role; leave `role` out for all of them".into());
+        return Err("role = []: the rule has no role; leave `role` out for all roles".into());
     }
     let mut roles = [false; Role::ALL.len()];
     for name in names {
-        let role = Role::ALL.into_iter().find(|role| role.name() == name).ok_or_else(|| {
-            format!("role = {name:?}: there is none of that name; write {}", Role::ALL.map(Role::name).join(", "))
-        })?;
+        let role = Role::ALL
+            .into_iter()
+            .find(|role| role.name() == name)
+            .ok_or_else(|| format!("role = {name:?} does not exist; write {}", Role::ALL.map(Role::name).join(", ")))?;
         roles[role as usize] = true;
     }
     Ok(roles)

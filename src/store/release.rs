@@ -1,11 +1,11 @@
-//! Puts a stub in the place of a file, in steps that a crash may interrupt anywhere.
+//! Replaces a file by a stub, in steps that a crash may interrupt anywhere.
 //!
-//! 1. The stub lies in `tmp/`, durable, with the file's attributes. *A crash here: `tmp/` is emptied, nothing happened.*
-//! 2. A note in `tmp/`, durable, says what the directory's times are. *A crash here: the note names an object that the
-//!    file is not a stub of, so it is void.*
-//! 3. The stub is renamed over the file: the commit point. *A crash here: the note is carried out.*
-//! 4. The directory gets its times back, durably, and the note goes. *A crash after that may bring the note back, and by
-//!    then programs may have changed the directory: a note older than such a change is void.*
+//! 1. The stub is in `tmp/`, durable, with the file's attributes. *A crash here: `tmp/` is emptied, nothing happened.*
+//! 2. A note in `tmp/`, durable, holds the times of the directory. *A crash here: the file is not a stub of the note's
+//!    object, so the note is void.*
+//! 3. The stub is renamed over the file: the commit point. *A crash here: recovery carries out the note.*
+//! 4. The directory gets its times back, durably, and the note is removed. *A crash after that may bring the note back.
+//!    Programs may have changed the directory by then: a note older than such a change is void.*
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
@@ -26,13 +26,13 @@ use super::{Damage, Store, beneath};
 
 const NOTE_MAGIC: [u8; 8] = *b"stepfsDT";
 const NOTE_PREFIX: &str = "times-";
-/// A rename stamps the file and its directory with the clock of the kernel's ticks, each for itself: at most one tick of the
-/// slowest kernels (100 a second) apart.
+/// A rename stamps the file and its directory separately, with the clock of the kernel's ticks. The stamps differ by at
+/// most one tick of the slowest kernels (100 a second).
 const ONE_RENAME_NS: i128 = 10_000_000;
 /// Longer than any path the kernel takes.
 const MAX_NOTE_BYTES: u64 = 64 * 1024;
 
-/// What the directory of a file about to be released looks like; lies in `tmp/` until its times are back.
+/// The times of the directory of a file about to be released; in `tmp/` until they are restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StubNote {
     /// Path of the file inside the tree.
@@ -59,10 +59,10 @@ impl StubNote {
         out
     }
 
-    /// Reads a note.
+    /// Parses a note.
     ///
     /// # Errors
-    /// [`Damage`] when it was never whole, or a byte of it was changed.
+    /// [`Damage`] if it is not whole or a byte was changed.
     pub fn decode(bytes: &[u8]) -> Result<StubNote, Damage> {
         let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("a note is cut short"))?;
         if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
@@ -84,7 +84,7 @@ impl StubNote {
     }
 }
 
-/// A stub ready to take a file's place.
+/// A stub ready to replace a file.
 #[derive(Debug)]
 pub struct Prepared {
     stub: PathBuf,
@@ -93,7 +93,7 @@ pub struct Prepared {
     note: PathBuf,
     directory_times: Times,
     file: Fingerprint,
-    /// The directory has not got its times back: the note is for the next mount.
+    /// The directory's times are not restored yet: the next mount needs the note.
     keep_note: AtomicBool,
     io: Io,
 }
@@ -123,10 +123,10 @@ impl Fingerprint {
 }
 
 impl Prepared {
-    /// Steps 1 and 2 for the file at `path` inside the tree. `None`: it is not as `source` says any more.
+    /// Steps 1 and 2 for the file at `path` inside the tree. `None` if it no longer matches `source`.
     ///
     /// # Errors
-    /// What the device reports; nothing is left then.
+    /// Device errors; nothing is left behind then.
     pub fn new(store: &Store, path: &Path, source: &Metadata, stub: &Stub) -> io::Result<Option<Prepared>> {
         let name = Id::random()?;
         let original = beneath::hold(&store.tree(), path)?;
@@ -156,11 +156,8 @@ impl Prepared {
         Ok(Some(prepared))
     }
 
-    /// Steps 3 and 4 for the file at `absolute`; the caller keeps everybody else away from it and its directory.
-    /// `false`: the file or its directory was changed since [`Prepared::new`], and nothing was done.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Steps 3 and 4 for the file at `absolute`. The caller keeps all others away from it and its directory. `false` if
+    /// the file or its directory has changed since [`Prepared::new`]; nothing was done then.
     pub fn commit(&self, absolute: &Path) -> io::Result<bool> {
         let directory = durable::parent(absolute);
         if Fingerprint::of(&fs::symlink_metadata(absolute)?) != self.file
@@ -169,7 +166,7 @@ impl Prepared {
             return Ok(false);
         }
         if let Err(error) = self.io.device().rename(&self.stub, absolute, CrashPoint::StubInPlace) {
-            // Perhaps it did it nevertheless: what is there must not be taken for what a program wrote.
+            // The rename may have happened nevertheless: the stub must not be taken for a program's bytes.
             if !fs::symlink_metadata(absolute).is_ok_and(|found| place(&found) == self.placed) {
                 return Err(error);
             }
@@ -177,7 +174,7 @@ impl Prepared {
         }
         // From here on the file is released, whatever happens: an error would say that it is not.
         if let Err(error) = self.io.set_times(directory, self.directory_times, CrashPoint::DirectoryTimes) {
-            log::error!("{}: its times cannot be put back now ({error}), but at the next mount", directory.display());
+            log::error!("{}: cannot restore its times now ({error}); the next mount does", directory.display());
             self.keep_note.store(true, Ordering::Relaxed);
         }
         Ok(true)
@@ -185,14 +182,14 @@ impl Prepared {
 }
 
 impl Prepared {
-    /// Leaves the note for the next mount: that the directory has its times again could not be made durable.
+    /// Leaves the note for the next mount, since the directory's restored times could not be made durable.
     pub fn keep_note(&self) {
         self.keep_note.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Prepared {
-    /// Whether or not it was committed, the note has served, if the directory has its times.
+    /// Committed or not, the note is no longer needed if the directory has its times.
     fn drop(&mut self) {
         self.io.discard(&self.stub, CrashPoint::StubWritten);
         if !self.keep_note.load(Ordering::Relaxed) {
@@ -205,14 +202,15 @@ fn place(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Extended attributes that speak of a file's bytes, and that nobody may set but the system: not of a file whose bytes are others.
+/// Extended attributes that describe a file's bytes and that only the system may set. They must not go to a file with
+/// other bytes.
 const OF_BYTES: [&str; 3] = ["security.capability", "security.ima", "security.evm"];
 
-/// Gives the file `to` owner and all other attributes of the file `from` (which may be held only), whose metadata are given: after
-/// this it has no others.
+/// Copies owner and all other attributes from `from`, which may be an `O_PATH` handle with these metadata, to `to`.
+/// Afterwards `to` has no others.
 ///
 /// # Errors
-/// What the device reports. An attribute that this process may not set is an error: it must not be lost.
+/// Also if this process may not set an attribute: it must not be lost.
 pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     copy_owner(metadata, to, at)?;
     copy_extended(from, to, at, &[])?;
@@ -220,7 +218,7 @@ pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: Cr
     to.set(&Attribute::Times(Times::of(metadata)), at)
 }
 
-/// The same for a file whose bytes are new, and that has its own times.
+/// Like [`copy_attributes`], for a file with new bytes and its own times.
 ///
 /// # Errors
 /// As of [`copy_attributes`].
@@ -230,8 +228,8 @@ pub fn copy_to_new_bytes(from: &File, metadata: &Metadata, to: &DeviceFile, at: 
     to.set(&Attribute::Mode(metadata.mode()), at)
 }
 
-/// Gives the file `to` mode, extended attributes and times of the file `from`, whose metadata are given. Its owner is
-/// another, to whom its set-user-id and set-group-id bits do not belong.
+/// Copies mode, extended attributes and times from `from`, which has these metadata, to `to`. The owner differs, so the
+/// set-user-id and set-group-id bits are not copied.
 ///
 /// # Errors
 /// As of [`copy_attributes`].
@@ -251,7 +249,7 @@ fn copy_owner(metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Resul
 
 fn copy_extended(from: &File, to: &DeviceFile, at: CrashPoint, but: &[&str]) -> io::Result<()> {
     let (from, given) = (beneath::by_descriptor(from), beneath::by_descriptor(to.as_file()));
-    // What it was recalled from, and that it is no stub, is said of one file only.
+    // The marks of recalled files and of plain files belong to one file only.
     let carried = |name: &OsString| name != RECALLED && name != PLAIN && !but.iter().any(|left_out| name == left_out);
     let names = |file: &Path| -> io::Result<Vec<OsString>> {
         match xattr::list_deref(file) {
@@ -261,12 +259,12 @@ fn copy_extended(from: &File, to: &DeviceFile, at: CrashPoint, but: &[&str]) -> 
     };
     let wanted = names(&from)?;
     for name in &wanted {
-        // A label that the system gives to every file here is there already, and only the system may set it.
+        // The system gives this label to every file here, and only the system may set it.
         if let Some(value) = xattr::get_deref(&from, name)?.filter(|value| !has(&given, name, value)) {
             to.set(&Attribute::Extended(name, &value), at)?;
         }
     }
-    // Others are what the system says of any file here.
+    // The system gives the others to every file here.
     let removable = |name: &&OsString| name.as_bytes().starts_with(b"user.") || *name == OF_BYTES[0];
     let gone = |name: &&OsString| removable(name) && !wanted.contains(name);
     names(&given)?.iter().filter(gone).try_for_each(|name| to.set(&Attribute::Without(name), at))
@@ -282,25 +280,25 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
         let entry = entry?;
         let metadata = entry.metadata()?;
         let named = entry.file_name().as_bytes().starts_with(NOTE_PREFIX.as_bytes());
-        // Only what can be a note is read: a directory or a pipe of that name must not keep the store from opening.
+        // Read only possible notes: a directory or a FIFO of that name must not keep the store from opening.
         if !named || !metadata.is_file() || metadata.len() > MAX_NOTE_BYTES {
             continue;
         }
-        // A damaged note was never durable, so the rename it prepares never happened.
+        // A damaged note was never durable, so the rename after it never happened.
         let Ok(note) = StubNote::decode(&store.io().read(&entry.path(), MAX_NOTE_BYTES)?) else {
             continue;
         };
         let (tree, above) = (store.tree(), note.path.parent().unwrap_or(Path::new("")));
         let file = match store.io().open_beneath(&tree, &note.path, 0) {
             Ok(file) => file,
-            // Without the answer the note must not go.
+            // The note must not be removed until the answer is known.
             Err(error) if error.raw_os_error() == Some(libc::EIO) => return Err(error),
             Err(_) => continue,
         };
         let stub = Stub::read_on(&file, store.id()).ok().flatten();
         let directory = beneath::reach(&tree, above)?;
         if stub.is_some_and(|stub| stub.object == note.object) && was_last_changed_by(&file, &directory)? {
-            // Not where a link leads to.
+            // Never through a symlink.
             beneath::open_dir(&tree, above)?;
             store.io().set_times(&directory, note.times, CrashPoint::NoteCarriedOut)?;
             store.io().sync_dir(&directory, CrashPoint::NoteCarriedOut)?;
@@ -309,11 +307,13 @@ pub(super) fn recover(store: &Store) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a directory's time is that of the rename by which the stub took its place. If it is later, somebody has changed
-/// the directory since, and its time is theirs: the note was done with, and only that it went was not durable yet.
+/// True if a directory's time is that of the rename that put the stub in place. If it is later, a program has changed
+/// the directory since, and the time is that program's. The note was already carried out, and only its removal was not
+/// durable.
 fn was_last_changed_by(stub: &DeviceFile, directory: &Path) -> io::Result<bool> {
     let ns = |(seconds, nanoseconds): (i64, i64)| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
-    // A rename stamps the file that it moves. In a copy of the store that time is later; nobody has changed it there either.
+    // A rename stamps the file that it moves. In a copy of the store that stamp is later, and nobody has changed the
+    // directory there either.
     Ok(ns(Times::of(&fs::metadata(directory)?).modified) <= ns(stub.changed()?) + ONE_RENAME_NS)
 }
 

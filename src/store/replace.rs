@@ -1,4 +1,4 @@
-//! Puts a recalled file in the place of its stub.
+//! Replaces a stub by the recalled file.
 
 use std::fs;
 use std::io;
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use super::durable::{CrashPoint, Io, Times, parent};
 
-/// Renames the durable file `new` over each of `names`, which are all names of one stub, and puts the times of their
-/// directories back. `temporary` makes up paths on the same device. Answers the directories: the caller makes them
-/// durable before anything relies on the stub being gone, with [`sync_replaced`].
+/// Renames the durable file `new` over each of `names`, which are all names of one stub, and restores the times of
+/// their directories. `temporary` makes up paths on the same device. Returns the directories. The caller makes them
+/// durable with [`sync_replaced`] before anything relies on the stub being gone.
 ///
 /// # Errors
-/// What the device reports. Some names may have been replaced then; those that were not are still the stub, whose object is
-/// there as long as one of them is.
+/// Device errors. Some names may be replaced then; the others are still the stub, whose object exists as long as one of
+/// them does.
 pub fn replace_stub(
     io: &Io,
     new: &Path,
@@ -32,9 +32,9 @@ pub fn replace_stub(
                 io.discard(&link, CrashPoint::RecallInPlace);
             })?;
         }
-        // The stub is gone by now: an error would say that it is still there.
+        // The stub is gone by now: an error would say that it still exists.
         if let Err(error) = io.set_times(directory, times, CrashPoint::RecallTimes) {
-            log::warn!("{}: cannot put its times back: {error}", directory.display());
+            log::warn!("{}: cannot restore its times: {error}", directory.display());
         }
         if !directories.iter().any(|known| known == directory) {
             directories.push(directory.to_path_buf());
@@ -43,11 +43,8 @@ pub fn replace_stub(
     Ok(directories)
 }
 
-/// Makes durable that stubs were replaced in these directories. The archive is told of the change afterwards and may then
-/// drop the object: the stub must not come back.
-///
-/// # Errors
-/// What the device reports.
+/// Makes replaced stubs in these directories durable. Afterwards the archive learns of the change and may drop the
+/// object: the stub must not come back.
 pub fn sync_replaced(io: &Io, directories: &[PathBuf]) -> io::Result<()> {
     directories.iter().try_for_each(|directory| io.sync_dir(directory, CrashPoint::RecallSynced))
 }

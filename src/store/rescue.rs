@@ -1,4 +1,4 @@
-//! `stepfs.toml` of a store where it is damaged or gone: every stub has the store's id, and the rest is its users' to say again.
+//! Rebuilds a damaged or missing `stepfs.toml`. Every stub has the store's id; users must set everything else again.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,43 +10,43 @@ use super::object::{Id, path_of};
 use super::settings::{self, Settings};
 use super::{Error, Profile, STUB_BYTES, Stub};
 
-/// Stubs that are looked at: all say the same but for those that were copied from other stores.
+/// Number of stubs to read. All have the same id, except those that were copied from other stores.
 const MOST_STUBS: usize = 10_000;
 
-/// The text of a new `stepfs.toml` for the store of this tree, and what it has of the old one, in words.
+/// The text of a new `stepfs.toml` for the store of this tree, and a message about the parts kept from the old one.
 ///
 /// # Errors
-/// [`Error::Settings`] when nobody knows the store's id; what the device reports.
+/// [`Error::Settings`] if the store's id cannot be found; device errors.
 pub(super) fn settings(io: &Io, tree: &Path, damaged: &str) -> Result<(String, String), Error> {
     let stubs = ids(io, tree).map_err(Error::io(tree))?;
     let said = damaged.lines().find_map(|line| {
         let value = line.split_once('=').filter(|(key, _)| key.trim() == "store")?.1;
         value.trim().trim_matches('"').parse::<Id>().ok()
     });
-    // The most of them; a tree may have stubs of another store, copied into it as files.
+    // The majority: a tree may have stubs of another store, copied into it as files.
     let most = stubs.iter().max_by_key(|(id, count)| (**count, Some(**id) == said)).map(|(id, _)| *id);
     let id = most.or(said).ok_or_else(|| {
-        let why = "it cannot be read, and no file in tree/ says which store this is; take it from a backup";
+        let why = "it cannot be read, and no file in tree/ has the store's id; restore it from a backup";
         Error::Settings(why.into())
     })?;
-    // Only the store's id may be wrong, or not even that: then all else is kept.
+    // Perhaps only the store's id or the format is wrong: all else is kept then.
     for key in ["store", "format"] {
         let right = if key == "store" { format!("store = \"{id}\"") } else { format!("format = {}", settings::FORMAT) };
         let is_it = |line: &str| line.split_once('=').is_some_and(|(name, _)| name.trim() == key);
         let text: String =
             damaged.lines().map(|line| if is_it(line) { &right } else { line }.to_string() + "\n").collect();
         if Settings::parse(&text).is_ok_and(|settings| settings.id == id) {
-            return Ok((text, format!("stepfs.toml: its line `{key}` is written again, all others are yours")));
+            return Ok((text, format!("stepfs.toml: its line `{key}` is rebuilt, all others are unchanged")));
         }
     }
-    // Which rules there were cannot be known. Nothing that is to come may lose more than its user said.
+    // The old rules are unknown. Future states must not lose more than the user permitted.
     let text = Settings::with_default_profile(&settings::template(id), Profile::Exact)?;
-    let words = "stepfs.toml: written anew, with everything exact from now on and no retention; say again what you had \
-                 said, the old text is in stepfs.toml.damaged";
+    let words = "stepfs.toml: rebuilt with the profile exact for all files and without retention; set your rules \
+                 again, the old text is in stepfs.toml.damaged";
     Ok((text, words.into()))
 }
 
-/// Whether a store has another id than this: stubs have it, and their objects are here, and none has this one.
+/// True if a store has another id than this one: stubs have it, their objects exist here, and no stub has `id`.
 pub(super) fn is_wrong(io: &Io, root: &Path, id: Id) -> io::Result<bool> {
     let tree = root.join("tree");
     if !tree.is_dir() {
@@ -57,7 +57,7 @@ pub(super) fn is_wrong(io: &Io, root: &Path, id: Id) -> io::Result<bool> {
     Ok(!here.is_empty() && !here.contains_key(&id))
 }
 
-/// How many stubs in a tree are of which store.
+/// The number of stubs in a tree by store.
 fn ids(io: &Io, tree: &Path) -> io::Result<HashMap<Id, usize>> {
     each(io, tree, |_| true)
 }
@@ -89,7 +89,7 @@ fn each(io: &Io, tree: &Path, counts: impl Fn(&Stub) -> bool) -> io::Result<Hash
     Ok(ids)
 }
 
-/// Keeps what is at `path` under another name beside it, which no later one takes away.
+/// Keeps the file at `path` under a second name beside it, which no later call takes.
 pub(super) fn keep(io: &Io, path: &Path) -> io::Result<()> {
     for number in 0.. {
         let suffix = if number == 0 { ".damaged".to_string() } else { format!(".damaged.{number}") };

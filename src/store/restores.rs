@@ -1,7 +1,7 @@
-//! How often training went on from lossy checkpoints of a lineage (docs/FORMAT.md, "Restores").
+//! Counts how often training continued from lossy checkpoints of a lineage (docs/FORMAT.md, "Restores").
 //!
-//! One small file, written as a whole: a crash loses the last counts at most. One that is damaged is begun anew: it says
-//! how faithfully future states are kept, and nothing about those that are there.
+//! One small file, replaced as a whole: a crash loses at most the last counts. A damaged file is replaced by an empty
+//! one. It only decides how faithfully future states are kept, and does not affect existing ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,33 +17,32 @@ use super::{Damage, Store};
 const MAGIC: [u8; 8] = *b"stepfsRS";
 const VERSION: u32 = 1;
 const NAME: &str = "restores";
-/// Lineages remembered; those that were not restored for the longest time go first. A few hundred bytes each.
+/// Lineages remembered; the least recently restored are dropped first. A few hundred bytes each.
 const MOST_LINEAGES: usize = 4096;
-/// Changes of a lineage's generations that are remembered: states that are not archived yet, which are few, are placed by
-/// them.
+/// Changes of a lineage's generations that are remembered. They date states that are not archived yet, which are few.
 const MOST_EVENTS: usize = 8;
-/// Bytes of a path that is kept for people.
+/// Maximum bytes of a path that is kept for people.
 const MOST_ORIGIN: usize = 255;
-/// No file that this program writes is longer.
+/// This program writes no longer file.
 const MOST_BYTES: u64 = (MOST_LINEAGES * (MOST_ORIGIN + 32 + 12 * MOST_EVENTS) + 32) as u64;
 
-/// What is remembered of a lineage.
+/// The record of a lineage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lineage {
-    /// Restores from lossy files of it.
+    /// Number of restores from its lossy files.
     pub restores: u32,
     /// Path of the file that was restored last; for people.
     pub origin: String,
-    /// When it was restored last, in nanoseconds since 1970.
+    /// Time of the last restore, nanoseconds since 1970.
     last_ns: i64,
     /// Lossy generations of states from before the first of `events`.
     before: u32,
-    /// Restores that changed the generations: when, ascending, and how many what was sealed after that has.
+    /// Restores that changed the generations: the time, ascending, and the generations of states sealed after it.
     events: Vec<(i64, u32)>,
 }
 
 impl Lineage {
-    /// Lossy restores behind a state that was modified at this time.
+    /// Number of lossy restores behind a state that was modified at this time.
     pub fn generations(&self, modified_ns: i64) -> u32 {
         let before = self.events.iter().rev().find(|(at, _)| *at <= modified_ns);
         before.map_or(self.before, |(_, generations)| *generations)
@@ -52,7 +51,7 @@ impl Lineage {
     fn restored(&mut self, at_ns: i64, generations: u32, origin: &str) {
         self.restores = self.restores.saturating_add(1);
         let last = self.events.last().copied();
-        // A clock that was set back must not put it before what is known.
+        // If the clock was set back, the event must still come after the known ones.
         self.last_ns = last.map_or(at_ns, |(at, _)| at.max(at_ns));
         let generations = generations.saturating_add(1);
         if last.map_or(self.before, |(_, before)| before) != generations {
@@ -73,10 +72,10 @@ pub struct Restores {
 }
 
 impl Restores {
-    /// What is remembered in a store.
+    /// Loads the records of a store.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` if the file is damaged.
+    /// `InvalidData` if the file is damaged.
     pub fn load(store: &Store) -> io::Result<Restores> {
         match store.io().read(&path(store.root()), MOST_BYTES + 1) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Restores::default()),
@@ -84,10 +83,10 @@ impl Restores {
         }
     }
 
-    /// Writes what is remembered, durably.
+    /// Writes the records durably.
     ///
     /// # Errors
-    /// What the device reports; the file then has the old content, or the new one.
+    /// Device errors; the file then has the old content or the new one.
     pub fn save(&self, store: &Store) -> io::Result<()> {
         if self.lineages.is_empty() && !fs::exists(path(store.root()))? {
             return Ok(());
@@ -96,28 +95,28 @@ impl Restores {
         store.io().replace(&store.tmp().join(NAME), &path(store.root()), &self.encode(), steps)
     }
 
-    /// What is known of a lineage, if it was restored.
+    /// The record of a lineage, if it was restored.
     pub fn get(&self, lineage: u64) -> Option<&Lineage> {
         self.lineages.get(&lineage)
     }
 
-    /// All that were restored.
+    /// All records.
     pub fn all(&self) -> impl Iterator<Item = (u64, &Lineage)> {
         self.lineages.iter().map(|(lineage, known)| (*lineage, known))
     }
 
-    /// How often a lineage was restored.
+    /// Number of restores of a lineage.
     pub fn seen(&self, lineage: u64) -> u32 {
         self.get(lineage).map_or(0, |known| known.restores)
     }
 
-    /// Lossy restores behind a state of a lineage that was modified at this time.
+    /// Number of lossy restores behind a state of a lineage that was modified at this time.
     pub fn generations(&self, lineage: u64, modified_ns: i64) -> u32 {
         self.get(lineage).map_or(0, |known| known.generations(modified_ns))
     }
 
-    /// Notes that training went on, at this time, from a lossy file at the path `origin` with so many lossy generations
-    /// behind it.
+    /// Records that training continued at this time from a lossy file at the path `origin`, with this many lossy
+    /// generations behind it.
     pub fn restored(&mut self, lineage: u64, at_ns: i64, generations: u32, origin: &str) {
         self.lineages.entry(lineage).or_default().restored(at_ns, generations, origin);
         while self.lineages.len() > MOST_LINEAGES {
@@ -126,7 +125,7 @@ impl Restores {
         }
     }
 
-    /// Forgets the lineages that `lives` does not hold for; answers whether there were any.
+    /// Drops the lineages for which `lives` is false; true if there were any.
     pub fn retain(&mut self, lives: impl Fn(u64) -> bool) -> bool {
         let count = self.lineages.len();
         self.lineages.retain(|lineage, _| lives(*lineage));
@@ -155,10 +154,10 @@ impl Restores {
         out
     }
 
-    /// Reads the bytes of the file.
+    /// Parses the bytes of the file.
     ///
     /// # Errors
-    /// [`Damage`] when one of them was changed, or another version of stepfs wrote them.
+    /// [`Damage`] if a byte was changed or another version of stepfs wrote them.
     pub fn decode(bytes: &[u8]) -> Result<Restores, Damage> {
         let body = bytes.get(..bytes.len().wrapping_sub(8)).ok_or(Damage("it is cut short"))?;
         if Fields::new(&bytes[body.len()..]).u64()? != xxh3_64(body) {
@@ -180,7 +179,7 @@ impl Restores {
             let origin = fields.text()?;
             let fits = events.len() <= MOST_EVENTS && origin.len() <= MOST_ORIGIN;
             if !fits || !events.is_sorted_by_key(|(at, _)| *at) {
-                return Err(Damage("what it says of a lineage cannot be"));
+                return Err(Damage("a lineage has impossible values"));
             }
             lineages.insert(lineage, Lineage { restores, origin, last_ns, before, events });
         }

@@ -1,4 +1,4 @@
-//! `stepfs.toml`: format version, store id, and what users may choose.
+//! `stepfs.toml`: format version, store id, and the users' choices.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ struct Document {
     retention: Vec<RuleText>,
 }
 
-/// Ten minutes: longer than any one checkpoint takes to be written, shorter than anybody waits for room.
+/// Ten minutes: longer than any checkpoint takes to be written, and short enough for users who wait for space.
 fn default_settle() -> u64 {
     600
 }
@@ -42,47 +42,47 @@ struct FormatOnly {
 /// The settings of a store.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The store's name.
+    /// The store's id.
     pub id: Id,
     /// Limit of `cache/`, bytes.
     pub cache_bytes: u64,
-    /// How long the files of a checkpoint that is a directory wait for each other; zero: not at all.
+    /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
     profiles: profile::Rules,
     retention: Vec<retention::Rule>,
 }
 
-/// What a new store's `stepfs.toml` says.
+/// The `stepfs.toml` of a new store.
 pub(super) fn template(id: Id) -> String {
     format!(
-        "# Settings of a stepfs store. Read when it is mounted; edit while it is not.\n\
+        "# Settings of a stepfs store. A mount reads them when it starts; edit them while it is not mounted.\n\
          format = {FORMAT}\n\
          store = \"{id}\"\n\
          \n\
          # How faithfully a checkpoint is kept once a newer one of its lineage is durable:\n\
          #   exact     bit-exact\n\
-         #   balanced  a restore is meant to cost half an iteration of training\n\
-         #   compact   a restore is meant to cost up to two iterations\n\
-         # or a published system, for comparison: lc-3, scar-5, topn-10, ... (`stepfs profile --help` lists them). What is\n\
-         # still good enough by a score of your own: `stepfs tune`.\n\
-         # What is not understood is bit-exact in all of them. `stepfs profile` sets another one for a file or directory.\n\
+         #   balanced  a restore should cost half an iteration of training\n\
+         #   compact   a restore should cost up to two iterations\n\
+         # or a published system, for comparison: lc-3, scar-5, topn-10, ... (`stepfs profile --help` lists them).\n\
+         # `stepfs tune` finds the smallest one that is good enough by a score of your own. Data that stepfs does\n\
+         # not understand is always bit-exact. `stepfs profile` sets another profile for a file or directory.\n\
          default_profile = \"balanced\"\n\
          \n\
-         # How often training is expected to be resumed from checkpoints of a run. With it, a run that is resumed often is kept\n\
-         # more faithfully: compact is used up to 5 expected restores, balanced up to 20, exact beyond; and a lineage that was\n\
-         # restored more often than expected goes on with the next finer one.\n\
+         # How often training will be resumed from checkpoints of a run. With it, a run that is resumed often is kept\n\
+         # more faithfully: compact up to 5 expected restores, balanced up to 20, exact beyond. A lineage that was\n\
+         # restored more often than expected continues with the next finer profile.\n\
          # expected_restores = 3\n\
          \n\
          # Space for decoded copies of released files that are being read, in MiB. Safe to lose at any time.\n\
          cache_mib = 10240\n\
          \n\
-         # A checkpoint that is a directory (checkpoint-20/...) stays exact until each of its files has a newer state, so\n\
-         # that training can go on from it should the next one never be finished. A file that gets no newer state is not\n\
-         # waited for any longer than this after the others have got theirs. 0: every file for itself.\n\
+         # A checkpoint directory (checkpoint-20/...) stays exact until each of its files has a newer state, so that\n\
+         # training can continue from it if the next one is never finished. If some file gets no newer state, the\n\
+         # others wait for it at most this long. 0: no file waits.\n\
          settle_seconds = {settle}\n\
          \n\
-         # The first rule decides whose glob matches the path inside the mount (case does not matter) and, if it names any,\n\
-         # whose roles are the tensor's; it may have expected_restores of its own.\n\
+         # The first matching rule decides. Its glob must match the path inside the mount (ignoring case), and its\n\
+         # roles, if it has any, must include the tensor's. A rule may have its own expected_restores.\n\
          [[profile]]\n\
          glob = \"**/*{{best,final}}*\"\n\
          profile = \"exact\"\n\
@@ -91,16 +91,17 @@ pub(super) fn template(id: Id) -> String {
          glob = \"**/*{{best,final}}*/**\"\n\
          profile = \"exact\"\n\
          \n\
-         # Roles: weight, first_moment, second_moment, momentum, square_sum, ema, master, optimizer (its other state), other.\n\
+         # Roles: weight, first_moment, second_moment, momentum, square_sum, ema, master, optimizer (its other\n\
+         # state), other.\n\
          # [[profile]]\n\
          # glob = \"run/**\"\n\
          # role = [\"ema\", \"master\"]\n\
          # profile = \"exact\"\n\
          \n\
-         # Retention: which checkpoints go by themselves. None, unless a rule here says so; try one with\n\
-         # `stepfs gc --dry-run`. The glob speaks of checkpoints that are one file (\"run/*.pt\") or one directory\n\
-         # (\"run/checkpoint-*\"); the first rule that matches decides. Those that differ in their step only are one\n\
-         # series; one stays if any line wants it, and always if it is the newest complete one or pinned.\n\
+         # Retention: removes checkpoints by these rules, and none without a rule; `stepfs gc --dry-run` tries them.\n\
+         # A glob matches checkpoints that are one file (\"run/*.pt\") or one directory (\"run/checkpoint-*\"). The\n\
+         # first matching rule decides. Checkpoints that differ only in their step are one series. A checkpoint\n\
+         # stays if any line keeps it, and always if it is the newest complete one or pinned.\n\
          # [[retention]]\n\
          # glob = \"**/checkpoint-*\"\n\
          # keep_last = 3            # the three newest complete ones\n\
@@ -113,10 +114,10 @@ pub(super) fn template(id: Id) -> String {
 }
 
 impl Settings {
-    /// Reads the text of `stepfs.toml`.
+    /// Parses the text of `stepfs.toml`.
     ///
     /// # Errors
-    /// [`Error::Newer`] when a newer version of stepfs made the store, [`Error::Settings`] with the parser's words.
+    /// [`Error::Newer`] if a newer version of stepfs made the store; [`Error::Settings`] with the parser's message.
     pub fn parse(text: &str) -> Result<Settings, Error> {
         let wrong = |error: toml::de::Error| Error::Settings(error.to_string().trim_end().to_string());
         let FormatOnly { format } = toml::from_str(text).map_err(wrong)?;
@@ -140,7 +141,7 @@ impl Settings {
     /// The text with another default profile, all else as its user wrote it.
     ///
     /// # Errors
-    /// [`Error::Settings`] when it is not said in a line of its own.
+    /// [`Error::Settings`] if the setting has no line of its own.
     pub fn with_default_profile(text: &str, profile: Profile) -> Result<String, Error> {
         let is_it = |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim() == "default_profile");
         let is_top = |line: &&str| !line.trim_start().starts_with('[');
@@ -151,7 +152,7 @@ impl Settings {
         });
         let found = lines.into_iter().find(|range| is_it(&text[range.clone()]));
         let range = found.ok_or_else(|| Error::Settings("`default_profile` has no line of its own".into()))?;
-        // No profile has a `#` in its name, so that what follows one is a remark.
+        // No profile has a `#` in its name, so a `#` starts a comment.
         let old = &text[range.clone()];
         let remark = old.find('#').map_or_else(String::new, |at| format!(" {}", old[at..].trim_end()));
         let mut changed = text.to_string();
@@ -159,12 +160,12 @@ impl Settings {
         Settings::parse(&changed).map(|_| changed)
     }
 
-    /// The rules by which checkpoints go; none unless a user wrote some.
+    /// The retention rules; none unless a user wrote some.
     pub fn retention(&self) -> &[retention::Rule] {
         &self.retention
     }
 
-    /// The profiles that the rules ask for, for a path inside the mount.
+    /// The profiles that the rules give for a path inside the mount.
     pub fn profiles(&self, path: &std::path::Path) -> Profiles {
         self.profiles.of(path)
     }

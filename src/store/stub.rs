@@ -1,5 +1,5 @@
-//! The stub that stands in the tree for a released file (docs/FORMAT.md, "Stub"): one block that says which object
-//! holds the bytes, then a hole up to the logical size.
+//! The stub that replaces a released file in the tree (docs/FORMAT.md, "Stub"). It has one block that names the object
+//! with the bytes, then a hole up to the logical size.
 
 use std::fs::File;
 use std::io;
@@ -12,21 +12,21 @@ use super::object::Id;
 use crate::container::ReadAt;
 use crate::hash::xxh3_64;
 
-/// Length of the block, bytes: one page, so that the rest of the file can be a hole.
+/// Length of the block: one page, so that the rest of the file can be a hole.
 pub const STUB_BYTES: usize = 4096;
-/// Files below this stay resident: a stub and an object would save nothing. One block of 4 KiB is 6% of it.
+/// Smaller files stay resident: a stub and an object would save nothing. One block of 4 KiB is 6% of it.
 pub const MIN_RELEASE_BYTES: u64 = 64 * 1024;
 
 const MAGIC: [u8; 8] = *b"stepfsST";
 const VERSION: u32 = 1;
-/// For whoever looks into the store without stepfs.
+/// For people who look into the store without stepfs.
 const WORDS: &[u8] = b"\nThis file was released by stepfs: its bytes are in the store's objects/.\n\
     Read it through `stepfs mount`, or get it back with `stepfs export`.\n";
 
-/// What a stub says.
+/// The content of a stub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stub {
-    /// The store it belongs to: a stub from another store is just a file.
+    /// The store it belongs to: a stub of another store is an ordinary file.
     pub store: Id,
     /// The object that holds the file's bytes.
     pub object: Id,
@@ -49,10 +49,10 @@ impl Stub {
         block
     }
 
-    /// Reads a stub's block; `None` when it is anything else.
+    /// Parses a stub's block; `None` for any other block.
     ///
     /// # Errors
-    /// [`Damage`] when it was a stub: parts of one are there, and the rest is not.
+    /// [`Damage`] if the block has only parts of a stub.
     pub fn decode(block: &[u8; STUB_BYTES]) -> Result<Option<Stub>, Damage> {
         let (body, sum) = block.split_at(STUB_BYTES - 8);
         let magic = body[..8] == MAGIC;
@@ -76,19 +76,16 @@ impl Stub {
     }
 
     /// Writes the stub and its hole into an empty file. Not durable before the file is synced.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn write(&self, file: &DeviceFile) -> io::Result<()> {
         file.write_all_at(&self.encode(), 0, CrashPoint::StubWritten)?;
         file.set_len(self.logical_len, CrashPoint::StubWritten)
     }
 
-    /// The stub in a regular file of the store with this id, if it is one. Reads one block, and only of files that
-    /// are large enough.
+    /// The stub in a regular file of the store with this id, or `None`. Reads one block, and only from files that are
+    /// large enough.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` with a [`Damage`]: serving the block as a checkpoint would be worse.
+    /// `InvalidData` with a [`Damage`]: serving the block as a checkpoint would be worse.
     pub fn read(file: &File, store: Id) -> io::Result<Option<Stub>> {
         Stub::read_of(file, file, store)
     }
@@ -96,12 +93,13 @@ impl Stub {
     /// [`Stub::read`] of a file that was opened through its device.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Stub::read`].
     pub fn read_on(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
         Stub::read_of(file, file.as_file(), store)
     }
 
-    /// The stub of another store in a regular file: an ordinary file, unless this store's settings say a wrong id.
+    /// The stub of another store in a regular file. It is an ordinary file, unless this store's settings have a wrong
+    /// id.
     ///
     /// # Errors
     /// As of [`Stub::read`].
@@ -132,11 +130,11 @@ impl Stub {
         Ok(decoded?)
     }
 
-    /// Sees to it that bytes which a program wrote are never taken for a stub, of this store or another, however much they look
-    /// like one: nothing but the bytes would tell at the next mount. To be called before the file is made durable.
+    /// Marks a program's bytes so that they are never taken for a stub of any store. Otherwise the next mount could
+    /// only judge by the bytes. Call it before the file is made durable.
     ///
     /// # Errors
-    /// What the device reports; `EOPNOTSUPP` where the file system has no extended attributes.
+    /// `EOPNOTSUPP` on a file system without xattrs; device errors.
     pub fn disown(file: &DeviceFile, at: CrashPoint) -> io::Result<()> {
         match Stub::of_any(file, file.as_file(), file.metadata()?.len()) {
             Ok(None) => Ok(()),

@@ -1,4 +1,4 @@
-//! Files that come into a store which is not mounted, and copies of files that leave it.
+//! Imports files into an unmounted store, and exports copies of files.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,11 +8,11 @@ use std::path::Path;
 use super::durable::{CrashPoint, DeviceFile, parent};
 use super::{Store, Stub, beneath, copy_attributes, copy_but_owner};
 
-/// Copies a file to a path inside the tree, where there is none; durable when it returns. Tells `progress` how many bytes
-/// were copied, each time some were.
+/// Copies a file to a new path inside the tree; it is durable on return. Calls `progress` with the number of bytes
+/// after each write.
 ///
 /// # Errors
-/// `AlreadyExists`; what the device reports. There is nothing at that path then.
+/// `AlreadyExists`; device errors. The path then does not exist.
 pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)) -> io::Result<()> {
     const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
     let (io, target) = (store.io(), store.tree().join(to));
@@ -36,7 +36,7 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
             at += count as u64;
             progress(count as u64);
         }
-        // Without root, somebody else's file becomes one's own, as with cp.
+        // Without root, another user's file becomes the caller's, as with cp.
         let metadata = source.metadata()?;
         copy_attributes(&source, &metadata, &file, WRITTEN)
             .or_else(|_| copy_but_owner(&source, &metadata, &file, WRITTEN))?;
@@ -55,7 +55,7 @@ pub fn import_file(store: &Store, from: &Path, to: &Path, progress: impl Fn(u64)
     })
 }
 
-/// Makes a directory of the tree and those above it that are missing. No link on the way is followed.
+/// Creates a directory of the tree and its missing parents. Never follows symlinks.
 fn make_dirs(store: &Store, path: &Path) -> io::Result<()> {
     let tree = store.tree();
     let above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
@@ -68,11 +68,12 @@ fn make_dirs(store: &Store, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies a file of the tree to a path anywhere, over what is there, with its attributes as far as permitted: `write` gets an
-/// empty file, to write the bytes into. Durable when it returns; an export that is cut short leaves no half file under that name.
+/// Copies a file of the tree to any path, over an existing file, with its attributes as far as permitted. `write` gets
+/// an empty file for the bytes. The copy is durable on return; an interrupted export leaves no half file under that
+/// name.
 ///
 /// # Errors
-/// Those of `write`; what the device reports. What was there before is there still.
+/// Those of `write`; device errors. An existing file then stays as it was.
 pub fn export_file<E: From<io::Error>>(
     store: &Store,
     path: &Path,
@@ -88,11 +89,11 @@ pub fn export_file<E: From<io::Error>>(
     })
 }
 
-/// Writes a file that comes from a store to a path anywhere, over what is there: `write` gets an empty file beside it. As durable
-/// and as whole as with [`export_file`].
+/// Writes a file from a store to any path, over an existing file. `write` gets an empty file beside it. It is as
+/// durable and as whole as with [`export_file`].
 ///
 /// # Errors
-/// As there.
+/// As of [`export_file`].
 pub fn write_beside<T, E: From<io::Error>>(
     store: &Store,
     target: &Path,

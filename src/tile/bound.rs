@@ -1,4 +1,4 @@
-//! What a lossy tile must keep to: a bound on its error, and a floor where a tensor has one sign.
+//! The limits of a lossy tile: a bound on its error, and a floor if the tensor has one sign.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::codec::{Corrupt, Dtype, lattice, log, moment};
 use super::quantize::Companion;
 use super::{Coding, NO_BASE, TileSpec};
 
-/// Whether a tile of a tensor of one sign keeps to the floor ([`crate::codec::floor`]).
+/// True if a tile of a tensor of one sign keeps to the floor ([`crate::codec::floor`]).
 pub fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u8]) -> bool {
     let floor = match coding {
         Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
@@ -19,12 +19,12 @@ pub fn is_above_floor(dtype: Dtype, coding: Coding, written: &[u8], decoded: &[u
     !coding.is_lossy() || floor::holds(dtype, floor, written, decoded)
 }
 
-/// The largest error that a tensor may have in this coding once it is read back; `found` is the error of quantizing it.
+/// Maximum error of a tensor in this coding once it is read back; `found` is the error when it was quantized.
 pub fn bound(coding: Coding, found: f64) -> f64 {
     match coding {
         Coding::Lossless | Coding::LosslessDelta { .. } => 0.0,
         Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => step / 2.0,
-        // The codec says how much room its roundings need.
+        // The codec defines the allowance for its roundings.
         Coding::Moment { step, rule, .. } | Coding::Sized { step, rule } => found.max(step * rule.steps()),
         Coding::Log { unit, .. } => log::bound(unit, true),
         Coding::LogKey { unit } => log::bound(unit, false),
@@ -35,11 +35,11 @@ pub fn bound(coding: Coding, found: f64) -> f64 {
     }
 }
 
-/// The largest error of a tile in the terms of its codec: `written` is the original, `decoded` what is read back. `None` when a
-/// condition of the codec does not hold.
+/// The largest error of a tile in the units of its codec: `written` is the original, `decoded` the tile as read back.
+/// `None` if a condition of the codec does not hold.
 ///
 /// # Errors
-/// When a moment's companion or the factors are missing.
+/// A moment's companion or the factors are missing.
 pub fn error(
     spec: TileSpec,
     written: &[u8],

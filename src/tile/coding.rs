@@ -4,8 +4,8 @@ use crate::codec::moment::Rule;
 
 use super::State;
 
-/// How a tensor's tiles are encoded. `parent` is an index in the parent object's table of tensors; every other index is one
-/// in the same object's.
+/// How a tensor's tiles are encoded. `parent` is an index in the parent object's table of tensors; every other index is
+/// one in the same object's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Coding {
     /// Lossless, alone.
@@ -15,11 +15,12 @@ pub enum Coding {
         /// Tensor of the parent object.
         parent: u32,
     },
-    /// R = fl(K + g*A), A as difference to the parent tensor's accumulators (0 when that one is lossless, and then K).
+    /// R = fl(K + g*A), with A as difference to the parent tensor's accumulators. If the parent is lossless, those are
+    /// 0, and the parent is K.
     Lattice {
         /// Tensor of the parent object.
         parent: u32,
-        /// Step g of the lattice; the parent's may be another.
+        /// Step g of the lattice; the parent's may differ.
         step: f64,
     },
     /// R = fl(g*A): a lattice keyframe, decodes without any other object.
@@ -27,24 +28,24 @@ pub enum Coding {
         /// Step g of the lattice.
         step: f64,
     },
-    /// R = fl(K + g*A) with K in the same tiles: what a state becomes when the object that held its K goes.
+    /// R = fl(K + g*A) with K in the same tiles: for a state whose K was in an object that is removed.
     LatticeWithKeyframe {
         /// Step g of the lattice.
         step: f64,
     },
-    /// The same state as `Lattice`; the differences are by rows, for tables of which most rows stay as they are.
+    /// The same state as `Lattice`, with differences by row, for tables with mostly unchanged rows.
     Rows {
         /// Tensor of the parent object.
         parent: u32,
-        /// Step g of the lattice, of which every row takes a power of two.
+        /// Step g of the lattice; every row uses a power of two times it.
         step: f64,
     },
     /// The same state as `LatticeKey`, by rows.
     RowsKey {
-        /// Step g of the lattice, of which every row takes a power of two.
+        /// Step g of the lattice; every row uses a power of two times it.
         step: f64,
     },
-    /// A logarithmic lattice with its factors; its steps as difference to those of the parent, which has the same unit.
+    /// A logarithmic lattice with its factors; its steps as difference to the parent's, which has the same unit.
     Log {
         /// Tensor of the parent object.
         parent: u32,
@@ -56,28 +57,29 @@ pub enum Coding {
         /// Step in octaves / 65536.
         unit: u32,
     },
-    /// In units of what lies beside it, or of its root, as the rule says: a first moment.
+    /// A first moment, in units of its companion or of the companion's root, by the rule.
     Moment {
         /// The second moment.
         second: u32,
         /// Step of the ratio.
         step: f64,
-        /// What is done with the two; never [`Rule::Sign`].
+        /// The optimizer's use of the two; never [`Rule::Sign`].
         rule: Rule,
     },
-    /// In units of the size that its row and column have, from factors of its own.
+    /// In units of the size of its row and column, from factors of its own.
     Sized {
         /// Step of the ratio.
         step: f64,
         /// [`Rule::Norm`] or [`Rule::Sign`].
         rule: Rule,
     },
-    /// Another tensor of this object, each element rounded to this one's type. No payload.
+    /// Another tensor of this object, with each element rounded to this one's type. No payload.
     Cast {
         /// The tensor with more bits.
         of: u32,
     },
-    /// A published system's ([`crate::published`]), as a difference to the parent's tensor. Its payloads name the system.
+    /// A published system's ([`crate::published`]), as a difference to the parent's tensor. Its payloads name the
+    /// system.
     External {
         /// Tensor of the parent object.
         parent: u32,
@@ -87,7 +89,7 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// The tensor of the parent object that is needed to decode this one.
+    /// The tensor of the parent object that this one needs for decoding.
     pub fn parent(self) -> Option<u32> {
         use Coding::*;
         match self {
@@ -108,12 +110,12 @@ impl Coding {
         }
     }
 
-    /// Whether it is a published system's.
+    /// True if it is a published system's.
     pub fn is_external(self) -> bool {
         matches!(self, Coding::External { .. } | Coding::ExternalKey)
     }
 
-    /// The tensor of the same object that is needed to decode this one: its companion.
+    /// The tensor of the same object that this one needs for decoding: its companion.
     pub fn companion(self) -> Option<u32> {
         match self {
             Coding::Moment { second, .. } => Some(second),
@@ -122,7 +124,7 @@ impl Coding {
         }
     }
 
-    /// A companion has a lower rank than the tensor that needs it: no tensor can need itself.
+    /// A companion has a lower rank than the tensor that needs it, so no tensor can need itself.
     pub fn rank(self) -> u8 {
         match self {
             Coding::Moment { .. } => 1,
@@ -131,7 +133,7 @@ impl Coding {
         }
     }
 
-    /// The lattice's step, when the state is one of [`crate::codec::lattice`]: in the tensor's own units.
+    /// The lattice's step in the tensor's own units, if the state is one of [`crate::codec::lattice`].
     pub fn step(self) -> Option<f64> {
         use Coding::*;
         match self {
@@ -160,12 +162,12 @@ impl Coding {
         }
     }
 
-    /// Whether a tensor keeps its coding when its object becomes a difference to another parent.
+    /// True if a tensor keeps its coding when its object becomes a difference to another parent.
     pub fn stands_alone(self) -> bool {
         self.companion().is_some() || matches!(self, Coding::ExternalKey | Coding::Sized { .. })
     }
 
-    /// How to encode a state of this coding alone.
+    /// The coding to encode such a state alone.
     pub fn alone(self, state: &State) -> Coding {
         match (state, self) {
             (_, coding) if coding.stands_alone() => coding,
@@ -181,7 +183,7 @@ impl Coding {
         }
     }
 
-    /// How to encode a state of this coding as a difference to tensor `parent` of another object.
+    /// The coding to encode such a state as a difference to tensor `parent` of another object.
     pub fn as_difference(self, state: &State, parent: u32) -> Coding {
         match (state, self) {
             (State::Lattice { step, .. }, Coding::Rows { .. } | Coding::RowsKey { .. }) => {
@@ -195,17 +197,17 @@ impl Coding {
         }
     }
 
-    /// Whether factors are stored with it.
+    /// True if factors are stored with it.
     pub fn has_factors(self) -> bool {
         matches!(self, Coding::Log { .. } | Coding::LogKey { .. } | Coding::Sized { .. })
     }
 
-    /// Whether the bytes may differ from those that were written.
+    /// True if the decoded bytes may differ from the written ones.
     pub fn is_lossy(self) -> bool {
         !matches!(self, Coding::Lossless | Coding::LosslessDelta { .. })
     }
 
-    /// The codec's name, as people are shown it.
+    /// The codec's name, for people.
     pub fn codec(self) -> &'static str {
         use Coding::*;
         match self {

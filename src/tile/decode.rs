@@ -8,7 +8,7 @@ use crate::published;
 
 use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
 
-/// What a payload is decoded with, as its coding needs it.
+/// The inputs to decode a payload, as its coding needs them.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     /// The parent's state of the tile.
@@ -19,10 +19,10 @@ pub struct Inputs {
     pub factors: Option<Arc<Factors>>,
 }
 
-/// The state of a tile: its payload, and what that needs.
+/// Decodes the state of a tile.
 ///
 /// # Errors
-/// What is wrong with the payload, or missing.
+/// The payload is wrong, or an input is missing.
 pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, Corrupt> {
     let TileSpec { dtype, coding, len, rows } = spec;
     let elements = spec.elements();
@@ -107,7 +107,7 @@ fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>
     }
 }
 
-/// The integers of a payload that is a difference to nothing.
+/// The integers of a payload that is no difference.
 fn from_zeros(payload: &[u8], elements: usize, exceptions: &mut Vec<lattice::Exception>) -> Result<Integers, Corrupt> {
     let mut integers = vec![0; elements];
     lattice::decode_tile_add(payload, &mut integers, exceptions)?;

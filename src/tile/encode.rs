@@ -1,4 +1,5 @@
-//! From a tile's state to its payload: a difference to the same tile of a parent, or alone. The inverse of [`super::decode`].
+//! From a tile's state to its payload: a difference to the same tile of a parent, or alone. The inverse of
+//! [`super::decode`].
 
 use crate::codec::log::{Grid, Parent};
 use crate::codec::{Corrupt, Dtype, TILE_BYTES, lattice, log, lossless, rows};
@@ -7,11 +8,11 @@ use crate::published;
 
 use super::{Coding, State, TileSpec};
 
-/// Appends the payload of `state` in this coding. `false`: the coding cannot express it (the parent has another keyframe, or is too
-/// many steps away); `out` then holds nothing of use.
+/// Appends the payload of `state` in this coding. `false` if the coding cannot express it: the parent has another
+/// keyframe, or is too many steps away. `out` is useless then.
 ///
 /// # Errors
-/// When the parent's state is damaged.
+/// The parent's state is damaged.
 pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut Vec<u8>) -> Result<bool, Corrupt> {
     let TileSpec { dtype, coding, rows, .. } = spec;
     let fits = match (coding, state) {
@@ -66,7 +67,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
             lattice::encode_tile(&accumulators.wide(), None, None, exceptions, out).is_ok()
         }
         (Coding::Cast { .. }, State::Bytes(_)) => true,
-        // The state as it is: its system cannot encode it any more without the state that it was a difference to.
+        // Store the state as it is: without its former parent, the system cannot encode it any more.
         (Coding::External { .. } | Coding::ExternalKey, State::Bytes(_) | State::External { .. }) => {
             let parent = match parent.filter(|_| coding.parent().is_some()) {
                 Some(parent) => Some(parent.bytes(dtype)?),
@@ -81,10 +82,10 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
     Ok(fits)
 }
 
-/// Bits that a state takes in this coding, about. `None`: the coding cannot express it.
+/// Estimated bits of a state in this coding; `None` if the coding cannot express it.
 ///
 /// # Errors
-/// As [`encode`].
+/// As of [`encode`].
 pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result<Option<f64>, Corrupt> {
     let Some(bytes) = state.plain_bytes() else {
         let mut out = Vec::with_capacity(TILE_BYTES / 8);
@@ -105,8 +106,9 @@ pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result
     Ok(Some(bins + lossless::estimate(spec.dtype, bytes, parent)))
 }
 
-/// The parent's accumulators in the step of `state`; inside, `None` where they are all 0, because the parent is the
-/// keyframe. `None`: the parent is no lattice, has another keyframe, or does not fit 32 bits in that step.
+/// The parent's accumulators in the step of `state`; the inner option is `None` if the parent is the keyframe, so that
+/// all are 0. The outer one is `None` if the parent is no lattice, has another keyframe, or does not fit 32 bits in
+/// that step.
 fn restated(state: &State, parent: Option<&State>) -> Option<Option<Vec<i32>>> {
     let State::Lattice { keyframe, step, .. } = state else { return None };
     let (other, accumulators) = parent?.on_lattice(*step).ok()?;

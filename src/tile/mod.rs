@@ -1,18 +1,19 @@
-//! The codec of a tile: from the bytes of a piece of a tensor to a payload, and back. Plain data in and out: nothing here knows of
-//! objects, chains or devices.
+//! The codec of a tile: from the bytes of a piece of a tensor to a payload, and back. Plain data in and out: nothing
+//! here depends on objects, chains or devices.
 //!
 //! ```text
 //! bytes --quantize--> State --encode--> payload --decode--> State --bytes--> bytes
-//!                       a payload may be a difference to the parent's State
+//!                          a payload may be a difference to the parent's State
 //! ```
 //!
 //! - [`Coding`]: the table of all codings; an object stores one for each tensor.
-//! - [`State`]: what a tile decodes to, and what the next one is a difference to.
-//! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm for a coding.
+//! - [`State`]: the decoded form of a tile, and the parent of the next one.
+//! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm per coding.
 //! - [`decode_run`]: bytes from several payloads at once, without the states between them.
-//! - [`bound`], [`error`], [`is_above_floor`]: what a lossy tile must keep to.
+//! - [`bound`], [`error`], [`is_above_floor`]: the limits of a lossy tile.
 //!
-//! The arithmetic is in [`crate::codec`]. A new coding is a row in [`Coding`], its arithmetic there, and an arm in each step.
+//! The arithmetic is in [`crate::codec`]. A new coding is a row in [`Coding`], its arithmetic there, and an arm in each
+//! step.
 
 mod bound;
 mod coding;
@@ -39,7 +40,7 @@ pub use state::State;
 /// The bytes of a tile: all states over one keyframe share its bytes.
 pub type Bytes = Arc<Vec<u8>>;
 
-/// A tile, and how it is encoded.
+/// A tile, and its encoding.
 #[derive(Clone, Copy, Debug)]
 pub struct TileSpec {
     /// Type of the elements.
@@ -48,7 +49,7 @@ pub struct TileSpec {
     pub coding: Coding,
     /// Bytes.
     pub len: usize,
-    /// Where its elements lie in the rows of the tensor.
+    /// The position of its elements in the rows of the tensor.
     pub rows: Rows,
 }
 

@@ -14,12 +14,12 @@ use super::{Bytes, Coding, State, TileSpec};
 /// The tile of the companion for the same elements: type, bytes as written and as decoded.
 pub type Companion<'a> = (Dtype, &'a [u8], &'a Bytes);
 
-/// What a tile is quantized with.
+/// The inputs to quantize a tile.
 #[derive(Clone, Copy, Default)]
 pub struct Around<'a> {
-    /// The state that it becomes a difference to.
+    /// The parent's state.
     pub parent: Option<&'a State>,
-    /// The tensor's factors, for codings that have some.
+    /// The tensor's factors, if its coding has any.
     pub factors: Option<&'a Arc<Factors>>,
     /// The companion's tile.
     pub companion: Option<Companion<'a>>,
@@ -27,15 +27,16 @@ pub struct Around<'a> {
     pub row_step: f64,
     /// For first moments: the share of a step that is added before rounding.
     pub outward: f64,
-    /// Which elements of a lattice are kept exactly.
+    /// The elements of a lattice that are kept exactly.
     pub keep: Keep,
 }
 
-/// A tile's state, what it decodes to, and the largest error in the terms of its codec.
+/// A tile's state, its decoded bytes, and the largest error in the units of its codec.
 pub type Quantized = (State, Bytes, f64);
 
-/// A tile's state in this coding. `None`: it does not fit (NaN, infinity, a moment without its second, a copy whose bytes are not
-/// the cast ones), or its coding needs all tiles of the tensor at once, as published systems do.
+/// A tile's state in this coding. `None` if the tile does not fit: NaN, infinity, a moment without its second, a copy
+/// whose bytes are not the cast ones. Also `None` if the coding needs all tiles of the tensor at once, as published
+/// systems do.
 pub fn quantize(spec: TileSpec, data: &Bytes, around: Around) -> Option<Quantized> {
     let TileSpec { dtype, coding, .. } = spec;
     let elements = spec.elements();
@@ -105,7 +106,8 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around) -> Option<Quantize
     }
 }
 
-/// A tile in steps of its ratio to the size that `written` told when it was written, and `second` tells when it is read.
+/// A tile in steps of its ratio to a size. `written` gave the size when it was written, and `second` gives it when it
+/// is read.
 fn ratios(
     (rule, dtype): (Rule, Dtype),
     data: &Bytes,
@@ -121,7 +123,8 @@ fn ratios(
     Some((state, decoded, error))
 }
 
-/// Keeps exactly the elements that a lattice would bring below the floor. `None`: they are so many that the tensor must stay lossless.
+/// Keeps exactly the elements that a lattice would bring below the floor. `None` if they are so many that the tensor
+/// must stay lossless.
 fn keep_exactly(
     spec: TileSpec,
     keep: Keep,

@@ -1,5 +1,5 @@
-//! A tile's bytes from several payloads at once: the same bits as one [`super::decode`] after the other and [`State::bytes`], with
-//! half of the work.
+//! A tile's bytes from several payloads at once. The bits equal those of one [`super::decode`] after the other and
+//! [`State::bytes`], with half of the work.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use crate::entropy::scratch;
 
 use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
 
-/// One payload of a run, with what it is decoded with.
+/// One payload of a run, with its inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Link<'a> {
     /// The tile in its object.
     pub spec: TileSpec,
     /// Its payload.
     pub payload: &'a [u8],
-    /// The tensor's factors. Only the last link needs them, and the first one where no state comes before it.
+    /// The tensor's factors. Only the last link needs them, and the first one if no state comes before it.
     pub factors: Option<&'a Arc<Factors>>,
     /// The companion's bytes.
     pub companion: Option<&'a Bytes>,
 }
 
-/// Whether payloads of these codings can be decoded at once, from this state on.
+/// True if payloads of these codings can be decoded at once, from this state on.
 pub fn is_run(base: Option<&State>, codings: impl Iterator<Item = Coding> + Clone) -> bool {
     let lattice = |coding| matches!(coding, Coding::Lattice { .. });
     let log = |coding| matches!(coding, Coding::Log { .. });
@@ -42,11 +42,11 @@ pub fn is_run(base: Option<&State>, codings: impl Iterator<Item = Coding> + Clon
     }
 }
 
-/// The tile that these payloads lead to from `base`; [`is_run`] must have allowed it. `keep`: also the tile's state, as memory keeps
-/// it.
+/// The tile at the end of these payloads, starting from `base`; [`is_run`] must have allowed it. With `keep`, also the
+/// tile's state in the form for memory.
 ///
 /// # Errors
-/// What is wrong with a payload, or missing.
+/// A payload is wrong, or an input is missing.
 pub fn decode_run(
     base: Option<&State>,
     last: TileSpec,
@@ -125,7 +125,7 @@ fn log(base: Option<&State>, last: TileSpec, links: &[Link], keep: bool) -> Resu
     if links.iter().any(|link| unit_of(link) != Some(unit)) {
         return Err(NO_BASE);
     }
-    // Steps are differences, but each state is predicted by its own factors.
+    // Steps are differences, but each state has its own factors for the prediction.
     let factors = match (own, links) {
         (Some(factors), []) => Arc::clone(factors),
         _ => factors_of(links.last())?,

@@ -1,4 +1,4 @@
-//! What a tile of an archived state is, however its object stores it.
+//! The state of a tile of an archived file, independent of its object's encoding.
 
 use std::sync::Arc;
 
@@ -12,29 +12,29 @@ use crate::published::tile::{Before, Decoded};
 
 use super::Bytes;
 
-/// What a tile is made of: enough to give its bytes, and to encode its successor. It belongs to the state, not to the object:
-/// another encoding of the object, as a difference to another parent, decodes to the same.
+/// The parts of a tile: enough to give its bytes, and to encode its successor. It belongs to the state, not to the
+/// object: another encoding of the object, as a difference to another parent, decodes to the same.
 #[derive(Clone, Debug, PartialEq)]
 pub enum State {
     /// The bytes themselves.
     Bytes(Bytes),
     /// R = fl(K + g*A).
     Lattice {
-        /// The keyframe's bytes; none for K = 0.
+        /// The keyframe's bytes; `None` for K = 0.
         keyframe: Option<Bytes>,
         /// The accumulators A, in units of `step`.
         accumulators: Integers,
         /// The step g.
         step: f64,
-        /// Elements that are stored as they are, because rounding to their type would break the bound. A successor is not encoded
-        /// from them.
+        /// Elements that are stored exactly, because rounding to their type would break the bound. A successor is not
+        /// encoded from them.
         exceptions: Vec<Exception>,
     },
     /// v = 2^(P + unit*q), P from the factors.
     Log {
-        /// Those of the whole tensor.
+        /// The factors of the whole tensor.
         factors: Arc<Factors>,
-        /// Number of the tile's first element in the tensor.
+        /// Index of the tile's first element in the tensor.
         first: u64,
         /// The step, in octaves / 65536.
         unit: u32,
@@ -43,18 +43,19 @@ pub enum State {
     },
     /// m = fl(g*A*d).
     Moment {
-        /// What d is to the tensor.
+        /// The relation of d to the tensor.
         rule: Rule,
-        /// The bytes that tell d: of the second moment's tile, v, or of the sizes that the tensor's factors predict.
+        /// The bytes that give d: the second moment's tile, v, or the sizes that the tensor's factors predict.
         second: Bytes,
         /// The ratios A, in units of `step`.
         accumulators: Integers,
         /// The step g.
         step: f64,
-        /// Elements that are stored as they are.
+        /// Elements that are stored exactly.
         exceptions: Vec<Exception>,
     },
-    /// A published system's tile whose next difference needs more than its bytes. To every other codec it is the bytes.
+    /// A published system's tile whose next difference needs more than its bytes. Every other codec sees only the
+    /// bytes.
     External {
         /// The bytes.
         bytes: Bytes,
@@ -73,10 +74,10 @@ impl State {
         }
     }
 
-    /// Gives `then` the tile that a published system's next tile is a difference to.
+    /// Passes the tile to `then`, as a published system's base for its next tile.
     ///
     /// # Errors
-    /// What is wrong with the state, as words.
+    /// The state is invalid; the message gives the reason.
     pub fn before<T>(&self, dtype: Dtype, then: impl FnOnce(Before<'_>) -> T) -> Result<T, Corrupt> {
         let bytes = self.bytes(dtype)?;
         let bins = match self {
@@ -86,7 +87,7 @@ impl State {
         Ok(then(Before { bytes: &bytes, bins }))
     }
 
-    /// The bytes that a lattice's next state takes for its keyframe, if this is a state that is nothing but bytes.
+    /// The bytes that a lattice's next state takes as its keyframe, if this state consists of bytes only.
     pub(super) fn plain_bytes(&self) -> Option<&Bytes> {
         match self {
             State::Bytes(bytes) | State::External { bytes, .. } => Some(bytes),
@@ -94,10 +95,11 @@ impl State {
         }
     }
 
-    /// This state as the parent of a lattice: the keyframe, and the accumulators in steps of `step`. No accumulators: all are 0.
+    /// This state as the parent of a lattice: the keyframe, and the accumulators in steps of `step`. `None` for
+    /// accumulators that are all 0.
     ///
     /// # Errors
-    /// When no lattice can be a difference to this state, or the accumulators do not fit 32 bits in that step.
+    /// No lattice can be a difference to this state, or the accumulators do not fit 32 bits in that step.
     pub(super) fn on_lattice(&self, step: f64) -> Result<(Option<&Bytes>, Option<Vec<i32>>), Corrupt> {
         match self {
             State::Bytes(bytes) | State::External { bytes, .. } => Ok((Some(bytes), None)),
@@ -113,7 +115,7 @@ impl State {
     /// The tile's bytes.
     ///
     /// # Errors
-    /// What is wrong with the state, as words.
+    /// The state is invalid; the message gives the reason.
     pub fn bytes(&self, dtype: Dtype) -> Result<Bytes, Corrupt> {
         let mut out;
         match self {
@@ -145,7 +147,7 @@ impl State {
         }
     }
 
-    /// A copy with these integers in the place of its own.
+    /// A copy with these integers instead of its own.
     fn with(&self, integers: impl FnOnce(&Integers) -> Integers) -> State {
         match self {
             State::Lattice { keyframe, accumulators, step, exceptions } => State::Lattice {
@@ -161,18 +163,19 @@ impl State {
         }
     }
 
-    /// The state as memory keeps it. `None` for a state that no other needs: nothing is a difference to a moment's ratios.
+    /// The state in the form for memory. `None` for a state that no other needs: nothing is a difference to a moment's
+    /// ratios.
     pub fn packed(&self) -> Option<State> {
         (!matches!(self, State::Moment { .. })).then(|| self.with(Integers::packed))
     }
 
-    /// The state itself, or a copy if memory holds it too: its integers can be added to.
+    /// The state itself, or a copy if memory holds it too, so that its integers can be modified.
     pub(super) fn into_owned(self: Arc<State>) -> State {
         Arc::try_unwrap(self).unwrap_or_else(|shared| shared.with(|integers| Integers::Wide(integers.values())))
     }
 
-    /// Bytes that other states may hold as well: all states of a chain have one keyframe. (Factors are a thousandth of their tensor,
-    /// and their object holds them anyway.)
+    /// Bytes that other states may share: all states of a chain have one keyframe. (Factors are a thousandth of their
+    /// tensor, and their object holds them anyway.)
     pub fn shared_bytes(&self) -> Option<&Bytes> {
         match self {
             State::Lattice { keyframe, .. } => keyframe.as_ref(),
@@ -180,7 +183,7 @@ impl State {
         }
     }
 
-    /// Memory that it takes beside [`State::shared_bytes`], bytes.
+    /// Its size in memory besides [`State::shared_bytes`], bytes.
     pub fn own_bytes(&self) -> usize {
         let more = match self {
             State::Lattice { exceptions, .. } | State::Moment { exceptions, .. } => size_of_val(exceptions.as_slice()),
@@ -202,7 +205,7 @@ impl State {
         }
     }
 
-    /// xxh3-64 of everything that the state is to its successors and its readers.
+    /// xxh3-64 of everything in the state that affects its successors and readers.
     pub fn hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         let integers = |hash: &mut Xxh3, values: &Integers| {

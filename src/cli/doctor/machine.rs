@@ -1,4 +1,4 @@
-//! What is asked of the machine and of this process, wherever the store lies.
+//! Checks of the machine and of this process, independent of the store.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,11 +14,11 @@ use crate::recall::usual_memory;
 
 /// First kernel with passthrough.
 const PASSTHROUGH: (u32, u32) = (6, 9);
-/// First kernel whose errors of fsync can be told apart.
+/// First kernel that can tell fsync errors apart.
 const TELLS_ERRORS: (u32, u32) = (6, 1);
-/// What a daemon takes beside the states that it keeps (docs/PERFORMANCE.md).
+/// Memory of a daemon besides the decoded states (docs/PERFORMANCE.md).
 const DAEMON_BYTES: u64 = 256 << 20;
-/// Open files below which a loader with many workers meets the limit.
+/// With fewer open files, a loader with many workers hits the limit.
 const FEW_FILES: u64 = 8192;
 const HELPER: &str = "/sbin/mount.stepfs";
 
@@ -33,7 +33,7 @@ pub(super) fn findings() -> Vec<Finding> {
     found
 }
 
-/// Version of the running kernel; 0.0 if it says something else than a version.
+/// Version of the running kernel; 0.0 if `release` is no version.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
@@ -63,7 +63,7 @@ fn device() -> Finding {
     };
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-            problem("/dev/fuse", format!("there is no FUSE: {error}"), format!("modprobe fuse, or {CONTAINER}"))
+            problem("/dev/fuse", format!("FUSE is missing: {error}"), format!("modprobe fuse, or {CONTAINER}"))
         }
         _ => problem("/dev/fuse", error.to_string(), format!("chmod 666 /dev/fuse as root, or {CONTAINER}")),
     }
@@ -91,7 +91,7 @@ fn privileges() -> Finding {
     }
 }
 
-/// Whether rights are those of the machine, and not of a user namespace.
+/// True if privileges hold for the whole machine, not only for a user namespace.
 fn everywhere() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -101,7 +101,7 @@ fn fusermount() -> Finding {
     const NAME: &str = "fusermount3";
     let path = std::env::var_os("PATH").unwrap_or_default();
     let Some(program) = std::env::split_paths(&path).map(|dir| dir.join(NAME)).find(|path| path.is_file()) else {
-        return problem(NAME, "not found; without CAP_SYS_ADMIN it is what mounts", "apt-get install fuse3");
+        return problem(NAME, "not found; mounting without CAP_SYS_ADMIN needs it", "apt-get install fuse3");
     };
     match fs::metadata(&program).is_ok_and(|found| found.permissions().mode() & libc::S_ISUID != 0) {
         true => ok(NAME, program.display().to_string()),
@@ -119,7 +119,7 @@ fn others() -> Finding {
         true => ok("allow-other", "permitted by /etc/fuse.conf"),
         false => warning(
             "allow-other",
-            "/etc/fuse.conf does not permit it, so other users cannot be let in",
+            "/etc/fuse.conf does not permit it, so --allow-other cannot work",
             format!("echo {LINE} | sudo tee -a /etc/fuse.conf"),
         ),
     }
@@ -127,7 +127,7 @@ fn others() -> Finding {
 
 fn helper() -> Finding {
     match fs::metadata(HELPER).is_ok() {
-        true => ok("fstab", format!("{HELPER} is there")),
+        true => ok("fstab", format!("{HELPER} exists")),
         false => {
             let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("stepfs"));
             let mend = format!("ln -s {} {HELPER}", program.display());
@@ -141,7 +141,7 @@ fn files() -> Finding {
     match limit {
         Some(most) if most < FEW_FILES => warning(
             "open files",
-            format!("at most {most}, and each open file in a mount takes one or two of the daemon's"),
+            format!("at most {most}; each open file in a mount takes one or two of them in the daemon"),
             "ulimit -Hn 65536 as root before the mount; LimitNOFILE=65536 in a unit",
         ),
         Some(most) => ok("open files", format!("at most {most}")),
@@ -153,7 +153,7 @@ fn file_size() -> Finding {
     match getrlimit(Resource::Fsize).maximum {
         Some(most) => warning(
             "file size",
-            format!("a file that this process writes is at most {} long", size(most)),
+            format!("this process can write files of at most {}", size(most)),
             "ulimit -f unlimited before the mount; LimitFSIZE=infinity in a unit",
         ),
         None => ok("file size", "no limit"),
@@ -172,23 +172,24 @@ fn memory() -> Finding {
     }
 }
 
-/// Whether the kernel reads and writes resident files by itself. `leases` says whether the store's file system has them, if there is
-/// one to look at.
+/// Checks whether the kernel serves resident files by itself. `leases` tells whether the store's file system supports
+/// leases, if a store was named.
 pub(super) fn passthrough(leases: Option<io::Result<bool>>) -> Finding {
     const CHECK: &str = "passthrough";
-    let without = |why: &str, mend: &str| warning(CHECK, format!("none, which is slower and as safe: {why}"), mend);
+    let without = |why: &str, mend: &str| warning(CHECK, format!("none (slower, but equally safe): {why}"), mend);
     if version(&release()) < PASSTHROUGH {
-        return without("the kernel has it from 6.9 on", "use Linux 6.9 or newer");
+        return without("the kernel supports it from 6.9 on", "use Linux 6.9 or newer");
     }
     if !is_admin() || !everywhere() {
         return without("it needs CAP_SYS_ADMIN of the machine", "mount as root, outside of a user namespace");
     }
     match leases {
-        Some(Ok(false) | Err(_)) => {
-            without("the store's file system has no leases", "put the store on a local disk with ext4, xfs or btrfs")
-        }
+        Some(Ok(false) | Err(_)) => without(
+            "the store's file system does not support leases",
+            "put the store on a local disk with ext4, xfs or btrfs",
+        ),
         Some(Ok(true)) => ok(CHECK, "the kernel reads and writes resident files by itself"),
-        None => ok(CHECK, "yes, if the store's file system has leases; name its directory to know"),
+        None => ok(CHECK, "yes, if the store's file system supports leases; `stepfs doctor DIR` checks it"),
     }
 }
 

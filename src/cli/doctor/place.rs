@@ -1,4 +1,4 @@
-//! What is asked of a store, or of the place for one.
+//! Checks of a store, or of the place for one.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,17 +13,17 @@ use crate::cli::words::size;
 use crate::fs::{has_leases, is_dead, kind_of};
 use crate::store::{Store, exposed};
 
-/// Room below which the next checkpoint may not fit.
+/// With less free space the next checkpoint may not fit.
 const LITTLE_ROOM: u64 = 1 << 30;
 const FEW_INODES: u64 = 10_000;
-/// Commands on a store that is not mounted go by whole paths, of which the kernel takes so many bytes.
+/// Commands on an unmounted store use whole paths, and the kernel limits a path to this many bytes.
 const LONGEST_PATH: usize = 4095;
-/// Names in a run of checkpoints are shorter.
+/// Names within a run of checkpoints are shorter than this.
 const SHORT_PATH: usize = 512;
-/// File systems that other machines may write to. What a crash leaves there was not tried.
+/// File systems that other machines may write to. Crashes on these are not tested.
 const NETWORK: [&str; 10] = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"];
 
-/// What was found, and whether the file system has leases, as far as that could be tried.
+/// The findings, and whether the file system supports leases, if that could be tested.
 pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     if is_dead(dir) {
         let mend = format!("stepfs mount STORE {0}, or stepfs umount {0}", dir.display());
@@ -52,7 +52,7 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
     (found, Some(has_leases(path)))
 }
 
-/// The store that is there, or that it can be made, and its path.
+/// Finds the store at `dir`, or checks that one can be created there. Also returns its path.
 fn store(dir: &Path) -> (Finding, PathBuf) {
     let path = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
     let place = match Place::of(dir) {
@@ -74,20 +74,20 @@ fn store(dir: &Path) -> (Finding, PathBuf) {
 fn no_store(path: &Path) -> Finding {
     let shown = path.display();
     match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
-        Ok(true) => ok("store", format!("none at {shown} yet; the directory is empty, so one can be made there")),
+        Ok(true) => ok("store", format!("none at {shown} yet; the directory is empty, so one can be created there")),
         Ok(false) => warning(
             "store",
-            format!("{shown} is no store and has files, so none can be made there"),
+            format!("{shown} is not a store and has files, so none can be created there"),
             format!("stepfs mount {} DIR", path.parent().unwrap_or(path).join("NEW").display()),
         ),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            ok("store", format!("none at {shown} yet; stepfs mount makes it"))
+            ok("store", format!("none at {shown} yet; stepfs mount creates it"))
         }
         Err(error) => problem("store", format!("{shown}: {error}"), "name a directory that you may read"),
     }
 }
 
-/// The directory itself or the one above it that exists.
+/// The closest existing directory at or above `path`.
 fn nearest(path: &Path) -> PathBuf {
     path.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/")).to_path_buf()
 }
@@ -107,14 +107,14 @@ fn file_system(place: &Path) -> Finding {
     let kind = kind_of(&fs::canonicalize(place).unwrap_or_default()).unwrap_or_else(|| "unknown".into());
     let local = "put the store on a local disk";
     match kind.as_str() {
-        "tmpfs" | "ramfs" => warning(CHECK, format!("{kind}: it is gone with the next boot"), local),
+        "tmpfs" | "ramfs" => warning(CHECK, format!("{kind}: the store is lost at the next boot"), local),
         "overlay" => warning(
             CHECK,
-            "overlay: it is gone with the container",
+            "overlay: the store is lost with the container",
             "docker run -v /data:/data, and the store below /data",
         ),
         _ if NETWORK.contains(&kind.as_str()) || kind.starts_with("fuse") => {
-            warning(CHECK, format!("{kind}: what a crash leaves there was not tried"), local)
+            warning(CHECK, format!("{kind}: crashes on it are not tested"), local)
         }
         _ => ok(CHECK, kind),
     }
@@ -122,10 +122,10 @@ fn file_system(place: &Path) -> Finding {
 
 fn reachable(root: &Path) -> Finding {
     match nearest(root).canonicalize().and_then(|root| exposed(&root)) {
-        Ok(None) => ok("owners", "nobody but its user and root can put another store in its place"),
+        Ok(None) => ok("owners", "only its user and root can replace the store"),
         Ok(Some(dir)) => warning(
             "owners",
-            format!("others may change {}, so --allow-other is refused", dir.display()),
+            format!("other users may change {}, so --allow-other is refused", dir.display()),
             format!("chown $(id -u) {0} && chmod go-w {0}", dir.display()),
         ),
         Err(error) => problem("owners", error.to_string(), "name a directory that you may reach"),
@@ -137,10 +137,10 @@ fn length(root: &Path) -> Finding {
     match left < SHORT_PATH {
         true => warning(
             "paths",
-            format!("a name in this store has {left} bytes, with its directories"),
+            format!("a path inside this store has at most {left} bytes"),
             "give the store a shorter path",
         ),
-        false => ok("paths", format!("a name in this store has at most {left} bytes, with its directories")),
+        false => ok("paths", format!("a path inside this store has at most {left} bytes")),
     }
 }
 
@@ -157,7 +157,7 @@ fn room(place: &Path) -> Vec<Finding> {
         bytes if bytes < LITTLE_ROOM => warning("room", says, mend),
         _ => ok("room", says),
     };
-    // Where inodes are made as they are needed, there is no number of them.
+    // File systems that create inodes on demand report no total.
     let says = format!("{} free of {}", found.f_favail, found.f_files);
     let mend = format!("df -i {}; then remove small files", place.display());
     let inodes = match (found.f_files, found.f_favail) {
@@ -169,7 +169,7 @@ fn room(place: &Path) -> Vec<Finding> {
     vec![room, inodes]
 }
 
-/// A file to try things on.
+/// Creates a file for tests.
 fn file(probe: &Path, name: &str) -> io::Result<PathBuf> {
     let path = probe.join(name);
     fs::write(&path, name)?;
@@ -202,9 +202,9 @@ fn renames(probe: &Path) -> Finding {
         Ok(fs::read(&one)? == b"two" && refused == Err(rustix::io::Errno::EXIST))
     };
     match tried() {
-        Ok(true) => ok("rename", "with its flags NOREPLACE and EXCHANGE"),
+        Ok(true) => ok("rename", "supports NOREPLACE and EXCHANGE"),
         Ok(false) | Err(_) => {
-            let says = "without the flags NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
+            let says = "does not support NOREPLACE and EXCHANGE, so programs in the mount get an error for them";
             warning("rename", says, "put the store on ext4, xfs or btrfs")
         }
     }
@@ -218,9 +218,9 @@ fn durable(probe: &Path) -> Finding {
         Ok(syncfs(&dir)?)
     };
     match tried() {
-        Ok(()) => ok("durability", "fsync of files and directories, and syncfs"),
+        Ok(()) => ok("durability", "fsync of files and directories, and syncfs, work"),
         Err(error) => {
-            let says = format!("the file system cannot be made to write ({error}), so nothing would be safe");
+            let says = format!("the file system cannot make writes durable ({error}), so no file would be safe");
             problem("durability", says, "put the store on ext4, xfs or btrfs")
         }
     }
@@ -228,10 +228,10 @@ fn durable(probe: &Path) -> Finding {
 
 fn locks(probe: &Path) -> Finding {
     match file(probe, "locks").and_then(|path| Store::can_lock(&path)) {
-        Ok(()) => ok("locks", "keep a second daemon away"),
+        Ok(()) => ok("locks", "work, so only one daemon can use the store"),
         Err(error) => problem(
             "locks",
-            format!("a second daemon could not be kept away: {error}"),
+            format!("they fail ({error}), so two daemons could use the store"),
             "put the store on a local disk",
         ),
     }
@@ -242,5 +242,5 @@ fn blocks(probe: &Path) -> Finding {
         let from = File::open(file(probe, "from")?)?;
         Ok(ioctl_ficlone(File::create(probe.join(OsStr::new("to")))?, from)?)
     };
-    ok("copies", if tried().is_ok() { "share their blocks" } else { "take their own room until they are archived" })
+    ok("copies", if tried().is_ok() { "share their blocks" } else { "take their own space until they are archived" })
 }

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use crate::store::object::Object;
 
-/// How a store keeps tensors, by path; chunks of one tensor are put together.
+/// How a store keeps tensors, by path. Chunks of one tensor are combined.
 #[derive(Default)]
 pub(super) struct Kept {
     pub tensors: HashMap<String, HowKept>,
-    /// Files that are released.
+    /// Number of released files.
     pub objects: usize,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct HowKept {
 }
 
 impl Kept {
-    /// Adds the tensors of an object. Chunks of one of the tensors `wholes` count as that tensor.
+    /// Adds the tensors of an object. A chunk of a tensor in `wholes` counts as that tensor.
     pub(super) fn add(&mut self, object: Option<&Object>, wholes: &HashSet<&str>) {
         self.objects += usize::from(object.is_some());
         for tensor in object.iter().flat_map(|object| &object.index().tensors) {
@@ -40,7 +40,7 @@ impl Kept {
     }
 }
 
-/// The path of the tensor that a path's chunk is a part of.
+/// The path of the tensor that a chunk belongs to.
 fn whole(path: &str) -> &str {
     path.strip_suffix(']').and_then(|path| path.rsplit_once('[')).map_or(path, |(whole, _)| whole)
 }

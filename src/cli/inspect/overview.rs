@@ -1,4 +1,4 @@
-//! A line for each file below a directory.
+//! One line per file below a directory.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::container::METADATA;
 
 use super::report::Report;
 
-/// Whether `path` is a directory, and no distributed checkpoint.
+/// True if `path` is a directory, and not a distributed checkpoint.
 pub(super) fn is_of(path: &Path) -> bool {
     path.is_dir() && !is_model(path)
 }
@@ -20,10 +20,10 @@ fn is_model(directory: &Path) -> bool {
     directory.join(METADATA).is_file()
 }
 
-/// The regular files below a directory, by name. A distributed checkpoint stands for its files.
+/// The regular files below a directory, by name. A distributed checkpoint counts as one entry.
 ///
 /// # Errors
-/// A directory that cannot be read.
+/// A directory cannot be read.
 pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>> {
     let (mut found, mut rest) = (Vec::new(), vec![directory.to_path_buf()]);
     while let Some(directory) = rest.pop() {

@@ -1,4 +1,4 @@
-//! What is in one file, or in one distributed checkpoint.
+//! Describes one file, or one distributed checkpoint.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
@@ -19,10 +19,11 @@ pub(super) struct Report {
     pub path: String,
     pub container: &'static str,
     pub note: Option<String>,
-    /// In a mount: why the file stays as it is, if it does.
+    /// In a mount: the reason if the file stays as written.
     pub why: Option<String>,
     pub bytes: u64,
-    /// In a mount: the profile it was, or would be, archived with, and the restores from lossy files that are behind it.
+    /// In a mount: the profile of the archived file, or the one that would apply. `generations` counts the restores
+    /// from lossy files behind it.
     pub profile: Option<String>,
     pub generations: Option<u32>,
     pub tensors: Vec<Row>,
@@ -36,19 +37,20 @@ pub(super) struct Row {
     pub shape: Vec<u64>,
     pub role: &'static str,
     pub why: &'static str,
-    /// Of a weight or an average: what in the file shows that it is trained; without that, only its moves may.
+    /// For a weight or an average: the evidence in the file that it is trained. Without evidence, only its changes can
+    /// show it.
     pub trained: Option<&'static str>,
-    /// Path of the parameter that this is state or an average of, if that is known.
+    /// Path of the parameter that this state or average belongs to, if known.
     pub of: Option<String>,
     /// Path of the parameter's other moment.
     pub partner: Option<String>,
-    /// None where chunks of several files are shown as one tensor.
+    /// `None` if chunks of several files are shown as one tensor.
     pub offset: Option<u64>,
     pub bytes: u64,
     /// `lossless` or `lattice`.
     pub codec: &'static str,
-    /// How the store keeps it: `difference` to the parent, `keyframe`, in the `skeleton` with everything small; or
-    /// `as written`.
+    /// How the store keeps it: `difference` to the parent, `keyframe`, in the `skeleton` with all small data, or `as
+    /// written`.
     pub kept: &'static str,
     pub step: Option<f64>,
     pub bound: f64,
@@ -56,15 +58,15 @@ pub(super) struct Row {
     pub stored_bytes: Option<u64>,
 }
 
-/// What is in a file, or in the directory of a distributed checkpoint.
+/// Describes a file, or the directory of a distributed checkpoint.
 ///
 /// # Errors
-/// What the device reports, with the path.
+/// Device errors, with the path.
 pub(super) fn of(path: &Path) -> Result<Report> {
     if path.is_dir() { of_model(path) } else { of_file(path) }.with_context(|| path.display().to_string())
 }
 
-/// What is in a file. The chunks of a distributed checkpoint get their names from the `.metadata` beside it.
+/// Describes a file. Chunks of a distributed checkpoint get their names from the `.metadata` beside it.
 fn of_file(path: &Path) -> Result<Report> {
     let file = open_aside(path)?;
     let mut description = describe(&file)?;
@@ -90,7 +92,7 @@ fn of_file(path: &Path) -> Result<Report> {
     })
 }
 
-/// What is in a distributed checkpoint: its tensors, whole, however they are cut among the ranks.
+/// Describes a distributed checkpoint: its whole tensors, regardless of how the ranks split them.
 fn of_model(path: &Path) -> Result<Report> {
     let metadata = open_aside(&path.join(METADATA)).with_context(|| {
         format!("this directory has no {METADATA}, so it is no distributed checkpoint; name a file in it")
@@ -159,20 +161,20 @@ fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
     tensors.iter().map(row).collect()
 }
 
-/// Opens a file. stepfs does not take that for a restore.
+/// Opens a file so that stepfs does not take the read for a restore.
 fn open_aside(path: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    // Only the owner may.
+    // `O_NOATIME` fails for other users than the owner.
     File::options().read(true).custom_flags(libc::O_NOATIME).open(path).or_else(|_| File::open(path))
 }
 
-/// What the daemon says of a file in a mount.
+/// An attribute that the daemon gives for a file in a mount.
 fn word(path: &Path, name: &str) -> Option<String> {
     let place = Place::of(path).ok()?;
     String::from_utf8(attribute(&place.mount?.join(&place.path), name).ok()?).ok()
 }
 
-/// The object of a released file in a mount, if that is what it is.
+/// The object of a released file in a mount.
 fn object_of(path: &Path) -> Option<Object> {
     let place = Place::of(path).ok()?;
     let id = word(path, "object")?;

@@ -1,4 +1,4 @@
-//! Asks a user's command how good a checkpoint is.
+//! Runs the user's command that scores a checkpoint.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -12,13 +12,13 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::super::words::name;
 
-/// How often it is looked whether the command is done, or somebody wants to stop.
+/// How often to check whether the command is done or the user wants to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What a command that is told to end has to do so.
+/// Time for a command to end after SIGTERM.
 const GRACE: Duration = Duration::from_millis(500);
-/// Of its output this much is looked at, from the end.
+/// Bytes of output to examine, from the end.
 const TAIL_BYTES: u64 = 4096;
-/// Lines of its errors that are shown.
+/// Lines of standard error to show.
 const SHOWN_LINES: usize = 8;
 
 /// A command that prints a number.
@@ -29,7 +29,7 @@ pub(super) struct Evaluator<'a> {
     interrupted: &'a (dyn Fn() -> bool + Sync),
 }
 
-/// What a command prints lies in files, so that nobody has to read while it runs.
+/// A command's output. It goes into files, so that no thread has to read it while the command runs.
 struct Output {
     path: PathBuf,
     file: File,
@@ -45,7 +45,7 @@ impl Output {
         Ok(self.file.try_clone()?.into())
     }
 
-    /// The end of it; a line that is cut short is left out.
+    /// The end of the output, without a line that is cut off.
     fn tail(&mut self) -> Result<String> {
         let len = self.file.metadata()?.len();
         let from = len.saturating_sub(TAIL_BYTES);
@@ -66,12 +66,12 @@ impl Drop for Output {
     }
 }
 
-/// The number in the last line that has anything in it. A word before it is none of it: a line is a number, or no number.
+/// The last non-empty line must be exactly one number.
 fn number(output: &str) -> Option<f64> {
     output.lines().map(str::trim).rfind(|line| !line.is_empty())?.parse().ok()
 }
 
-/// What the shell is given: the path is the command's last argument, unless it says itself where it goes.
+/// The script for the shell. The path is the command's last argument, unless the command places it itself.
 fn script(command: &str) -> String {
     let says = ["$1", "${1", "$@", "$*", "${@", "${*"].iter().any(|word| command.contains(word));
     if says { command.to_string() } else { format!("{command} \"$@\"") }
@@ -87,10 +87,10 @@ impl<'a> Evaluator<'a> {
         Evaluator { script: script(command), timeout, scratch, interrupted }
     }
 
-    /// Runs the command on a checkpoint. The number may be NaN or infinite: that is an answer.
+    /// Runs the command on a checkpoint. The score may be NaN or infinite.
     ///
     /// # Errors
-    /// The command fails, prints no number, takes too long; somebody wants to stop.
+    /// The command fails, prints no number or takes too long, or the user interrupts.
     pub(super) fn score(&self, checkpoint: &Path) -> Result<f64> {
         let mut out = Output::begin(self.scratch.join("stdout"))?;
         let mut err = Output::begin(self.scratch.join("stderr"))?;
@@ -100,10 +100,10 @@ impl<'a> Evaluator<'a> {
             .stdin(Stdio::null())
             .stdout(out.stdio()?)
             .stderr(err.stdio()?)
-            // So that all that it started can be told to end.
+            // A group, so that all of the command's processes can be stopped.
             .process_group(0)
             .spawn()
-            .context("no shell could be started")?;
+            .context("cannot start sh")?;
         let status = self.wait(&mut child).map_err(|error| error.context(format!("--eval {:?}", self.script)))?;
         let mut said = || -> Result<String> {
             let text = err.tail()?;
@@ -116,7 +116,7 @@ impl<'a> Evaluator<'a> {
         }
         match number(&out.tail()?) {
             Some(number) => Ok(number),
-            None => bail!("--eval {:?}: the last line that it prints must be a number{}", self.script, said()?),
+            None => bail!("--eval {:?}: the last line of its output must be a number{}", self.script, said()?),
         }
     }
 
@@ -132,20 +132,20 @@ impl<'a> Evaluator<'a> {
             }
             if began.elapsed() >= self.timeout {
                 end(child);
-                bail!("was not done in {} seconds; give it more with --timeout", self.timeout.as_secs_f64());
+                bail!("did not end within {} seconds; raise --timeout", self.timeout.as_secs_f64());
             }
             std::thread::sleep(LOOK_EVERY);
         }
     }
 }
 
-/// Ends a command with all that it started.
+/// Stops a command and all processes that it started.
 fn end(child: &mut Child) {
-    // The child was not waited for yet, so that its number is still its own.
+    // The child is not reaped yet, so its process id is still its own.
     let group = Pid::from_child(child);
     let _ = kill_process_group(group, Signal::TERM);
     std::thread::sleep(GRACE);
-    // Also when the command itself is gone: what it started may be deaf to the other signal.
+    // Also if the command itself is gone: its children may ignore SIGTERM.
     let _ = kill_process_group(group, Signal::KILL);
     let _ = child.wait();
 }
@@ -196,7 +196,7 @@ mod tests {
         let began = Instant::now();
         let pid = tempfile::NamedTempFile::new().unwrap();
         let command = format!("trap '' TERM; sleep 100 & echo $! > {}; wait; true", pid.path().display());
-        // Long enough that a busy machine has started it.
+        // Long enough for a busy machine to start it.
         let error = score(&command, 3.0).unwrap_err();
         assert!(format!("{error:#}").contains("--timeout"), "{error:#}");
         assert!(began.elapsed() < Duration::from_secs(30));
@@ -204,7 +204,7 @@ mod tests {
         let pid: u32 = pid.trim().parse().unwrap();
         let is_gone =
             || std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
-        // It was killed; that it dies takes a moment.
+        // It was killed; its end takes a moment.
         while !is_gone() {
             assert!(began.elapsed() < Duration::from_secs(30), "what it started is gone");
             std::thread::sleep(Duration::from_millis(10));

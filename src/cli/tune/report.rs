@@ -1,4 +1,4 @@
-//! What `stepfs tune` has to say.
+//! The output of `stepfs tune`.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -15,15 +15,15 @@ use super::super::words::{name, percent, size};
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Candidate {
     pub(super) profile: String,
-    /// Of the last file's object.
+    /// Size of the last file's object.
     pub(super) bytes: u64,
-    /// Of all objects, in order.
+    /// Sizes of all objects, in order.
     pub(super) series_bytes: Vec<u64>,
-    /// Root mean square of the weights' error, as part of that of their last update.
+    /// Root mean square error of the weights, relative to that of their last update.
     pub(super) error: f64,
-    /// What CMD said. None: there is no CMD; in JSON also what is no number.
+    /// The score that CMD printed. `None` without CMD; in JSON also if the score is not finite.
     pub(super) score: Option<f64>,
-    /// How much worse that is than the exact file's; without CMD the error.
+    /// How much worse that score is than the exact file's; without CMD the error.
     pub(super) degradation: f64,
     /// Within the tolerance.
     pub(super) good: bool,
@@ -46,7 +46,7 @@ pub(super) struct Report {
     pub(super) candidates: Vec<Candidate>,
 }
 
-/// The result as programs read it.
+/// The result as JSON.
 #[derive(Serialize)]
 struct Json<'a> {
     files: Vec<String>,
@@ -66,13 +66,13 @@ pub(super) fn say(line: &str) -> Result<()> {
 }
 
 impl Report {
-    /// The smallest that is good enough; of the same size the better one.
+    /// The smallest good candidate; among equal sizes the better one.
     fn best(&self, own: bool) -> Option<&Candidate> {
         let good = self.candidates.iter().filter(|candidate| candidate.good && candidate.is_own() == own);
         good.min_by(|a, b| a.bytes.cmp(&b.bytes).then(a.degradation.total_cmp(&b.degradation)))
     }
 
-    /// What to use.
+    /// The profile to use.
     pub(super) fn chosen(&self) -> Option<&Candidate> {
         let (own, theirs) = (self.best(true).filter(|_| !self.inshrinkerator_only), self.best(false));
         match (own, theirs) {
@@ -102,7 +102,7 @@ impl Report {
         self.verdict().iter().try_for_each(|line| say(line))
     }
 
-    /// What was found, in words.
+    /// The result in words.
     fn verdict(&self) -> Vec<String> {
         let tried = self.candidates.iter().filter(|candidate| !candidate.is_own()).count();
         let what = |candidate: &Candidate| {
@@ -113,9 +113,9 @@ impl Report {
         let mut lines = vec![String::new()];
         lines.push(match theirs {
             Some(theirs) => format!("Inshrinkerator's best of {tried} configurations is {}", what(theirs)),
-            None => format!("None of the {tried} configurations of Inshrinkerator that had to be tried is good enough"),
+            None => format!("None of the {tried} configurations of Inshrinkerator that were tried is good enough"),
         });
-        lines.extend(own.map(|own| format!("Of stepfs's own profiles it is {}", what(own))));
+        lines.extend(own.map(|own| format!("The best of stepfs's own profiles is {}", what(own))));
         if let (Some(own), Some(theirs)) = (own, theirs) {
             let better = own.degradation <= theirs.degradation;
             lines.push(match (own.bytes <= theirs.bytes, better) {
@@ -130,13 +130,13 @@ impl Report {
 
     fn cost(&self, candidate: &Candidate) -> String {
         match (self.exact_score, candidate.score) {
-            (Some(exact), Some(score)) => format!("score {score} for {exact}"),
+            (Some(exact), Some(score)) => format!("score {score} instead of {exact}"),
             _ => format!("error {:.3} of the update", candidate.error),
         }
     }
 }
 
-/// Candidates as they come, a line for each; to standard error where that is for a program.
+/// Prints one line per candidate as they come; to standard error if standard output is JSON.
 pub(super) struct Table {
     json: bool,
     file: String,

@@ -19,7 +19,7 @@ fn integers(seed: u64, n: usize, reach: i32) -> Vec<i32> {
     (0..n).map(one).collect()
 }
 
-/// Where a run begins, in each of the ways that it may be given.
+/// The start of a run, in each permitted form.
 fn froms<'a>(wide: &'a Integers, narrow: &'a Integers) -> [From<'a>; 2] {
     [From::Integers(wide), From::Integers(narrow)]
 }
@@ -45,7 +45,8 @@ proptest! {
         for state in 0..states as usize {
             let kept = vec![Exception { index: (n / 2) as u32, raw: state as u64 }];
             let mut payload = Vec::new();
-            lattice::encode_tile(&integers(seed + 7 + state as u64, n, reach), None, None, &kept, &mut payload).unwrap();
+            lattice::encode_tile(&integers(seed + 7 + state as u64, n, reach), None, None, &kept, &mut payload)
+                .unwrap();
             exceptions.clear();
             sound = sound
                 && lattice::rescale(&mut a, steps[state], steps[state + 1]).is_ok()
@@ -121,7 +122,15 @@ proptest! {
         let second = vec![0; 4 * n];
         let mut out = Vec::new();
         let _ = super::moment((Rule::Root, Dtype::F32), &second, 0.5, &payload, &mut out);
-        let _ = super::lattice((Dtype::F32, None), (From::Zeros, 0.5), &[(&payload, 0.5)], n, &mut out, &mut Vec::new(), None);
+        let _ = super::lattice(
+            (Dtype::F32, None),
+            (From::Zeros, 0.5),
+            &[(&payload, 0.5)],
+            n,
+            &mut out,
+            &mut Vec::new(),
+            None,
+        );
         let factors = Factors::flat(7);
         let grid = Grid { factors: &factors, first: 0 };
         let _ = super::log(Dtype::F32, (grid, 1 << 16), From::Factors(grid), &[&payload], n, &mut out, None);

@@ -27,7 +27,7 @@ fn run(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64) -> Result<Quantized, Un
     Ok(q)
 }
 
-/// What must hold for every tile that was quantized.
+/// Invariants of every quantized tile.
 fn check(dtype: Dtype, w: &[u8], k: Option<&[u8]>, g: f64, q: &Quantized) {
     let (exact, decoded) = (widen(dtype, w), widen(dtype, &q.r));
     let mut largest = 0f64;
@@ -114,16 +114,20 @@ proptest! {
         pairs in prop::collection::vec((value(), value(), -MAX_A..MAX_A), 1..300),
         g in step(),
     ) {
-        fn compare<F: Float>(dtype: Dtype, pairs: &[(f64, f64, i32)], g: f64) where F::Bytes: PartialEq + std::fmt::Debug {
+        fn compare<F: Float>(dtype: Dtype, pairs: &[(f64, f64, i32)], g: f64)
+        where
+            F::Bytes: PartialEq + std::fmt::Debug,
+        {
             let w = tile(dtype, &pairs.iter().map(|p| p.0).collect::<Vec<_>>());
             let k = tile(dtype, &pairs.iter().map(|p| p.1).collect::<Vec<_>>());
             let a: Vec<i32> = pairs.iter().map(|p| p.2).collect();
             for k in [None, Some(F::elements(&k))] {
                 let outcomes: Vec<_> = Level::available().into_iter().map(|level| {
-                    let (mut a_out, mut r, mut far) = (vec![0; a.len()], F::elements(&w).to_vec(), F::elements(&w).to_vec());
+                    let (mut a_out, mut r, mut far) =
+                        (vec![0; a.len()], F::elements(&w).to_vec(), F::elements(&w).to_vec());
                     let (error, fits) = quantize_chunk::<F>(level, F::elements(&w), k, g, &mut a_out, &mut r);
                     reconstruct_elements::<F>(level, k, g, &a, &mut far);
-                    // Out of range the low bits of A mean nothing, but they are the same nothing.
+                    // Out of range the low bits of A mean nothing, but they must be equal.
                     (error.to_bits(), fits, a_out, r, far)
                 }).collect();
                 for outcome in &outcomes {
@@ -178,7 +182,10 @@ proptest! {
     }
 
     #[test]
-    fn noise_is_no_payload_that_panics(payload in prop::collection::vec(any::<u8>(), 0..200), elements in 0..5000usize) {
+    fn noise_is_no_payload_that_panics(
+        payload in prop::collection::vec(any::<u8>(), 0..200),
+        elements in 0..5000usize,
+    ) {
         let _ = decode_tile_add(&payload, &mut vec![0; elements], &mut Vec::new());
     }
 }

@@ -1,22 +1,24 @@
-//! Where the prediction lies among the elements, so that a run goes on as fast as it was.
+//! Centres the prediction among the elements, so that a restored run keeps its speed.
 //!
-//! An optimizer divides a gradient by the root of v. What a step gains is the gradient times the step, which is v / sqrt(v_q)
-//! on average. Under a geometric mean as prediction and a unit of two octaves, that sum is up to 7% larger than the one of the
-//! original: the few elements far above the prediction come back too small, and have most of the gradient. The run then has a
-//! learning rate that is so much larger, for 1 / (1 - beta2) iterations. So the prediction moves up until both sums are equal.
+//! An optimizer divides a gradient by the root of v. The gain of a step is the gradient times the step, which is v /
+//! sqrt(v_q) on average. A geometric mean as prediction, with a unit of two octaves, makes that sum up to 7% larger
+//! than the original's. The few elements far above the prediction come back too small, and they have most of the
+//! gradient. The run then has a learning rate that is that much larger, for 1 / (1 - beta2) iterations. So the
+//! prediction moves up until both sums are equal.
 
 use super::factors::{Factors, Grid, SHIFT};
 use super::{FRACTION_BITS, quantize};
 use crate::codec::Dtype;
 use crate::codec::float::{Float, for_float};
 
-/// The prediction moves again what the q that change with it bring: once is enough to be within a sixteenth of an octave.
+/// A move of the prediction changes some q, which calls for another move. Two turns come within a sixteenth of an
+/// octave.
 const TURNS: usize = 2;
 
-/// Some elements of a tensor: the number of the first one, and their bytes.
+/// Some elements of a tensor: the index of the first one, and their bytes.
 pub type Piece = (u64, Vec<u8>);
 
-/// `factors` moved for steps of `unit`, by what these pieces of the tensor say.
+/// Moves `factors` for steps of `unit`, judged by these pieces of the tensor.
 #[must_use]
 pub fn centred(factors: Factors, dtype: Dtype, pieces: &[Piece], unit: u32) -> Factors {
     let mut factors = factors;
@@ -28,7 +30,7 @@ pub fn centred(factors: Factors, dtype: Dtype, pieces: &[Piece], unit: u32) -> F
     factors
 }
 
-/// Sum of v / sqrt(v_q) over that of sqrt(v). `None`: nothing to compare, or a piece does not fit.
+/// Sum of v / sqrt(v_q) divided by the sum of sqrt(v). `None` if there is nothing to compare, or a piece does not fit.
 fn speed(factors: &Factors, dtype: Dtype, pieces: &[Piece], unit: u32) -> Option<f64> {
     let (mut gained, mut before) = (0.0, 0.0);
     let (mut q, mut decoded) = (Vec::new(), Vec::new());
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
     use crate::codec::log::FactorsBuilder;
 
-    /// Elements whose logarithms are normal, a deviation of an octave.
+    /// Elements whose logarithms are normal with a deviation of an octave.
     fn tile(rows: usize, width: usize) -> Vec<u8> {
         let mut state = 7u64;
         let mut uniform = || {

@@ -1,7 +1,7 @@
-//! What an element of a second moment is predicted to be from its row and its column: a rank-1 estimate as Adafactor's
-//! (Shazeer and Stern, 2018, section 3), with geometric means in place of arithmetic ones. A few large elements then do not
-//! lift the prediction of all others in their row: residuals are a fifth smaller on GPT, and decoded values are on average
-//! neither too large, which would slow a run down, nor too small.
+//! Predicts an element of a second moment from its row and its column. It is a rank-1 estimate like Adafactor's
+//! (Shazeer and Stern, 2018, section 3), with geometric means in place of arithmetic ones. So a few large elements do
+//! not lift the prediction of all others in their row: residuals are a fifth smaller on GPT. Decoded values are on
+//! average neither too large, which would slow a run down, nor too small.
 
 use super::{FRACTION_BITS, ZERO, pseudo_log};
 use crate::codec::float::{Float, for_float};
@@ -9,20 +9,20 @@ use crate::codec::{Corrupt, Dtype};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::{ints, varint};
 
-/// The factor of a row or column of nothing but zeros: its elements are 0 unless said otherwise, and it counts as a
-/// factor of 0 in the prediction.
+/// The factor of a row or column of only zeros. Its elements are 0 unless the tile says otherwise, and the prediction
+/// counts it as 0.
 pub const ALL_ZERO: i32 = i32::MIN;
 
-/// Factors count sixteenths of an octave: a residual that is stored to a quarter of one at best loses nothing by it.
+/// Factors count sixteenths of an octave. Residuals have a step of a quarter or more, so nothing is lost.
 pub(super) const SHIFT: u32 = FRACTION_BITS - 4;
 
 /// Largest magnitude of a factor: f64 spans 2047 octaves.
 const LIMIT: i32 = (1 << 15) - 1;
 
-/// Elements for each factor from which factors are kept to a sixteenth of an octave; in smaller tensors to a quarter, since
-/// their own size counts there and a tenth of an octave is lost in the residual.
+/// With at least this many elements per factor, factors are kept to a sixteenth of an octave. Smaller tensors keep them
+/// to a quarter: their size matters there, and the residual absorbs a tenth of an octave.
 const LARGE: usize = 256;
-/// A unit from which on most elements are what the prediction says: factors are coarse, too, and [`super::centred`] counts.
+/// From this unit on most elements equal the prediction: factors are coarse too, and [`super::centred`] matters.
 pub const LONG: u32 = 2 << FRACTION_BITS;
 const COARSE: u32 = 2;
 
@@ -34,11 +34,11 @@ pub struct Factors {
     width: u64,
     rows: Vec<i32>,
     columns: Vec<i32>,
-    /// Whether a row or column is [`ALL_ZERO`].
+    /// True if a row or column is [`ALL_ZERO`].
     has_zeros: bool,
 }
 
-/// Where a tile's elements are among the factors.
+/// The position of a tile's elements among the factors.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid<'a> {
     /// Factors of the whole tensor.
@@ -58,13 +58,13 @@ impl Factors {
         Factors { base, width, rows, columns, has_zeros }
     }
 
-    /// The same prediction for every element; `base` is brought into range.
+    /// The same prediction for every element; clamps `base` to its range.
     pub fn flat(base: i32) -> Factors {
         Factors::new(base.clamp(0, LIMIT), 0, Vec::new(), Vec::new())
     }
 
-    /// The flat prediction that suits these elements: the mean of their pseudo-logarithms, zeros and what cannot be
-    /// stored left out.
+    /// The flat prediction for these elements: the mean of their pseudo-logarithms, without zeros and values that
+    /// cannot be stored.
     pub fn flat_of(dtype: Dtype, sample: &[u8]) -> Factors {
         fn mean<F: Float>(sample: &[F::Bytes]) -> i32 {
             let logs = sample.iter().map(|&v| F::widen(v)).filter(|v| *v > 0.0 && v.is_finite()).map(pseudo_log);
@@ -74,12 +74,12 @@ impl Factors {
         Factors::flat(for_float!(dtype, F => mean::<F>(F::elements(sample)), else 0))
     }
 
-    /// Prediction of a whole tensor, in sixteenths of an octave of the pseudo-logarithm.
+    /// Prediction of the whole tensor, in sixteenths of an octave of the pseudo-logarithm.
     pub fn base(&self) -> i32 {
         self.base
     }
 
-    /// The flat prediction of these elements' size: their root mean square, what is not finite left out.
+    /// The flat prediction of these elements' size: the root mean square of the finite ones.
     pub fn size_of(dtype: Dtype, sample: &[u8]) -> Factors {
         fn mean_square<F: Float>(sample: &[F::Bytes]) -> f64 {
             let squares = sample.iter().map(|&m| F::widen(m) * F::widen(m)).filter(|square| square.is_finite());
@@ -89,7 +89,7 @@ impl Factors {
         Factors::flat(if mean > 0.0 { sixteenths(pseudo_log(mean.sqrt()).into()) } else { 0 })
     }
 
-    /// The prediction of every element so many sixteenths of an octave higher.
+    /// The prediction raised by this many sixteenths of an octave.
     #[must_use]
     pub(super) fn moved(self, sixteenths: i32) -> Factors {
         Factors { base: self.base.saturating_add(sixteenths).clamp(0, LIMIT), ..self }
@@ -112,7 +112,7 @@ impl Factors {
         out.extend_from_slice(&columns);
     }
 
-    /// Decodes the payload of a tensor of so many rows and elements a row.
+    /// Decodes the payload of a tensor of this many rows and elements per row.
     pub fn decode(mut payload: &[u8], rows: u64, width: u64) -> Result<Factors, Corrupt> {
         let (&kind, rest) = payload.split_first().ok_or(Corrupt("no factors"))?;
         payload = rest;
@@ -132,7 +132,7 @@ impl Factors {
         Ok(Factors::new(base, width, rows, columns))
     }
 
-    /// Whether the prediction is the same everywhere.
+    /// True if the prediction is the same everywhere.
     pub fn is_flat(&self) -> bool {
         self.width == 0
     }
@@ -142,7 +142,7 @@ impl Factors {
 const NEIGHBOUR: u8 = 1;
 const FLAGS: u8 = 2;
 
-/// The shorter of the two ways to write a vector, and which one that is.
+/// The shorter of the two encodings of a vector, and its kind.
 fn encode_vector(factors: &[i32], shift: u32) -> (Vec<u8>, u8) {
     let flags = if factors.contains(&ALL_ZERO) { FLAGS } else { 0 };
     let payload = |neighbour: bool| {
@@ -188,13 +188,14 @@ fn decode_vector(payload: &[u8], n: usize, shift: u32, kind: u8) -> Result<Vec<i
 }
 
 impl Grid<'_> {
-    /// Whether `elements` from the first one on are within the factors.
+    /// True if `elements` from the first one on are within the factors.
     pub(in crate::codec) fn holds(&self, elements: usize) -> bool {
         let all = u128::from(self.factors.width) * self.factors.rows.len() as u128;
         self.factors.is_flat() || u128::from(self.first) + elements as u128 <= all
     }
 
-    /// Predictions, as pseudo-logarithms, of the elements from `start` of the tile on, which [`Grid::holds`] has.
+    /// Predictions, as pseudo-logarithms, for the elements from `start` of the tile on. [`Grid::holds`] must be true
+    /// for them.
     pub(super) fn predict(&self, level: Level, start: usize, out: &mut [i32]) {
         let factors = self.factors;
         if factors.is_flat() {
@@ -205,7 +206,7 @@ impl Grid<'_> {
         predict_rows(level, factors.base, &factors.rows[row..], &factors.columns, column, out);
     }
 
-    /// What a tile without a parent is a difference to: 0, or [`ZERO`] where all the row or column is.
+    /// The parent of a tile without one: 0, or [`ZERO`] if all of the row or column is.
     pub(in crate::codec) fn initial(&self, start: usize, out: &mut [i32]) {
         let factors = self.factors;
         out.fill(0);
@@ -230,7 +231,7 @@ impl Grid<'_> {
 }
 
 multiversion! {
-    /// Predictions from the first row, beginning at `column`, on.
+    /// Predictions from `column` of the first row on.
     fn predict_rows(base: i32, rows: &[i32], columns: &[i32], column: usize, out: &mut [i32]) {
         let (mut column, mut out) = (column, out);
         for &row in rows {
@@ -248,7 +249,7 @@ multiversion! {
     }
 }
 
-/// What was added up of a row or column, and of how many elements.
+/// The sum over a row or column, and the number of elements in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     total: f64,
@@ -261,7 +262,7 @@ impl Sum {
     }
 }
 
-/// Sums of columns, totals and counts apart: so the processor adds many at once.
+/// Sums of columns, with totals and counts apart, so that the processor adds many at once.
 #[derive(Debug)]
 struct Columns {
     totals: Vec<f64>,
@@ -274,14 +275,14 @@ impl Columns {
     }
 }
 
-/// What is added up of an element, and whether it counts.
+/// The summand of an element, and whether it counts.
 trait Summand {
     fn of<F: Float>(v: f64) -> (f64, u32);
 }
 
-/// Pseudo-logarithms of what is positive and finite. They are integers, so that the order of tiles does not matter.
+/// Pseudo-logarithms of positive finite values. They are integers, so the order of tiles does not matter.
 struct Logarithm;
-/// Squares of what is finite.
+/// Squares of finite values.
 struct Square;
 
 impl Summand for Logarithm {
@@ -305,12 +306,12 @@ impl Summand for Square {
 pub struct FactorsBuilder {
     rows: Vec<Sum>,
     columns: Columns,
-    /// The factors are of the elements' size: of their root mean squares.
+    /// The factors predict the elements' size: their root mean squares.
     squared: bool,
 }
 
 impl FactorsBuilder {
-    /// For a tensor of so many rows and elements a row: geometric means of its elements.
+    /// For a tensor of this many rows and elements per row: geometric means of its elements.
     pub fn new(rows: usize, width: usize) -> FactorsBuilder {
         let columns = Columns { totals: vec![0.0; width], counts: vec![0; width] };
         FactorsBuilder { rows: vec![Sum::default(); rows], columns, squared: false }
@@ -321,8 +322,8 @@ impl FactorsBuilder {
         FactorsBuilder { squared: true, ..FactorsBuilder::new(rows, width) }
     }
 
-    /// Adds a tile that begins at element `first` of the tensor, in any order. What is not positive and finite does not
-    /// count, nor does what is beyond the last row.
+    /// Adds a tile that begins at element `first` of the tensor; tiles may come in any order. Skips values that are not
+    /// positive and finite, and elements beyond the last row.
     pub fn add(&mut self, dtype: Dtype, first: u64, tile: &[u8]) {
         let width = self.columns.totals.len() as u64;
         if width == 0 {
@@ -337,12 +338,14 @@ impl FactorsBuilder {
                 for_float!(dtype, F => sum_rows::<F, Square>(level, F::elements(tile), column, rows, columns), else ())
             }
             false => {
-                for_float!(dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ())
+                for_float!(
+                    dtype, F => sum_rows::<F, Logarithm>(level, F::elements(tile), column, rows, columns), else ()
+                )
             }
         }
     }
 
-    /// A mean in sixteenths of an octave; `None` if nothing counts.
+    /// A mean in sixteenths of an octave; `None` for no elements.
     fn mean(&self, sum: &Sum) -> Option<i32> {
         let mean = sum.total / sum.count;
         match self.squared {
@@ -351,7 +354,7 @@ impl FactorsBuilder {
         }
     }
 
-    /// The factors of everything that was added, for steps of `unit`; 0 where they are none of octaves.
+    /// The factors of all added elements, for steps of `unit`; `unit` is 0 for steps that are not octaves.
     pub fn finish(self, unit: u32) -> Factors {
         let (height, width) = (self.rows.len(), self.columns.totals.len());
         if height == 0 || width == 0 {
@@ -381,7 +384,7 @@ multiversion! {
         let (mut column, mut tile) = (column, tile);
         for row in rows {
             let (piece, rest) = tile.split_at(tile.len().min(columns.totals.len() - column));
-            // Eight sums side by side, as one would make each addition wait for the last.
+            // Eight sums side by side: with one, each addition would wait for the last.
             let (mut totals, mut counts) = ([0.0; 8], [0; 8]);
             let (eights, tail) = piece.as_chunks::<8>();
             let (column_totals, total_tail) = columns.totals[column..][..piece.len()].as_chunks_mut::<8>();

@@ -34,7 +34,7 @@ fn run(dtype: Dtype, v: &[u8], grid: Grid<'_>, unit: u32, keep: Option<&[i32]>) 
     Ok(all)
 }
 
-/// What must hold for every tile that was quantized.
+/// Invariants of every quantized tile.
 fn check(dtype: Dtype, v: &[u8], grid: Grid<'_>, unit: u32, parent: Option<&[i32]>, all: &Quantized) {
     assert_eq!(largest_error(dtype, v, &all.decoded), Some(all.error));
     assert!(all.error <= bound(unit, parent.is_some()));
@@ -61,7 +61,7 @@ fn magnitude() -> impl Strategy<Value = f64> {
     ]
 }
 
-/// A value of the type near this one: no overflow, no negative, no subnormal of f64.
+/// Values near these that the type holds: no overflow, no negative, no subnormal of f64.
 fn fitting(dtype: Dtype, values: &[f64]) -> Vec<f64> {
     let largest = for_float!(dtype, F => F::LARGEST, else 0.0);
     values.iter().map(|&v| v.min(largest)).collect()
@@ -84,7 +84,7 @@ proptest! {
         let grid = Grid { factors: &factors, first: skip as u64 };
         let first = data[skip * dtype.size()..].to_vec();
         let parent = run(dtype, &first, grid, unit, None);
-        // What may decode to the smallest subnormals may be unfit, but only that.
+        // A value that may decode to the smallest subnormals may be unfit, but no other.
         let smallest = match dtype {
             Dtype::F16 => 2f64.powi(-14),
             Dtype::F64 => 0.0,
@@ -97,11 +97,14 @@ proptest! {
         };
         check(dtype, &first, grid, unit, None, &parent);
         // The next state: most elements moved by less than an octave, some came or went.
-        let next: Vec<f64> = whole[skip..].iter().zip(&pairs).map(|(v, p)| if p.2 > 2.4 { p.1 } else { v * p.2 }).collect();
+        let next: Vec<f64> =
+            whole[skip..].iter().zip(&pairs).map(|(v, p)| if p.2 > 2.4 { p.1 } else { v * p.2 }).collect();
         let next = tile(dtype, &fitting(dtype, &next));
         match run(dtype, &next, grid, unit, Some(&parent.q)) {
             Ok(child) => check(dtype, &next, grid, unit, Some(&parent.q), &child),
-            Err(_) => prop_assert!(widen(dtype, &next).iter().any(|v| subnormal(v) || *v < f64::MIN_POSITIVE && *v > 0.0)),
+            Err(_) => prop_assert!(
+                widen(dtype, &next).iter().any(|v| subnormal(v) || *v < f64::MIN_POSITIVE && *v > 0.0)
+            ),
         }
     }
 
@@ -168,7 +171,11 @@ proptest! {
     }
 
     #[test]
-    fn factors_come_back(values in prop::collection::vec(magnitude(), 1..900), width in 1..90usize, dead in 0..100usize) {
+    fn factors_come_back(
+        values in prop::collection::vec(magnitude(), 1..900),
+        width in 1..90usize,
+        dead in 0..100usize,
+    ) {
         let mut values = values;
         values.iter_mut().skip(dead).step_by(width).for_each(|v| *v = 0.0);
         let factors = factors_of(Dtype::F64, &tile(Dtype::F64, &values), width);
@@ -211,7 +218,7 @@ proptest! {
         if decode_tile(&payload, None, &mut decoded).is_ok() {
             prop_assert!(decoded.iter().all(|&q| q == ZERO || q.abs() <= MAX_Q));
         }
-        // And what was decoded has a payload itself.
+        // The decoded q has a payload itself.
         payload.clear();
         encode_tile(&q, Parent::State(&q), &mut payload).unwrap();
         prop_assert!(payload.len() <= 3, "{} bytes for no change", payload.len());
@@ -254,7 +261,7 @@ fn values_near_a_middle_do_not_go_back_and_forth() {
     assert_eq!(run(Dtype::F32, &down, grid, 1 << 16, Some(&fresh.q)).unwrap().q, fresh.q);
 }
 
-/// Second moments as Adam has them: row scale times column scale times a lognormal, `spread` octaves of the latter.
+/// Second moments like Adam's: row scale times column scale times a lognormal of `spread` octaves.
 fn adam_like(rows: usize, width: usize, spread: f64) -> Vec<f64> {
     let mut state = 88172645463325252u64;
     let mut gauss = || {
@@ -301,7 +308,7 @@ fn rank_one_pays() {
     );
     assert!(with * 10 < without * 9, "{with} {without}");
     assert!(coarse * 4 < with, "{coarse} {with}");
-    // The next state costs less as a difference, and with what is kept less than with fresh rounding.
+    // The next state costs less as a difference, and less with kept q than with fresh rounding.
     let next = tile(
         Dtype::F32,
         &values

@@ -1,7 +1,7 @@
 //! The q of a tile to bytes and back, as differences to the parent's.
 //!
-//! An element's symbol is q - (q of the parent), stepping over [`GONE`]: "0 now, and was not". Where the parent's was 0,
-//! symbol 0 says that it still is, and any other is q, stepping over 0.
+//! An element's symbol is q - (q of the parent), and skips [`GONE`], which means "0 now, and was not". If the parent's
+//! element was 0, symbol 0 means that it still is; any other symbol is q and skips 0.
 
 use super::factors::Grid;
 use super::{MAX_Q, ZERO};
@@ -10,23 +10,23 @@ use crate::codec::lattice::Unfit;
 use crate::entropy::ints;
 use crate::entropy::level::{Level, multiversion};
 
-/// What a tile is a difference to.
+/// The parent of a tile.
 #[derive(Clone, Copy, Debug)]
 pub enum Parent<'a> {
-    /// No state: its factors, which say where zeros are to be expected.
+    /// No state: the factors give the rows and columns with zeros.
     Factors(Grid<'a>),
-    /// The q of another state of the same factors and unit.
+    /// The q of another state with the same factors and unit.
     State(&'a [i32]),
 }
 
-/// The symbol of an element that is 0 and whose parent was not: the largest that has no extra bits, so that scattered zeros
-/// cost what their frequency says.
+/// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
+/// scattered zeros cost what their frequency implies.
 const GONE: i32 = 15;
 
 /// Appends the payload of a tile.
 ///
 /// # Errors
-/// When the lengths differ, or a q is none that [`super::quantize`] makes.
+/// The lengths differ, or [`super::quantize`] never makes one of the q.
 pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(), Unfit> {
     let fits = match parent {
         Parent::Factors(grid) => grid.holds(q.len()),
@@ -51,8 +51,8 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
     Err(Unfit("steps beyond all octaves"))
 }
 
-/// Decodes a payload of [`encode_tile`]. `q` holds the parent's and becomes this tile's; `alone` is for a tile
-/// that has no parent, where nothing of `q` is read. On an error `q` holds nothing of use.
+/// Decodes a payload of [`encode_tile`]. `q` holds the parent's and becomes this tile's. `alone` is for a tile without
+/// a parent; `q` is not read then. After an error `q` is useless.
 pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Result<(), Corrupt> {
     if let Some(grid) = alone {
         if !grid.holds(q.len()) {
@@ -66,7 +66,7 @@ pub fn decode_tile(payload: &[u8], alone: Option<Grid<'_>>, q: &mut [i32]) -> Re
     })
 }
 
-/// Makes the parent's q those of these symbols, or of these classes of small ones.
+/// Turns the parent's q into the q of these symbols, or of these classes of small symbols.
 pub(in crate::codec) fn apply_symbols<S: ints::Symbol>(
     level: Level,
     symbols: &[S],
@@ -80,20 +80,20 @@ pub(in crate::codec) fn apply_symbols<S: ints::Symbol>(
     if sound { Ok(()) } else { Err(Corrupt("steps beyond all octaves")) }
 }
 
-/// Whether an element may have this q.
+/// True if an element may have this q.
 #[inline(always)]
 fn is_q(q: i32) -> bool {
     (q == ZERO) | is_step_of_q(q)
 }
 
-/// Whether an element that is not 0 may have this q.
+/// True if an element that is not 0 may have this q.
 #[inline(always)]
 fn is_step_of_q(q: i32) -> bool {
     q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32
 }
 
 multiversion! {
-    /// Makes the parent's q the symbols of `q`; false if one of either is none.
+    /// Turns the parent's q into the symbols of `q`; false if a value is invalid.
     fn to_symbols(q: &[i32], symbols: &mut [i32]) -> bool {
         let mut sound = true;
         for (symbol, &q) in symbols.iter_mut().zip(q) {
@@ -110,7 +110,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Whether no element was 0 or becomes it, and symbols are differences as they are.
+    /// True if no element was 0 or becomes 0, so that symbols are plain differences.
     fn zeros_stay<S: ints::Symbol>(symbols: &[S], q: &[i32]) -> bool {
         let mut none = true;
         for (&q, symbol) in q.iter().zip(symbols) {
@@ -121,7 +121,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// [`from_symbols`] where [`zeros_stay`].
+    /// [`from_symbols`] for blocks where [`zeros_stay`].
     fn add_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
         let mut sound = true;
         for (q, symbol) in q.iter_mut().zip(symbols) {
@@ -134,7 +134,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Makes the parent's q those of these symbols; false if one is none.
+    /// Turns the parent's q into the q of these symbols; false if a symbol is invalid.
     fn from_symbols<S: ints::Symbol>(symbols: &[S], q: &mut [i32]) -> bool {
         let mut sound = true;
         for (q, symbol) in q.iter_mut().zip(symbols) {
@@ -143,8 +143,11 @@ multiversion! {
             let stays = if symbol == GONE { ZERO } else { moved };
             let appears = if symbol == 0 { ZERO } else { symbol.wrapping_sub(i32::from(symbol > 0)) };
             let new = if parent == ZERO { appears } else { stays };
-            // A sum that wraps is caught here only if its parts are known to be small.
-            sound &= is_q(parent) & is_q(new) & (symbol.unsigned_abs() <= 4 * MAX_Q as u32) & ((new == ZERO) == (symbol == if parent == ZERO { 0 } else { GONE }));
+            // This only detects a wrapped sum if its parts are small.
+            sound &= is_q(parent)
+                & is_q(new)
+                & (symbol.unsigned_abs() <= 4 * MAX_Q as u32)
+                & ((new == ZERO) == (symbol == if parent == ZERO { 0 } else { GONE }));
             *q = new;
         }
         sound

@@ -1,23 +1,26 @@
-//! Differences of floats, sorted by the exponent of the parent's element: an update is as large as the learning rate makes it,
-//! whatever the weight is, so what says most about its size in units of the last place is how large those are.
+//! Differences of floats, sorted by the exponent of the parent's element. The learning rate sets the size of an update,
+//! whatever the weight is. In units of the last place, the size of an update thus depends mostly on how large those
+//! units are.
 //!
-//! Payload, behind the kind: one byte, the exponent `top`; then for each of the [`SECTIONS`] its length and an
-//! [`crate::entropy::ints`] payload of the differences whose parent has the exponent top - section (the first: and above;
-//! the last: and below), in the order of the elements. They count away from zero: an element and its parent change their sign
-//! together, so that growing and shrinking keep their own frequencies.
+//! Payload, after the kind: one byte, the exponent `top`. Then each of the [`SECTIONS`] follows with its length and an
+//! [`crate::entropy::ints`] payload. A section has the differences whose parent has the exponent top - section, in the
+//! order of the elements. The first section also has larger exponents, the last also smaller ones. Differences count
+//! away from zero: an element and its parent change their sign together, so that growing and shrinking keep their own
+//! frequencies.
 
 use super::super::Dtype;
 use super::super::ordered::{Order, Word};
 use super::Corrupt;
 use crate::entropy::{ints, varint};
 
-/// Exponents that have a section each: 2^16 is further than a tensor's weights spread.
+/// Exponents with a section each: a tensor's weights spread over less than 2^16.
 const SECTIONS: usize = 16;
 
-/// The first section begins where so much of a tile is above it: sections of a few elements do not pay for their code.
+/// The first section begins where this many elements of a tile are above it: a section of a few elements does not pay
+/// for its code.
 const ABOVE: usize = 256;
 
-/// A parent's element: its exponent's place. Only types whose differences fit 32 bits.
+/// The position of the exponent in a parent's element. Only for types whose differences fit 32 bits.
 #[derive(Clone, Copy)]
 struct Exponent {
     shift: u32,
@@ -45,7 +48,7 @@ impl Exponent {
         (top.saturating_sub(self.of(parent)) as usize).min(SECTIONS - 1)
     }
 
-    /// Counts away from zero, or back.
+    /// Turns the direction to away from zero, or back.
     #[inline(always)]
     fn away(self, difference: i32, parent: u32) -> i32 {
         match parent >> self.sign & 1 {
@@ -55,12 +58,12 @@ impl Exponent {
     }
 }
 
-/// What the differences are made of: elements of 16 or 32 bits.
+/// The words of the differences: elements of 16 or 32 bits.
 trait Narrow: Word {
     fn wide(self) -> u32;
     fn narrow(bits: u32) -> Self;
 
-    /// The element less its parent, with sign.
+    /// The element minus its parent, with sign.
     #[inline(always)]
     fn signed(self, parent: Self) -> i32 {
         let zigzag = self.difference(parent, Order::Float).wide();
@@ -100,7 +103,7 @@ struct Sorted {
     counts: [usize; SECTIONS],
 }
 
-/// `None`: not for this type, or for this data.
+/// `None` if sections do not suit this type or this data.
 fn sort(dtype: Dtype, data: &[u8], parent: &[u8]) -> Option<Sorted> {
     let exponent = exponent(dtype)?;
     if data.len() != parent.len() || !data.len().is_multiple_of(dtype.size()) {
@@ -144,7 +147,7 @@ fn counts(exponents: [usize; 256], top: u32) -> [usize; SECTIONS] {
     counts
 }
 
-/// Where each section begins.
+/// The start of each section.
 fn starts(counts: &[usize; SECTIONS]) -> [usize; SECTIONS] {
     let mut at = 0;
     counts.map(|count| {
@@ -164,9 +167,9 @@ impl Sorted {
     }
 }
 
-/// Bits that `share` times as many differences like these would take. Infinite where this is not for them.
+/// Estimated bits of `share` times as many differences like these. Infinite if sections do not suit them.
 pub(super) fn bits(dtype: Dtype, data: &[u8], parent: &[u8], share: f64) -> f64 {
-    /// A section's code: a few bits for each class between its first and its last.
+    /// Size of a section's code: a few bits for each class between its first and its last.
     const CODE_BITS: f64 = 300.0;
     let Some(sorted) = sort(dtype, data, parent) else { return f64::INFINITY };
     let section = |values: &[i32]| match values {
@@ -176,7 +179,7 @@ pub(super) fn bits(dtype: Dtype, data: &[u8], parent: &[u8], share: f64) -> f64 
     sorted.sections().map(section).sum()
 }
 
-/// Appends the payload. `false`: not for such data; nothing was appended.
+/// Appends the payload. `false` if sections do not suit the data; nothing was appended then.
 pub(super) fn encode(dtype: Dtype, data: &[u8], parent: &[u8], out: &mut Vec<u8>) -> bool {
     let Some(sorted) = sort(dtype, data, parent) else { return false };
     out.push(sorted.top);
@@ -193,11 +196,11 @@ pub(super) fn encode(dtype: Dtype, data: &[u8], parent: &[u8], out: &mut Vec<u8>
 /// Fills `out`; `parent` has the same length.
 ///
 /// # Errors
-/// Whatever [`encode`] does not write.
+/// [`encode`] never writes such a payload.
 pub(super) fn decode(dtype: Dtype, payload: &[u8], parent: &[u8], out: &mut [u8]) -> Result<(), Corrupt> {
     let exponent = exponent(dtype).ok_or(Corrupt("sections of a type that has none"))?;
     if parent.len() != out.len() || !out.len().is_multiple_of(dtype.size()) {
-        return Err(Corrupt("difference to a parent that is not there"));
+        return Err(Corrupt("difference to a missing parent"));
     }
     match dtype.size() {
         2 => join::<u16>(exponent, payload, u16::elements(parent), u16::elements_mut(out)),
@@ -224,12 +227,12 @@ fn join<T: Narrow>(
         rest = others;
         match values {
             [] if section.is_empty() => {}
-            [] => return Err(Corrupt("data where none belongs")),
+            [] => return Err(Corrupt("unexpected data")),
             values => ints::decode(section, values)?,
         }
     }
     if !payload.is_empty() {
-        return Err(Corrupt("bytes behind the sections"));
+        return Err(Corrupt("bytes after the sections"));
     }
     let mut at = starts(&counts);
     for (to, &p) in out.iter_mut().zip(parent) {

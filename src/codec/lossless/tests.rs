@@ -10,7 +10,7 @@ fn round_trip(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> Vec<u8> {
     payload
 }
 
-/// Bits a float type has for the values that break careless code, and their neighbours.
+/// Bit patterns of a float type that break careless code, and their neighbours.
 fn awkward() -> Vec<u8> {
     let f32s = [0.0f32, -0.0, 1.0, -1.0, f32::MIN_POSITIVE, 1e-45, f32::MAX, f32::INFINITY, f32::NEG_INFINITY];
     let mut bits: Vec<u32> = f32s.iter().map(|f| f.to_bits()).collect();
@@ -129,7 +129,7 @@ fn all_levels_split_and_join_alike() {
     }
 }
 
-/// A tile of weights, and the same after an update of one size for all of them.
+/// A tile of weights, before and after an update of one size for all of them.
 fn updated(n: usize, scale: f32) -> (Vec<u8>, Vec<u8>) {
     let mut seed = 1u64;
     let mut uniform = || {

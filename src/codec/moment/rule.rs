@@ -1,32 +1,34 @@
-//! What an optimizer divides by, and what its use of the quotient allows to be lost.
+//! The divisor of each optimizer, and the permitted loss of its quotient.
 
 use crate::codec::float::Float;
 
-/// What is done with m and what lies beside it, and so what must hold of what comes back.
+/// An optimizer's use of m and of its companion tensor, which decides the guarantees for decoded values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// m / sqrt(v) is the update (Adam): it grows by half a step at most, and by what it is rounded outward ([`OUTWARD`]).
+    /// m / sqrt(v) is the update (Adam): it grows by half a step at most, plus the rounding outward ([`OUTWARD`]).
     Root,
-    /// m / v is the update (Adamax, whose v is a norm), or v is the size that m's row and column have: it grows as much at most.
+    /// m / v is the update (Adamax, whose v is a norm), or v is the size of m's row and column. It grows by as much at
+    /// most.
     Norm,
-    /// The update divides by sqrt(v - m^2) (centered RMSprop). |m| / sqrt(v) never grows, so (v - m^2) / v never shrinks.
+    /// The update divides by sqrt(v - m^2) (centered RMSprop). |m| / sqrt(v) never grows, so (v - m^2) / v never
+    /// shrinks.
     Inward,
-    /// The update asks for nothing of m but its sign (Rprop). No sign changes, and nothing but 0 is 0. The divisor is v itself,
-    /// the size that m's row and column have.
+    /// The update only uses the sign of m (Rprop). No sign changes, and only 0 becomes 0. The divisor is v itself, the
+    /// size of m's row and column.
     Sign,
 }
 
-/// Largest share of a step that is added to a quotient before it is rounded.
+/// Largest share of a step that is added to a quotient before rounding.
 ///
-/// A long step makes most quotients 0, and the momentum they held is lost: at 2.6 root mean squares, an eighth of it. A run then
-/// begins slower than it was. Rounded a little outward, those that are left make up for it, at the same number of bits.
+/// A long step makes most quotients 0, and their momentum is lost: an eighth of it at 2.6 root mean squares. A restored
+/// run then begins more slowly. Rounding the others a little outward makes up for it, at the same number of bits.
 pub const OUTWARD: f64 = 1.0 / 16.0;
 
 impl Rule {
     /// All rules.
     pub const ALL: [Rule; 4] = [Rule::Root, Rule::Norm, Rule::Inward, Rule::Sign];
 
-    /// Steps by which a quotient may be off, but for roundings.
+    /// Maximum error of a quotient in steps, without roundings.
     pub fn steps(self) -> f64 {
         match self {
             Rule::Root | Rule::Norm => 0.5 + OUTWARD,
@@ -39,11 +41,11 @@ impl Rule {
 pub(super) trait Divide {
     /// Steps by which a quotient may grow.
     const GROWS: f64;
-    /// And least values of the type, by the rounding to it.
+    /// Further growth by rounding, in least values of the type.
     const LEAST: f64 = 0.5;
-    /// Whether quotients may not grow at all.
+    /// True if quotients may not grow at all.
     const INWARD: bool = false;
-    /// Whether 0 comes back for 0 alone.
+    /// True if only 0 decodes to 0.
     const SIGNS: bool = false;
     /// d of an element.
     fn divisor<F: Float>(v: f64) -> f64;
@@ -51,13 +53,13 @@ pub(super) trait Divide {
     fn quotient<F: Float>(m: f64, v: f64) -> f64;
     /// m / d, in f64.
     fn exact(m: f64, v: f64) -> f64;
-    /// A whole number of steps for so many, of an element m; `outward` is added first.
+    /// Rounds a number of steps for an element m to a whole one; `outward` is added first.
     #[inline(always)]
     fn rounded(steps: f64, _m: f64, outward: f64, _shrink: f64) -> f64 {
         // The addition that follows rounds.
         steps + outward.copysign(steps)
     }
-    /// What a product becomes before it is rounded.
+    /// Adjusts a product before it is rounded.
     #[inline(always)]
     fn kept<F: Float>(value: f64) -> f64 {
         value
@@ -118,7 +120,7 @@ impl Divide for Inward {
     }
     #[inline(always)]
     fn rounded(steps: f64, _m: f64, _outward: f64, shrink: f64) -> f64 {
-        // Toward 0, and from a whole number to the one before, so that no rounding can take it beyond what it was.
+        // Toward 0, and from a whole number to the one before, so that no rounding can exceed the original.
         (steps * shrink).trunc()
     }
 }
@@ -141,7 +143,7 @@ impl Divide for Sign {
     }
     #[inline(always)]
     fn rounded(steps: f64, m: f64, _outward: f64, _shrink: f64) -> f64 {
-        // The nearest odd number: there is none between the two signs.
+        // The nearest odd number: no symbol of 0 lies between the two signs.
         let odd = 2.0 * (steps.abs() * 0.5).floor() + 1.0;
         if m == 0.0 { 0.0 } else { odd.copysign(m) }
     }

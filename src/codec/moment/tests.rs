@@ -10,7 +10,7 @@ fn tile(dtype: Dtype, values: &[f64]) -> Vec<u8> {
     for_float!(dtype, F => values.iter().flat_map(|&v| F::round(v)).collect(), else unreachable!())
 }
 
-/// Decodes A with these second moments, exceptions and all.
+/// Decodes A with these second moments and these exceptions.
 fn decode((rule, dtype): (Rule, Dtype), v_q: &[u8], g: f64, a: &[i32], exceptions: &[Exception]) -> Vec<u8> {
     let mut out = vec![3; v_q.len()];
     reconstruct((rule, dtype), v_q, g, a, &mut out).unwrap();
@@ -23,7 +23,7 @@ fn divisor(rule: Rule, v: f64) -> f64 {
     if matches!(rule, Rule::Root | Rule::Inward) { v.sqrt() } else { v }
 }
 
-/// The second moments as the logarithmic lattice gives them back, if it takes them.
+/// The second moments as decoded by the logarithmic lattice, if it takes them.
 fn quantized(dtype: Dtype, v: &[u8]) -> Option<Vec<u8>> {
     let factors = Factors::flat_of(dtype, v);
     let (mut q, mut out) = (vec![0; v.len() / dtype.size()], vec![0; v.len()]);
@@ -57,7 +57,7 @@ proptest! {
         let g = 2f64.powi(exponent);
         let (mut a, mut exceptions) = (vec![7; triples.len()], Vec::new());
         if quantize((rule, dtype), &m, &v, (g, outward), &mut a, &mut exceptions).is_err() {
-            // What is left of a tiny v once it is rounded can make u of any size.
+            // After rounding, a tiny v can make u of any size.
             prop_assert!(ratios((rule, dtype), &m, &v).iter().any(|u| u.abs() / g > 1e9), "unfit without reason");
             return Ok(());
         }
@@ -66,7 +66,7 @@ proptest! {
             let m_q = decode((rule, dtype), v_q, g, &a, &exceptions);
             let error = largest_error((rule, dtype), &m, &v, &m_q, v_q, g);
             prop_assert!(error.is_some());
-            // Subnormals of m_q are coarser than their quotient, but where it is the largest of the type that is cut off.
+            // Subnormals of m_q are coarser than their quotient, except for a value clamped to the type's largest.
             if dtype == Dtype::F32 && triples.iter().all(|t| (1e-30..1e30).contains(&t.0)) {
                 prop_assert!(error.unwrap() <= g * rule.steps() + 3.0 / 1048576.0 + 8.0 / 1048576.0 * g.max(3.0));
             }
@@ -109,7 +109,9 @@ proptest! {
         let v: Vec<u8> = pairs.iter().flat_map(|p| p.1.to_le_bytes()[..dtype.size()].to_vec()).collect();
         let a: Vec<i32> = pairs.iter().map(|p| p.0).collect();
         let mut out = vec![0; v.len()];
-        let sound = for_float!(dtype, F => F::elements(&v).iter().all(|&v| F::widen(v).is_finite() && F::widen(v) >= 0.0), else false);
+        let sound = for_float!(
+            dtype, F => F::elements(&v).iter().all(|&v| F::widen(v).is_finite() && F::widen(v) >= 0.0), else false
+        );
         let done = reconstruct((rule, dtype), &v, 2f64.powi(exponent), &a, &mut out);
         prop_assert_eq!(done.is_ok(), sound);
         if sound {
@@ -135,7 +137,7 @@ proptest! {
                 let flags = quantize_chunk::<F, R>(level, m, v, (g, 0.0), &mut a_out);
                 let sound = reconstruct_elements::<F, R, i32>(level, v, g, &a, &mut out);
                 let (error, ok) = compare::<F, R>(level, m, v, &out, v, g);
-                // Of NaN only that it is one is the same: nothing is stored then.
+                // NaN need only be NaN in both: nothing is stored then.
                 let out = sound.then_some(out);
                 (flags, flags.0.then_some(a_out), out, ok, ok.then_some(error.to_bits()))
             }).collect();
@@ -151,7 +153,10 @@ proptest! {
     }
 
     #[test]
-    fn parents_restated_with_a_gain_are_near(a in prop::collection::vec(-100_000..100_000i32, 0..500), gain in -2.0..2.0f64) {
+    fn parents_restated_with_a_gain_are_near(
+        a in prop::collection::vec(-100_000..100_000i32, 0..500),
+        gain in -2.0..2.0f64,
+    ) {
         let mut restated = a.clone();
         predict(&mut restated, gain).unwrap();
         for (new, old) in restated.iter().zip(&a) {
@@ -254,7 +259,7 @@ fn each_rule_keeps_what_its_optimizer_needs() {
                 assert!(m_q == 0.0 || (m_q > 0.0) == (m > 0.0));
                 match rule {
                     Rule::Root | Rule::Norm => assert!(u_q.abs() <= u.abs() + 0.126),
-                    // What is left of v when the square is taken off it.
+                    // The rest of v after the square is subtracted.
                     Rule::Inward => assert!((v_q - m_q * m_q) / v_q >= (v - m * m) / v && v_q > m_q * m_q),
                     Rule::Sign => assert!(m_q != 0.0),
                 }

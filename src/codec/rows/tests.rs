@@ -37,14 +37,14 @@ fn encoded(a: &[i32], parent: Option<&[i32]>, rows: Rows, exceptions: &[Exceptio
     payload
 }
 
-/// What must hold for every tile that was quantized.
+/// Invariants of every quantized tile.
 fn check(dtype: Dtype, w: &[u8], base: Base<'_>, q: &Quantized) {
     let (exact, decoded) = (widen(dtype, w), widen(dtype, &q.r));
     let mut start = 0;
     for length in base.rows.lengths(exact.len()) {
         let row = start..start + length;
         let bits = q.a[row.clone()].iter().fold(0, |all, a| all | a);
-        // An exception tells nothing of e, and a short row may seem to have a larger one.
+        // Exceptions do not show e, and a short row may seem to have a larger one.
         let e = if bits == 0 { MAX_E } else { bits.trailing_zeros() };
         for i in row {
             let error = (exact[i] - decoded[i]).abs();
@@ -88,7 +88,7 @@ proptest! {
         let base = Base { rows, k: keyed.then_some(k.as_slice()), g: 2f64.powi(exponent), a: None };
         let first = run(dtype, &w, base, c).unwrap();
         check(dtype, &w, base, &first);
-        // Every third row moves, each by an amount of its own.
+        // Every third row moves, each by a different amount.
         let mut next: Vec<f64> = pairs.iter().map(|p| p.0).collect();
         let mut start = 0;
         for (number, length) in rows.lengths(next.len()).enumerate() {
@@ -222,8 +222,8 @@ fn what_is_not_finite_is_unfit() {
     assert!(run(Dtype::F64, &far, base, 1e-9).is_err());
 }
 
-/// A table where one row in five moves, by amounts that spread over octaves, costs less by rows than on one lattice of the
-/// same error in units of each row's update.
+/// In this table one row in five moves, by amounts that spread over octaves. It costs less by rows than on one lattice
+/// with the same error in units of each row's update.
 #[test]
 fn rows_pay_where_few_move() {
     let (height, width) = (2000usize, 16usize);

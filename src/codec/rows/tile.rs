@@ -8,20 +8,20 @@ use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
 use crate::entropy::{bytes, ints, varint};
 
-/// Code of a row that is its parent's.
+/// Code of a row that equals its parent's.
 const UNCHANGED: u8 = 0;
 
 /// `a` in units of 2^e, rounded, halves up; nothing overflows.
 #[inline(always)]
 fn in_units(a: i32, e: u32) -> i32 {
-    // The highest bit that is dropped says whether to round up; of e = 0 there is none.
+    // The highest dropped bit decides whether to round up; for e = 0 there is none.
     (a >> e) + (a >> e.saturating_sub(1) & i32::from(e > 0))
 }
 
-/// Appends the payload of a tile with any A: of each row whether it is the parent's and else its e, the number of zero bits
-/// that its A end in (of rows of zeros the largest that others have); then the symbols of the others, (A - P) / 2^e, P being
-/// the parent's A rounded to a multiple of 2^e, halves up; then the exceptions, whose indices ascend. `parent_a` is
-/// of the length of `a`, or `None` for zeros.
+/// Appends the payload of a tile with any A. It has three parts. First each row's code: unchanged from the parent, or
+/// its e, the number of zero bits that its A end in. (A row of zeros gets the largest e of the others.) Then the
+/// symbols of the changed rows, (A - P) / 2^e, where P is the parent's A rounded to a multiple of 2^e, halves up. Then
+/// the exceptions, whose indices ascend. `parent_a` has the length of `a`, or is `None` for zeros.
 pub fn encode_tile(
     a: &[i32],
     parent_a: Option<&[i32]>,
@@ -58,9 +58,9 @@ pub fn encode_tile(
 }
 
 multiversion! {
-    /// The code of each row, and the number of elements in those that changed.
+    /// The code of each row, and the number of elements in changed rows.
     fn row_codes(a: &[i32], parent_a: Option<&[i32]>, rows: Rows) -> (Vec<u8>, usize) {
-        /// A row of zeros, until it is known what the others have.
+        /// A row of zeros, until the largest e of the others is known.
         const ZEROS: u8 = u8::MAX;
         let mut codes = Vec::new();
         let (mut changed, mut largest, mut start) = (0, 0, 0);
@@ -87,7 +87,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Makes the parent's A the symbols of `a`; false if one does not fit.
+    /// Turns the parent's A into the symbols of `a`; false if one does not fit.
     fn to_symbols(a: &[i32], e: u32, symbols: &mut [i32]) -> bool {
         let mut overflow = 0;
         for (symbol, &a) in symbols.iter_mut().zip(a) {
@@ -100,8 +100,8 @@ multiversion! {
     }
 }
 
-/// Decodes a payload of [`encode_tile`]: `acc` holds the parent's A (zeros if there is none) and becomes this tile's.
-/// Appends the exceptions. On an error `acc` holds nothing of use.
+/// Decodes a payload of [`encode_tile`]. `acc` holds the parent's A (zeros if there is none) and becomes this tile's.
+/// Appends the exceptions. After an error `acc` is useless.
 pub fn decode_tile_add(
     mut payload: &[u8],
     acc: &mut [i32],
@@ -121,12 +121,12 @@ pub fn decode_tile_add(
     let changed = coded().filter(|&(_, &code)| code != UNCHANGED).map(|(length, _)| length).sum();
     let mut coded = coded();
     let level = Level::detect();
-    // Where the next row begins, and what is left of the one at hand.
+    // The start of the next row, and the rest of the current one.
     let (mut next, mut left, mut e) = (0, 0, 0);
     ints::decode_blocks(varint::take_bytes(&mut payload)?, changed, |_, mut symbols| {
         while !symbols.is_empty() {
             while left == 0 {
-                let (length, &code) = coded.next().ok_or(Corrupt("symbols behind the last row"))?;
+                let (length, &code) = coded.next().ok_or(Corrupt("symbols after the last row"))?;
                 next += length;
                 if code != UNCHANGED {
                     (left, e) = (length, u32::from(code) - 1);
@@ -144,7 +144,7 @@ pub fn decode_tile_add(
 }
 
 multiversion! {
-    /// Makes the parent's A those of the symbols; false if one is beyond 32 bits.
+    /// Adds the symbols to the parent's A; false if a result is beyond 32 bits.
     fn add(symbols: &[i32], e: u32, acc: &mut [i32]) -> bool {
         let mut sound = true;
         for (a, &symbol) in acc.iter_mut().zip(symbols) {

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::entropy::bytes;
 
-/// Symbols around [`QUIET`], of rows and columns that are busy by octaves.
+/// Symbols around [`QUIET`], in rows and columns with activity of different octaves.
 fn symbols(n: usize, shape: Shape, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = move || {
@@ -85,7 +85,7 @@ proptest! {
 }
 
 proptest! {
-    /// Whatever the symbols are, also where nobody would choose this.
+    /// For any symbols, even unsuitable ones.
     #[test]
     fn any_symbols_come_back(
         symbols in prop::collection::vec(any::<u8>(), 1..2000),

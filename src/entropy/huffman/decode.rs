@@ -10,13 +10,13 @@ const TABLE: usize = 1 << MAX_LENGTH;
 /// Look-ups between two refills: a refill leaves at least 56 bits, five codes of 11 take 55.
 const LOOKUPS: usize = 5;
 
-/// Bytes that one round of look-ups may write, the last store's slack included.
+/// Bytes that one round of look-ups may write, including the slack of the last store.
 const ROUND_BYTES: usize = LOOKUPS * 8;
 
-/// Words from which a table of several words a look-up is made faster than it is missed.
+/// From this many words on, a table with several words per look-up saves more time than it costs.
 const WORTH_A_TABLE: usize = 16 * 1024;
 
-/// For each [`MAX_LENGTH`] bits that may come next: the symbols they begin with.
+/// For all possible next [`MAX_LENGTH`] bits: the symbols that they begin with.
 #[derive(Clone)]
 struct Table {
     symbols: [u64; TABLE],
@@ -25,7 +25,7 @@ struct Table {
 }
 
 impl Table {
-    /// One word a look-up. The code must be complete.
+    /// One word per look-up. The code must be complete.
     fn of_single_words(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
         let mut table = Box::new(Table { symbols: [0; TABLE], used: [0; TABLE] });
         let codes = codes(lengths);
@@ -38,7 +38,7 @@ impl Table {
         table
     }
 
-    /// As many words a look-up as its bits hold and eight symbols have room for.
+    /// As many words per look-up as its bits hold, up to eight symbols.
     fn of_words(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
         let single = Table::of_single_words(lengths, expansion);
         let shortest = lengths.iter().copied().filter(|&length| length > 0).min().unwrap_or(1);
@@ -52,7 +52,7 @@ impl Table {
 }
 
 multiversion! {
-    /// Lets each look-up yield one more word where it fits.
+    /// Adds one more word to each look-up if it fits.
     fn add_word(single: &Table, table: &mut Table) {
         for (index, (symbols, used)) in table.symbols.iter_mut().zip(&mut table.used).enumerate() {
             let (bits, count) = (*used & 0xff, *used >> 8);
@@ -65,11 +65,11 @@ multiversion! {
     }
 }
 
-/// Fills `out` (not empty) from a body; its last word may stand for fewer symbols than the others.
+/// Fills `out` (not empty) from a body; its last word may have fewer symbols than the others.
 pub(in super::super) fn decode(mut payload: &[u8], expansion: &Expansion, out: &mut [u8]) -> Result<(), Corrupt> {
     let lengths = take_lengths(&mut payload)?;
     let words = out.len().div_ceil(expansion.k);
-    // Where a word is half of what a look-up can yield, there is as good as nothing to gain.
+    // If a word is half of a look-up's maximum, there is almost nothing to gain.
     let table = match words < WORTH_A_TABLE || expansion.k >= 4 {
         true => Table::of_single_words(&lengths, expansion),
         false => Table::of_words(&lengths, expansion),
@@ -110,7 +110,7 @@ impl<'a> Stream<'a> {
         Stream { bytes, read: 0, acc: 0, held: 0, out, written: 0 }
     }
 
-    /// Whether a round can go without looking at any bound.
+    /// True if a round needs no bounds check.
     #[inline(always)]
     fn has_round(&self) -> bool {
         self.bytes.len() - self.read >= 8 && self.out.len() - self.written >= ROUND_BYTES
@@ -122,7 +122,7 @@ impl<'a> Stream<'a> {
         debug_assert!(self.has_round());
         // SAFETY: `has_round` saw 8 bytes from `read` on.
         let next = unsafe { self.bytes.as_ptr().add(self.read).cast::<[u8; 8]>().read() };
-        // Local copies stay in registers; fields might, for all the compiler knows, be what the stores write to.
+        // Local copies stay in registers. The compiler must assume that stores may write to fields.
         let mut acc = self.acc | u64::from_le_bytes(next) << self.held;
         let mut left = self.held | 56;
         let mut written = self.written;
@@ -132,7 +132,8 @@ impl<'a> Stream<'a> {
             let index = acc as usize % TABLE;
             let symbols = table.symbols[index].to_le_bytes();
             let used = table.used[index];
-            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on, and each look-up advances by at most the 8 it writes.
+            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on, and each look-up advances by at most the 8
+            // it writes.
             unsafe { out.add(written).cast::<[u8; 8]>().write(symbols) };
             written += usize::from(used >> 8);
             acc >>= used & 63;
@@ -141,7 +142,7 @@ impl<'a> Stream<'a> {
         (self.acc, self.held, self.written) = (acc, left, written);
     }
 
-    /// Decodes what is left of the segment.
+    /// Decodes the rest of the segment.
     fn finish(mut self, table: &Table) -> Result<(), Corrupt> {
         while self.has_round() {
             self.round(table);
@@ -156,7 +157,7 @@ impl<'a> Stream<'a> {
                 self.held += 8;
                 self.read += 1;
             }
-            // Past the end of the stream there are zeros; the bits of the last symbols must not be among them.
+            // Zeros follow the end of the stream; the bits of the last symbols must not be among them.
             if self.held == 0 {
                 return Err(Corrupt("bit stream ends early"));
             }

@@ -4,14 +4,14 @@ use super::super::level::{Level, multiversion};
 use super::lengths::{code_lengths, put_lengths};
 use super::{MAX_LENGTH, STREAMS, STREAMS_FROM, codes};
 
-/// Bytes that are counted by comparing, below this many different ones; above, by tables.
+/// Bytes with fewer different values than this are counted by comparisons, others by tables.
 const COMPARED: usize = 12;
-/// Bytes compared with one after the other before the next ones: they stay in the first cache.
+/// Bytes compared with each value before the next bytes: they stay in the first-level cache.
 const COMPARED_AT_ONCE: usize = 64 * COMPARED_IN_BYTES;
-/// Bytes whose count fits into one: whole vectors of any level.
+/// Bytes whose count fits into one byte: whole vectors of any level.
 const COMPARED_IN_BYTES: usize = 192;
 
-/// How often each byte occurs; `data` shorter than 4 Gi.
+/// The number of occurrences of each byte; `data` is shorter than 4 Gi.
 pub(in super::super) fn histogram(data: &[u8]) -> [u32; 256] {
     // Four tables, so that runs of one byte do not wait for their own last increment.
     let mut tables = [[0u32; 256]; 4];
@@ -28,7 +28,7 @@ pub(in super::super) fn histogram(data: &[u8]) -> [u32; 256] {
     std::array::from_fn(|byte| tables.iter().map(|table| table[byte]).sum())
 }
 
-/// The same for bytes that are known to lie between these two.
+/// The same for bytes that are known to be within this range.
 pub(in super::super) fn histogram_between(data: &[u8], (lowest, highest): (u8, u8)) -> [u32; 256] {
     if usize::from(highest - lowest) >= COMPARED {
         return histogram(data);
@@ -48,7 +48,7 @@ pub(in super::super) fn histogram_between(data: &[u8], (lowest, highest): (u8, u
 }
 
 multiversion! {
-    /// How often `byte` occurs.
+    /// The number of occurrences of `byte`.
     fn count(data: &[u8], byte: u8) -> u32 {
         let (blocks, tail) = data.as_chunks::<COMPARED_IN_BYTES>();
         let of_block = |block: &[u8; COMPARED_IN_BYTES]| block.iter().map(|found| u8::from(*found == byte)).sum::<u8>();
@@ -81,7 +81,7 @@ pub(in super::super) fn encode(words: &[u8], counts: &[u32; 256], out: &mut Vec<
     }
 }
 
-/// A code, or those of several words one after the other: its bits, at most 24, and in the highest byte how many.
+/// The code of one word, or of several in sequence: at most 24 bits, with their number in the highest byte.
 #[derive(Clone, Copy)]
 struct Entry(u32);
 
@@ -101,7 +101,7 @@ impl Entry {
     }
 }
 
-/// Codes of words, and where all words are small those of groups of them: one look-up then does for a group.
+/// Codes of words. If all words are small, also codes of groups of them: one look-up then covers a group.
 struct Tables {
     ones: [Entry; 256],
     groups: Option<([Entry; 256], WriteGroups)>,
@@ -109,10 +109,10 @@ struct Tables {
 
 type WriteGroups = fn(Level, &[[u8; 8]], &[Entry; 256], &mut Bits<'_>);
 
-/// Words in a group, which share the eight bits of its number, and what writes them.
+/// Words in a group, which share the eight bits of its number, and the function that writes them.
 const GROUPS: [(usize, WriteGroups); 2] = [(4, write_fours), (2, write_twos)];
 
-/// The code of each group of so many words.
+/// The code of each group of this many words.
 fn grouped(ones: &[Entry; 256], words: usize) -> [Entry; 256] {
     let bits = 8 / words;
     std::array::from_fn(|number| {
@@ -140,7 +140,7 @@ fn put_stream(words: &[u8], tables: &Tables, out: &mut Vec<u8>) -> usize {
     length
 }
 
-/// Where codes go: room for the longest of all words, and 8 bytes more.
+/// The output for codes: room for the longest code of every word, and 8 bytes more.
 struct Bits<'a> {
     out: &'a mut [u8],
     acc: u64,
@@ -149,14 +149,14 @@ struct Bits<'a> {
 }
 
 impl Bits<'_> {
-    /// Takes a code in: no more than 57 bits between two flushes.
+    /// Adds a code: at most 57 bits between two flushes.
     #[inline(always)]
     fn put(&mut self, entry: Entry) {
         self.acc |= entry.code() << self.held;
         self.held += entry.length();
     }
 
-    /// Writes whole bytes; at most 7 bits are left over.
+    /// Writes whole bytes; at most 7 bits remain.
     #[inline(always)]
     fn flush(&mut self) {
         self.out[self.at..self.at + 8].copy_from_slice(&self.acc.to_le_bytes());
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::entropy::huffman::{Expansion, decode};
 
-    /// Words of any number of kinds, some frequent.
+    /// Words of a given number of kinds, some of them frequent.
     fn words(kinds: u64, length: usize) -> Vec<u8> {
         let mut seed = kinds;
         let mut next = || {
@@ -238,7 +238,7 @@ mod tests {
             let mut back = vec![0; length];
             decode(&out, &Expansion::identity(), &mut back).unwrap();
             assert!(back == words, "{kinds} kinds, {length} words");
-            // And nothing but these.
+            // And no other words.
             let lengths = code_lengths(&counts, MAX_LENGTH);
             let codes = codes(&lengths);
             let ones = std::array::from_fn(|word| Entry::new(codes[word].into(), lengths[word].into()));

@@ -1,20 +1,20 @@
-//! Code lengths: finding good ones, and writing them in a few tens of bytes.
+//! Code lengths: finds good ones, and writes them in a few tens of bytes.
 
 use super::super::Corrupt;
 use super::super::bits::{BitReader, BitWriter};
 use super::codes;
 
-/// Longest code of the code that codes the lengths: its own lengths are three bits each.
+/// Longest code of the code for the lengths: its own lengths are three bits each.
 const META_MAX: u32 = 7;
 
-/// Lengths that a word can have, 0 (absent) to [`super::MAX_LENGTH`].
+/// Number of lengths that a word can have, 0 (absent) to [`super::MAX_LENGTH`].
 const META_SYMBOLS: usize = super::MAX_LENGTH as usize + 1;
 
-/// Lengths up to this many are plain nibbles: the code of the lengths would not pay for itself.
+/// Up to this many lengths are plain nibbles: a code for the lengths would not pay for itself.
 const NIBBLES_UP_TO: usize = 16;
 
-/// Huffman code lengths for these counts, none above `max`, always a complete code: a lone word gets a companion.
-/// At least one count must be positive, and at most 2^`max` of them.
+/// Huffman code lengths for these counts, none above `max`, always a complete code: a lone word gets a companion. At
+/// least one count must be positive, and at most 2^`max` of them.
 pub(in super::super) fn code_lengths(counts: &[u32; 256], max: u32) -> [u8; 256] {
     let mut lengths = [0u8; 256];
     // Ascending by count; count and word in one integer, so that sorting moves eight bytes.
@@ -35,7 +35,7 @@ pub(in super::super) fn code_lengths(counts: &[u32; 256], max: u32) -> [u8; 256]
     }
     sorted.sort_unstable();
 
-    // Two queues: leaves in order, and inner nodes, which come into being in order. Node i < n is a leaf.
+    // Two queues: leaves in order, and inner nodes in the order of their creation. Node i < n is a leaf.
     let mut weight = [0u64; 512];
     let mut parent = [0u16; 512];
     for (w, entry) in weight.iter_mut().zip(sorted.iter()) {
@@ -63,7 +63,7 @@ pub(in super::super) fn code_lengths(counts: &[u32; 256], max: u32) -> [u8; 256]
         }
     }
 
-    // Too deep leaves are lifted to `max`; then leaves above are pushed down, deepest first, until all fit.
+    // Leaves that are too deep move up to `max`. Then leaves above move down, deepest first, until all fit.
     let limit = max as usize;
     let lifted: u32 = of_depth[limit + 1..].iter().sum();
     of_depth[limit] += lifted;
@@ -85,7 +85,7 @@ pub(in super::super) fn code_lengths(counts: &[u32; 256], max: u32) -> [u8; 256]
     lengths
 }
 
-/// Appends the lengths: first and last word present, then a nibble for each length between, or a code of their own.
+/// Appends the lengths: the first and last word present. Then a nibble for each length between, or a code of their own.
 pub(super) fn put_lengths(lengths: &[u8; 256], out: &mut Vec<u8>) {
     let first = lengths.iter().position(|&l| l > 0).unwrap_or(0);
     let last = lengths.iter().rposition(|&l| l > 0).unwrap_or(0);
@@ -107,7 +107,7 @@ pub(super) fn put_lengths(lengths: &[u8; 256], out: &mut Vec<u8>) {
     bits.finish();
 }
 
-/// Takes the lengths off the front of `payload`; they are a complete code or it is an error.
+/// Takes the lengths off the front of `payload`. An incomplete code is an error.
 pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
     let (&[first, last], rest) = payload.split_first_chunk().ok_or(Corrupt("truncated code lengths"))?;
     if first >= last {
@@ -128,7 +128,7 @@ pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
         check_complete(&meta)?;
         let meta_codes = codes(&meta);
         for length in present.iter_mut() {
-            // At most 256 lengths of a few bits: a search is as good as a table.
+            // At most 256 lengths of a few bits: a search is as fast as a table.
             let (mut code, mut width) = (0u16, 0);
             *length = loop {
                 code |= (bits.take(1)? as u16) << width;
@@ -147,7 +147,7 @@ pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
     Ok(lengths)
 }
 
-/// Whether every sequence of bits decodes: then no decoder can meet a code that means nothing.
+/// Checks that every sequence of bits decodes, so that no decoder can meet an undefined code.
 fn check_complete(lengths: &[u8; 256]) -> Result<(), Corrupt> {
     let mut space = 0u32;
     for &length in lengths.iter().filter(|&&l| l > 0) {

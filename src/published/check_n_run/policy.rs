@@ -1,9 +1,9 @@
-//! When a checkpoint is a full baseline, what a differential one refers to (section 5.1), and how many bits follow from the
-//! restores that are expected (section 6.2.1).
+//! Chooses full baselines and the base of differential checkpoints (section 5.1), and the bits for the expected
+//! restores (section 6.2.1).
 
 use super::super::Policy;
 
-/// What the next checkpoint is.
+/// The kind of the next checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// All rows.
@@ -14,12 +14,12 @@ pub enum Step {
     SincePrevious,
 }
 
-/// A policy and what it remembers.
+/// A policy and its memory.
 #[derive(Clone, Debug)]
 pub struct Predictor {
     kind: Policy,
-    /// Sizes of the differential checkpoints since the baseline, as fractions of its size: S_1 to S_i. None before the first
-    /// baseline.
+    /// Sizes of the differential checkpoints since the baseline, as fractions of its size: S_1 to S_i. `None` before
+    /// the first baseline.
     sizes: Option<Vec<f64>>,
 }
 
@@ -29,7 +29,7 @@ impl Predictor {
         Predictor { kind, sizes: None }
     }
 
-    /// What the next checkpoint is to be.
+    /// The kind of the next checkpoint.
     pub fn next(&self) -> Step {
         let Some(sizes) = &self.sizes else { return Step::Full };
         match self.kind {
@@ -45,7 +45,7 @@ impl Predictor {
         }
     }
 
-    /// Notes what was written; `size` as a fraction of the full baseline (of no matter for a full one).
+    /// Records a written checkpoint; `size` is a fraction of the full baseline (ignored for a full one).
     pub fn wrote(&mut self, step: Step, size: f64) {
         match (step, &mut self.sizes) {
             (Step::SinceBaseline | Step::SincePrevious, Some(sizes)) => sizes.push(size),
@@ -54,24 +54,25 @@ impl Predictor {
     }
 }
 
-/// The predictor of the intermittent policy (section 5.1), by the sizes S_1 to S_i of the differences to the baseline so far, in baselines:
-/// a new one makes the next i + 1 intervals cost what the past ones did, F_c = 1 + S_1 + ... + S_i; without one each costs
-/// S_i at least, I_c = (i + 1) S_i; it is made if F_c <= I_c. Right after a baseline (i = 0) there is no history, and a
-/// difference follows.
+/// The predictor of the intermittent policy (section 5.1). It takes the sizes S_1 to S_i of the differences to the
+/// baseline so far, in baselines. With a new baseline the next i + 1 intervals cost as much as the past ones did, F_c =
+/// 1 + S_1 + ... + S_i. Without one, each costs at least S_i, I_c = (i + 1) S_i. It makes a baseline if F_c <= I_c.
+/// Right after a baseline (i = 0) there is no history, and a difference follows.
 pub fn wants_baseline(sizes: &[f64]) -> bool {
     let intervals = sizes.len() as f64 + 1.0;
     sizes.last().is_some_and(|last| 1.0 + sizes.iter().sum::<f64>() <= intervals * last)
 }
 
-/// Restores that a bit width stands, at the paper's limit of .01% of accuracy: 2 bits one, 3 bits three, 4 bits twenty.
+/// Restores that a bit width can bear within the paper's limit of .01% of accuracy: 2 bits one, 3 bits three, 4 bits
+/// twenty.
 const STANDS: [(u32, u32); 3] = [(1, 2), (3, 3), (20, 4)];
 
-/// Bit width for so many restores to be expected over a training.
+/// Bit width for this many expected restores of a training.
 pub fn bits_for(restores: u32) -> u32 {
     STANDS.iter().find(|&&(most, _)| restores <= most).map_or(8, |&(_, bits)| bits)
 }
 
-/// Bit width from now on: that for `expected` restores until there were more than those, 8 after.
+/// Bit width from now on: the width for `expected` restores, or 8 after more than those.
 pub fn bits_after(expected: u32, restores: u32) -> u32 {
     if restores > expected { 8 } else { bits_for(expected) }
 }

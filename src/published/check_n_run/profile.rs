@@ -1,4 +1,4 @@
-//! Parameters of the greedy search from a small sample of the checkpoint (section 5.2, "Parameter selection").
+//! Parameters of the greedy search, from a small sample of the checkpoint (section 5.2, "Parameter selection").
 
 use std::io;
 
@@ -8,25 +8,26 @@ use super::{Narrow, quantizer, row_lengths, uniform};
 
 /// Share of the rows in the sample: the paper's .001%.
 const SHARE: f64 = 0.00001;
-/// Rows in the sample at least: fewer would say little about a model of the size people try this with.
+/// Minimum rows in the sample: fewer would say little about a model of the usual size for this system.
 const LEAST_ROWS: u64 = 128;
-/// Tiles that the sample is taken from at most; reading them is what the profile costs.
+/// Maximum tiles of the sample; reading them is the cost of the profile.
 const MOST_TILES: u64 = 64;
-/// Values of a row that are looked at: a vector is a single row, however long.
+/// Maximum values of a row to examine: a vector is a single row of any length.
 const MOST_VALUES: usize = 1024;
-/// Gain over asymmetric quantization, as a part of its error, that more work must bring. Below, the gain has tapered off.
+/// Gain over asymmetric quantization, relative to its error, that more work must bring. Below it, the gain has tapered
+/// off.
 const TAPERED: f64 = 0.005;
 
-/// Some rows, one after the other.
+/// Some consecutive rows.
 #[derive(Debug, Default)]
 pub(super) struct Sample {
     pub(super) values: Vec<f32>,
     pub(super) lengths: Vec<usize>,
-    /// Those that are whole and that there is a state before of.
+    /// The whole rows that have a previous state.
     pub(super) chained: Chained,
 }
 
-/// Rows, one after the other, and what they were in the state before.
+/// Consecutive rows, and their previous states.
 #[derive(Debug, Default)]
 pub(super) struct Chained {
     values: Vec<f32>,
@@ -86,12 +87,12 @@ pub(super) fn sample(tensors: &[&dyn Tensor]) -> io::Result<Sample> {
     Ok(sample)
 }
 
-/// Place of sample number `i` of `n` among `of`: the middle of its share.
+/// Position of sample `i` of `n` among `of`: the middle of its share.
 fn at(i: u64, of: u64, n: u64) -> u64 {
     (2 * i + 1) * of / (2 * n)
 }
 
-/// All values of `num_bins` that are tried, and all of `ratio` in percent.
+/// All tried values of `num_bins`, and all of `ratio` in percent.
 fn bins() -> impl Iterator<Item = u16> {
     (1..=10).map(|i| 5 * i)
 }
@@ -99,15 +100,15 @@ fn percents() -> impl Iterator<Item = u8> {
     (1..=10).map(|i| 10 * i)
 }
 
-/// The parameters that the state before was quantized with, if rows that are as they were tell: others would give these rows
-/// other values and so make them modified ones. Else the least `num_bins` and then the least `ratio` from which on more gain
-/// nothing worth it.
+/// The parameters of the previous state's quantization, if unchanged rows show them. Other parameters would give these
+/// rows other values, and so mark them as modified. Otherwise the smallest `num_bins`, then the smallest `ratio`,
+/// beyond which the further gain is not worth it.
 pub(super) fn choose(bits: u32, sample: &Sample) -> Search {
     let fresh = taper(bits, sample);
     if sample.chained.lengths.is_empty() {
         return fresh;
     }
-    // What was just found counts before all others that explain as many rows.
+    // Among parameters that explain equally many rows, the ones just found win.
     let others = bins().flat_map(|bins| percents().map(move |percent| Search { bins, percent }));
     let mut best = (explained(bits, &sample.chained, fresh), fresh);
     for search in others {
@@ -119,7 +120,7 @@ pub(super) fn choose(bits: u32, sample: &Sample) -> Search {
     best.1
 }
 
-/// Rows whose state before is what these parameters make of them now.
+/// Number of rows whose previous state equals their quantization with these parameters.
 fn explained(bits: u32, rows: &Chained, search: Search) -> usize {
     let (mut codes, mut values) = (vec![0; rows.values.len()], vec![0.0; rows.values.len()]);
     let (mut start, mut explained) = (0, 0);
@@ -135,7 +136,7 @@ fn explained(bits: u32, rows: &Chained, search: Search) -> usize {
     explained
 }
 
-/// The parameters from which on the gain tapers off.
+/// The parameters beyond which the gain tapers off.
 fn taper(bits: u32, sample: &Sample) -> Search {
     let published = Search::published(bits);
     let error = |method| l2_error(method, bits, &sample.values, &sample.lengths);

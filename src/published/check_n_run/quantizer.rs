@@ -1,5 +1,5 @@
-//! Uniform quantization of one row (section 5.2): symmetric, asymmetric, and adaptive asymmetric, whose range is found by a
-//! greedy search.
+//! Uniform quantization of one row (section 5.2): symmetric, asymmetric, and adaptive asymmetric, whose range a greedy
+//! search finds.
 
 use super::super::uniform::{self, Grid};
 use crate::entropy::level::{Level, multiversion};
@@ -11,33 +11,33 @@ pub enum Method {
     Symmetric,
     /// From the smallest to the largest value.
     Asymmetric,
-    /// The best range that a greedy search comes by as it shrinks that one.
+    /// The best range that a greedy search meets while it shrinks the asymmetric one.
     Adaptive(Search),
 }
 
 /// Parameters of the greedy search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// Steps that the whole range is divided into (`num_bins`), at least 2.
+    /// Steps of the whole range (`num_bins`), at least 2.
     pub bins: u16,
-    /// How much of the range the search goes through (`ratio`), in percent.
+    /// Share of the range that the search covers (`ratio`), in percent.
     pub percent: u8,
 }
 
 impl Search {
-    /// What served the paper best (figures 10 and 11): 25 steps for 2 and 3 bits, 45 for more, the whole range.
+    /// The paper's best values (figures 10 and 11): 25 steps for 2 and 3 bits, 45 for more, the whole range.
     pub fn published(bits: u32) -> Search {
         Search { bins: if bits <= 3 { 25 } else { 45 }, percent: 100 }
     }
 
-    /// Ranges that are tried after the first; the last one is never empty.
+    /// Number of ranges to try after the first; the last one is never empty.
     fn rounds(self) -> u16 {
         let rounds = u32::from(self.bins) * u32::from(self.percent.min(100)) / 100;
         (rounds as u16).min(self.bins.saturating_sub(1))
     }
 }
 
-/// The grid of symmetric quantization, which is stored as its x_max alone.
+/// The grid of symmetric quantization, which only stores its x_max.
 pub(super) fn symmetric(max: f32, bits: u32) -> Grid {
     Grid::between(-f64::from(max), f64::from(max), levels(bits))
 }
@@ -47,13 +47,13 @@ pub(super) fn levels(bits: u32) -> u32 {
     (1 << bits) - 1
 }
 
-/// Values that are looked at side by side: one would make each addition wait for the last.
+/// Values processed side by side: with one, each addition would wait for the last.
 const LANES: usize = 32;
 
-/// Adding and taking it away again rounds an f32 from 0 to 2^22 to the nearest integer, ties to even.
+/// Adding and subtracting it rounds an f32 from 0 to 2^22 to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// The grid of each row of `x` (all finite); `lengths`: of the rows, none of them 0.
+/// The grid of each row of `x` (all finite); `lengths` of the rows, none of them 0.
 pub(super) fn grids(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec<Grid> {
     let level = Level::detect();
     let mut grids = Vec::with_capacity(lengths.len());
@@ -84,23 +84,24 @@ pub(super) fn grids(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> 
     grids
 }
 
-/// The grid of a range that begins `low` steps of the search above the smallest value and ends `high` below the largest.
+/// The grid of a range that begins `low` steps of the search above the smallest value and ends `high` below the
+/// largest.
 fn shrunk(search: Search, bits: u32, (min, max): (f32, f32), low: f32, high: f32) -> Grid {
     let step = (f64::from(max) - f64::from(min)) / f64::from(search.bins.max(1));
-    // Without a step taken, the ends are exactly those of the row.
+    // Without a step, the ends are exactly those of the row.
     let (min, max) = (f64::from(min) + step * f64::from(low), f64::from(max) - step * f64::from(high));
     Grid::between(min, max, levels(bits))
 }
 
-/// Steps of the search in a unit; 0 for ranges too narrow or too wide for f32, which are not searched: they are all rounding
-/// error, or no weights.
+/// Steps of the search in a unit. 0 for ranges too narrow or too wide for f32, which are not searched: they are all
+/// rounding error, or no weights.
 fn per_step(search: Search, (min, max): (f32, f32)) -> f32 {
     let per_step = f32::from(search.bins) / (max - min);
     if per_step.is_normal() && (max - min).is_normal() { per_step } else { 0.0 }
 }
 
-/// The greedy search of one row. In each round either x_min goes one step up or x_max one down, whichever leaves the smaller
-/// error; the round with the smallest of all wins, the whole range if none is better.
+/// The greedy search of one row. In each round either x_min goes one step up or x_max one step down, whichever leaves
+/// the smaller error. The round with the smallest error wins, or the whole range if none is better.
 fn shrink(search: Search, bits: u32, row: &[f32], steps: &mut Vec<f32>) -> Grid {
     let level = Level::detect();
     let range = extremes(level, row);
@@ -131,12 +132,12 @@ fn shrink(search: Search, bits: u32, row: &[f32], steps: &mut Vec<f32>) -> Grid 
     shrunk(search, bits, range, best.1.0, best.1.1)
 }
 
-/// Rows that are searched side by side, a lane each: in narrow ones, adding up lanes would take most of the time.
+/// Rows searched side by side, one per lane: in narrow ones, adding up lanes would take most of the time.
 const GROUP: usize = 16;
-/// Widest row that is searched so: the group's 16 KiB stay in the first-level cache.
+/// Widest row for this search: the group's 16 KiB stay in the first-level cache.
 const NARROW: usize = 256;
 
-/// The greedy search of [`GROUP`] rows of one length at most. What comes of a row does not depend on those beside it.
+/// The greedy search of at most [`GROUP`] rows of one length. A row's result does not depend on the other rows.
 fn shrink_group(
     search: Search,
     bits: u32,
@@ -168,7 +169,7 @@ fn shrink_group(
 }
 
 multiversion! {
-    /// Steps taken from below and from above, of each row.
+    /// Steps taken from below and from above, for each row.
     fn search_group(
         columns: &[[f32; GROUP]],
         levels: f32,
@@ -197,7 +198,7 @@ multiversion! {
     }
 }
 
-/// Squared errors of each row, in steps of the grid, if its range began at each of two places.
+/// Squared errors of each row, in steps of the grid, for a range that begins at each of two places.
 #[inline(always)]
 fn errors_group(
     columns: &[[f32; GROUP]],
@@ -235,7 +236,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// The row in steps of the search from its smallest value on.
+    /// The row in steps of the search, counted from its smallest value.
     fn to_steps(row: &[f32], min: f32, per_step: f32, steps: &mut Vec<f32>) -> () {
         steps.clear();
         steps.extend(row.iter().map(|&value| (value - min) * per_step));
@@ -243,7 +244,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Squared error, in steps of the grid, if the range began at each of these two places.
+    /// Squared error, in steps of the grid, for a range that begins at each of these two places.
     fn errors(steps: &[f32], levels: f32, scale: f32, from: [f32; 2]) -> [f32; 2] {
         let mut sums = [[0f32; LANES]; 2];
         let (chunks, tail) = steps.as_chunks::<LANES>();
@@ -265,7 +266,7 @@ multiversion! {
     }
 }
 
-/// How far a value, in steps of its grid, is from what it becomes.
+/// Distance of a value from its quantized value, in steps of its grid.
 #[inline(always)]
 fn miss(value: f32, levels: f32) -> f32 {
     let clipped = if value > 0.0 { value } else { 0.0 };
@@ -273,7 +274,7 @@ fn miss(value: f32, levels: f32) -> f32 {
     value - ((clipped + ROUNDER) - ROUNDER)
 }
 
-/// What rows (all finite) become, one after the other. `bits`: 1 to 8; `lengths`: of the rows of `x`, none of them 0.
+/// The quantized values of rows (all finite). `bits`: 1 to 8; `lengths`: of the rows of `x`, none of them 0.
 pub fn quantized(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec<f32> {
     let (mut codes, mut values) = (vec![0; x.len()], vec![0.0; x.len()]);
     let mut start = 0;
@@ -285,12 +286,13 @@ pub fn quantized(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> Vec
     values
 }
 
-/// Mean l2 error of rows (all finite) quantized so: the paper's measure. `lengths`: of the rows of `x`, none of them 0.
+/// Mean l2 error of rows (all finite) in this quantization: the paper's measure. `lengths`: of the rows of `x`, none of
+/// them 0.
 pub fn l2_error(method: Method, bits: u32, x: &[f32], lengths: &[usize]) -> f64 {
     l2_distance(x, &quantized(method, bits, x, lengths), lengths)
 }
 
-/// Mean over rows of how far what they became is from what they were.
+/// Mean distance over rows between the quantized and the original values.
 pub fn l2_distance(x: &[f32], values: &[f32], lengths: &[usize]) -> f64 {
     let (mut start, mut sum) = (0, 0.0);
     for length in lengths {
@@ -325,7 +327,7 @@ mod tests {
         }
     }
 
-    /// What comes of a row does not depend on those beside it, nor much on how it was searched.
+    /// A row's result does not depend on the other rows, and hardly on the kind of search.
     #[test]
     fn rows_do_not_touch_each_other() {
         let x: Vec<f32> = (0..40 * 37).map(|i| (((i * 7919) % 1009) as f32 * 0.002 - 1.0).powi(3)).collect();
@@ -342,7 +344,7 @@ mod tests {
             let (a, b) = (error(alone), error(*grid));
             assert!((a - b).abs() <= 0.01 * a, "{a} {b}");
         }
-        // Rows of other lengths beside each other, wide ones among them.
+        // Rows of other lengths beside each other, including wide ones.
         let lengths = [5, 300, 300, 5, 5, 865];
         let mixed = grids(Method::Adaptive(search), 4, &x, &lengths);
         let mut start = 0;

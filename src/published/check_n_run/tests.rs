@@ -25,7 +25,7 @@ fn all_conform() {
 }
 
 proptest! {
-    /// The error model: half a step where the range is the row's own, and the search never does worse than it.
+    /// The error model: half a step if the range is the row's own, and the search is never worse.
     #[test]
     fn errors_are_within_half_a_step(
         row in prop::collection::vec(-100f32..100.0, 1..300),
@@ -49,11 +49,11 @@ proptest! {
     }
 }
 
-/// What figures are made of is what a mount would store.
+/// The figures use the same values that a mount would store.
 #[test]
 fn quantized_rows_are_what_the_system_decodes_to() {
     let mut noise = Noise(5);
-    // Ten rows are a tile: none is cut.
+    // Ten rows are a tile, so none is cut.
     let (width, rows) = (20, 50);
     let values: Vec<f32> = (0..width * rows).map(|_| noise.normal()).collect();
     for (bits, method) in [2, 3, 4, 8].into_iter().flat_map(|bits| METHODS.map(|method| (bits, method))) {
@@ -64,7 +64,7 @@ fn quantized_rows_are_what_the_system_decodes_to() {
     }
 }
 
-/// The greedy search, value by value in f64 and straight from the paper, finds the same range.
+/// The greedy search, value by value in f64 and directly from the paper, finds the same range.
 #[test]
 fn search_is_the_papers() {
     let mut noise = Noise(3);
@@ -100,7 +100,7 @@ fn search_is_the_papers() {
     }
 }
 
-/// What figures 9 to 11 show: asymmetric beats symmetric on rows that are not, adaptive beats both with few bits.
+/// The result of figures 9 to 11: asymmetric beats symmetric on asymmetric rows, and adaptive beats both with few bits.
 #[test]
 fn methods_rank_as_published() {
     let mut noise = Noise(4);
@@ -139,12 +139,12 @@ fn rows_left_alone_cost_a_flag() {
     }
     let few = checkpoint(&system(4), std::slice::from_ref(&table), 1).remove(0);
     assert!((3 * 24..3 * 24 + 60).contains(&few.1), "{}", few.1);
-    // Full baselines are what is written without a state to refer to.
+    // A full baseline is a state written without a base state.
     table.previous = None;
     assert!((full..full + 40).contains(&checkpoint(&system(4), std::slice::from_ref(&table), 2).remove(0).1));
 }
 
-/// A profile of other values finds other parameters; rows that are as they were must not be stored again for it.
+/// A profile of other values finds other parameters. Unchanged rows must not be stored again for that.
 #[test]
 fn a_chain_keeps_its_parameters() {
     let mut noise = Noise(7);
@@ -154,7 +154,7 @@ fn a_chain_keeps_its_parameters() {
         let first = checkpoint(&system(bits), std::slice::from_ref(&table), 0).remove(0);
         let parameters = |table: &Made| system(bits).fit(&[table], 0).unwrap();
         let before = parameters(&table);
-        // Half of the rows become quite another distribution.
+        // Half of the rows get a very different distribution.
         for row in table.values.chunks_mut(32).step_by(2) {
             row.iter_mut().for_each(|x| *x = noise.normal().powi(5));
         }
@@ -183,7 +183,7 @@ fn rows_cover_a_tile() {
     }
 }
 
-/// Figure 15: with rows that grow as published, a new baseline comes at the eighth interval or so.
+/// Figure 15: with rows that grow as published, a new baseline comes at about the eighth interval.
 #[test]
 fn intermittent_follows_its_predictor() {
     let mut policy = Predictor::new(Policy::Intermittent);
@@ -237,6 +237,6 @@ fn a_new_baseline_is_made_when_differences_have_grown() {
     assert_eq!(first(&[0.25, 0.32, 0.37, 0.41, 0.44, 0.47, 0.49]), Some(6));
     // 1 + .1 n (n + 1) / 2 <= (n + 1) .1 n from the first n with n (n + 1) >= 20 on.
     assert_eq!(first(&(1..=20).map(|n| 0.1 * f64::from(n)).collect::<Vec<_>>()), Some(4));
-    // What does not grow never asks for one, nor does what is not there.
+    // Constant sizes never demand a baseline, and neither does no size.
     assert_eq!(first(&[0.3; 100]), None);
 }

@@ -1,11 +1,11 @@
-//! What every published system must do, whatever it is. [`conforms`] is the suite; `table` runs it, and what must hold of a tile in
-//! its tensor's own type, over every entry of the table.
+//! Requirements for every published system. [`conforms`] is the suite. `table` runs it over every entry of the table,
+//! together with the requirements for a tile in its tensor's own type.
 
 mod table;
 
 use super::*;
 
-/// A generator of numbers that are the same everywhere.
+/// A generator of numbers that are the same on every machine.
 pub(crate) struct Noise(pub(crate) u64);
 
 impl Noise {
@@ -22,7 +22,7 @@ impl Noise {
         (self.bits() % n.max(1) as u64) as usize
     }
 
-    /// Bell-shaped, of variance 1: the sum of twelve uniform ones.
+    /// Bell-shaped, of variance 1: the sum of twelve uniform numbers.
     pub(crate) fn normal(&mut self) -> f32 {
         (0..12).map(|_| (self.bits() >> 40) as f32 / 16_777_216.0 - 0.5).sum()
     }
@@ -91,7 +91,7 @@ fn same(a: &State, b: &State) -> bool {
     bits(a) == bits(b) && a.bins == b.bins
 }
 
-/// Encodes a whole checkpoint, checks what must hold for each tile, and gives each tensor's states and bytes.
+/// Encodes a whole checkpoint, checks the requirements for each tile, and returns each tensor's states and bytes.
 pub(crate) fn checkpoint(system: &dyn System, tensors: &[Made], position: u32) -> Vec<(Vec<State>, usize)> {
     let all: Vec<&dyn Tensor> = tensors.iter().map(|tensor| tensor as &dyn Tensor).collect();
     let fits = system.fit(&all, position).unwrap();
@@ -103,7 +103,7 @@ pub(crate) fn checkpoint(system: &dyn System, tensors: &[Made], position: u32) -
             let tile = tensor.tile(number).unwrap();
             let (mut payload, mut again) = (vec![7; 3], vec![]);
             let Some(state) = system.encode(fit, &tile, &mut payload) else {
-                // Such a system keeps what has no state before it as it is.
+                // Such a system keeps a tensor without a previous state as it is.
                 let alone = tile.previous.as_ref().is_none_or(|state| state.values.len() != tile.values.len());
                 assert!(alone && !system.stands_alone(), "{}: {}", system.name(), tensor.name);
                 return State { values: tile.values, bins: None };
@@ -143,7 +143,7 @@ pub(crate) fn model(noise: &mut Noise) -> Vec<Made> {
     tensors
 }
 
-/// All that a system must do with any tensors.
+/// All requirements for a system on any tensors.
 pub(crate) fn conforms(system: &dyn System) {
     chains(system, |_| {});
     chains(system, |x| *x = half::bf16::from_f32(*x).to_f32().clamp(-1e30, 1e30));
@@ -153,7 +153,7 @@ pub(crate) fn conforms(system: &dyn System) {
     hostile(system);
 }
 
-/// A state before of another length, as after a change of shape, is not referred to.
+/// A previous state of another length, as after a change of shape, is not used.
 fn reshaped(system: &dyn System) {
     let mut tensor = Made::layer("mlp.weight", 9, 40, &mut Noise(1));
     tensor.previous = Some(vec![State { values: vec![0.5; 7].into(), bins: Some(vec![1; 7]) }; tensor.tiles()]);
@@ -164,7 +164,7 @@ fn reshaped(system: &dyn System) {
     assert!(with.0.iter().zip(&without.0).all(|(a, b)| same(a, b)), "{}", system.name());
 }
 
-/// Four states of a training; `round`: to the tensors' type.
+/// Four states of a training; `round` rounds to the tensors' type.
 fn chains(system: &dyn System, round: impl Fn(&mut f32)) {
     let mut noise = Noise(5);
     let mut tensors = model(&mut noise);
@@ -177,14 +177,14 @@ fn chains(system: &dyn System, round: impl Fn(&mut f32)) {
             tensor.train(&mut noise);
         }
     }
-    // A checkpoint whose earlier states came from elsewhere, without bins.
+    // A checkpoint whose earlier states have no bins, because another system made them.
     for tensor in &mut tensors {
         tensor.previous.iter_mut().flatten().for_each(|state| state.bins = None);
     }
     checkpoint(system, &tensors, 4);
 }
 
-/// What is not finite is refused, and leaves nothing behind.
+/// Values that are not finite are refused, and leave nothing behind.
 fn unfit(system: &dyn System) {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut tensor = Made::layer("w", 5, 40, &mut Noise(1));

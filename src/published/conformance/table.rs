@@ -1,4 +1,4 @@
-//! The suite over every entry of the table, tiles as objects hold them, and what each system promises of its error.
+//! The suite over every entry of the table, tiles as objects hold them, and each system's promise about its error.
 
 use std::io;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::super::tile::{self, Before, Decoded};
 use super::super::*;
 use crate::codec::Dtype;
 
-/// Elements of a tile: rows of 48 are cut by it.
+/// Elements of a tile, which cuts rows of 48.
 const TILE: usize = 1000;
 const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// A tensor in memory, with the state before.
+/// A tensor in memory, with the previous state.
 struct Held {
     name: String,
     shape: (u64, u64),
@@ -34,7 +34,7 @@ struct Held {
     before: Option<Decoded>,
 }
 
-/// Bytes and bins of a tile before.
+/// Bytes and bins of a tile's previous state.
 type Was = (Arc<Vec<u8>>, Option<Vec<u16>>);
 
 impl Held {
@@ -83,7 +83,7 @@ impl Tensor for Held {
     }
 }
 
-/// Payloads of a tensor's tiles, and what they decode to; none where it stays lossless.
+/// Payloads of a tensor's tiles, and their decoded bytes; `None` if it stays lossless.
 type Encoded = Option<(Vec<Vec<u8>>, Decoded)>;
 
 /// Fits and encodes a checkpoint; decodes each tile and compares.
@@ -127,7 +127,8 @@ fn decode(tensor: &Held, number: usize, payload: &[u8]) -> Result<Decoded, Corru
 /// A tensor in training: name, rows and width, type, values.
 type Trained = (String, (u64, u64), Dtype, Vec<f32>);
 
-/// A model of every shape that makes trouble: rows cut by tiles, vectors, columns, nothing, one element, zeros, what never moves.
+/// A model with every difficult shape: rows cut by tiles, vectors, columns, no elements, one element, zeros, and a
+/// tensor that never moves.
 fn model(dtype: Dtype, random: &mut Random) -> Vec<Trained> {
     let shapes = [("w", 64, 48), ("b", 1, 2300), ("column", 1500, 1), ("none", 0, 48), ("one", 1, 1), ("same", 20, 20)];
     let mut of = |(name, rows, width): (&str, u64, u64)| {
@@ -147,7 +148,7 @@ fn train(model: &mut [Trained], random: &mut Random) {
     }
 }
 
-/// Calls `each` with every checkpoint of a series: the tensors with their states before, and what became of them.
+/// Calls `each` with every checkpoint of a series: the tensors with their previous states, and the results.
 fn series(id: SystemId, dtype: Dtype, count: u32, mut each: impl FnMut(u32, &[Held], &[Encoded])) {
     let mut random = Random(u64::from(id.family()) << 8 | dtype as u64);
     let mut model = model(dtype, &mut random);
@@ -215,7 +216,7 @@ fn each_systems_error_is_what_it_says() {
     }
 }
 
-/// Checks a tensor against its system's error model; how many elements are not as before.
+/// Checks a tensor against its system's error model; returns the number of changed elements.
 fn errors(id: SystemId, tensor: &Held, encoded: Option<&(Vec<Vec<u8>>, Decoded)>) -> usize {
     let (Some((_, decoded)), Some(before)) = (encoded, &tensor.before) else { return 0 };
     let dtype = tensor.dtype;
@@ -229,7 +230,8 @@ fn errors(id: SystemId, tensor: &Held, encoded: Option<&(Vec<Vec<u8>>, Decoded)>
         let stays = state.to_bits() == old.to_bits();
         moved += usize::from(!stays);
         match word {
-            // A bucket is an octave: nothing is off by more than half of its difference, but for the roundings of the type.
+            // A bucket is an octave: no error is more than half of the difference, apart from the roundings of the
+            // type.
             "lc" | "lc-layer" => {
                 let digits = [1e6, 1e2, 1e3][TYPES.iter().position(|own| *own == dtype).unwrap()];
                 let rounding = new.abs().max(old.abs()) / digits;
@@ -319,7 +321,7 @@ fn of_equal_changes_topn_takes_the_first() {
     let taken: Vec<f32> = encoded.iter().flat_map(|done| values(Dtype::F32, &done.as_ref().unwrap().1.bytes)).collect();
     assert_eq!(taken.iter().sum::<f32>(), 1500.0);
     assert!(taken[..1500].iter().all(|value| *value == 1.0));
-    // All of them, and no more than there are.
+    // All of them, and no more than exist.
     let encoded = checkpoint("topn-100".parse().unwrap(), &tensors, 1);
     assert!(encoded.iter().zip(&tensors).all(|(done, tensor)| done.as_ref().unwrap().1.bytes == tensor.bytes));
 }
@@ -345,7 +347,7 @@ fn what_is_not_finite_and_what_f32_does_not_hold_stays_lossless() {
                 assert!(encoded[1].is_some(), "{id}: one tensor does not spoil the others");
             }
         }
-        // Differences that are not finite, of values that are.
+        // Differences that are not finite, of finite values.
         let mut tensor = Held::new("w", Dtype::F32, (1, 2), &[f32::MAX, 1.0]);
         let before = Held::new("", Dtype::F32, (1, 2), &[f32::MIN, 1.0]);
         tensor.before = Some(Decoded { bytes: before.bytes, bins: None });
@@ -373,7 +375,7 @@ fn without_its_state_before_a_difference_is_corrupt() {
                 for (number, payload) in encoded.iter().flat_map(|done| &done.0).enumerate() {
                     let len = tensor.tile(number).unwrap().values.len() * 4;
                     tile::decode(Dtype::F32, payload, None, len).unwrap_err();
-                    // Another shape than it had.
+                    // Another shape than before.
                     let other = Arc::new(vec![0; len + 4]);
                     let before = Before { bytes: &other, bins: None };
                     tile::decode(Dtype::F32, payload, Some(before), len).unwrap_err();
@@ -437,7 +439,7 @@ fn a_state_as_it_is_is_the_same_with_and_without_a_parent() {
                 let decoded = tile::decode(dtype, &payload, before, tensor.bytes.len()).unwrap();
                 assert_eq!(decoded, Decoded { bytes: tensor.bytes.clone(), bins: bins.clone() });
                 for len in 0..payload.len() {
-                    // A state of which only the bins are missing is one without bins.
+                    // A state that lacks only the bins is one without bins.
                     let cut = tile::decode(dtype, &payload[..len], before, tensor.bytes.len());
                     assert!(cut.is_err() || bins.is_some() && cut.is_ok_and(|cut| cut.bins.is_none()));
                 }

@@ -1,31 +1,32 @@
-//! The delta encoder (section 6): levels to bytes, as cyclic differences to the levels of the state before.
+//! The delta encoder (section 6): levels to bytes, as cyclic differences to the levels of the previous state.
 //!
-//! d = (level - level before) mod B, B the larger of the two numbers of levels, so that both may change from one checkpoint to
-//! the next. The differences are put in groups by the level before (*rearranged*; the reader knows that level, so it costs
-//! nothing), each group is run-length coded, a length only behind a value that is repeated, and then Huffman coded. The paper
-//! tells values and lengths apart by their sign; here by ranges of one alphabet: 0 to B - 1 are values, the next 14 lengths 2
-//! to 15, and one more says that a longer length stands in a list of its own, which keeps the alphabet within a byte.
+//! d = (level - previous level) mod B, where B is the larger of the two numbers of levels, so that both may change
+//! between checkpoints. The differences are grouped by the previous level (*rearranged*); the reader knows that level,
+//! so grouping costs nothing. Each group is run-length coded, with a length only after a repeated value, and then
+//! Huffman coded. The paper distinguishes values and lengths by their sign; here they are ranges of one alphabet. 0 to
+//! B - 1 are values, and the next 14 are lengths 2 to 15. One more means that a longer length is in a list of its own,
+//! which keeps the alphabet within a byte.
 //!
-//! A group: varint number of symbols; length and payload of the symbols ([`bytes`], of its modes those
-//! without blocks and runs, which would be another system's); length and payload of the long lengths
-//! ([`ints`]), if there are any.
+//! A group has the varint number of symbols, then length and payload of the symbols ([`bytes`]). The modes for blocks
+//! and runs are not used, since they would be another system's. If there are long lengths, their length and payload
+//! ([`ints`]) follow.
 
 use super::super::pack;
 use crate::entropy::{Corrupt, bytes, ints, varint};
 
-/// Which of the encoder's stages are used: what figure 12 compares.
+/// The encoder's stages in use, as figure 12 compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coding {
     /// Huffman codes of the differences in the order of the parameters, as in QD-Compressor.
     Huffman,
-    /// Of their run lengths.
+    /// Huffman codes of their run lengths.
     RunLength,
-    /// Of the run lengths of each group.
+    /// Huffman codes of the run lengths of each group.
     Rearranged,
 }
 
 impl Coding {
-    /// Levels that there may be.
+    /// Maximum number of levels.
     fn most_levels(self) -> usize {
         if self == Coding::Huffman { 256 } else { MOST_LEVELS }
     }
@@ -35,7 +36,7 @@ impl Coding {
 const SHORT: std::ops::RangeInclusive<usize> = 2..=15;
 /// Symbols that are not values.
 const LENGTHS: usize = 15;
-/// Levels that there may be, where run lengths share their alphabet.
+/// Maximum number of levels if run lengths share their alphabet.
 pub(crate) const MOST_LEVELS: usize = 256 - LENGTHS;
 
 const CODINGS: [Coding; 3] = [Coding::Huffman, Coding::RunLength, Coding::Rearranged];
@@ -82,7 +83,7 @@ pub(crate) fn decode(
     let sound = before
         .is_none_or(|before| before.len() == levels.len() && before.iter().all(|&level| usize::from(level) < cycle));
     if !(1..=coding.most_levels()).contains(&cycle) || !sound {
-        return Err(Corrupt("levels of the state before"));
+        return Err(Corrupt("levels of the previous state"));
     }
     let mut differences = vec![0; levels.len()];
     let sum = |then: u16, d: u8| ((usize::from(then) + usize::from(d)) % cycle) as u16;
@@ -112,7 +113,7 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// Where each level's group begins, and the end of the last.
+/// The start of each level's group, and the end of the last.
 fn starts(before: &[u16], cycle: usize) -> Vec<usize> {
     let mut starts = vec![0; cycle + 1];
     before.iter().for_each(|&level| starts[usize::from(level) + 1] += 1);
@@ -145,7 +146,7 @@ fn put_group(differences: &[u8], cycle: usize, coding: Coding, out: &mut Vec<u8>
 /// Fills `differences` (not empty) with values below `cycle`.
 fn take_group(payload: &mut &[u8], cycle: usize, coding: Coding, differences: &mut [u8]) -> Result<(), Corrupt> {
     let count = usize::try_from(varint::take(payload)?).unwrap_or(usize::MAX);
-    // No run is longer in symbols than in values.
+    // No run has more symbols than values.
     if count > differences.len() {
         return Err(Corrupt("more symbols than values"));
     }

@@ -1,10 +1,10 @@
 //! Weighted k-means on a histogram's buckets (section 4.4, algorithms 2 and 3).
 //!
 //! A bucket's weight is alpha times its share of the values plus 1 - alpha times its share of the sum of the buckets'
-//! magnitudes: alone, frequency would spend all resolution around zero. The text at hand has lost the paper's alpha; .5 served.
-//! How the two are normalized it does not say either: here both sum to 1.
+//! magnitudes. By frequency alone, all resolution would go to the values around zero. The available text lacks the
+//! paper's alpha; .5 works well. It does not define the normalization of the two shares either: here both sum to 1.
 
-/// Rounds of Lloyd's algorithm at most; on a line they settle in some tens.
+/// Maximum rounds of Lloyd's algorithm; on a line they settle in some tens.
 const ROUNDS: usize = 300;
 /// Seed of the start, always the same: the same checkpoint gives the same clusters.
 const SEED: u64 = 0x5eed_0f1a_2b3c_4d5e;
@@ -20,7 +20,8 @@ pub fn weights(points: &[(f64, u64)], alpha: f64) -> Vec<f64> {
     points.iter().map(one).collect()
 }
 
-/// Centroids of `k` clusters at most, ascending; fewer where there are fewer points. `points` ascend, one weight each.
+/// Centroids of at most `k` clusters, ascending; fewer if there are fewer points. `points` ascend, with one weight
+/// each.
 pub fn cluster(points: &[(f64, u64)], weights: &[f64], k: usize) -> Vec<f64> {
     let values: Vec<f64> = points.iter().map(|&(value, _)| value).collect();
     if values.len() <= k {
@@ -28,7 +29,7 @@ pub fn cluster(points: &[(f64, u64)], weights: &[f64], k: usize) -> Vec<f64> {
     }
     let mut centroids = start(&values, weights, k);
     centroids.sort_by(f64::total_cmp);
-    // Clusters of points on a line are ranges of them; with running sums a round looks at their borders only.
+    // Clusters of points on a line are ranges of them; with running sums a round only examines their borders.
     let sums = |of: &dyn Fn(usize) -> f64| {
         let mut sum = 0.0;
         let running = (0..values.len()).map(|i| {
@@ -47,10 +48,10 @@ pub fn cluster(points: &[(f64, u64)], weights: &[f64], k: usize) -> Vec<f64> {
         }
         for (centroid, range) in centroids.iter_mut().zip(next.windows(2)) {
             let total = weight[range[1]] - weight[range[0]];
-            // A cluster that has lost its points stays where it is.
+            // A cluster that has lost its points stays in place.
             if range[0] < range[1] && total > 0.0 {
                 let mean = (moment[range[1]] - moment[range[0]]) / total;
-                // Rounding in the sums must not bring it outside of its own points, nor out of order.
+                // Rounding in the sums must not move it outside its own points, or out of order.
                 *centroid = mean.clamp(values[range[0]], values[range[1] - 1]);
             }
         }
@@ -59,7 +60,8 @@ pub fn cluster(points: &[(f64, u64)], weights: &[f64], k: usize) -> Vec<f64> {
     centroids
 }
 
-/// The k-means++ start: each centroid is a point, drawn with its weight times its squared distance to the nearest one drawn.
+/// The k-means++ start: each centroid is a point, drawn with its weight times its squared distance to the nearest drawn
+/// one.
 fn start(values: &[f64], weights: &[f64], k: usize) -> Vec<f64> {
     let mut state = SEED;
     let mut draw = |chances: &[f64]| {
@@ -79,7 +81,7 @@ fn start(values: &[f64], weights: &[f64], k: usize) -> Vec<f64> {
     let mut centroids: Vec<f64> = Vec::with_capacity(k);
     let mut chances = weights.to_vec();
     while centroids.len() < k {
-        // Where no point with weight is apart from those drawn, there is nothing to gain from more.
+        // If every point with weight coincides with a drawn one, more centroids gain nothing.
         let Some(drawn) = draw(&chances) else { break };
         let centroid = values[drawn];
         centroids.push(centroid);
@@ -93,7 +95,7 @@ fn start(values: &[f64], weights: &[f64], k: usize) -> Vec<f64> {
     centroids
 }
 
-/// Midpoints between centroids in f32: where a value's bin changes; a value on one belongs to the lower bin.
+/// Midpoints between centroids in f32, where a value's bin changes; a value on one belongs to the lower bin.
 pub fn borders(centroids: &[f32]) -> Vec<f32> {
     centroids.windows(2).map(|pair| f64::midpoint(pair[0].into(), pair[1].into()) as f32).collect()
 }

@@ -1,4 +1,4 @@
-//! What kind of layer a tensor belongs to, by its name and shape: embeddings have bins of their own (section 5), and pruning
+//! Finds the type of a tensor's layer by its name and shape. Embeddings have bins of their own (section 5), and pruning
 //! takes the same fraction from all layers of a type (section 4.2).
 
 use super::super::Tensor;
@@ -14,8 +14,8 @@ pub enum Layer {
     Convolution,
     /// All other matrices.
     Linear,
-    /// Biases, gains of norms: the paper does not speak of them. They are not pruned, as a norm's gains are all alike and a
-    /// third of them cannot be zero.
+    /// Biases and gains of norms, which the paper does not mention. They are not pruned: a norm's gains are all alike,
+    /// and a third of them cannot be zero.
     Vector,
 }
 
@@ -24,7 +24,7 @@ const ATTENTION: [&str; 11] =
     ["attn", "attention", "qkv", "q_proj", "k_proj", "v_proj", "o_proj", "query", "key", "value", "in_proj"];
 const CONVOLUTION: [&str; 4] = ["conv", "downsample", "patch_embed", "stem"];
 
-/// A table without a name that says so: at least this many rows, and as many times more rows than columns.
+/// A table whose name does not show it: at least this many rows, and this many times more rows than columns.
 const TABLE_ROWS: u64 = 4096;
 const TABLE_RATIO: u64 = 16;
 
@@ -41,7 +41,7 @@ impl Layer {
         }
         let name = name.to_ascii_lowercase();
         let says = |words: &[&str]| words.iter().any(|word| name.contains(word));
-        // What embeds patches of pictures is a convolution.
+        // An embedding of image patches is a convolution.
         if says(&CONVOLUTION) {
             Layer::Convolution
         } else if says(&EMBEDDING) || rows >= TABLE_ROWS && rows / TABLE_RATIO >= width {
@@ -54,8 +54,8 @@ impl Layer {
     }
 }
 
-/// Which kind of state: weights, or a word for one of an optimizer's. Their magnitudes have nothing to do with each other, so
-/// each kind has quantiles of its own.
+/// The kind of state: weights, or a word for an optimizer state. Their magnitudes are unrelated, so each kind has
+/// quantiles of its own.
 pub(super) fn slot(name: &str) -> &str {
     const SLOTS: [&str; 8] =
         ["exp_avg_sq", "exp_avg", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ema", "master"];

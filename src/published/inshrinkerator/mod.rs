@@ -1,18 +1,19 @@
 //! Inshrinkerator (Agrawal et al. 2023, also DynaQuant): few bins where they matter, and differences of bins.
 //!
-//! - Each parameter is protected, pruned or quantized, by quantiles of its magnitude and of its sensitivity |w g| (4.1 to 4.3;
-//!   `partition`, [`sketch`]). g is the tile's gradient, where there is one: Adam's first moment stands for the moving average
-//!   that the paper keeps. Pruning takes the same fraction of each type of layer ([`Layer`]), protection of the whole model.
-//! - What is left goes to the nearest of the centroids of its layer (4.4; [`kmeans`]).
-//! - Levels (bins; pruned and protected are two more) are stored as differences to those before (6; `delta`).
-//! - The configuration is searched for (5; [`search`]).
+//! - Each parameter is protected, pruned or quantized, by quantiles of its magnitude and of its sensitivity |w g| (4.1
+//!   to 4.3; `partition`, [`sketch`]). g is the tile's gradient, if there is one: Adam's first moment replaces the
+//!   paper's moving average. Pruning takes the same fraction of each type of layer ([`Layer`]), protection of the whole
+//!   model.
+//! - The other parameters go to the nearest of the centroids of their layer (4.4; [`kmeans`]).
+//! - Levels (bins; pruned and protected are two more) are stored as differences to the previous ones (6; `delta`).
+//! - A search finds the configuration (5; [`search`]).
 //!
-//! The paper says both that protected values keep full precision (section 3) and that they are kept as bfloat16 (4.2). Here
-//! they are exact: two bytes each where all of a tile's are bfloat16, else four.
+//! The paper says both that protected values keep full precision (section 3) and that they are kept as bfloat16 (4.2).
+//! Here they are exact: two bytes each if all of a tile's are bfloat16, else four.
 //!
-//! Payload: [`ID`]; flags (1: differences to the state before; 2: protected values have two bytes); number of levels, u8; the
-//! centroids, f32 each; the cycle B, u8; the levels (see `delta`); the protected values in order, their upper two bytes each,
-//! or all four.
+//! Payload: [`ID`]; flags (1: differences to the previous state; 2: protected values have two bytes). Number of levels,
+//! u8; the centroids, f32 each; the cycle B, u8; the levels (see `delta`). Last the protected values in order, their
+//! upper two bytes each, or all four.
 
 mod delta;
 pub mod kmeans;
@@ -43,7 +44,7 @@ pub const ID: u8 = 20;
 const DIFFERENCES: u8 = 1;
 const SHORT: u8 = 2;
 
-/// What pruning goes by.
+/// The criterion for pruning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Metric {
     /// |w|.
@@ -55,20 +56,20 @@ pub enum Metric {
 /// A quantization configuration (table 2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Bins of all layers but embeddings.
+    /// Bins of all layers except embeddings.
     pub bins: u16,
     /// Bins of embeddings.
     pub embedding_bins: u16,
-    /// Share of the parameters that is pruned, 0 to 1.
+    /// Share of the parameters to prune, 0 to 1.
     pub prune: f64,
-    /// What pruning goes by.
+    /// The criterion for pruning.
     pub metric: Metric,
     /// Share of the parameters that each metric protects, 0 to 1.
     pub protect: f64,
 }
 
 impl Config {
-    /// So many bins, and the least that the paper prunes and protects.
+    /// This many bins, with the paper's smallest shares to prune and protect.
     pub fn new(bins: u16) -> Config {
         Config { bins, embedding_bins: bins.max(16), prune: 0.1, metric: Metric::Magnitude, protect: 0.0005 }
     }
@@ -86,7 +87,7 @@ pub struct Inshrinkerator {
 const ALPHA: f64 = 0.5;
 
 impl Inshrinkerator {
-    /// `None` where a number of bins is not 2 to 239, or a share not 0 to 1.
+    /// `None` if a number of bins is not 2 to 239, or a share not 0 to 1.
     pub fn new(config: Config) -> Option<Inshrinkerator> {
         let most = MOST_LEVELS as u16 - FIRST_BIN;
         let bins = [config.bins, config.embedding_bins].iter().all(|bins| (2..=most).contains(bins));
@@ -116,7 +117,7 @@ impl System for Inshrinkerator {
     }
 
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
-        // Each kind of state by itself, and in it each type of layer.
+        // Each kind of state separately, and in it each type of layer.
         let mut types: BTreeMap<(&str, Layer), Scores> = BTreeMap::new();
         for tensor in tensors {
             let scores = types.entry((layers::slot(tensor.name()), Layer::of(*tensor))).or_default();
@@ -159,7 +160,7 @@ impl System for Inshrinkerator {
             return None;
         }
         let levels = fitted.levels(tile);
-        // All values of a tensor may be pruned or protected; then no tile of it asks for a bin.
+        // If all values of a tensor are pruned or protected, no tile of it needs a bin.
         if levels.iter().any(|&level| usize::from(level) >= level_count) {
             return None;
         }
@@ -193,7 +194,7 @@ impl System for Inshrinkerator {
         let centroids = pack::take_floats(payload, bins)?;
         let cycle = usize::from(pack::take_byte(payload)?);
         let before = match flags & DIFFERENCES != 0 {
-            true => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no bins before"))?),
+            true => Some(previous.and_then(|state| state.bins.as_deref()).ok_or(Corrupt("no previous bins"))?),
             false => None,
         };
         let mut levels = vec![0; len];
@@ -209,13 +210,14 @@ impl System for Inshrinkerator {
             pack::take_floats(&mut &**payload, count)?
         };
         if payload.len() != count * if flags & SHORT != 0 { 2 } else { 4 } {
-            return Err(Corrupt("bytes behind the protected values"));
+            return Err(Corrupt("bytes after the protected values"));
         }
         Ok(State { values: values(&levels, &centroids, &protected).into(), bins: Some(levels) })
     }
 }
 
-/// What levels stand for; each is one of a bin, pruned, or protected, and there are as many values as of the last.
+/// The values of levels: each level is a bin, pruned or protected, and `protected` has as many values as protected
+/// levels.
 fn values(levels: &[u16], centroids: &[f32], protected: &[f32]) -> Vec<f32> {
     let mut protected = protected.iter().copied();
     let one = |&level: &u16| match level {

@@ -1,8 +1,8 @@
-//! A configuration's name, as `stepfs.toml` and objects have it: `inshrinkerator-12bins-prune30-sensitivity`.
+//! The name of a configuration in `stepfs.toml` and in objects: `inshrinkerator-12bins-prune30-sensitivity`.
 //!
-//! Behind the bins stands what differs from [`Config::new`], in this order: `embedding` and its bins, `prune` and a percentage,
-//! `sensitivity`, `protect` and a percentage. A configuration has one name only: those that have a number of their own
-//! ([`Named::number`]) go by that.
+//! After the bins come the differences from [`Config::new`], in this order: `embedding` and its bins, `prune` and a
+//! percentage, `sensitivity`, `protect` and a percentage. A configuration has only one name: those with a number of
+//! their own ([`Named::number`]) use that.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,11 +23,11 @@ pub struct Named {
 
 /// Hundredths of a percent in all.
 const WHOLE: f64 = 10_000.0;
-/// The word before all else.
+/// The first word of the name.
 const WORD: &str = "inshrinkerator";
 
 impl Named {
-    /// The configuration with its shares rounded to what a name can say. `None` where it is no configuration.
+    /// The configuration with its shares rounded to what a name can hold. `None` if it is no valid configuration.
     pub fn nearest(config: &Config) -> Option<Named> {
         Inshrinkerator::new(*config)?;
         let Config { bins, embedding_bins, prune, metric, protect } = *config;
@@ -35,15 +35,15 @@ impl Named {
         Some(Named { bins, embedding_bins, prune: hundredths(prune), metric, protect: hundredths(protect) })
     }
 
-    /// What it stands for.
+    /// Its configuration.
     pub fn config(self) -> Config {
-        // Correctly rounded: the same share that a number in a program is.
+        // Correctly rounded, so the share equals the same number in a program.
         let share = |hundredths: u16| f64::from(hundredths) / WHOLE;
         let Named { bins, embedding_bins, prune, metric, protect } = self;
         Config { bins, embedding_bins, prune: share(prune), metric, protect: share(protect) }
     }
 
-    /// n, where it is the usual configuration of 2^n bins but for the metric.
+    /// n, if it is the usual configuration of 2^n bins, apart from the metric.
     pub fn number(self) -> Option<u8> {
         let is_usual = Named { metric: Metric::Magnitude, ..self } == Named::usual(self.bins);
         (is_usual && self.bins.is_power_of_two()).then(|| self.bins.ilog2() as u8)
@@ -86,11 +86,11 @@ impl fmt::Display for Named {
 impl FromStr for Named {
     type Err = String;
 
-    /// Reads what [`Named::number`] has no number for.
+    /// Parses a name without a number ([`Named::number`]).
     fn from_str(text: &str) -> Result<Named, String> {
         let wrong = || {
             format!(
-                "{text:?}: write {WORD}-12bins, then what is to differ, in this order: -embedding32 -prune30 -sensitivity \
+                "{text:?}: write {WORD}-12bins, then the differences in this order: -embedding32 -prune30 -sensitivity \
                  -protect0.5"
             )
         };

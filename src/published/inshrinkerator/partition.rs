@@ -1,5 +1,5 @@
-//! Which parameters are protected, pruned or quantized (section 4.2), from quantiles of their magnitude |w| and sensitivity
-//! |w g| (section 4.1), and what the rest becomes.
+//! Decides which parameters are protected, pruned or quantized (section 4.2), from quantiles of their magnitude |w| and
+//! sensitivity |w g| (section 4.1), and quantizes the rest.
 
 use super::super::{Tile, pack};
 use super::Metric;
@@ -38,15 +38,15 @@ fn gradient(tile: &Tile) -> Option<&[f32]> {
     tile.gradient.as_deref().filter(|gradient| gradient.len() == tile.values.len())
 }
 
-/// Where a tensor is cut. Values at or below the pruning threshold of the metric are pruned, those at or above one of the two for
-/// protection are protected, whatever the other says.
+/// The thresholds of a tensor. A value at or below the metric's pruning threshold is pruned. A value at or above one of
+/// the two protection thresholds is protected, whatever the other threshold says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Thresholds {
-    /// Without gradients sensitivity is not known, and magnitude decides alone.
+    /// Without gradients the sensitivity is unknown, and magnitude decides alone.
     pub(super) metric: Metric,
-    /// By magnitude, by sensitivity; below 0: none.
+    /// By magnitude, by sensitivity; below 0 for none.
     pub(super) prune: [f32; 2],
-    /// By magnitude, by sensitivity; infinity: none.
+    /// By magnitude, by sensitivity; infinity for none.
     pub(super) protect: [f32; 2],
 }
 
@@ -65,7 +65,7 @@ impl Thresholds {
         }
     }
 
-    /// Level of each value, [`FIRST_BIN`] for all that are quantized.
+    /// Level of each value, [`FIRST_BIN`] for all quantized ones.
     pub(super) fn split(&self, tile: &Tile) -> Vec<u16> {
         let level = |prune: bool, protect: bool| match (protect, prune) {
             (true, _) => PROTECTED,
@@ -90,11 +90,11 @@ impl Thresholds {
     }
 }
 
-/// What a tile is encoded with.
+/// The parameters to encode a tile.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Fitted {
     pub(super) thresholds: Thresholds,
-    /// Ascending, no two alike.
+    /// Ascending, without duplicates.
     pub(super) centroids: Vec<f32>,
 }
 
@@ -144,10 +144,10 @@ pub(crate) fn count_below(values: &[f32], borders: &[f32], bins: &mut [u8]) {
     }
 }
 
-/// Centroids as they are stored.
+/// The stored form of centroids.
 pub(crate) fn to_f32(centroids: &[f64]) -> Vec<f32> {
     let mut narrow: Vec<f32> = centroids.iter().map(|&c| (c as f32).clamp(f32::MIN, f32::MAX)).collect();
-    // Far below f32's normal numbers several may become one.
+    // Far below f32's normal numbers several may become equal.
     narrow.dedup();
     narrow
 }

@@ -1,16 +1,16 @@
-//! The search for a configuration (section 5): the one that compresses most among those whose quality is good enough.
+//! The search for a configuration (section 5): the one that compresses most among those with sufficient quality.
 //!
-//! All that can be chosen but the pruning metric spans a cube, along each of whose axes quality improves and compression
-//! declines. The first checkpoint is searched as a whole, by divide and conquer: where a configuration is good enough, all that
-//! are better on every axis only cost more, and where one is not, none that is worse on every axis can be. Later ones look
-//! at the neighbourhood of the configuration before, never at one more aggressive on any axis, and at the whole only if none
-//! there will do.
+//! All parameters except the pruning metric span a cube. Along each of its axes quality improves and compression
+//! declines. For the first checkpoint, divide and conquer searches the whole cube. If a configuration is good enough,
+//! all that are better on every axis only cost more; if it is not, none that is worse on every axis can be. Later
+//! checkpoints try the neighbourhood of the previous configuration, never a more aggressive one on any axis. They
+//! search the whole cube only if nothing there is good enough.
 
 use super::{Config, Metric};
 
 /// Axes of the cube.
 const AXES: usize = 4;
-/// A configuration's place on each axis.
+/// A configuration's position on each axis.
 type Place = [usize; AXES];
 
 /// Values to choose from, on each axis from the most aggressive to the most careful.
@@ -24,7 +24,7 @@ pub struct Space {
     pub prune: Vec<f64>,
     /// Shares to protect, ascending.
     pub protect: Vec<f64>,
-    /// Part of the parameters that embeddings are, 0 to 1: with it a configuration's size is estimated.
+    /// Share of embeddings among the parameters, 0 to 1, to estimate a configuration's size.
     pub embedding_share: f64,
 }
 
@@ -54,7 +54,7 @@ impl Space {
         }
     }
 
-    /// The place of a configuration: on each axis the last that is not more careful than it, else the first.
+    /// The position of a configuration: on each axis the last value that is not more careful, else the first.
     fn place(&self, config: &Config) -> Place {
         let last = |careful: usize| careful.saturating_sub(1);
         [
@@ -65,8 +65,9 @@ impl Space {
         ]
     }
 
-    /// Estimated bits of a parameter without differences: what orders configurations by compression. What it takes to say which
-    /// are pruned is left out: it falls again towards pruning nothing, and the order along that axis would be none.
+    /// Estimated bits of a parameter without differences, which orders configurations by compression. It omits the cost
+    /// of marking pruned parameters. That cost falls again towards pruning nothing, and there would be no order along
+    /// that axis.
     pub fn bits(&self, config: &Config) -> f64 {
         let quantized = (1.0 - config.prune - config.protect).max(0.0);
         let bins = |bins: u16| f64::from(bins.max(1)).log2();
@@ -75,25 +76,26 @@ impl Space {
     }
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Found {
     /// The configuration.
     pub config: Config,
-    /// Its quality's degradation.
+    /// The degradation of its quality.
     pub degradation: f64,
-    /// Configurations that were tried for it.
+    /// Number of configurations tried.
     pub tried: usize,
-    /// Whether the whole cube was searched.
+    /// True if the whole cube was searched.
     pub exhaustive: bool,
 }
 
-/// Steps on an axis that the neighbourhood reaches.
+/// Steps on an axis within the neighbourhood.
 const REACH: usize = 1;
-/// How much better the other pruning metric must be to be changed to, as a part of the degradation: noise is not.
+/// Degradation of the other pruning metric, relative to the current one's, below which the search changes to it: noise
+/// must not change it.
 const BETTER: f64 = 0.9;
 
-/// A search: what was tried so far.
+/// A search with its trials so far.
 struct Trials<'a, F> {
     space: &'a Space,
     threshold: f64,
@@ -120,7 +122,7 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
         self.space.bits(&self.space.config(place, metric))
     }
 
-    /// The place of fewest bits that is good enough, from `low` to `high` on each axis.
+    /// The position with the fewest bits that is good enough, from `low` to `high` on each axis.
     fn divide(&mut self, low: Place, high: Place, metric: Metric, best: &mut Option<Place>) -> Result<(), E> {
         let bound = best.map_or(f64::INFINITY, |best| self.bits(best, metric));
         if self.bits(low, metric) >= bound {
@@ -131,7 +133,8 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
         if good && self.bits(middle, metric) < bound {
             *best = Some(middle);
         }
-        // What is left of the box is cut into one for each axis: on those before it as the middle or beyond, on it not.
+        // Cut the rest of the box into one box per axis. If the middle was good: below it on that axis, and at it or
+        // beyond on the axes before. Otherwise: beyond it on that axis, and at it or below on the axes before.
         for axis in 0..AXES {
             let (mut low, mut high) = (low, high);
             for before in 0..axis {
@@ -189,7 +192,7 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
             .map(|code| std::array::from_fn(|axis| start[axis] + code / (REACH + 1).pow(axis as u32) % (REACH + 1)))
             .filter(|place: &Place| place.iter().zip(lengths).all(|(&at, length)| at < length))
             .collect();
-        // The one that compresses most first, and the first that is good enough is the one.
+        // By compression, best first: the first that is good enough wins.
         places.sort_by(|&a, &b| self.bits(a, metric).total_cmp(&self.bits(b, metric)));
         for place in places {
             if self.of(place, metric)?.1 {
@@ -200,11 +203,12 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
     }
 }
 
-/// Finds the configuration that compresses most with at most `threshold` of degradation, as `degradation` measures it (0: none;
-/// the paper: relative, per checkpoint). `before`: the configuration of the checkpoint before. `None` if no configuration will do.
+/// Finds the configuration that compresses most with at most `threshold` of degradation, as `degradation` measures it
+/// (0: none; the paper: relative, per checkpoint). `before`: the configuration of the previous checkpoint. `None` if no
+/// configuration is good enough.
 ///
 /// # Errors
-/// What `degradation` reports.
+/// An error of `degradation`.
 pub fn search<E>(
     space: &Space,
     before: Option<&Config>,

@@ -1,9 +1,9 @@
-//! The logarithmic histogram behind quantiles and clusters (section 4.3, after DDSketch): bucket i holds the magnitudes above
-//! gamma^(i-1) up to gamma^i, gamma = 1.01 / .99, so that 2 gamma^i / (gamma + 1) is within 1% of each. Buckets are never
-//! merged, as there: f32 has some 9600 of them.
+//! The logarithmic histogram for quantiles and clusters (section 4.3, after DDSketch). Bucket i holds the magnitudes
+//! above gamma^(i-1) up to gamma^i, gamma = 1.01 / .99, so that 2 gamma^i / (gamma + 1) is within 1% of each. Unlike in
+//! DDSketch, buckets are never merged: f32 has some 9600 of them.
 //!
-//! The bounds are powers by multiplication, and a value's bucket is decided by comparing it with them: no logarithm, and the
-//! same histogram on every machine.
+//! The bounds are powers computed by multiplication, and comparisons with them decide a value's bucket. This needs no
+//! logarithm and gives the same histogram on every machine.
 
 use std::sync::LazyLock;
 
@@ -16,11 +16,11 @@ const FIRST: i32 = -5163;
 /// Buckets: the largest magnitude, 3.4e38, is below gamma^4436.
 pub(super) const BUCKETS: usize = (4436 - FIRST + 1) as usize;
 
-/// What finds the bucket of a magnitude.
+/// Finds the bucket of a magnitude.
 struct Grid {
     /// Upper bound of each bucket.
     upper: Vec<f64>,
-    /// Of each leading eight bits of a mantissa, its binary logarithm in 2^-16: for a first guess.
+    /// Binary logarithm of each leading eight bits of a mantissa, in 2^-16: for a first guess.
     mantissa: [u32; 256],
 }
 
@@ -37,7 +37,7 @@ static GRID: LazyLock<Grid> = LazyLock::new(|| {
     Grid { upper, mantissa }
 });
 
-/// Finds buckets; to be had once for many values.
+/// Finds buckets; create it once for many values.
 #[derive(Clone, Copy)]
 pub(super) struct Buckets {
     grid: &'static Grid,
@@ -56,7 +56,7 @@ impl Buckets {
         // In f64 no f32 is subnormal.
         let bits = wide.to_bits();
         let octaves = (((bits >> 52) as i64 - 1023) << 16) + i64::from(self.grid.mantissa[(bits >> 44 & 255) as usize]);
-        // Rounded up, as numbers of buckets are. Before, it is a tenth of a bucket off at most.
+        // Rounded up, like bucket numbers. Before that, it is at most a tenth of a bucket off.
         let guess = (octaves as f64 * self.per_octave - f64::from(FIRST)) as usize + 1;
         let guess = guess.clamp(1, BUCKETS - 2);
         // The bounds decide.
@@ -64,13 +64,13 @@ impl Buckets {
         guess - usize::from(wide <= self.grid.upper[guess - 1])
     }
 
-    /// What stands for the magnitudes of a bucket.
+    /// The value that represents the magnitudes of a bucket.
     pub(super) fn value(self, bucket: usize) -> f64 {
         self.grid.upper[bucket] * (2.0 / (GAMMA + 1.0))
     }
 }
 
-/// How many values there are in each bucket; mergeable.
+/// The number of values in each bucket; mergeable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
     zeros: u64,
@@ -84,7 +84,7 @@ impl Default for Sketch {
 }
 
 impl Sketch {
-    /// Counts magnitudes; what is not finite is left out.
+    /// Counts magnitudes; skips those that are not finite.
     pub fn add(&mut self, magnitudes: impl Iterator<Item = f32>) {
         let buckets = Buckets::new();
         for magnitude in magnitudes {
@@ -96,7 +96,7 @@ impl Sketch {
         }
     }
 
-    /// Adds another sketch's counts: that of one shard, or of another layer.
+    /// Adds another sketch's counts, of another shard or layer.
     pub fn merge(&mut self, other: &Sketch) {
         self.zeros += other.zeros;
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, other)| *count += other);
@@ -107,12 +107,12 @@ impl Sketch {
         self.zeros + self.counts.iter().sum::<u64>()
     }
 
-    /// Whether it has counted nothing.
+    /// True if it has counted nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The quantile `q` (0 to 1), within 1% of the value of rank floor(q (n - 1)); 0 of nothing.
+    /// The quantile `q` (0 to 1), within 1% of the value of rank floor(q (n - 1)); 0 for no values.
     pub fn quantile(&self, q: f64) -> f64 {
         let rank = (q.clamp(0.0, 1.0) * self.len().saturating_sub(1) as f64) as u64;
         let mut below = self.zeros;
@@ -129,7 +129,7 @@ impl Sketch {
     }
 }
 
-/// The histogram of values with sign that clusters are made of.
+/// The histogram of signed values for clustering.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     /// Negative ones by magnitude, then positive ones.
@@ -159,7 +159,7 @@ impl Histogram {
         }
     }
 
-    /// Value and count of each bucket that has any, from the smallest value on.
+    /// Value and count of each bucket that is not empty, from the smallest value on.
     pub fn points(&self) -> Vec<(f64, u64)> {
         let buckets = Buckets::new();
         let side = |number: usize, sign: f64| {

@@ -33,7 +33,9 @@ proptest! {
     #[test]
     fn buckets_are_within_a_hundredth(bits in prop::collection::vec(1u32..0x7f80_0000, 1..50)) {
         let buckets = sketch::Buckets::new();
-        for magnitude in bits.into_iter().map(f32::from_bits).chain([f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), 1.0]) {
+        for magnitude in
+            bits.into_iter().map(f32::from_bits).chain([f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), 1.0])
+        {
             let value = buckets.value(buckets.of(magnitude));
             prop_assert!((value / f64::from(magnitude) - 1.0).abs() <= 0.01 + 1e-9, "{magnitude} {value}");
         }
@@ -55,7 +57,7 @@ proptest! {
         prop_assert!((whole.quantile(q) - exact).abs() <= 0.010001 * exact);
     }
 
-    /// Levels come back whatever the number of levels before was, in every order of coding.
+    /// Levels come back for any previous number of levels, in every kind of coding.
     #[test]
     fn levels_come_back(
         (now, before, seed) in (2usize..60, 2usize..MOST_LEVELS, any::<u64>()),
@@ -81,9 +83,13 @@ proptest! {
         }
     }
 
-    /// The search finds what trying all finds, where quality improves along each axis.
+    /// The search finds the same as trying all, if quality improves along each axis.
     #[test]
-    fn search_finds_the_smallest(harm in prop::array::uniform4(0f64..1.0), threshold in 0f64..3.0, sensitive in 0.5f64..1.5) {
+    fn search_finds_the_smallest(
+        harm in prop::array::uniform4(0f64..1.0),
+        threshold in 0f64..3.0,
+        sensitive in 0.5f64..1.5,
+    ) {
         let space = Space::published(0.2);
         let degradation = |config: &Config| {
             let of_metric = if config.metric == Metric::Sensitivity { sensitive } else { 1.0 };
@@ -112,16 +118,20 @@ proptest! {
         prop_assert!(tried < all.len(), "{tried} of {}", all.len());
         let Some(found) = found else { return Ok(()) };
         prop_assert!(found.exhaustive && found.tried == tried && found.degradation <= threshold);
-        // As training goes on, more harm for the same: the next one is as careful on every axis, or the cube is searched again.
-        let next = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(1.2 * degradation(config))).unwrap();
+        // With more harm from the same configuration, as later in training: the next one is as careful on every axis,
+        // or the whole cube is searched again.
+        let next = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(1.2 * degradation(config)))
+            .unwrap();
         if let Some(next) = next && !next.exhaustive {
             let (a, b) = (next.config, found.config);
             prop_assert!(a.bins >= b.bins && a.embedding_bins >= b.embedding_bins);
             prop_assert!(a.prune <= b.prune && a.protect >= b.protect);
             prop_assert!(next.tried <= 18);
         }
-        // Where nothing has changed, the first one tried with its metric is the one; the other metric is tried beside it.
-        let same = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(degradation(config))).unwrap().unwrap();
+        // If nothing has changed, the first trial with its metric wins; the other metric is tried beside it.
+        let same = search(&space, Some(&found.config), threshold, |config| Ok::<f64, ()>(degradation(config)))
+            .unwrap()
+            .unwrap();
         prop_assert!(!same.exhaustive && same.degradation <= threshold && same.tried <= 18);
     }
 }
@@ -135,7 +145,7 @@ fn search_reports_errors_and_impossible_thresholds() {
     assert_eq!(search(&empty, None, 0.1, |_| Ok::<f64, ()>(0.0)), Ok(None));
 }
 
-/// The loss of the clusters, and the least there can be, by dynamic programming over all borders.
+/// The loss of the clusters, and the smallest possible loss, by dynamic programming over all borders.
 fn losses(points: &[(f64, u64)], weights: &[f64], k: usize) -> (f64, f64) {
     let centroids = kmeans::cluster(points, weights, k);
     assert!(centroids.len() <= k && centroids.is_sorted());
@@ -187,7 +197,7 @@ fn shares_are_pruned_and_protected() {
         let values: Vec<f32> = states.iter().flat_map(|state| state.values.to_vec()).collect();
         let share = |level: u16| levels.iter().filter(|&&l| l == level).count() as f64 / levels.len() as f64;
         assert!((share(PRUNED) - 0.3).abs() < 0.01, "{}", share(PRUNED));
-        // Largest by magnitude and largest by sensitivity, few of them both.
+        // The largest by magnitude and the largest by sensitivity; few are both.
         assert!((0.014..0.022).contains(&share(PROTECTED)), "{}", share(PROTECTED));
         let mut distinct = BTreeSet::new();
         for ((&level, &value), &w) in levels.iter().zip(&values).zip(&layer.values) {
@@ -215,7 +225,7 @@ fn layers_are_told_apart() {
     assert_eq!(layers::slot("model.summary.weight"), "");
 }
 
-/// Another number of bins at each checkpoint, as the search makes it, up and down.
+/// Another number of bins at each checkpoint, up and down, as the search makes it.
 #[test]
 fn bins_may_change() {
     let mut noise = Noise(11);
@@ -230,12 +240,12 @@ fn bins_may_change() {
     }
 }
 
-/// Figure 12: run lengths beat Huffman alone where little moves, and rearranging beats both where bins move unevenly.
+/// Figure 12: run lengths beat Huffman alone if little moves, and rearranging beats both if bins move unevenly.
 #[test]
 fn codings_rank_as_published() {
     let mut noise = Noise(12);
     let then: Vec<u16> = (0..100_000).map(|_| noise.below(34) as u16).collect();
-    // Every fifth value of the bins in the middle moves to the next one, of the others one in ten thousand.
+    // Every fifth value of the bins in the middle moves to the next one; of the others one in ten thousand.
     let move_one = |&level: &u16| {
         let often = if (16..20).contains(&level) { 5 } else { 10_000 };
         if noise.below(often) == 0 { (level + 1) % 34 } else { level }

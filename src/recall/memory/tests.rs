@@ -54,7 +54,7 @@ fn states_come_back_narrow_or_wide() {
     for (tile, state) in states.iter().enumerate() {
         assert_eq!(memory.get(&object, 0, tile).as_deref(), Some(state));
     }
-    // The keyframe is held twice and counted once; every lattice has an exception of 16 bytes; -32768 stands for a zero of
+    // The keyframe is held twice and counted once. Every lattice has an exception of 16 bytes. -32768 means a zero of
     // the logarithmic lattice, so a lattice with it is wide.
     assert_eq!(memory.status().bytes, 400 + 200 + 400 + 400 + 3 * 16 + 6);
     let moment = State::Moment {
@@ -84,14 +84,14 @@ fn reading_never_drives_out_more_than_its_half() {
     assert!((0..4).all(|tile| put(&tip, tile, Use::Encode)));
     let (first, second) = (object(dir.path()), object(dir.path()));
     assert!((0..6).all(|tile| put(&first, tile, Use::Read)));
-    // More than there is room for: the older file's goes, the tip stays.
+    // More than fits: the older file's states are dropped, the tip's stay.
     assert!((0..6).all(|tile| put(&second, tile, Use::Read)));
     assert!(memory.get(&first, 0, 0).is_none());
     assert!((0..4).all(|tile| memory.get(&tip, 0, tile).is_some()));
-    // Nor does an object drive out its own beginning, which whoever reads it again would miss first.
+    // An object does not drop its own beginning either, which the next reader of it would need first.
     assert!(!put(&second, 6, Use::Read));
     assert!((0..6).all(|tile| memory.get(&second, 0, tile).is_some()));
-    // The next tip takes what is beyond the readers' half, then the place of the former.
+    // The next tip takes the space beyond the readers' half, then the former tip's place.
     let next = object(dir.path());
     assert!((0..8).all(|tile| put(&next, tile, Use::Encode)), "{:?}", memory.status());
 }
@@ -127,11 +127,11 @@ fn a_state_that_was_encoded_and_completed_by_a_reader_is_taken_off_the_right_acc
     let put = |object: &Arc<Object>, tile, kind| {
         memory.put(key(object, 0, tile), kind, kept(&lattice(5, None)));
     };
-    // A reader has its half, a large state that is encoded all of the other half, and no room for its last tile.
+    // A reader has its half. A large encoded state has all of the other half, and no room for its last tile.
     (0..2).for_each(|tile| put(&read, tile, Use::Read));
     (0..3).for_each(|tile| put(&tip, tile, Use::Encode));
     assert!(memory.get(&tip, 0, 2).is_none());
-    // What was read is removed; then the large state is read, as the super-step of another.
+    // The object that was read is removed. Then the large state is read, as another one's super-step.
     memory.forget(read.header().id);
     put(&tip, 2, Use::Read);
     assert!(memory.get(&tip, 0, 2).is_some());

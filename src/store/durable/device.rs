@@ -1,4 +1,4 @@
-//! The device that durable steps are taken on: one method per system call.
+//! The device for durable steps: one method per system call.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -10,13 +10,13 @@ use rustix::fs::{Timespec, Timestamps};
 
 use super::CrashPoint;
 
-/// One system call each, as the system's own file systems answer it. What is short or interrupted is for [`super::DeviceFile`] and
-/// [`super::Io`] to go on with. A call that fails may have been carried out.
+/// One system call per method, with the semantics of the system's file systems. [`super::DeviceFile`] and [`super::Io`]
+/// continue short or interrupted calls. A failed call may still have had its effect.
 pub trait Device: fmt::Debug + Send + Sync {
     /// Creates a new file that only its owner may read.
     ///
     /// # Errors
-    /// `AlreadyExists`, or what the device reports.
+    /// `AlreadyExists`; device errors.
     fn create(&self, path: &Path, _at: CrashPoint) -> io::Result<File> {
         OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
     }
@@ -31,7 +31,7 @@ pub trait Device: fmt::Debug + Send + Sync {
         file.read_at(buf, offset)
     }
 
-    /// When the name, the attributes or the bytes of a file last changed: its ctime.
+    /// The ctime of a file: the last change of its name, attributes or bytes.
     fn changed(&self, file: &File) -> io::Result<(i64, i64)> {
         let metadata = file.metadata()?;
         Ok((metadata.ctime(), metadata.ctime_nsec()))
@@ -64,16 +64,16 @@ pub trait Device: fmt::Debug + Send + Sync {
 
     /// Makes the names in a directory, and its attributes, durable.
     fn sync_dir(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
-        // By now it may be a fifo, which would wait for a writer when it is opened.
+        // The path may be a FIFO by now, which would block the open.
         self.open(dir, libc::O_DIRECTORY)?.sync_all()
     }
 
-    /// Makes everything durable that was done so far on the file system that a directory lies on, by whomever.
+    /// Makes all earlier changes on a directory's file system durable, by any process.
     fn sync_all(&self, dir: &Path, _at: CrashPoint) -> io::Result<()> {
         Ok(rustix::fs::syncfs(File::open(dir)?)?)
     }
 
-    /// Renames a file or directory over whatever has that name.
+    /// Renames a file or directory over an existing one.
     fn rename(&self, from: &Path, to: &Path, _at: CrashPoint) -> io::Result<()> {
         fs::rename(from, to)
     }
@@ -93,22 +93,22 @@ pub trait Device: fmt::Debug + Send + Sync {
         fs::remove_dir(path)
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
-    /// `AlreadyExists`, or what the device reports.
+    /// `AlreadyExists`; device errors.
     fn make_dir(&self, path: &Path, mode: u32, _at: CrashPoint) -> io::Result<()> {
         DirBuilder::new().mode(mode).create(path)
     }
 }
 
-/// The file system that a path lies on: what [`Device`] does by itself.
+/// The system's file systems: the default methods of [`Device`].
 #[derive(Clone, Copy, Debug)]
 pub struct Disk;
 
 impl Device for Disk {}
 
-/// Something that is said of a file besides its bytes.
+/// An attribute of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribute<'a> {
     /// User and group.
@@ -119,7 +119,7 @@ pub enum Attribute<'a> {
     Times(Times),
     /// Name and value of an extended attribute.
     Extended(&'a std::ffi::OsStr, &'a [u8]),
-    /// No extended attribute of this name.
+    /// Removes the extended attribute of this name.
     Without(&'a std::ffi::OsStr),
 }
 

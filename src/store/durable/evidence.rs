@@ -1,10 +1,10 @@
-//! Whether an fsync that failed lost anything.
+//! Finds out whether a failed fsync lost data.
 //!
-//! The kernel reports EIO at fsync for two reasons. A page could not be written: then bytes are lost. Or a direct and a
-//! buffered write met: the kernel could not drop the buffered page, wrote it later, and notes EIO all the same
-//! (`dio_warn_stale_pagecache`). Only the first of them is also noted for the file system, where syncfs reports it
-//! (`mapping_set_error`, since Linux 5.8). That is what is asked here. It was tried on ext4, with errors of both kinds. What
-//! other file systems note was not tried, so their EIO stays one.
+//! The kernel reports EIO at fsync for two reasons. Either a page could not be written, and bytes are lost. Or a direct
+//! and a buffered write met: the kernel could not drop the buffered page, wrote it later, and notes EIO all the same
+//! (`dio_warn_stale_pagecache`). Only the first case is also noted for the file system, where syncfs reports it
+//! (`mapping_set_error`, since Linux 5.8). This module asks syncfs. It was tested on ext4, with errors of both kinds.
+//! Other file systems are not tested, so their EIO remains an error.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -22,32 +22,32 @@ use super::{CrashPoint, DeviceFile};
 use crate::clock;
 use crate::store::beneath;
 
-/// Read and compared at once.
+/// Bytes read and compared at once.
 const PIECE: usize = 1 << 20;
-/// Direct reads of some devices want more than this; then there is no evidence.
+/// If a device needs a larger alignment for direct reads, there is no evidence.
 const ALIGNED: usize = 4096;
 
 /// How a file became durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Synced {
-    /// fsync said so.
+    /// fsync succeeded.
     Told,
-    /// fsync reported EIO first, for direct and buffered writes that met. No page failed to be written, and every byte was
-    /// read from the device.
+    /// fsync reported EIO first, because direct and buffered writes met. No page write failed, and every byte was read
+    /// back from the device.
     Proven,
 }
 
-/// Sees every write that fails on a store's file system from the moment it is made.
+/// Detects every failed write on a store's file system from its creation on.
 #[derive(Debug)]
 pub struct Witness {
-    /// Reports once what failed since it was opened; none on a file system that was not tried.
+    /// syncfs on it reports each failure once. `None` on an untested file system.
     directory: Option<File>,
-    /// Nanoseconds since 1970 at that moment, by the clock that stamps files.
+    /// Time of creation in nanoseconds since 1970, by the clock that stamps files.
     since: i64,
-    /// It has reported something. Whose bytes those were is not known.
+    /// True if syncfs reported a failure. The affected file is unknown.
     failed: AtomicBool,
-    /// Device and inode number of files of which a program was told that its fsync failed, and with what: the kernel tells
-    /// nobody else. Taken for moments.
+    /// Files whose fsync error went to a program, by device and inode number, with the error. The kernel reports it to
+    /// nobody else. The lock is held only briefly.
     told: Mutex<HashMap<(u64, u64), i32>>,
 }
 
@@ -57,14 +57,11 @@ fn place(file: &File) -> io::Result<(u64, u64)> {
 }
 
 impl Witness {
-    /// For the file system of a directory.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// A witness for the file system of a directory.
     pub fn new(directory: &Path) -> io::Result<Witness> {
         let directory = File::open(directory)?;
         let tried = rustix::fs::fstatfs(&directory)?.f_type == libc::EXT4_SUPER_MAGIC;
-        // After the descriptor was opened: what is younger than this was written before its eyes.
+        // After the descriptor was opened: the witness sees all failures of files that are younger than this.
         let since = clock::stamp_ns();
         let directory = tried.then_some(directory);
         Ok(Witness { directory, since, failed: AtomicBool::new(false), told: Mutex::default() })
@@ -74,44 +71,46 @@ impl Witness {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A program's own fsync of a file failed. What it makes of that is not known, so the next [`Witness::sync`] fails, too.
+    /// Notes that a program's own fsync of a file failed. The program may ignore that, so the next [`Witness::sync`]
+    /// fails too.
     pub fn was_told(&self, file: &File, error: &io::Error) {
         if let Ok(place) = place(file) {
             self.told().insert(place, error.raw_os_error().unwrap_or(libc::EIO));
         }
     }
 
-    /// Makes a file's bytes and attributes durable. Nobody may write to it meanwhile: an error then is one.
+    /// Makes a file's bytes and attributes durable. Nobody may write to it meanwhile: an error during the call counts.
     ///
     /// # Errors
     /// As of [`super::Io::sync_file`].
     pub fn sync(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<Synced> {
         let told = place(file.as_file()).ok().and_then(|place| self.told().remove(&place));
         let noted = noted(file.as_file()).and(told.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code))));
-        // Always: what is noted says nothing of the journal, nor of the device's own cache.
+        // Always sync: the noted error says nothing about the journal or the device's cache.
         file.sync(at)?;
         let Err(error) = noted else { return Ok(Synced::Told) };
         if error.raw_os_error() != Some(libc::EIO) || !self.is_proven(file.as_file()).unwrap_or(false) {
             return Err(error);
         }
-        // What the device answered may have come from its own cache.
+        // The device may have answered from its own cache.
         file.sync(at)?;
         Ok(Synced::Proven)
     }
 
-    /// That no write of the file failed, and that the device has what is read of it.
+    /// True if no write of the file failed and the device returns the file's bytes.
     fn is_proven(&self, file: &File) -> io::Result<bool> {
-        // What failed before this process looked may have been reported to another one.
+        // Another process may have received errors from before this process opened its descriptor.
         Ok(self.saw_it_made(file)? && self.saw_no_failure() && is_on_the_device(file)?)
     }
 
-    /// Whether the file is younger than the witness. It goes by the clock: one that was set back meanwhile may be wrong.
+    /// True if the file is younger than the witness. Relies on the clock: if it was set back meanwhile, the answer may
+    /// be wrong.
     fn saw_it_made(&self, file: &File) -> io::Result<bool> {
         let since = UNIX_EPOCH + Duration::from_nanos(u64::try_from(self.since).unwrap_or(u64::MAX));
         Ok(file.metadata()?.created()? >= since)
     }
 
-    /// Writes out everything on the file system, which takes its time.
+    /// Writes out the whole file system, which takes time.
     fn saw_no_failure(&self) -> bool {
         let Some(directory) = &self.directory else { return false };
         if rustix::fs::syncfs(directory).is_err() {
@@ -121,7 +120,7 @@ impl Witness {
     }
 }
 
-/// The error that is noted for the file's pages and was reported to nobody yet. Neither writes nor flushes anything.
+/// The error that the kernel has noted for the file's pages and not reported yet. Neither writes nor flushes anything.
 fn noted(file: &File) -> io::Result<()> {
     // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
     match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WAIT_BEFORE) } {
@@ -130,7 +129,7 @@ fn noted(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether direct reads of the file come from the device. Where it has no such reads they may come from its pages.
+/// True if direct reads of the file come from the device. Without support they may come from its pages.
 fn reads_directly(file: &File) -> io::Result<bool> {
     let asked = StatxFlags::DIOALIGN;
     let answer = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, asked)?;
@@ -138,7 +137,7 @@ fn reads_directly(file: &File) -> io::Result<bool> {
     Ok(answer.stx_mask & asked.bits() != 0 && fits(answer.stx_dio_mem_align) && fits(answer.stx_dio_offset_align))
 }
 
-/// Whether all bytes of a file are on the device as programs read them.
+/// True if the device holds the same bytes of a file that programs read.
 fn is_on_the_device(file: &File) -> io::Result<bool> {
     if !reads_directly(file)? {
         return Ok(false);
@@ -165,7 +164,8 @@ fn have_the_same_bytes(file: &File, direct: &File) -> io::Result<bool> {
     }
 }
 
-/// Reads until `buf` is full or the file ends. A direct read that is short has met the end: no other would be aligned.
+/// Reads until `buf` is full or the file ends. A short direct read has reached the end; another one would not be
+/// aligned.
 fn read_full(file: &File, buf: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buf.len() && done.is_multiple_of(ALIGNED) {

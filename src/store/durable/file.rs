@@ -1,4 +1,4 @@
-//! Open files whose bytes go through a [`Device`].
+//! Open files whose I/O goes through a [`Device`].
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use super::{Attribute, CrashPoint, Io};
 use crate::container::ReadAt;
 
-/// An open file of a store. Reads and writes are whole: what is short or interrupted goes on.
+/// An open file of a store. Reads and writes are complete: short or interrupted calls continue.
 #[derive(Debug)]
 pub struct DeviceFile {
     file: File,
@@ -18,23 +18,17 @@ impl DeviceFile {
         DeviceFile { file, io }
     }
 
-    /// The file as the kernel knows it: to be asked about, locked or handed on, not to be written.
+    /// The kernel's file: for queries, locks and handing over, not for writes.
     pub fn as_file(&self) -> &File {
         &self.file
     }
 
-    /// Where and how its bytes lie.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Its metadata.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.file.metadata()
     }
 
-    /// When its name, attributes or bytes last changed.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Time of the last change of its name, attributes or bytes.
     pub fn changed(&self) -> io::Result<(i64, i64)> {
         self.io.device().changed(&self.file)
     }
@@ -42,7 +36,7 @@ impl DeviceFile {
     /// Writes all of `bytes` at `offset`. Not durable before [`DeviceFile::sync`].
     ///
     /// # Errors
-    /// What the device reports, `StorageFull` among it.
+    /// Device errors, including `StorageFull`.
     pub fn write_all_at(&self, mut bytes: &[u8], mut offset: u64, at: CrashPoint) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.io.device().write_at(&self.file, bytes, offset, at) {
@@ -61,7 +55,7 @@ impl DeviceFile {
     /// Reads exactly `buf.len()` bytes at `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` at the file's end; what the device reports.
+    /// `UnexpectedEof` at the file's end; device errors.
     pub fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
         match self.read_full(buf, offset)? == buf.len() {
             true => Ok(()),
@@ -69,10 +63,7 @@ impl DeviceFile {
         }
     }
 
-    /// Reads at `offset` until `buf` is full or the file ends; answers how much that was.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Reads at `offset` until `buf` is full or the file ends; returns the number of bytes.
     pub fn read_full(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut done = 0;
         while done < buf.len() {
@@ -87,17 +78,11 @@ impl DeviceFile {
     }
 
     /// Sets its length.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn set_len(&self, len: u64, at: CrashPoint) -> io::Result<()> {
         self.io.device().set_len(&self.file, len, at)
     }
 
-    /// Changes what is said of it besides its bytes.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Changes an attribute.
     pub fn set(&self, attribute: &Attribute<'_>, at: CrashPoint) -> io::Result<()> {
         self.io.device().set_attribute(&self.file, attribute, at)
     }

@@ -1,4 +1,4 @@
-//! What is made of a device's calls.
+//! Operations built from a device's calls.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,21 +9,22 @@ use super::device::{Attribute, Device, Disk, Times};
 use super::{CrashPoint, DeviceFile, parent};
 use crate::store::beneath;
 
-/// A device, and what is made of its calls. Cheap to clone: all parts of a store have one.
+/// A device and the operations on it. Cheap to clone: all parts of a store have one.
 #[derive(Clone, Debug)]
 pub struct Io {
     device: Arc<dyn Device>,
-    /// Files that nobody needs and that could not be removed yet. Taken for moments, with no other lock taken under it.
+    /// Unneeded files that could not be removed yet. The lock is held only briefly, and no other lock is taken under
+    /// it.
     leftovers: Arc<Mutex<Vec<(PathBuf, CrashPoint)>>>,
 }
 
 impl Io {
-    /// Through this device.
+    /// For this device.
     pub fn new(device: Arc<dyn Device>) -> Io {
         Io { device, leftovers: Arc::default() }
     }
 
-    /// Through the system's own file systems.
+    /// For the system's own file systems.
     pub fn disk() -> Io {
         Io::new(Arc::new(Disk))
     }
@@ -36,41 +37,32 @@ impl Io {
     /// Creates a new file that only its owner may read. It is not durable before [`DeviceFile::sync`].
     ///
     /// # Errors
-    /// `AlreadyExists`, or what the device reports.
+    /// `AlreadyExists`; device errors.
     pub fn create(&self, path: &Path, at: CrashPoint) -> io::Result<DeviceFile> {
         Ok(DeviceFile::new(self.device.create(path, at)?, self.clone()))
     }
 
     /// Opens a file to read it.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn open(&self, path: &Path) -> io::Result<DeviceFile> {
         self.open_with(path, 0)
     }
 
     /// Opens a file to read it, with more flags of open(2).
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn open_with(&self, path: &Path, flags: i32) -> io::Result<DeviceFile> {
         again(|| self.device.open(path, flags)).map(|file| DeviceFile::new(file, self.clone()))
     }
 
-    /// Opens a regular file below `root` to read it, with more flags of open(2). No link is followed ([`beneath`]), and nothing
-    /// is waited for that another kind of file may wait for.
+    /// Opens a regular file below `root` to read it, with more flags of open(2). Never follows symlinks ([`beneath`]);
+    /// never blocks on other kinds of files.
     ///
     /// # Errors
-    /// As of [`beneath::open`]; `InvalidInput` for what is no regular file.
+    /// As of [`beneath::open`]; `InvalidInput` if it is no regular file.
     pub fn open_beneath(&self, root: &Path, path: &Path, flags: i32) -> io::Result<DeviceFile> {
         let held = beneath::plain(beneath::hold(root, path)?)?;
         self.open_with(&beneath::by_descriptor(&held), flags | libc::O_NONBLOCK)
     }
 
-    /// The bytes of a file, as far as `most`; not those of what a link leads to, or that is no file.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// The first `most` bytes of a regular file. Never follows symlinks.
     pub fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let file = self.open_beneath(parent(path), Path::new(path.file_name().unwrap_or_default()), 0)?;
         let mut bytes = vec![0; file.metadata()?.len().min(most) as usize];
@@ -82,15 +74,12 @@ impl Io {
     /// Makes a file's bytes and attributes durable.
     ///
     /// # Errors
-    /// What the device reports. The caller must then treat the file as lost: a second fsync proves nothing.
+    /// Device errors. The caller must then treat the file as lost: a second fsync proves nothing.
     pub fn sync_file(&self, file: &File, at: CrashPoint) -> io::Result<()> {
         again(|| self.device.sync_file(file, at))
     }
 
     /// Makes the names in a directory, and its attributes, durable.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn sync_dir(&self, dir: &Path, at: CrashPoint) -> io::Result<()> {
         again(|| self.device.sync_dir(dir, at))
     }
@@ -98,17 +87,17 @@ impl Io {
     /// Gives a durable file its final name and makes the name durable.
     ///
     /// # Errors
-    /// What the device reports; the file then has either name.
+    /// Device errors; the file then has either name.
     pub fn publish(&self, from: &Path, to: &Path, at: CrashPoint) -> io::Result<()> {
         self.device.rename(from, to, at)?;
         self.sync_dir(parent(to), at)
     }
 
-    /// Writes a small file as a whole: readers see the old content or the new one. It is prepared at `tmp` in the step
-    /// `written`, and takes its place in the step `in_place`.
+    /// Replaces a small file: readers see the old content or the new one. Step `written` prepares it at `tmp`; step
+    /// `in_place` puts it in place.
     ///
     /// # Errors
-    /// What the device reports; the old content is then still there, or the new one is.
+    /// Device errors; the file then has the old content or the new one.
     pub fn replace(
         &self,
         tmp: &Path,
@@ -127,10 +116,10 @@ impl Io {
         })
     }
 
-    /// Removes a file that may be gone already.
+    /// Removes a file that may already be gone.
     ///
     /// # Errors
-    /// What the device reports, except that there is no such file.
+    /// Device errors, except for a missing file.
     pub fn remove(&self, path: &Path, at: CrashPoint) -> io::Result<()> {
         match self.device.remove_file(path, at) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -138,7 +127,7 @@ impl Io {
         }
     }
 
-    /// Removes a file that nobody needs, now or when the device lets us: see [`Io::sweep`].
+    /// Removes an unneeded file, now or when the device permits: see [`Io::sweep`].
     pub fn discard(&self, path: &Path, at: CrashPoint) {
         if let Err(error) = self.remove(path, at) {
             log::warn!("{}: cannot be removed now: {error}", path.display());
@@ -146,7 +135,7 @@ impl Io {
         }
     }
 
-    /// Tries once more to remove what could not be. Answers whether nothing is left.
+    /// Tries again to remove the files that could not be removed. True if none is left.
     pub fn sweep(&self) -> bool {
         let leftovers = std::mem::take(&mut *self.leftovers());
         let left: Vec<_> = leftovers.into_iter().filter(|(path, at)| self.remove(path, *at).is_err()).collect();
@@ -160,9 +149,6 @@ impl Io {
     }
 
     /// Removes everything in a directory.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn empty(&self, dir: &Path, at: CrashPoint) -> io::Result<()> {
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
@@ -177,10 +163,7 @@ impl Io {
         Ok(())
     }
 
-    /// Makes a directory that may be there already.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Creates a directory that may already exist.
     pub fn make_dir(&self, path: &Path, mode: u32, at: CrashPoint) -> io::Result<()> {
         match self.device.make_dir(path, mode, at) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -188,10 +171,7 @@ impl Io {
         }
     }
 
-    /// Makes a directory and those above it that are missing.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Creates a directory and its missing parents.
     pub fn make_dirs(&self, path: &Path, mode: u32, at: CrashPoint) -> io::Result<()> {
         match self.make_dir(path, mode, at) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && parent(path) != path => {
@@ -203,16 +183,14 @@ impl Io {
     }
 
     /// Sets access and modification time of a file or directory.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn set_times(&self, path: &Path, times: Times, at: CrashPoint) -> io::Result<()> {
         let file = self.device.open(path, libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
         self.device.set_attribute(&file, &Attribute::Times(times), at)
     }
 }
 
-/// Calls until a signal does not interrupt it. For calls that can be repeated: not for rename, which may have been done.
+/// Repeats a call that a signal interrupts. Only for calls that may be repeated: not for rename, which may have
+/// succeeded.
 fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

@@ -1,7 +1,7 @@
-//! The steps of a file's life that a crash may interrupt, each with what is found after it.
+//! The steps of a file's life that a crash may interrupt, each with the state after it.
 //!
-//! Every change of the store names the step that it belongs to. Production ignores the name; the tests that own the crash
-//! (`tests/crash/`) stop before and after each, report by it, and fail if one of them was never met.
+//! Every change of the store names its step. Production ignores the name. The crash tests (`tests/crash/`) stop before
+//! and after each step, name it in reports, and fail if they never met one of the steps.
 
 macro_rules! points {
     ($($(#[doc = $sentence:literal])+ $name:ident,)+) => {
@@ -10,10 +10,10 @@ macro_rules! points {
         pub enum CrashPoint { $($(#[doc = $sentence])+ $name,)+ }
 
         impl CrashPoint {
-            /// All of them, in the order of a store's life.
+            /// All steps, in the order of a store's life.
             pub const ALL: &[CrashPoint] = &[$(CrashPoint::$name,)+];
 
-            /// What is found after a crash here.
+            /// The state after a crash here.
             pub fn sentence(self) -> &'static str {
                 match self { $(CrashPoint::$name => concat!($($sentence, "\n",)+).trim_ascii(),)+ }
             }
@@ -24,85 +24,90 @@ macro_rules! points {
 points! {
     /// If we die here, then there is a directory without `stepfs.toml`, and the next attempt completes it.
     StoreMade,
-    /// If we die here, then the settings are what they were, and `stepfs.toml.new` is written over at the next change.
+    /// If we die here, then the settings are unchanged, and the next change overwrites `stepfs.toml.new`.
     SettingsWritten,
     /// If we die here, then the settings are the old ones or the new ones, each whole.
     SettingsInPlace,
-    /// If we die here, then what a killed daemon had not synced is as little durable as before, and nothing was built on it.
+    /// If we die here, then data that a killed daemon had not synced is as little durable as before, and nothing relies
+    /// on it.
     Begun,
-    /// If we die here, then the next mount finds a file that it takes for one that was just closed.
+    /// If we die here, then the next mount takes the file for one that was just closed.
     FileSealed,
-    /// If we die here, then the file may have lost a name that nobody had made durable; nothing counts on it yet.
+    /// If we die here, then the file may have lost a name that was not durable; nothing relies on it yet.
     NamesSealed,
-    /// If we die here, then an object without header lies in `tmp/` and is removed; its file is untouched.
+    /// If we die here, then an object without header is in `tmp/` and is removed; its file is untouched.
     ObjectWritten,
-    /// If we die here, then the same, with its header; it was compared with its file and is written again.
+    /// If we die here, then a compared object with header is in `tmp/` and is removed; its file is untouched and is
+    /// archived again.
     ObjectCompleted,
-    /// If we die here, then `objects/` has an empty directory more, or not.
+    /// If we die here, then `objects/` may have one more empty directory.
     ShardMade,
-    /// If we die here, then the object has its name or not; nobody names it, and it is used or collected.
+    /// If we die here, then the object has its name or not; no file names it, and it is used or collected.
     ObjectInPlace,
-    /// If we die here, then another encoding of an object lies in `tmp/` and is removed.
+    /// If we die here, then another encoding of an object is in `tmp/` and is removed.
     MergeWritten,
-    /// If we die here, then the same, with its header.
+    /// If we die here, then another encoding with its header is in `tmp/` and is removed.
     MergeCompleted,
-    /// If we die here, then the object has the old encoding or the new one; the parents of both are still there.
+    /// If we die here, then the object has the old encoding or the new one; the parents of both still exist.
     MergeInPlace,
-    /// If we die here, then a stub lies in `tmp/` and is removed; the file is untouched.
+    /// If we die here, then a stub is in `tmp/` and is removed; the file is untouched.
     StubWritten,
-    /// If we die here, then the note says of a file that is no stub what its directory's times are, and is void.
+    /// If we die here, then the note gives the times of the directory of a file that is not released, and is void.
     NoteWritten,
-    /// If we die here, then the file is itself or its stub, whose object is durable; the note is carried out.
+    /// If we die here, then the file is itself or its stub, whose object is durable; recovery carries out the note.
     StubInPlace,
-    /// If we die here, then the note is carried out.
+    /// If we die here, then recovery carries out the note.
     DirectoryTimes,
-    /// If we die here, then the file is itself or its stub, and the note is carried out.
+    /// If we die here, then the file is itself or its stub, and recovery carries out the note.
     ReleaseSynced,
-    /// If we die here, then the note is carried out once more, or was it: that changes nothing.
+    /// If we die here, then recovery may carry out the note once more, which changes nothing.
     NoteRemoved,
-    /// If we die here, then a decoded file lies in `tmp/` and is removed; the stub is untouched.
+    /// If we die here, then a decoded file is in `tmp/` and is removed; the stub is untouched.
     RecallWritten,
-    /// If we die here, then there is the stub or the decoded file, and the object is there for either.
+    /// If we die here, then the name has the stub or the decoded file, and the object exists for either.
     RecallInPlace,
-    /// If we die here, then the same; the directory may show that something happened in it.
+    /// If we die here, then the name has the stub or the decoded file, and the directory's times may have changed.
     RecallTimes,
-    /// If we die here, then the same: the archive is told of the file only after this.
+    /// If we die here, then the name has the stub or the decoded file: the archive learns of the file only after this.
     RecallSynced,
-    /// If we die here, then the name is there, with all that it stands for, or gone.
+    /// If we die here, then the name exists with its content, or is gone.
     NameRemoved,
-    /// If we die here, then names that went may come back, and their objects are all there.
+    /// If we die here, then removed names may come back, and all their objects exist.
     RemovedNamesSynced,
-    /// If we die here, then objects that nobody names are left, and go after the next mount.
+    /// If we die here, then objects that no file names are left, and are removed after the next mount.
     ObjectRemoved,
     /// If we die here, then the counts of restores are the old ones.
     RestoresWritten,
     /// If we die here, then the counts of restores are the old ones or the new ones.
     RestoresInPlace,
-    /// If we die here, then a note is carried out again.
+    /// If we die here, then recovery carries out a note again.
     NoteCarriedOut,
-    /// If we die here, then the rest of `tmp/` goes at the next mount.
+    /// If we die here, then the next mount empties the rest of `tmp/`.
     TmpEmptied,
-    /// If we die here, then part of an imported file lies in `tmp/` and is removed; its source is where it was.
+    /// If we die here, then part of an imported file is in `tmp/` and is removed; its source is untouched.
     ImportWritten,
-    /// If we die here, then the imported file is there as a whole, or not.
+    /// If we die here, then the whole imported file exists, or none of it.
     ImportInPlace,
-    /// If we die here, then there is a file with the ending `.stepfs-export`, which the next export to that place replaces.
+    /// If we die here, then there is a file with the ending `.stepfs-export`, which the next export to that place
+    /// replaces.
     ExportWritten,
-    /// If we die here, then the exported file is there as a whole, or what was there before.
+    /// If we die here, then the whole exported file exists, or the file that was there before.
     ExportInPlace,
     /// If we die here, then the staging directory is left, to be removed by hand; no version has a new name.
     ReshardWritten,
-    /// If we die here, then the new version is there with all its files, or not at all.
+    /// If we die here, then the new version exists with all its files, or not at all.
     ReshardInPlace,
-    /// If we die here, then what takes the place of something damaged lies in `tmp/` and is removed; the damage is as it was.
+    /// If we die here, then the replacement of a damaged file is in `tmp/` and is removed; the damage is unchanged.
     RepairWritten,
-    /// If we die here, then what is damaged is where it was or in `damaged/`, or in both; the next repair goes on from there.
+    /// If we die here, then the damaged file is in its place or in `damaged/`, or in both; the next repair continues
+    /// from there.
     DamagedSetAside,
-    /// If we die here, then there is what was damaged or what takes its place; what was damaged is in `damaged/` for either.
+    /// If we die here, then the damaged file or its replacement is in place; the damaged file is in `damaged/` either
+    /// way.
     RepairInPlace,
-    /// If we die here, then the damaged settings are in place, and perhaps beside it as `stepfs.toml.damaged`.
+    /// If we die here, then the damaged settings are in place, and perhaps also in `stepfs.toml.damaged`.
     SettingsKept,
-    /// If we die here, then a pin or a profile is as it was or as it was to be; whoever set it has not been told that it is.
+    /// If we die here, then a pin or a profile has the old value or the new one; the call that set it has not returned.
     Marked,
     /// If we die here, then a program's own fsync has not returned.
     Fsync,

@@ -1,4 +1,4 @@
-//! Files that may be lost at any time: the cache, and what a command needs while it runs.
+//! Files that may be lost at any time: the cache, and temporary files of commands.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,7 +8,7 @@ use std::path::Path;
 /// Creates a new file that only its owner may read.
 ///
 /// # Errors
-/// `AlreadyExists`, or what the device reports.
+/// `AlreadyExists`; device errors.
 pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
 }
@@ -16,15 +16,15 @@ pub fn create_new(path: &Path) -> io::Result<File> {
 /// Writes all of `bytes` at `offset`.
 ///
 /// # Errors
-/// What the device reports, `StorageFull` among it.
+/// Device errors, including `StorageFull`.
 pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     FileExt::write_all_at(file, bytes, offset)
 }
 
-/// Removes a file that may be gone already.
+/// Removes a file that may already be gone.
 ///
 /// # Errors
-/// What the device reports, except that there is no such file.
+/// Device errors, except for a missing file.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,7 +1,7 @@
 use super::*;
 use std::os::unix::fs::MetadataExt;
 
-/// Every path below a directory with what shows a change.
+/// Every path below a directory, with the properties that show a change.
 fn picture(dir: &Path) -> Vec<(PathBuf, u64, i64, Option<Vec<u8>>)> {
     let mut all = Vec::new();
     let mut rest = vec![dir.to_path_buf()];
@@ -112,7 +112,7 @@ fn one_may_write() {
     let error = Store::open(dir.path()).unwrap_err();
     assert!(matches!(&error, Error::Busy { .. }), "{error}");
     assert!(error.to_string().contains(&format!("process {};", std::process::id())), "{error}");
-    // Its words are still there for the next.
+    // The holder's name is still there for the next process.
     assert!(Store::open(dir.path()).unwrap_err().to_string().contains(&std::process::id().to_string()));
     Store::look(dir.path()).unwrap();
     drop(store);

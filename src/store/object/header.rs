@@ -1,4 +1,4 @@
-//! The first 128 bytes of an object and its last 64 (docs/FORMAT.md, "Object").
+//! The first 160 bytes of an object and its last 64 (docs/FORMAT.md, "Object").
 
 use super::Id;
 use crate::hash::xxh3_64;
@@ -14,11 +14,11 @@ const VERSION: u32 = 1;
 
 const HEADER_MAGIC: [u8; 8] = *b"stepfsCK";
 const FOOTER_MAGIC: [u8; 8] = *b"stepfsIX";
-/// What the objects of development versions begin with.
+/// First bytes of objects from development versions.
 const DEVELOPMENT_MAGIC: [u8; 8] = *b"stepfsOB";
-/// A development version wrote the object. The store's other objects are its work too, so nothing is read of such a store.
+/// A development version wrote the object. It also wrote the store's other objects, so nothing of the store is read.
 pub(in crate::store) const DEVELOPMENT: Damage = Damage(
-    "this store was written by a development version of stepfs; export its files with that version, and make a new store",
+    "a development version of stepfs wrote this store; export its files with that version, and make a new store",
 );
 
 /// Flag of [`Header::lossy`].
@@ -26,47 +26,47 @@ const LOSSY: u32 = 1;
 /// Flag of [`Header::ordered`].
 const ORDERED: u32 = 2;
 
-/// What an object is, without its tensors.
+/// The properties of an object, without its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The object's name.
+    /// The object's id.
     pub id: Id,
-    /// The object that this one is a difference to; none for a keyframe.
+    /// The object that this one is a difference to; `None` for a keyframe.
     pub parent: Option<Id>,
-    /// Whether the file decodes to other bytes than were written.
+    /// True if the decoded file differs from the written one.
     pub lossy: bool,
-    /// Whether rows of tables are in the order of their ids, which is not the file's.
+    /// True if rows of tables are in the order of their ids, not in the file's order.
     pub ordered: bool,
-    /// Objects below this one, at most: 0 for a keyframe. Objects that a re-parenting has taken out from below it are
-    /// still counted.
+    /// Upper bound on the objects below this one: 0 for a keyframe. Still counts objects that a re-parenting removed
+    /// from below it.
     pub depth: u32,
-    /// States between this one and the keyframe its chain was begun with; that stays what it is when states go. Every
-    /// eighth is a super-step.
+    /// Number of states from the chain's first keyframe to this state. It stays the same when states are removed. Every
+    /// eighth state is a super-step.
     pub position: u32,
     /// Length of the decoded file, bytes.
     pub logical_len: u64,
     /// xxh3-128 of the decoded file.
     pub decoded_hash: u128,
-    /// Fingerprint of the decoded file: copies of other files need not be read whole to be told apart.
+    /// Fingerprint of the decoded file. It distinguishes copies from other files without reading them whole.
     pub decoded_sample: u64,
-    /// Fingerprint of the file as the application wrote it.
+    /// Fingerprint of the file as written by the application.
     pub source_sample: u64,
-    /// SHA-256 of the file as the application wrote it, its rows in their own order.
+    /// SHA-256 of the file as written by the application, with its rows in the original order.
     pub original: [u8; 32],
-    /// Modification time of the file as written, nanoseconds since 1970: orders the states of a lineage.
+    /// Modification time of the written file, nanoseconds since 1970. It orders the states of a lineage.
     pub modified_ns: i64,
-    /// Lineage: hash of the tensors' paths, types and shapes and of the file's name with its step wild.
+    /// Lineage: a hash of the tensors' paths, types and shapes, and of the file's name with its step as a wildcard.
     pub lineage: u64,
     /// Hash of the tensors' paths, types and shapes alone.
     pub signature: u64,
 }
 
-/// States from one super-step to the next: a read applies at most 32 / 8 super-steps and 7 states after the last of them.
-/// Merged deltas of eight weigh a quarter of the sum of their parts (GPT, 2.9 bits against 11).
+/// States from one super-step to the next: a read applies at most 32 / 8 super-steps and 7 states after the last of
+/// them. Eight merged deltas take a quarter of the sum of their parts (GPT, 2.9 bits against 11).
 pub const SUPER_STEP: u32 = 8;
 
 impl Header {
-    /// Whether states further on may be differences to it: a keyframe, and every eighth state after it.
+    /// True if later states may be differences to it: a keyframe, and every eighth state after it.
     pub fn is_super_step(&self) -> bool {
         self.position.is_multiple_of(SUPER_STEP)
     }
@@ -96,10 +96,10 @@ impl Header {
         bytes
     }
 
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// # Errors
-    /// [`Damage`] when a byte of it was changed, or another version of stepfs wrote it.
+    /// [`Damage`] if a byte was changed or another version of stepfs wrote it.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Damage> {
         match bytes[..8] {
             ref magic if *magic == HEADER_MAGIC => {}
@@ -134,7 +134,7 @@ impl Header {
     }
 }
 
-/// Where an object's index lies.
+/// The position of an object's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footer {
     /// First byte of the compressed index.
@@ -145,7 +145,7 @@ pub struct Footer {
     pub index_len: u64,
     /// xxh3-64 of the compressed index.
     pub index_hash: u64,
-    /// The object's name again: a footer belongs to one header.
+    /// The object's id again: it ties the footer to its header.
     pub id: Id,
 }
 
@@ -165,10 +165,10 @@ impl Footer {
         bytes
     }
 
-    /// Reads a footer.
+    /// Parses a footer.
     ///
     /// # Errors
-    /// [`Damage`] when a byte of it was changed or the file was cut short.
+    /// [`Damage`] if a byte was changed or the file was cut short.
     pub fn decode(bytes: &[u8; FOOTER_BYTES]) -> Result<Footer, Damage> {
         let (body, sum) = bytes.split_at(FOOTER_BYTES - 8);
         if bytes[..8] != FOOTER_MAGIC || Fields::new(sum).u64()? != xxh3_64(body) {

@@ -1,20 +1,20 @@
-//! Names of objects and stores.
+//! Ids of objects and stores.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// 128 random bits that name an object (or a store). Random, so that nobody can name an object they were not shown.
+/// A random id of an object or a store, 128 bits. It is random so that nobody can guess the id of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub [u8; 16]);
 
 impl Id {
-    /// All zeros: "none", never given to an object.
+    /// All zeros: "none", never the id of an object.
     pub const NONE: Id = Id([0; 16]);
 
-    /// A new name.
+    /// A new id.
     ///
     /// # Errors
-    /// When the system has no randomness to give.
+    /// The system provides no random bytes.
     pub fn random() -> std::io::Result<Id> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
@@ -42,7 +42,7 @@ impl fmt::Debug for Id {
 impl FromStr for Id {
     type Err = ();
 
-    /// Reads 32 lower-case hexadecimal digits.
+    /// Parses 32 lower-case hexadecimal digits.
     fn from_str(text: &str) -> Result<Id, ()> {
         if text.len() != 32 || !text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             return Err(());

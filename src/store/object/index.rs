@@ -1,4 +1,4 @@
-//! The index of an object: its tensors, where their tiles are, and what each decodes to (docs/FORMAT.md, "Index").
+//! The index of an object: its tensors, their tiles, and checksums of the decoded bytes (docs/FORMAT.md, "Index").
 
 use std::ops::Range;
 
@@ -11,10 +11,10 @@ use crate::tile::{Coding, TileSpec};
 
 mod columns;
 
-/// One tile: a run of at most [`TILE_BYTES`] decoded bytes that decodes alone.
+/// One tile: at most [`TILE_BYTES`] decoded bytes that can be decoded independently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// First byte of the payload in the object.
+    /// Offset of the payload in the object.
     pub offset: u64,
     /// Bytes of the payload.
     pub stored: u32,
@@ -35,40 +35,40 @@ pub struct TensorEntry {
     pub role: Role,
     /// Shape.
     pub shape: Vec<u64>,
-    /// Bytes of the decoded file.
+    /// Its byte range in the decoded file.
     pub extent: Range<u64>,
-    /// How the tiles are encoded.
+    /// The encoding of the tiles.
     pub coding: Coding,
-    /// Largest error that may occur, 0 for lossless: |R - W| for a lattice; octaves for a logarithmic one; the change of the
-    /// ratio to the root of the second moment for a first moment.
+    /// Upper bound on the error, 0 for lossless. For a lattice: |R - W|. For a logarithmic lattice: octaves. For a
+    /// first moment: the change of the ratio to the root of the second moment.
     pub bound: f64,
-    /// Largest |R - W| that was found when it was encoded, whatever the bound is of; as an f32, rounded up.
+    /// Largest |R - W| found while encoding, for every kind of bound; as an f32, rounded up.
     pub max_abs_error: f64,
-    /// The factors of a logarithmic lattice, where they are this object's.
+    /// The factors of a logarithmic lattice, if this object has its own.
     pub factors: Option<Tile>,
     /// The tiles, in order.
     pub tiles: Vec<Tile>,
 }
 
 impl TensorEntry {
-    /// Number of the first element of tile number `tile` in the tensor.
+    /// Index within the tensor of the first element of tile `tile`.
     pub fn first_element(&self, tile: usize) -> u64 {
         first_element(&self.shape, self.dtype, self.extent.end - self.extent.start, tile)
     }
 
-    /// Bytes of tile number `tile`: all have [`TILE_BYTES`] but the last.
+    /// Bytes of tile `tile`: all have [`TILE_BYTES`] except the last.
     pub fn tile_len(&self, tile: usize) -> usize {
         let len = self.extent.end - self.extent.start;
         (len - tile as u64 * TILE_BYTES as u64).min(TILE_BYTES as u64) as usize
     }
 
-    /// Tile number `tile`, and how it is encoded.
+    /// The description of tile `tile`.
     pub fn spec(&self, tile: usize) -> TileSpec {
         let rows = Rows { width: self.rows_and_width().1, first: self.first_element(tile) };
         TileSpec { dtype: self.dtype, coding: self.coding, len: self.tile_len(tile), rows }
     }
 
-    /// Rows of the tensor, and elements of each: its first dimension, and all others together. A vector is one row.
+    /// Number of rows (the first dimension) and elements of each row (all other dimensions). A vector is one row.
     pub fn rows_and_width(&self) -> (u64, u64) {
         rows_and_width(&self.shape)
     }
@@ -79,7 +79,7 @@ impl TensorEntry {
     }
 }
 
-/// The index: every tensor by ascending extent; what lies between them is the skeleton.
+/// The index: every tensor by ascending extent. The bytes between tensors are the skeleton.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Index {
     /// The file's path in the tree when it was archived; for people.
@@ -88,9 +88,9 @@ pub struct Index {
     pub profile: String,
     /// Format of the container; for people.
     pub container: String,
-    /// Why it is a keyframe, or a super-step and not a keyframe: what was predicted; for people. Empty for all others.
+    /// The prediction that made it a keyframe, or a super-step and not a keyframe; for people. Empty for all others.
     pub note: String,
-    /// Lossy generations: restores from quantized states that are behind this one.
+    /// Lossy generations: the number of restores from quantized states behind this one.
     pub generations: u32,
     /// Tensors by ascending, disjoint extents.
     pub tensors: Vec<TensorEntry>,
@@ -98,21 +98,22 @@ pub struct Index {
     pub skeleton: Vec<Tile>,
 }
 
-/// Bytes at the beginning and at the end of large tensors that are left to the skeleton, both or neither. Whoever looks for one
-/// tensor in a torch zip reads the headers of all: the pages that hold them hold the edges of tensors too, and would each
-/// cost a tile. A read of 4 KiB that begins in the header before a tensor reaches so far into it, in whole pages.
+/// A large tensor leaves its first bytes (this many) and its last bytes to the skeleton, both or neither. To find one
+/// tensor in a torch zip, a program reads all headers. The pages with the headers also hold the edges of tensors, and
+/// each edge would cost a tile. A read of 4 KiB that starts in the header before a tensor reaches this far into it, in
+/// whole pages.
 pub const HEAD_BYTES: u64 = 8192;
-/// The page that a header begins in holds less than this of the tensor before it.
+/// The page where a header begins holds less than this of the tensor before it.
 pub const TAIL_BYTES: u64 = 4096;
-/// No payload is longer: what does not compress is stored as it is, with a few bytes for modes and lengths; exceptions
-/// of a lattice take at most 14 bytes for each element of two, and a keyframe in the same tile once more its bytes.
+/// Limit on a payload. Incompressible data is stored as it is, with a few bytes for modes and lengths. Exceptions of a
+/// lattice take at most 14 bytes for each element of two; a keyframe in the same tile takes its bytes once more.
 pub(super) const MAX_TILE_STORED: u32 = 10 * TILE_BYTES as u32;
-/// More tensors than any checkpoint has: the entry of one takes twenty times the bytes that a crafted index needs to claim it.
+/// More tensors than any checkpoint has. An entry takes twenty times the bytes that a crafted index needs to claim it.
 pub(super) const MAX_TENSORS: usize = 1 << 22;
-/// A tensor may have this many dimensions at most; torch stops at 64.
+/// Maximum number of dimensions of a tensor; torch stops at 64.
 pub(super) const MAX_DIMS: usize = 64;
 
-/// Rows of a tensor of this shape, and elements of each.
+/// Number of rows of a tensor of this shape, and elements of each row.
 pub fn rows_and_width(shape: &[u64]) -> (u64, u64) {
     let product = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
     match shape {
@@ -121,8 +122,8 @@ pub fn rows_and_width(shape: &[u64]) -> (u64, u64) {
     }
 }
 
-/// Number of the first element of tile number `tile` in a tensor of which `len` bytes have tiles: of large ones the first
-/// bytes are in the skeleton.
+/// Index of the first element of tile `tile` in a tensor with `len` bytes in tiles. The first bytes of large tensors
+/// are in the skeleton.
 pub fn first_element(shape: &[u64], dtype: Dtype, len: u64, tile: usize) -> u64 {
     let size = dtype.size() as u64;
     let bytes = shape.iter().try_fold(size, |product, &dim| product.checked_mul(dim));
@@ -131,12 +132,12 @@ pub fn first_element(shape: &[u64], dtype: Dtype, len: u64, tile: usize) -> u64 
     head + (tile * TILE_BYTES) as u64 / size
 }
 
-/// A number of tensors, if it is one that can be believed.
+/// Checks that a number of tensors is plausible.
 fn believed(count: usize) -> Result<usize, Damage> {
     if count <= MAX_TENSORS { Ok(count) } else { Err(Damage("it has more tensors than any file")) }
 }
 
-/// Number of tiles that hold `bytes`.
+/// Number of tiles for this many bytes.
 pub fn tiles_of(bytes: u64) -> u64 {
     bytes.div_ceil(TILE_BYTES as u64)
 }
@@ -152,25 +153,25 @@ impl Index {
         columns::encode(self)
     }
 
-    /// Reads the index of an object whose payloads end at `payload_end` and whose file has
-    /// `logical_len` bytes. What it returns is sound: extents ascend within the file, tiles lie within the payloads
-    /// and cover their tensors, and what a tensor needs beside it is there and has its length and type.
+    /// Parses the index of an object whose payloads end at `payload_end` and whose file has `logical_len` bytes. The
+    /// result is sound: extents ascend within the file; tiles lie within the payloads and cover their tensors. Each
+    /// companion that a tensor needs exists and has its length and type.
     ///
     /// # Errors
-    /// [`Damage`] says which rule was broken.
+    /// [`Damage`] names the broken rule.
     pub fn decode(bytes: &[u8], logical_len: u64, payload_end: u64) -> Result<Index, Damage> {
         let index = columns::decode(bytes, logical_len)?;
         index.check(payload_end)?;
         Ok(index)
     }
 
-    /// What must hold of what the bytes say.
+    /// Checks the rules for a sound index.
     fn check(&self, payload_end: u64) -> Result<(), Damage> {
         let factors = self.tensors.iter().filter_map(|tensor| tensor.factors.as_ref());
         let tiles = self.tensors.iter().flat_map(|tensor| &tensor.tiles).chain(&self.skeleton);
         for tile in tiles {
             if tile.stored > MAX_TILE_STORED {
-                return Err(Damage("a tile's payload is longer than any can be"));
+                return Err(Damage("a tile's payload is too long"));
             }
             if tile.offset.checked_add(u64::from(tile.stored)).is_none_or(|end| end > payload_end) {
                 return Err(Damage("a tile reaches beyond the payloads"));
@@ -201,19 +202,19 @@ impl Index {
             _ => {}
         }
         if coding.is_external() && !published::tile::is_for(tensor.dtype) {
-            return Err(Damage("a published system's tensor is of a type that none has"));
+            return Err(Damage("a published system's tensor has an unsupported type"));
         }
         if tensor.factors.is_some() != coding.has_factors() {
             return Err(Damage("a tensor's factors are missing, or not needed"));
         }
-        // As many are made room for as the shape says.
+        // Decoding allocates memory for as many factors as the shape demands.
         let (rows, width) = tensor.rows_and_width();
         let bytes = (tensor.extent.end - tensor.extent.start).saturating_add(HEAD_BYTES + TAIL_BYTES);
         if tensor.factors.is_some() && rows.saturating_mul(width) > bytes / tensor.dtype.size() as u64 {
-            return Err(Damage("a tensor has not as many elements as its factors are for"));
+            return Err(Damage("a tensor's elements do not match its factors"));
         }
         let Some(beside) = coding.companion() else { return Ok(()) };
-        let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor beside another one is missing"))?;
+        let other = self.tensors.get(beside as usize).ok_or(Damage("a tensor's companion is missing"))?;
         let elements = |tensor: &TensorEntry| (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
         let same_type = other.dtype == tensor.dtype || matches!(coding, Coding::Cast { .. });
         let fits = match coding {
@@ -222,12 +223,12 @@ impl Index {
         };
         match fits && same_type && other.coding.rank() < coding.rank() && elements(other) == elements(tensor) {
             true => Ok(()),
-            false => Err(Damage("a tensor beside another one does not fit it")),
+            false => Err(Damage("a tensor's companion does not fit it")),
         }
     }
 }
 
-/// What lies between ascending `extents` in a file of `len` bytes; empty gaps are left out.
+/// The gaps between ascending `extents` in a file of `len` bytes, without empty ones.
 pub fn gaps(extents: impl Iterator<Item = Range<u64>>, len: u64) -> Vec<Range<u64>> {
     let mut gaps = Vec::new();
     let mut at = 0;

@@ -1,8 +1,8 @@
 //! An object: one archived state of one file (docs/FORMAT.md, "Object").
 //!
-//! Header, payloads, index, footer. Written once in `tmp/`, header last, so that a file without a header was never
-//! finished; then renamed into `objects/`. Its bytes never change afterwards, but another encoding may take its name, as a
-//! difference to another object; its decoded bytes never ever change.
+//! Header, payloads, index, footer. It is written once in `tmp/`, header last, so that a file without header is
+//! recognized as unfinished. Then it is renamed into `objects/`. Its bytes never change afterwards. Another encoding,
+//! as a difference to another object, may take its name, but the decoded bytes never change.
 
 mod header;
 mod id;

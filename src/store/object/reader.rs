@@ -12,8 +12,8 @@ use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::durable::{DeviceFile, Io};
 
-/// An index larger than this is not believed: it is read as a whole, and a crafted one can be compressed to a thousandth.
-/// 10,000 tensors of 100 tiles take 14 MB; the header of a safetensors file has at most 100 MB.
+/// Limit on an index. It is read as a whole, and a crafted one can be compressed to a thousandth. 10,000 tensors of 100
+/// tiles take 14 MB; the header of a safetensors file has at most 100 MB.
 const MAX_INDEX_BYTES: u64 = 1 << 28;
 
 /// Path of an object in the directory `objects`.
@@ -22,7 +22,7 @@ pub fn path_of(objects: &Path, id: Id) -> PathBuf {
     objects.join(&name[..2]).join(name)
 }
 
-/// An open object. It stays readable when its name goes.
+/// An open object. It stays readable when its name is removed.
 #[derive(Debug)]
 pub struct Object {
     file: DeviceFile,
@@ -32,16 +32,16 @@ pub struct Object {
     stored: u64,
     /// Device and inode number.
     place: (u64, u64),
-    /// Factors of tensors, as far as somebody asked for them. Taken for a moment to look one up or to add one; decoded
+    /// Factors of tensors that were requested so far. The lock is held only to look up or add one; decoding happens
     /// without it.
     factors: Mutex<HashMap<usize, Arc<Factors>>>,
 }
 
 impl Object {
-    /// Reads only the header of an object, and what the object occupies.
+    /// Reads only the header of an object, and the space it occupies.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
+    /// `InvalidData` with a [`Damage`] if it is damaged.
     pub fn header_of(objects: &Path, id: Id) -> io::Result<(Header, u64)> {
         Object::header_on(&Io::disk(), objects, id)
     }
@@ -49,17 +49,17 @@ impl Object {
     /// [`Object::header_of`] from another device than the disk.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Object::header_of`].
     pub fn header_on(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
         let file = open_by_id(io, objects, id)?;
         let header = read_header(&file, id)?;
         Ok((header, file.metadata()?.blocks() * 512))
     }
 
-    /// Opens the object with this name.
+    /// Opens the object with this id.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` with a [`Damage`] when it is damaged.
+    /// `InvalidData` with a [`Damage`] if it is damaged.
     pub fn open(objects: &Path, id: Id) -> io::Result<Object> {
         Object::open_on(&Io::disk(), objects, id)
     }
@@ -67,7 +67,7 @@ impl Object {
     /// [`Object::open`] from another device than the disk.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Object::open`].
     pub fn open_on(io: &Io, objects: &Path, id: Id) -> io::Result<Object> {
         let file = open_by_id(io, objects, id)?;
         let header = read_header(&file, id)?;
@@ -89,7 +89,7 @@ impl Object {
             || footer.index_offset < HEADER_BYTES as u64
             || footer.index_len.max(footer.index_stored) > MAX_INDEX_BYTES
         {
-            return Err(Damage("its index is not where it should be").into());
+            return Err(Damage("its index is in the wrong place").into());
         }
         let mut stored = vec![0; footer.index_stored as usize];
         file.read_exact_at(&mut stored, footer.index_offset)?;
@@ -105,7 +105,7 @@ impl Object {
         Ok(Object { stored: metadata.blocks() * 512, place, file, header, index, factors: Mutex::default() })
     }
 
-    /// Whether this is the file that has its name in `objects`: not one that was removed, or replaced, since.
+    /// True if `objects` has this file under the object's name. False if the object was removed or replaced since.
     pub fn has_its_name(&self, objects: &Path) -> bool {
         let metadata = std::fs::symlink_metadata(path_of(objects, self.header.id));
         metadata.is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.place)
@@ -116,7 +116,7 @@ impl Object {
         &self.header
     }
 
-    /// Whether states further on may be differences to it: a keyframe, and every eighth state after it.
+    /// True if later states may be differences to it: a keyframe, and every eighth state after it.
     pub fn is_super_step(&self) -> bool {
         self.header.is_super_step()
     }
@@ -131,10 +131,11 @@ impl Object {
         self.stored
     }
 
-    /// The factors of tensor number `tensor`, a logarithmic lattice with its own. A few bytes a row and column.
+    /// The factors of tensor `tensor`, a logarithmic lattice with its own factors. They take a few bytes per row and
+    /// column.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` with a [`Damage`] when they are missing or damaged.
+    /// `InvalidData` with a [`Damage`] if they are missing or damaged.
     pub fn factors(&self, tensor: usize) -> io::Result<Arc<Factors>> {
         let known = || self.factors.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(factors) = known().get(&tensor) {
@@ -151,7 +152,7 @@ impl Object {
     /// Reads a tile's payload into `buf` and checks it.
     ///
     /// # Errors
-    /// What the device reports; `InvalidData` with a [`Damage`] when a byte of it was changed.
+    /// `InvalidData` with a [`Damage`] if a byte was changed.
     pub fn payload(&self, tile: &Tile, buf: &mut Vec<u8>) -> io::Result<()> {
         buf.resize(tile.stored as usize, 0);
         self.file.read_exact_at(buf, tile.offset)?;
@@ -162,12 +163,12 @@ impl Object {
     }
 }
 
-/// A link in the place of an object, or of a directory of objects, is none, and a pipe keeps nobody waiting.
+/// Never follows symlinks; never blocks on a FIFO.
 fn open_by_id(io: &Io, objects: &Path, id: Id) -> io::Result<DeviceFile> {
     let name = id.to_string();
     io.open_beneath(objects, &Path::new(&name[..2]).join(&name), 0).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP | libc::ENOTDIR) => Damage("there is a link in its place").into(),
-        _ if error.kind() == io::ErrorKind::InvalidInput => Damage("it is no file").into(),
+        Some(libc::ELOOP | libc::ENOTDIR) => Damage("a symlink is in its place").into(),
+        _ if error.kind() == io::ErrorKind::InvalidInput => Damage("it is no regular file").into(),
         _ => error,
     })
 }

@@ -60,7 +60,7 @@ fn coding() -> impl Strategy<Value = Coding> {
     ]
 }
 
-/// End of the payloads of the objects that the indexes here belong to.
+/// End of the payloads of the objects of these indexes.
 const PAYLOAD_END: u64 = 1 << 40;
 
 fn tiles(bytes: u64, seed: u64) -> Vec<Tile> {
@@ -75,7 +75,7 @@ fn tiles(bytes: u64, seed: u64) -> Vec<Tile> {
 }
 
 prop_compose! {
-    /// A tensor with the bytes between it and the one before.
+    /// A tensor, and the size of the gap before it.
     fn tensor()(
         path in ".{0,12}",
         dtype in 0..Dtype::ALL.len(),
@@ -93,7 +93,7 @@ prop_compose! {
         let role = Role::ALL[role];
         let len = len - len % dtype.size() as u64;
         let factors = coding.has_factors().then(|| tiles(1, !seed)[0]);
-        // Factors are believed for as many elements as there are only.
+        // Factors are only accepted for existing elements.
         let shape = if factors.is_some() { vec![len / dtype.size() as u64] } else { shape };
         let tiles = tiles(len, seed);
         let bound = if coding.is_lossy() { bound } else { 0.0 };
@@ -102,7 +102,8 @@ prop_compose! {
     }
 }
 
-/// A tensor that some others need beside it, in the ways that there are; their numbers are relative until they are `numbered`.
+/// A tensor with the tensors that need it beside them, in all ways that exist. Their numbers are relative until they
+/// are `numbered`.
 fn family(((gap, tensor), ways): ((u64, TensorEntry), u8)) -> Vec<(u64, TensorEntry)> {
     let of_lattice = tensor.dtype.is_lattice_float();
     let mut family = vec![(gap, tensor.clone())];
@@ -148,7 +149,7 @@ prop_compose! {
     }
 }
 
-/// What the readers of an index rely on.
+/// The guarantees for readers of an index.
 fn is_sound(index: &Index, len: u64) {
     let mut end = 0;
     let within = |tiles: &[Tile], bytes: u64| {
@@ -210,7 +211,7 @@ proptest! {
         prop_assert_eq!(Index::decode(&bytes, len, PAYLOAD_END), Ok(index));
     }
 
-    /// Its checksum is the footer's; without it a reader must still never panic or believe what is not sound.
+    /// The checksum is in the footer. Without it a reader must still never panic or accept an unsound index.
     #[test]
     fn a_changed_index_is_refused_or_sound((index, len) in index(), mask in 1u8..) {
         let bytes = index.encode();
@@ -225,11 +226,12 @@ proptest! {
         let mut longer = bytes.clone();
         longer.push(0);
         prop_assert!(Index::decode(&longer, len, PAYLOAD_END).is_err());
-        // Of a shorter file, or of one whose payloads end earlier.
+        // With a shorter file, or with payloads that end earlier.
         if let Ok(index) = Index::decode(&bytes, len / 2, PAYLOAD_END) {
             is_sound(&index, len / 2);
         }
-        let stored = index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
+        let stored =
+            index.tensors.iter().flat_map(|t| &t.tiles).chain(&index.skeleton).map(|t| t.offset + u64::from(t.stored));
         if let Some(end) = stored.max() {
             prop_assert!(end == 0 || Index::decode(&bytes, len, end - 1).is_err());
         }
@@ -277,7 +279,7 @@ fn what_lies_about_its_tensors_is_refused() {
     }
 }
 
-/// A later version may add fields, and says of each whether this one may do without it.
+/// A later version may add fields, and states for each whether this version may ignore it.
 #[test]
 fn a_later_field_is_skipped_or_refused() {
     let (index, len) = one_tensor();
@@ -294,7 +296,8 @@ fn a_later_field_is_skipped_or_refused() {
 fn counts_beyond_what_follows_are_refused() {
     let (index, len) = one_tensor();
     let bytes = index.encode();
-    // The four texts are empty: the lengths of these, the generations, the number of tensors, the first one's path.
+    // The four texts are empty. The bytes are their lengths, the generations, the number of tensors, and the first
+    // tensor's path.
     for at in [0, 1, 2, 3, 5] {
         for lie in [&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1][..], &[0xff, 0xff, 3], &[0xe8, 7]] {
             let changed = [&bytes[..at], lie, &bytes[at + 1..]].concat();
@@ -321,7 +324,7 @@ fn an_unfinished_object_leaves_nothing_and_is_none() {
     let id = writer.id();
     writer.put(b"payload", 0).unwrap();
     writer.close(&Index::default()).unwrap();
-    // Closed but without its header: renamed by hand, nobody takes it for an object.
+    // Closed but without its header: even renamed by hand, it is not accepted as an object.
     let path = path_of(&objects, id);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::copy(tmp.join(format!("object-{id}")), &path).unwrap();
@@ -330,7 +333,8 @@ fn an_unfinished_object_leaves_nothing_and_is_none() {
     assert_eq!(std::fs::read_dir(&tmp).unwrap().count(), 0);
 }
 
-/// A crafted index of 46 MB, which compresses to nothing, would claim so many tensors that their entries take a gigabyte.
+/// A crafted index of 46 MB, which compresses to nothing, would claim so many tensors that their entries take a
+/// gigabyte.
 #[test]
 fn a_number_of_tensors_that_no_file_has_is_not_believed() {
     let count = index::MAX_TENSORS + 1;

@@ -8,10 +8,10 @@ use crate::hash::xxh3_64;
 use crate::store::beneath;
 use crate::store::durable::{CrashPoint, DeviceFile, Io, forget_pages, parent};
 
-/// Level of zstd for the index: it is small, and read as a whole at every open.
+/// zstd level for the index: it is small, and read as a whole at every open.
 const INDEX_LEVEL: i32 = 3;
 
-/// The steps of an object that is made.
+/// The crash points of writing an object.
 #[derive(Clone, Copy)]
 struct Steps {
     written: CrashPoint,
@@ -36,7 +36,7 @@ const REPAIRED: Steps = Steps {
     in_place: CrashPoint::RepairInPlace,
 };
 
-/// An object under construction. Dropped before [`ObjectWriter::finish`], it leaves nothing.
+/// An object under construction. If dropped before [`ObjectWriter::finish`], it leaves nothing.
 pub struct ObjectWriter {
     io: Io,
     path: PathBuf,
@@ -49,41 +49,27 @@ pub struct ObjectWriter {
 
 impl ObjectWriter {
     /// Starts an object in the directory `tmp`.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn create(tmp: &Path) -> io::Result<ObjectWriter> {
         ObjectWriter::create_on(&Io::disk(), tmp)
     }
 
     /// [`ObjectWriter::create`] on another device than the disk.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn create_on(io: &Io, tmp: &Path) -> io::Result<ObjectWriter> {
         ObjectWriter::begin(io, tmp, Id::random()?, NEW)
     }
 
-    /// Starts another encoding of an object that exists: it decodes to the same, and takes its name when it is finished.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Starts another encoding of an existing object. It decodes to the same bytes, and takes the object's name when
+    /// finished.
     pub fn rewrite(tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
         ObjectWriter::rewrite_on(&Io::disk(), tmp, id)
     }
 
     /// [`ObjectWriter::rewrite`] on another device than the disk.
-    ///
-    /// # Errors
-    /// What the device reports.
     pub fn rewrite_on(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
         ObjectWriter::begin(io, tmp, id, AGAIN)
     }
 
-    /// [`ObjectWriter::rewrite_on`] for an object that is damaged. What an earlier attempt left in `tmp` goes.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// [`ObjectWriter::rewrite_on`] for a damaged object. Removes the file of an earlier attempt from `tmp`.
     pub fn repair_on(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
         io.remove(&in_tmp(tmp, id), REPAIRED.written)?;
         ObjectWriter::begin(io, tmp, id, REPAIRED)
@@ -95,33 +81,27 @@ impl ObjectWriter {
         Ok(ObjectWriter { io: io.clone(), path, file, id, steps, end: HEADER_BYTES as u64, finished: false })
     }
 
-    /// The new object's name.
+    /// The new object's id.
     pub fn id(&self) -> Id {
         self.id
     }
 
-    /// Where the next payload goes.
+    /// Offset of the next payload.
     pub fn position(&self) -> u64 {
         self.end
     }
 
-    /// Bytes of the object's file, once it is closed.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Length of the object's file, once closed.
     pub fn file_len(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
 
-    /// Takes back what was put since the position was `to`.
+    /// Discards the payloads after position `to`.
     pub fn rewind(&mut self, to: u64) {
         self.end = to.clamp(HEADER_BYTES as u64, self.end);
     }
 
-    /// Appends the payload of one tile that decodes to bytes with this xxh3-64.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Appends the payload of one tile. `decoded_hash` is the xxh3-64 of its decoded bytes.
     pub fn put(&mut self, payload: &[u8], decoded_hash: u64) -> io::Result<Tile> {
         let stored = u32::try_from(payload.len()).map_err(io::Error::other)?;
         self.file.write_all_at(payload, self.end, self.steps.written)?;
@@ -130,11 +110,8 @@ impl ObjectWriter {
         Ok(tile)
     }
 
-    /// Writes index and footer and makes them durable; then reads them back from the device. The header does not
-    /// exist yet: a crash here leaves a file that nobody takes for an object.
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Writes index and footer, makes them durable, and reads them back from the device. The header does not exist yet:
+    /// a crash here leaves a file that is no object.
     pub fn close(&mut self, index: &Index) -> io::Result<()> {
         let bytes = index.encode();
         let stored = zstd::bulk::compress(&bytes, INDEX_LEVEL)?;
@@ -145,7 +122,7 @@ impl ObjectWriter {
             index_hash: xxh3_64(&stored),
             id: self.id,
         };
-        // Payloads that were taken back may reach further.
+        // Discarded payloads may reach further.
         self.file.set_len(self.end, self.steps.written)?;
         self.file.write_all_at(&stored, self.end, self.steps.written)?;
         self.file.write_all_at(&footer.encode(), self.end + stored.len() as u64, self.steps.written)?;
@@ -154,35 +131,33 @@ impl ObjectWriter {
         Ok(())
     }
 
-    /// The closed object as a reader will find it, with the header it is going to get.
+    /// Opens the closed object as a reader does, with its future header.
     ///
     /// # Errors
-    /// What the device reports, or damage already.
+    /// `InvalidData` if it is already damaged.
     pub fn reopen(&self, header: Header) -> io::Result<Object> {
         Object::with_header(self.io.open(&self.path)?, header)
     }
 
-    /// Writes the header and makes it durable, and gives the object its name in `objects`: from here on it exists. An
-    /// earlier encoding of that name is replaced, in one rename: *a crash here leaves the one or the other.*
-    ///
-    /// # Errors
-    /// What the device reports.
+    /// Writes the header and makes it durable, then gives the object its name in `objects`: from here on it exists. One
+    /// rename replaces an earlier encoding of that name: *a crash here leaves one or the other.*
     pub fn finish(mut self, header: &Header, objects: &Path) -> io::Result<()> {
         self.file.write_all_at(&header.encode(), 0, self.steps.completed)?;
         self.file.sync(self.steps.completed)?;
         let target = super::reader::path_of(objects, self.id);
         let shard = parent(&target);
-        // Also where the shard exists: whoever made it may have been killed before its name was durable. Not where the
-        // object does, which was published in it.
+        // Also sync an existing shard: its creator may have been killed before its name was durable. An existing object
+        // proves that its shard is durable.
         if !target.exists() {
             self.io.make_dirs(shard, 0o700, CrashPoint::ShardMade)?;
             self.io.sync_dir(objects, CrashPoint::ShardMade)?;
         }
-        // Not where a link leads to.
+        // Never through a symlink.
         let name = Path::new(shard.file_name().unwrap_or_default());
         beneath::open(objects, name, libc::O_PATH | libc::O_DIRECTORY)?;
         self.io.publish(&self.path, &target, self.steps.in_place).inspect_err(|_| {
-            // Perhaps it has its name already, and nobody will use it. Another encoding is as good as the one before.
+            // It may already have its name, and nobody will use it. If it is another encoding, it is as good as the one
+            // before.
             if self.steps.in_place == NEW.in_place {
                 self.io.discard(&target, self.steps.in_place);
             }
@@ -192,7 +167,7 @@ impl ObjectWriter {
     }
 }
 
-/// Where an object lies while it is written.
+/// Path of an object while it is written.
 fn in_tmp(tmp: &Path, id: Id) -> PathBuf {
     tmp.join(format!("object-{id}"))
 }

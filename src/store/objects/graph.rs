@@ -1,4 +1,4 @@
-//! Parents and children: what is garbage, and which state is to be merged over ones that nobody names.
+//! Parents and children: finds garbage, and finds states to merge over ancestors that no file names.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Weak;
@@ -6,24 +6,24 @@ use std::sync::Weak;
 use super::{Inside, Known, MAX_CHAIN, Objects};
 use crate::store::object::{Header, Id};
 
-/// States looked at to find another parent: a run may have thousands.
+/// Candidates examined for another parent: a run may have thousands of states.
 const SIBLINGS_LOOKED_AT: usize = 64;
 
-/// Objects that nobody names any more but others are differences to, connected with one another, and who needs them.
+/// A connected group of objects that no file names but that others are differences to, and the objects that need them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merge {
-    /// What the first of them is a difference to; none where the chain begins.
+    /// The parent of the topmost one; `None` if the chain begins there.
     pub above: Option<Id>,
-    /// The objects that can go.
+    /// The objects that can be removed.
     pub dying: Vec<Id>,
-    /// Those that are differences to one of them, by modification time.
+    /// Objects outside the group that are differences to one inside it, by modification time.
     pub heirs: Vec<Id>,
-    /// Whether each of them has one child only: then merging takes less room, whatever they hold.
+    /// True if each object of the group has only one child: a merge then always saves space.
     pub is_line: bool,
 }
 
 impl Objects {
-    /// What is to be merged next, and how many heirs there are in all that wait for it.
+    /// The next merge, and the number of heirs in all waiting merges.
     pub fn next_merge(&self, keep: &HashSet<Id>) -> (Option<Merge>, usize) {
         if self.frozen().is_some() {
             return (None, 0);
@@ -31,13 +31,13 @@ impl Objects {
         let inside = self.lock();
         let dies = |id: &Id| !keep.contains(id) && !inside.shared.contains(id);
         let dying: HashSet<Id> = inside.unnamed.iter().copied().filter(dies).collect();
-        // Those that were put off come along with the first of their neighbours that was not.
+        // Deferred objects join the merge of a neighbour that is not deferred.
         let mut rest: BTreeSet<Id> = dying.difference(&inside.deferred).copied().collect();
         let (mut next, mut pending) = (None, 0);
         while let Some(first) = rest.pop_first() {
             let merge = inside.merge_around(first, &dying);
             rest.retain(|id| !merge.dying.contains(id));
-            // Without heirs they go by themselves, or they are a circle.
+            // Without heirs the group is plain garbage, or a cycle.
             pending += merge.heirs.len();
             if next.is_none() && !merge.heirs.is_empty() {
                 next = Some(merge);
@@ -46,9 +46,9 @@ impl Objects {
         (next, pending)
     }
 
-    /// Other objects that a state could become a difference to, as cheaply read as what it is a difference to now, and with
-    /// at most `deepest` objects below them: the nearest older ones of its lineage and with the same tensors. After a
-    /// keyframe went, one of them has its K.
+    /// Other possible parents of a state, with chains no longer than its present parent's and at most `deepest` objects
+    /// below them. These are the nearest older states of its lineage, and of the same tensors. After a keyframe was
+    /// removed, one of them has its K.
     pub fn siblings(&self, child: Id, deepest: u32, keep: &HashSet<Id>) -> Vec<Id> {
         let inside = self.lock();
         let Some(known) = inside.known.get(&child) else { return Vec::new() };
@@ -65,9 +65,9 @@ impl Objects {
         own.into_iter().chain(same).collect()
     }
 
-    /// Whether an object may become a difference to another heir of the same merge: both are there, the one does not need
-    /// the other, and its chain does not become longer than it is. An heir that still waits to be merged itself will have
-    /// the chain of what is above all.
+    /// True if an object may become a difference to another heir of the same merge. Both must exist, the heir must not
+    /// need the object, and the object's chain must not become longer. An heir that is not merged yet will have the
+    /// chain of the merge's `above`.
     pub fn can_follow(&self, child: Id, heir: Id, merge: &Merge) -> bool {
         let inside = self.lock();
         let Some(known) = inside.known.get(&heir).filter(|_| inside.known.contains_key(&child)) else { return false };
@@ -78,14 +78,14 @@ impl Objects {
         depth <= inside.deepest_parent(child) && !inside.is_below(heir, child)
     }
 
-    /// How many objects may be below the first heir at most, so that all others can follow it.
+    /// Maximum number of objects below the first heir such that all other heirs can follow it.
     pub fn roof(&self, merge: &Merge) -> u32 {
         let inside = self.lock();
         merge.heirs.iter().map(|heir| inside.deepest_parent(*heir)).min().unwrap_or(0)
     }
 
-    /// Of states that are the same, saved by many, the one that the others are differences to: a chain of twins would be
-    /// as long as there are ranks. Bounded: a damaged store may have a circle.
+    /// The first of identical states that many ranks saved; the others become differences to it. Otherwise a chain of
+    /// twins would be as long as the number of ranks. Bounded: a damaged store may have a cycle.
     pub fn first_of_twins(&self, state: Header) -> Header {
         let inside = self.lock();
         let position = state.position;
@@ -95,17 +95,17 @@ impl Objects {
         twins.take_while(|twin| twin.position == position).last().unwrap_or(state)
     }
 
-    /// Objects that are differences to this one.
+    /// Number of objects that are differences to this one.
     pub fn children(&self, id: Id) -> usize {
         self.lock().known.get(&id).map_or(0, |known| known.children.len())
     }
 
-    /// Leaves these objects until others beside them have lost their names, too.
+    /// Postpones the merge of these objects until others beside them lose their names too.
     pub fn defer(&self, ids: &[Id]) {
         self.lock().deferred.extend(ids);
     }
 
-    /// Leaves these objects as they are, though nobody names them: merging would take more room.
+    /// Keeps these objects although no file names them: a merge would take more space.
     pub fn share(&self, ids: &[Id]) {
         self.lock().shared.extend(ids);
     }
@@ -120,7 +120,7 @@ impl Inside {
         self.known.insert(id, Known { header, stored, names: 0, children: Vec::new(), open: Weak::new() });
     }
 
-    /// Enters the children of all, once all are known.
+    /// Enters the children of all objects, once all are known.
     pub(super) fn connect(&mut self) {
         let edges: Vec<(Option<Id>, Id)> = self.known.values().map(|k| (k.header.parent, k.header.id)).collect();
         edges.into_iter().for_each(|(parent, child)| self.adopt(parent, child));
@@ -128,11 +128,11 @@ impl Inside {
 
     pub(super) fn adopt(&mut self, parent: Option<Id>, child: Id) {
         let Some(parent) = parent else { return };
-        // What was decided about it was decided with other children.
+        // Earlier decisions about the parent assumed other children.
         self.shared.remove(&parent);
         self.deferred.remove(&parent);
         match self.known.get_mut(&parent) {
-            // Once, however often it is tried.
+            // A repeated attempt adds the child only once.
             Some(known) if known.children.contains(&child) => {}
             Some(known) => known.children.push(child),
             None => {
@@ -155,24 +155,24 @@ impl Inside {
         of.into_iter().flatten().filter_map(|(_, id)| self.known.get(id)).map(|known| known.header.clone()).collect()
     }
 
-    /// Objects below this one. Bounded: a damaged store may have a circle.
+    /// Number of objects below this one. Bounded: a damaged store may have a cycle.
     pub(super) fn depth(&self, id: Id) -> u32 {
         let parent = |id: &Id| self.known.get(id).and_then(|known| known.header.parent);
         std::iter::successors(Some(id), parent).skip(1).take(MAX_CHAIN as usize).count() as u32
     }
 
-    /// Objects below what this one is a difference to: another parent must not have more, or chains would grow.
+    /// Number of objects below this one's parent. Another parent must not have more, or chains would grow.
     fn deepest_parent(&self, id: Id) -> u32 {
         self.known.get(&id).and_then(|known| known.header.parent).map_or(0, |parent| self.depth(parent))
     }
 
-    /// Whether `id` is `ancestor` or a difference to it, however many steps removed.
+    /// True if `id` is `ancestor` or one of its descendants.
     fn is_below(&self, id: Id, ancestor: Id) -> bool {
         let parent = |id: &Id| self.known.get(id).and_then(|known| known.header.parent);
         std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).any(|id| id == ancestor)
     }
 
-    /// Whether a file needs this object.
+    /// True if a file needs this object.
     pub(super) fn is_live(&self, id: Id) -> bool {
         let (mut rest, mut seen) = (vec![id], HashSet::new());
         while let Some(id) = rest.pop() {
@@ -185,7 +185,7 @@ impl Inside {
         false
     }
 
-    /// Takes at most `most` objects out that nobody names or needs.
+    /// Takes at most `most` objects out that no file names and no object needs.
     pub(super) fn take_garbage(&mut self, keep: &HashSet<Id>, most: usize) -> Vec<Id> {
         let is_garbage = |inside: &Inside, id: &Id| {
             !keep.contains(id) && inside.known.get(id).is_some_and(|k| k.names == 0 && k.children.is_empty())
@@ -211,7 +211,7 @@ impl Inside {
         taken
     }
 
-    /// The dying objects that are connected with `id`, and who needs them.
+    /// The group of dying objects that are connected with `id`, and its heirs.
     fn merge_around(&self, id: Id, dying: &HashSet<Id>) -> Merge {
         let parent = |id: Id| self.known.get(&id).and_then(|known| known.header.parent);
         let (mut top, mut seen) = (id, HashSet::from([id]));

@@ -59,7 +59,8 @@ impl Store {
         self.objects.replace(writer, Header { parent, ..former }, 1).unwrap();
     }
 
-    /// Collects and merges until nothing is left to do, always with the last parent that may be; the number of merges.
+    /// Collects and merges until nothing is left to do, always with the last permitted parent; returns the number of
+    /// merges.
     fn settle(&self, keep: &HashSet<Id>) -> usize {
         for merges in 0.. {
             while !collect(&self.objects, keep).is_empty() {}
@@ -88,8 +89,8 @@ impl Store {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever tree of states there is and whatever is named in it: what is named stays, in its order, nothing else does,
-    /// nobody's chain becomes longer, and the table says what a fresh look at the directory says.
+    /// For any tree of states and any named ones: the named ones stay, in their order, and nothing else does. No chain
+    /// becomes longer, and the table equals a fresh look at the directory.
     #[test]
     fn what_is_named_stays_and_nothing_else(
         parents in vec(proptest::option::of(0usize..100), 1..40),
@@ -141,11 +142,11 @@ fn nothing_goes_while_what_files_need_is_missing() {
     fs::remove_file(crate::store::object::path_of(&store.dir.path().join("objects"), middle)).unwrap();
     let objects = store.reload(&[leaf]);
     let keep = HashSet::new();
-    // Perhaps the object comes back from a backup; then its parent must be there.
+    // The object may come back from a backup; its parent must exist then.
     assert!(objects.frozen().is_some());
     assert!(collect(&objects, &keep).is_empty());
     assert_eq!(objects.next_merge(&keep), (None, 0));
-    // The file that cannot be read is removed: nobody needs the missing one any more.
+    // The unreadable file is removed: nothing needs the missing object any more.
     objects.unname(leaf);
     assert_eq!(objects.frozen(), None);
     let mut gone = collect(&objects, &keep);
@@ -153,7 +154,7 @@ fn nothing_goes_while_what_files_need_is_missing() {
     gone.sort();
     expected.sort();
     assert_eq!(gone, expected);
-    // A file that names an object which is not there.
+    // A file that names a missing object.
     let objects = store.reload(&[middle]);
     assert!(objects.frozen().is_some());
     objects.unname(middle);
@@ -192,7 +193,7 @@ fn twins_that_are_differences_to_each_other_do_not_hang() {
 #[test]
 fn an_heir_does_not_follow_one_with_a_longer_chain() {
     let store = Store::new();
-    // The first heir hangs on a long chain of states that go, the second on the keyframe that goes.
+    // The first heir depends on a long chain of dying states, the second on the dying keyframe.
     let keyframe = store.add(None, 0);
     let middle = store.add(Some(keyframe), 1);
     let end = store.add(Some(middle), 2);
@@ -204,7 +205,7 @@ fn an_heir_does_not_follow_one_with_a_longer_chain() {
     let keep = HashSet::new();
     let merge = store.objects.next_merge(&keep).0.unwrap();
     assert_eq!(merge.heirs, [first, second]);
-    // It will be a keyframe; the other can follow it, unless it becomes a difference to something else.
+    // It will be a keyframe. The other can follow it, unless it becomes a difference to something else.
     assert!(store.objects.can_follow(second, first, &merge));
     assert_eq!(store.objects.roof(&merge), 0);
     assert_eq!(store.objects.siblings(first, u32::MAX, &keep), [deep]);
@@ -243,7 +244,7 @@ fn a_new_parent_stays_when_the_directory_could_not_be_synced_after_the_rename() 
     let mut writer = ObjectWriter::rewrite(&store.dir.path().join("tmp"), heir).unwrap();
     writer.close(&Index::default()).unwrap();
     let header = Header { parent: Some(other), ..store.objects.get(heir).unwrap().0 };
-    // Names can be changed in it, but it cannot be opened: as when there is no descriptor left, or its sync fails.
+    // Names in it can be changed, but it cannot be opened: as without free descriptors, or if its sync fails.
     let objects = store.dir.path().join("objects");
     let shard = crate::store::object::path_of(&objects, heir).parent().unwrap().to_path_buf();
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -259,7 +260,7 @@ fn a_new_parent_stays_when_the_directory_could_not_be_synced_after_the_rename() 
     mode(&shard, 0o755);
     assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     assert_eq!(Object::header_of(&objects, heir).unwrap().0.parent, Some(other));
-    // The file that named the new parent goes before the next try.
+    // The file that named the new parent is removed before the next attempt.
     store.objects.unname(other);
     collect(&store.objects, &HashSet::new());
     assert!(Object::header_of(&objects, other).is_ok(), "what the object on the device is a difference to is gone");

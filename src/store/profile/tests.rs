@@ -32,11 +32,11 @@ fn the_first_rule_that_matches_path_and_role_decides() {
     assert_eq!(profiles.words(), "compact; exact: other, ema; balanced: second_moment");
     assert_eq!(profiles.expected_restores(), Some(7));
     assert_eq!((profiles.finest(), profiles.coarsest()), (Profile::Exact, Profile::Compact));
-    // Within the directory only, not below.
+    // Only directly in the directory, not below.
     assert_eq!(settings.profiles(Path::new("run/a/step_1.pt")).of(Role::Ema), Profile::Balanced);
     assert_eq!(settings.profiles(Path::new("x.pt")).words(), "compact; exact: other");
     assert_eq!(profiles.overridden(Profile::Balanced).words(), "balanced");
-    // One restore more than the rule for averages expects; exact stays exact. Of all others seven are expected.
+    // One restore more than the rule for averages expects; exact stays exact. All others expect seven.
     assert_eq!(profiles.in_force(8).of(Role::Weight), Profile::Exact);
     assert_eq!(profiles.in_force(7).of(Role::Weight), Profile::Balanced);
 }
@@ -78,7 +78,7 @@ proptest! {
         let used = Profile::in_force(asked, Some(expected), seen);
         prop_assert!(used <= asked);
         prop_assert!(Profile::in_force(asked, Some(expected), seen.saturating_add(more)) <= used);
-        // More that were expected from the beginning: not coarser, as long as neither was exceeded.
+        // A larger expectation from the start never gives a coarser profile, as long as neither is exceeded.
         if seen <= expected {
             prop_assert!(Profile::in_force(asked, Some(expected.saturating_add(more)), seen) <= used);
             prop_assert!(f64::from(expected) * used.iterations_per_restore() <= BUDGET);
@@ -86,9 +86,11 @@ proptest! {
             prop_assert!(used < asked || used == Profile::Exact);
             prop_assert!(f64::from(seen) * used.iterations_per_restore() <= BUDGET);
         }
-        // Whoever asks for a finer one never gets a coarser one for it.
+        // A request for a finer profile never gives a coarser one.
         let (finer, coarser) = (asked.min(other), asked.max(other));
-        prop_assert!(Profile::in_force(finer, Some(expected), seen) <= Profile::in_force(coarser, Some(expected), seen));
+        prop_assert!(
+            Profile::in_force(finer, Some(expected), seen) <= Profile::in_force(coarser, Some(expected), seen)
+        );
         prop_assert_eq!(Profile::in_force(asked, None, seen), asked);
     }
 }

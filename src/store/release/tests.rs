@@ -54,7 +54,7 @@ impl Fixture {
         Prepared::new(self.store(), Path::new(PATH), &metadata, &stub).unwrap().unwrap()
     }
 
-    /// As after a crash: what lies in `tmp/` stays there.
+    /// As after a crash: files in `tmp/` stay there.
     fn crash(&mut self, prepared: Prepared) {
         std::mem::forget(prepared);
         self.store = None;
@@ -70,7 +70,7 @@ impl Fixture {
         Stub::read(&File::open(self.path()).unwrap(), self.store().id()).unwrap()
     }
 
-    /// The directory is changed by somebody.
+    /// Changes the directory like a program.
     fn stir(&self) {
         let path = self.path().with_file_name("other");
         fs::write(&path, "x").unwrap();
@@ -186,7 +186,7 @@ fn a_note_is_void_for_another_stub_and_for_no_file() {
         fs::rename(&prepared.stub, fixture.path()).unwrap();
         fixture.crash(prepared);
         fixture.reopen();
-        // The same stub stands there, but this note is of another object's.
+        // The same stub is there, but this note has another object.
         let note =
             StubNote { path: PATH.into(), object: Id([8; 16]), times: Times { accessed: (1, 2), modified: (3, 4) } };
         fs::write(fixture.store().tmp().join("times-a"), note.encode()).unwrap();
@@ -237,7 +237,7 @@ fn a_note_comes_back_and_no_changed_one_does() {
     }
 }
 
-/// A stub of the store outside of its tree, in a directory whose times are to stay what they are.
+/// A stub of the store outside its tree, in a directory whose times must not change.
 #[test]
 fn a_note_reaches_nothing_outside_of_the_tree() {
     let mut fixture = Fixture::new();

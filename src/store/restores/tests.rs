@@ -39,7 +39,7 @@ fn it_is_bounded() {
         (0..20).for_each(|n| restores.restored(lineage, 20 * lineage as i64 + n, n as u32, &long));
     }
     assert_eq!(restores.all().count(), MOST_LINEAGES);
-    // Those that went were restored first.
+    // The dropped ones were restored first.
     assert!(restores.get(9).is_none() && restores.get(10).is_some());
     let known = restores.get(10).unwrap();
     assert_eq!((known.restores, known.events.len(), known.before, known.origin.len()), (20, MOST_EVENTS, 12, 254));
@@ -69,12 +69,14 @@ proptest! {
     #[test]
     fn what_is_written_is_read(calls in vec((0u64..4, 0i64..100, 0u32..9, "\\PC{0,20}"), 0..40)) {
         let mut restores = Restores::default();
-        calls.iter().for_each(|(lineage, at, generations, origin)| restores.restored(*lineage, *at, *generations, origin));
+        calls
+            .iter()
+            .for_each(|(lineage, at, generations, origin)| restores.restored(*lineage, *at, *generations, origin));
         prop_assert_eq!(Restores::decode(&restores.encode()), Ok(restores.clone()));
         for lineage in 0..4 {
             let mut of = calls.iter().filter(|call| call.0 == lineage);
             prop_assert_eq!(restores.seen(lineage) as usize, of.clone().count());
-            // Whatever is sealed now descends from the last of them.
+            // New states descend from the last restored one.
             let last = of.next_back().map_or(0, |call| call.2 + 1);
             prop_assert_eq!(restores.generations(lineage, i64::MAX), last);
         }

@@ -1,5 +1,5 @@
-//! Retention: which checkpoints stay, by the rules of `stepfs.toml`. Pure: `rules` reads and checks what users wrote,
-//! `plan` decides from facts that somebody else gathered. What goes is removed by the archive.
+//! Retention: the rules of `stepfs.toml` decide which checkpoints stay. Pure: `rules` parses and checks the user's
+//! text, and `plan` decides from facts that the caller gathers. The archive removes the rest.
 //!
 //! Whatever the rules say, the newest complete checkpoint of a series and everything pinned stay.
 

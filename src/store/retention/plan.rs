@@ -1,8 +1,11 @@
 //! Decides which checkpoints stay. Pure: facts in, a verdict for each out.
 //!
-//! The checkpoints that one rule matches and that differ in their step only are a *series*, ordered by step, then by
-//! modification time. What must never go, whatever a rule says: what is pinned; the newest complete one; what is newer
-//! than that, for it may still be being written; the complete one that was written last, should steps have begun anew.
+//! The checkpoints that match one rule and differ only in their step are a *series*, ordered by step, then by
+//! modification time. No rule ever removes these:
+//! - a pinned checkpoint;
+//! - the newest complete one;
+//! - one newer than that, since it may still be being written;
+//! - the complete one that was written last, in case steps began anew.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,47 +13,47 @@ use std::path::PathBuf;
 
 use super::Rule;
 
-/// Between two files of one checkpoint no job pauses longer than this, nanoseconds: what nobody has changed for an hour
-/// is not being written.
+/// No job pauses longer than this between two files of one checkpoint, nanoseconds. A checkpoint that did not change
+/// for an hour is not being written.
 pub const SETTLED_NS: i64 = 3600 * 1_000_000_000;
 
-/// What a checkpoint is in the tree.
+/// The kind of a checkpoint in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// One file, or all shards of one name beside each other.
     File,
-    /// A directory with all that is in it.
+    /// A directory with all its content.
     Directory,
 }
 
-/// One checkpoint as it was found.
+/// One checkpoint as found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// Path inside the tree; of several shards, with `*` for their number.
+    /// Path inside the tree; for shards, with `*` for their number.
     pub path: PathBuf,
-    /// Index of the first rule that matches.
+    /// Index of the first matching rule.
     pub rule: usize,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// The same for all of one series.
+    /// The same for all checkpoints of one series.
     pub series: Vec<u8>,
     /// Its place in the series: all numbers that count training.
     pub steps: Vec<u64>,
-    /// The one of them that `keep_every` divides; `u64::MAX`: larger than that.
+    /// The one that `keep_every` divides; `u64::MAX` also stands for larger numbers.
     pub step: Option<u64>,
-    /// When its newest file was changed; of a directory without files, when that was. Nanoseconds since 1970.
+    /// Last change of its newest file, or of the directory itself if it has no files. Nanoseconds since 1970.
     pub modified_ns: i64,
-    /// Regular files in it.
+    /// Number of regular files in it.
     pub files: u64,
-    /// Bytes that programs see.
+    /// Size that programs see.
     pub bytes: u64,
     /// A file of it is open for writing, or not durable yet.
     pub being_written: bool,
-    /// A shard is not there, or bytes of a released file.
+    /// A shard or the bytes of a released file are missing.
     pub lacks: bool,
-    /// It has as many entries as the names of them say, and at least one: what ElasticDL calls valid.
+    /// True for a version that ElasticDL calls valid: it has as many entries as their names say, and at least one.
     pub is_version: bool,
-    /// It, something above it or something in it is pinned.
+    /// The checkpoint, something above it or something in it is pinned.
     pub pinned: bool,
 }
 
@@ -65,11 +68,11 @@ pub enum Keep {
     Newest,
     /// Newer than that, and not complete.
     NotComplete,
-    /// Complete, and none was written after it.
+    /// Complete, and written last.
     WrittenLast,
     /// Written after the newest, a moment ago: steps have begun anew.
     JustWritten,
-    /// Less than so many complete ones are newer.
+    /// Fewer complete ones than this are newer.
     Last(u64),
     /// Its step is a multiple of this.
     Every(u64),
@@ -77,7 +80,7 @@ pub enum Keep {
     For(String),
     /// `keep_checkpoint_max = 0`.
     All,
-    /// `keep_checkpoint_max` speaks of directories.
+    /// `keep_checkpoint_max` only applies to directories.
     NoVersion,
 }
 
@@ -100,17 +103,17 @@ impl fmt::Display for Keep {
     }
 }
 
-/// What becomes of a checkpoint.
+/// The decision about a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It stays.
     Keep(Keep),
-    /// It goes: what the rule would have kept, in words.
+    /// It is removed; the text names the limits it failed.
     Remove(String),
 }
 
 impl Verdict {
-    /// Whether it goes.
+    /// True if it is removed.
     pub fn removes(&self) -> bool {
         matches!(self, Verdict::Remove(_))
     }
@@ -118,8 +121,8 @@ impl Verdict {
 
 /// A verdict for each of `units`, whose rules are in `rules`, at the time `now_ns` (since 1970).
 ///
-/// Planned again for what is left, it removes nothing: completeness is judged by what stands before a checkpoint, so
-/// each answer is itself planned until nothing more goes.
+/// A second plan for the remaining checkpoints removes nothing. Completeness depends on the checkpoints before, so each
+/// result is planned again until nothing more is removed.
 pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
     let mut series: BTreeMap<(usize, Kind, &[u8]), Vec<usize>> = BTreeMap::new();
     for (at, unit) in units.iter().enumerate() {
@@ -136,7 +139,7 @@ pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
     verdicts
 }
 
-/// Decides for the members of one series, oldest first; answers those that are left if any goes.
+/// Decides for the members of one series, oldest first. Returns the remaining ones if any is removed.
 fn one_pass(
     units: &[Unit],
     rule: &Rule,
@@ -148,7 +151,7 @@ fn one_pass(
     let newest = complete.iter().rposition(|complete| *complete);
     let of_complete = members.iter().zip(&complete).filter(|(_, complete)| **complete).map(|(&at, _)| at);
     let last_written = of_complete.max_by_key(|&at| (units[at].modified_ns, at == members[newest.unwrap_or(0)]));
-    // Complete ones that are newer than the one looked at.
+    // Number of complete ones that are newer than the current one.
     let mut newer = 0;
     let mut stay = Vec::new();
     for (place, &at) in members.iter().enumerate().rev() {
@@ -157,9 +160,9 @@ fn one_pass(
             _ if unit.pinned => Some(Keep::Pinned),
             _ if unit.being_written => Some(Keep::BeingWritten),
             _ if newest == Some(place) => Some(Keep::Newest),
-            // A checkpoint that was half removed when the power went is never taken for one that is half written: it
-            // is older than a complete one by its step, and by the times of its files, which removing others does not
-            // change. Of an empty directory only its own time is left; it waits for an hour.
+            // A checkpoint that was half removed at a power failure is never taken for a half-written one. Its step and
+            // the times of its files are older than a complete one's, and removing other files does not change them. An
+            // empty directory has only its own time; it waits for an hour.
             Some(newest) if place < newest => {
                 let after = unit.modified_ns > units[members[newest]].modified_ns;
                 match after && now_ns.saturating_sub(unit.modified_ns) < SETTLED_NS {
@@ -183,16 +186,16 @@ fn one_pass(
     (stay.len() < members.len()).then_some(stay)
 }
 
-/// Which members of a series are whole checkpoints that nobody writes.
+/// Which members of a series are whole checkpoints that no program writes.
 fn complete(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<bool> {
     let mut complete = Vec::with_capacity(members.len());
     // Files of the last complete one, and of the one just before.
     let (mut reference, mut before) = (0, None);
     for &at in members {
         let unit = &units[at];
-        // A program that writes several files closes each before it opens the next: between two there is nothing to
-        // see but that files are missing which the checkpoint before has. Fewer are right if that is so twice and
-        // nothing is added any more.
+        // A program that writes several files closes each before it opens the next. Between two, a checkpoint only has
+        // fewer files than the one before. Fewer files are complete if two checkpoints in a row have that number and
+        // the second has settled.
         let settled = now_ns.saturating_sub(unit.modified_ns) >= SETTLED_NS;
         let whole = unit.files >= reference || (before == Some(unit.files) && settled);
         let is_complete = match (rule.keep_checkpoint_max, unit.kind) {
@@ -208,11 +211,11 @@ fn complete(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<
     complete
 }
 
-/// Which part of the rule wants a checkpoint; `newer` complete ones are newer.
+/// The part of the rule that keeps a checkpoint; `newer` complete ones are newer.
 fn wanted(unit: &Unit, rule: &Rule, newer: u64, now_ns: i64) -> Option<Keep> {
     let last = rule.keep_last.filter(|count| newer < *count).map(Keep::Last);
     let every = || {
-        // What is too large to be told may be a multiple.
+        // A number too large for 64 bits may be a multiple.
         let multiple = |number: &u64| unit.step.is_some_and(|step| step == u64::MAX || step % number == 0);
         rule.keep_every.filter(multiple).map(Keep::Every)
     };
@@ -230,7 +233,7 @@ fn wanted(unit: &Unit, rule: &Rule, newer: u64, now_ns: i64) -> Option<Keep> {
     last.or_else(every).or_else(young).or_else(versions)
 }
 
-/// Why nothing in the rule wants a checkpoint.
+/// Why no part of the rule keeps a checkpoint.
 fn unwanted(unit: &Unit, rule: &Rule, complete: bool) -> String {
     let mut why = Vec::new();
     if !complete {

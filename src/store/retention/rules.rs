@@ -1,11 +1,11 @@
-//! `[[retention]]` in `stepfs.toml`: read, and refused when it cannot be meant.
+//! `[[retention]]` in `stepfs.toml`: parses the rules, and refuses nonsense.
 
 use std::path::Path;
 
 use globset::{GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
-/// A rule as it is written.
+/// A rule as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in crate::store) struct RuleText {
@@ -16,33 +16,33 @@ pub(in crate::store) struct RuleText {
     keep_checkpoint_max: Option<u64>,
 }
 
-/// Which checkpoints a rule speaks of, and which of them it wants. One stays when any of the `keep_*` wants it.
+/// A rule: the checkpoints that it matches, and the ones that it keeps. A checkpoint stays if any `keep_*` keeps it.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// As it is written.
+    /// As written.
     pub glob: String,
-    /// So many of the newest complete ones of each series; at least 1.
+    /// Keeps this many of the newest complete ones of each series; at least 1.
     pub keep_last: Option<u64>,
-    /// Those whose step this divides; at least 1.
+    /// Keeps those whose step is a multiple of this; at least 1.
     pub keep_every: Option<u64>,
-    /// Those that are younger than this, nanoseconds, and how it was written.
+    /// Keeps those younger than this, in nanoseconds and as written.
     pub keep_for: Option<(u64, String)>,
-    /// ElasticDL's: so many of the newest valid version directories; 0 is all.
+    /// ElasticDL's: keeps this many of the newest valid version directories; 0 keeps all.
     pub keep_checkpoint_max: Option<u64>,
     matcher: GlobMatcher,
     /// It ends in a slash: for directories only.
     directories: bool,
-    /// Its last part spells out nothing of a name: `*`, `**`.
+    /// Its last part has no literal text: `*`, `**`.
     wild: bool,
 }
 
 impl Rule {
-    /// Whether it speaks of this path inside the tree.
+    /// True if it matches this path inside the tree.
     pub fn matches(&self, path: &Path, directory: bool) -> bool {
         (directory || !self.directories) && self.matcher.is_match(path)
     }
 
-    /// Whether it would speak of any directory at all, `exp1` as well as `checkpoint-1`.
+    /// True if it would match any directory name, `exp1` as well as `checkpoint-1`.
     pub fn is_wild(&self) -> bool {
         self.wild
     }
@@ -51,7 +51,7 @@ impl Rule {
 /// Checks the rules.
 ///
 /// # Errors
-/// What is wrong, in words for whoever wrote it.
+/// A rule is wrong; the message for its author names it.
 pub(in crate::store) fn parse(texts: Vec<RuleText>) -> Result<Vec<Rule>, String> {
     texts.into_iter().map(|text| rule(&text).map_err(|why| format!("retention rule {:?}: {why}", text.glob))).collect()
 }
@@ -62,7 +62,7 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
         return Err("a glob is needed, such as \"run/checkpoint-*\"".into());
     }
     if glob.starts_with('/') || glob.starts_with("./") || glob.split('/').any(|part| part == "..") {
-        return Err("globs are matched against the path inside the mount: no `/` or `./` before it, no `..`".into());
+        return Err("a glob matches the path inside the mount: no `/` or `./` before it, no `..`".into());
     }
     let matcher = GlobBuilder::new(glob)
         .case_insensitive(true)
@@ -75,7 +75,7 @@ fn rule(text: &RuleText) -> Result<Rule, String> {
         return Err("it keeps nothing; give keep_last, keep_every, keep_for or keep_checkpoint_max".into());
     }
     if *keep_last == Some(0) {
-        return Err("keep_last = 0 cannot be had: the newest complete checkpoint always stays; say 1".into());
+        return Err("keep_last = 0 is impossible, since the newest complete checkpoint always stays; write 1".into());
     }
     if *keep_every == Some(0) {
         return Err("keep_every = 0: no step is a multiple of 0".into());
@@ -106,7 +106,7 @@ fn duration(text: &str) -> Result<u64, String> {
         "w" => 7 * 86_400,
         _ => return Err(wrong()),
     };
-    // `parse` would take a plus.
+    // `parse` would accept a plus sign.
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(wrong());
     }

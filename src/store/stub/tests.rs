@@ -49,7 +49,7 @@ fn a_file_of_another_length_is_no_stub() {
     for len in [0, 1, 4096, MIN_RELEASE_BYTES - 1, MIN_RELEASE_BYTES, (1 << 20) - 1, (1 << 20) + 1, 1 << 40] {
         assert!(!matches!(Stub::read(&file(&stub().encode(), len), Id([1; 16])), Ok(Some(_))), "{len}");
     }
-    // Not even where the length agrees, when it is one that is never released.
+    // Not even if the length agrees, if it is too small for a release.
     let small = Stub { logical_len: 5000, ..stub() };
     assert_eq!(Stub::read(&file(&small.encode(), 5000), Id([1; 16])).unwrap(), None);
 }
@@ -66,7 +66,7 @@ fn what_a_program_wrote_is_no_stub_however_much_it_looks_like_one() {
         file.set_len(1 << 20, CrashPoint::FileSealed).unwrap();
         assert!(!matches!((Stub::read_on(&file, own), Stub::foreign(&file, own)), (Ok(None), Ok(None))), "{at}");
         match Stub::disown(&file, CrashPoint::FileSealed) {
-            // The directory is on a file system without extended attributes.
+            // The directory is on a file system without xattrs.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => continue,
             result => result.unwrap(),
         }

@@ -297,7 +297,7 @@ def test_reshard_refuses(plain):
     refused(changed(lambda f: (f / "variables-1-of-2.ckpt").unlink()), "1 of 2", "variables-1-of-2.ckpt is missing")
     refused(changed(lambda f: (f / "notes.txt").write_text("x")), "notes.txt")
     refused(changed(lambda f: [p.unlink() for p in f.iterdir()]), "empty")
-    refused(changed(lambda f: (f / "variables-0-of-3.ckpt").write_bytes(b"")), "not of one checkpoint")
+    refused(changed(lambda f: (f / "variables-0-of-3.ckpt").write_bytes(b"")), "belong to different checkpoints")
     refused(changed(lambda f: shutil.copy(plain / "version-50/variables-1-of-2.ckpt", f)), "version 40", "version 50")
     refused(changed(lambda f: shutil.copy(f / "variables-0-of-2.ckpt", f / "variables-1-of-2.ckpt")), "both in")
     refused(changed(lambda f: (f / "variables-1-of-2.ckpt").write_bytes(b"\x80\x02hello")), "no model")

@@ -33,7 +33,7 @@ def test_a_machine_that_runs_these_tests_is_well():
     lines = run("doctor").stdout.splitlines()
     assert len(lines) == len(found) and all(re.match(r"(ok|warning|problem) +\S", line) for line in lines)
     # What is not well says what to do.
-    assert all(("; mend: " in line) != line.startswith("ok") for line in lines)
+    assert all(("; fix: " in line) != line.startswith("ok") for line in lines)
 
 
 def test_a_mount_and_its_store_are_known(mount):

@@ -175,7 +175,7 @@ def test_higher_is_better(files, tmp_path):
     ("echo why >&2; exit 7 #", "why"),
     ("true", "must be a number"),
     ("echo loss 3 #", "must be a number"),
-    ("echo nan #", "nothing can be compared"),
+    ("echo nan #", "must print a finite number"),
     ("echo 0 #", "--absolute"),
     ("/nowhere/to/be/found", "failed"),
     # Of what comes back only: its path is another one.

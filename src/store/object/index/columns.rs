@@ -1,5 +1,5 @@
-//! The bytes of an index: a column for each field, so that tensors which are alike cost a few bytes each. Nothing in them
-//! follows from something else.
+//! The encoding of an index: one column per field, so that similar tensors cost a few bytes each. No field can be
+//! derived from another.
 
 use crate::codec::Dtype;
 use crate::codec::moment::Rule;
@@ -12,12 +12,12 @@ use super::super::HEADER_BYTES;
 use super::{Index, MAX_DIMS, TensorEntry, Tile, believed, tiles_of};
 use crate::tile::Coding;
 
-/// Least bytes of a tensor, whatever its fields: path, type, role, coding, dimensions, gap, length, error.
+/// Minimum bytes of a tensor: path, type, role, coding, dimensions, gap, length, error.
 const LEAST_TENSOR: usize = 11;
 /// Bytes of a tile's two hashes.
 const HASHES: usize = 12;
 
-/// What a coding is, as columns: those that its code does not have are not written.
+/// A coding split into columns. A column that its code does not use is not written.
 struct Parts {
     code: u8,
     parent: Option<u32>,
@@ -27,7 +27,7 @@ struct Parts {
     unit: Option<u32>,
 }
 
-/// Which columns a code has: parent, beside, step, unit.
+/// The columns that a code uses: parent, beside, step, unit.
 fn columns(code: u8) -> Result<[bool; 4], Damage> {
     Ok(match code {
         0 => [false; 4],
@@ -64,7 +64,7 @@ fn parts(coding: Coding) -> Parts {
     Parts { code, parent: coding.parent(), beside: coding.companion(), step, unit }
 }
 
-/// The code of a first moment by its rule; that of signs has another coding.
+/// The code of a first moment by its rule; the rule for signs has another coding.
 fn moment_code(rule: Rule) -> u8 {
     match rule {
         Rule::Root | Rule::Sign => 8,
@@ -98,7 +98,7 @@ fn coding(parts: &Parts) -> Result<Coding, Damage> {
     })
 }
 
-/// How far another tensor's number is from this one's: small in both directions, and the same for many.
+/// Writes the distance to another tensor's number. It is small in both directions, and equal for many tensors.
 fn put_relative(out: &mut Vec<u8>, other: u32, own: usize) {
     let distance = i64::from(other) - own as i64;
     varint::put(((distance << 1) ^ (distance >> 63)) as u64, out);
@@ -108,7 +108,7 @@ fn relative(fields: &mut Fields, own: usize) -> Result<u32, Damage> {
     let zigzag = fields.varint()?;
     let distance = (zigzag >> 1) as i64 ^ -((zigzag & 1) as i64);
     let number = (own as i64).checked_add(distance).and_then(|number| u32::try_from(number).ok());
-    number.ok_or(Damage("a tensor refers to one that cannot be"))
+    number.ok_or(Damage("a tensor refers to one that cannot exist"))
 }
 
 pub(super) fn encode(index: &Index) -> Vec<u8> {
@@ -128,7 +128,7 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
     tensors.iter().flat_map(|tensor| &tensor.shape).for_each(|&dim| varint::put(dim, &mut out));
     let mut end = 0;
     for tensor in tensors {
-        // Wraps where tensors overlap, which no reader takes.
+        // Wraps if tensors overlap; no reader accepts that.
         varint::put(tensor.extent.start.wrapping_sub(end), &mut out);
         end = tensor.extent.end;
     }
@@ -155,7 +155,7 @@ pub(super) fn encode(index: &Index) -> Vec<u8> {
     out
 }
 
-/// The least f32 that is not below `value`: an error is never said to be smaller than it was.
+/// The smallest f32 not below `value`: an error must never be understated.
 fn round_up(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) < value { near.next_up() } else { near }
@@ -227,8 +227,8 @@ pub(super) fn decode(bytes: &[u8], logical_len: u64) -> Result<Index, Damage> {
     Ok(Index { origin, profile, container, note, generations, tensors, skeleton: tiles.collect() })
 }
 
-/// Fields that this version does not know stand at the end, each with its length. An even number says that a reader may skip
-/// the field, an odd one that it must not.
+/// Fields from later versions stand at the end, each with its length. A reader may skip a field with an even number,
+/// and must not skip one with an odd number.
 fn later_fields(fields: &mut Fields) -> Result<(), Damage> {
     while fields.remaining() > 0 {
         let must_be_understood = fields.varint()? % 2 == 1;
@@ -263,11 +263,10 @@ fn tiles(fields: &mut Fields, count: u64) -> Result<Vec<Tile>, Damage> {
     let count = usize::try_from(count)
         .ok()
         .filter(|count| count.checked_mul(HASHES + 2).is_some_and(|bytes| bytes <= fields.remaining()));
-    let count = count.ok_or(Damage("the number of tiles is not what the bytes need"))?;
+    let count = count.ok_or(Damage("the number of tiles does not match the bytes"))?;
     let mut tiles = Vec::with_capacity(count);
     for _ in 0..count {
-        let stored =
-            u32::try_from(fields.varint()?).map_err(|_| Damage("a tile's payload is longer than any can be"))?;
+        let stored = u32::try_from(fields.varint()?).map_err(|_| Damage("a tile's payload is too long"))?;
         tiles.push(Tile { offset: 0, stored, payload_hash: 0, decoded_hash: 0 });
     }
     let mut expected = HEADER_BYTES as u64;

@@ -10,7 +10,7 @@ fn rule(keys: &str) -> Rule {
     parse(vec![text]).unwrap().remove(0)
 }
 
-/// A complete directory, written a day and a bit ago, in the order of steps.
+/// A complete directory, written a little over a day ago, in the order of steps.
 fn unit(step: u64) -> Unit {
     Unit {
         path: PathBuf::from(format!("checkpoint-{step}")),
@@ -116,7 +116,7 @@ fn what_is_not_complete_does_not_count_and_may_be_in_the_making() {
     let mut versions = units(1..=4);
     versions[3].is_version = false;
     assert_eq!(gone(&versions, "keep_checkpoint_max = 2"), [1]);
-    // Fewer shards than the version before, and all there.
+    // Fewer shards than the version before, and none is missing.
     versions[3].is_version = true;
     versions[3].files = 1;
     assert_eq!(gone(&versions, "keep_checkpoint_max = 2"), [1, 2]);
@@ -154,7 +154,7 @@ fn fewer_files_are_believed_once_two_agree_and_an_hour_has_passed() {
 #[test]
 fn a_run_that_goes_on_from_an_earlier_step_is_not_pruned_under_its_feet() {
     let mut some = units([100, 110, 200, 300]);
-    // Taken up again at 100: 110 is new, and the only one of the new branch.
+    // Resumed at 100: 110 is new, and the only one of the new branch.
     some[1].modified_ns = NOW - HOUR / 2;
     assert_eq!(gone(&some, "keep_last = 1"), [100, 200]);
     some[1].files = 1;

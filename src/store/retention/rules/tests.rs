@@ -22,7 +22,7 @@ fn rules_are_read() {
         let rule = one(&format!("glob = \"*\"\nkeep_for = \"{text}\"")).unwrap();
         assert_eq!(rule.keep_for.unwrap().0, seconds * 1_000_000_000, "{text}");
     }
-    // Absurd, but it can be meant: all of them.
+    // Absurd, but meaningful: it keeps all.
     assert_eq!(one("glob = \"*\"\nkeep_last = 9223372036854775807").unwrap().keep_last, Some(i64::MAX as u64));
     assert_eq!(one("glob = \"*\"\nkeep_checkpoint_max = 0").unwrap().keep_checkpoint_max, Some(0));
 }
