@@ -29,11 +29,10 @@ PAPERS = {"lc": lc, "cnr": check_n_run, "inshrinkerator": inshrinkerator, "ours"
 FIGURES = os.environ.get("STEPFS_FIGURES", str(ROOT / "target/release/examples/published_figures"))
 HEAD = """# The published systems, and stepfs beside them
 
-Made by `scripts/compare_papers.sh` from real runs on one machine: training, restores from released checkpoints through a mount whose profile is
-the system, and the codecs by themselves. Beside each published figure stands why ours differs. **Models and data here are small** (31 thousand to 2 million
-parameters, drawn digits, made-up clicks, the text of Python's library), trained for hundreds of iterations on a processor; the papers' have up to terabytes. What
-carries over is the order of the systems on one series, not the numbers. What each system is here, and where its paper leaves something open: the heads of
-`src/published/*.rs`. "Not run" is what there was no time for."""
+`scripts/compare_papers.sh` made this page from real runs on one machine: training, restores from released checkpoints through a mount whose profile is the system, and the
+codecs by themselves. Beside each published figure stands why ours differs. **Models and data here are small**: 31 thousand to 2 million parameters, drawn digits, made-up clicks,
+the text of Python's library. They train for hundreds of iterations on a processor; the papers' have up to terabytes. So only the order of the systems on one series carries over,
+not the numbers. The heads of `src/published/*.rs` describe each system here, and the choices that its paper leaves open. "Not run" means that there was no time."""
 
 
 def say(line):

@@ -27,7 +27,7 @@ def measure(lab):
 def markdown(found):
     yield "## Check-N-Run (NSDI 2022)"
     yield ""
-    yield f"On `{found['task'].name}`: {found['task'].what}. Theirs are recommendation models in production, of terabytes."
+    yield f"On `{found['task'].name}`: {found['task'].what}. The paper has production recommendation models of terabytes."
     yield ""
     yield from figures_9_to_11(found["rows"])
     yield from figure_14(found)
@@ -40,8 +40,8 @@ def figures_9_to_11(rows):
     if not rows:
         yield from ("Not run.", "")
         return
-    yield (f"Mean l2 error of a row ({rows['rows']} embedding rows of {rows['widths'][0]} values, the last checkpoint). Adaptive: num_bins 25 for 2 "
-           "and 3 bits, 45 for 4, ratio 1. k-means: of each row by itself.")
+    yield (f"Mean l2 error of a row ({rows['rows']} embedding rows of {rows['widths'][0]} values, the last checkpoint). Adaptive: num_bins 25 "
+           "for 2 and 3 bits, 45 for 4, ratio 1. k-means: of each row by itself.")
     yield ""
     yield from head("bits", "symmetric", "asymmetric", "k-means per row", "adaptive", "adaptive gains over asymmetric")
     for one in rows["bits"]:
@@ -57,12 +57,12 @@ def figures_9_to_11(rows):
         for one in searched:
             yield row(one["bits"], *[f"{100 * gain:.1f}%" for _, gain in one[key]])
         yield ""
-    yield ("Published (pictures only; what the text says of them): asymmetric beats symmetric at each width; k-means is a little better than "
-           "asymmetric, a little worse at 4 bits; adaptive is like k-means; the best num_bins are 25 for 2 and 3 bits and 45 for 4; fewer bits gain "
-           "more and are more sensitive to the ratio. Where ours differ: a row has 16 values only, so 16 clusters (4 bits) are each value itself "
-           "and 8 of them are two values each: k-means is far ahead there, at the price of a codebook as large as the row. Rows that training never "
-           "touched are still normally distributed, and of a range without outliers the search cuts little off: it stops gaining within the first "
-           "tenths of the ratio.")
+    yield ("Published, as the text describes its pictures: asymmetric beats symmetric at each width. k-means is a little better than "
+           "asymmetric, a little worse at 4 bits. Adaptive is like k-means. The best num_bins are 25 for 2 and 3 bits and 45 for 4. Fewer "
+           "bits gain more and are more sensitive to the ratio. Why ours differ: a row has only 16 values, so 16 clusters (4 bits) are the "
+           "values themselves, and 8 clusters are two values each. There k-means is far ahead, but its codebook is as large as the row. Rows "
+           "that training never touched are still normally distributed. The search cuts little off a range without outliers, and stops "
+           "gaining within the first tenths of the ratio.")
     yield ""
     yield "![errors](comparison/check_n_run_figure_9.png)"
     yield "![gains](comparison/check_n_run_figures_10_11.png)"
@@ -72,9 +72,9 @@ def figures_9_to_11(rows):
 def figure_14(found):
     yield "### Figure 14: loss against restores, by bit width"
     yield ""
-    yield ("Restores spread evenly over the run, each from a released checkpoint, one after the other, without the fall-back to 8 bits. Gap: "
-           "held-out loss less that of the uninterrupted run, after the last iteration, in % of that loss; in brackets the accuracy's. Behind: "
-           "iterations after the last third of the restores.")
+    yield ("Restores are spread evenly over the run, each from a released checkpoint, one after the other, without the fall-back to 8 bits. "
+           "Gap: held-out loss less that of the uninterrupted run, after the last iteration, in % of that loss; in brackets the accuracy's. "
+           "Behind: iterations after the last third of the restores.")
     yield ""
     yield from head("bits", *[f"{count} restores" for count in found["restores"]], *[f"behind, {count}" for count in found["restores"]])
     for bits, chains in found["chains"].items():
@@ -82,10 +82,10 @@ def figure_14(found):
         behind = [number(chain["behind"], "+.1f") if chain else "not run" for chain in chains.values()]
         yield row(bits, *cells, *behind)
     yield ""
-    yield ("Published: within .01% of accuracy 2 bits stand one restore, 3 bits three, 4 bits twenty, 8 bits over a hundred. Where ours differ: the "
-           "run has 920 iterations, not billions of records, so an embedding that was rounded has little time to recover; .01% of accuracy are 4 of "
-           "the 40,000 held-out clicks, which one seed does not resolve; and all that f32 holds is quantized here, the dense layers too, where "
-           "theirs quantize embeddings.")
+    yield ("Published: within .01% of accuracy 2 bits stand one restore, 3 bits three, 4 bits twenty, 8 bits over a hundred. Why ours differ:"
+           " the run has 920 iterations, not billions of records, so a rounded embedding has little time to recover. One seed does not "
+           "resolve .01% of accuracy, which is 4 of the 40,000 held-out clicks. Theirs quantize embeddings; ours quantize the dense layers "
+           "too, and all that f32 holds.")
     yield ""
     yield "![loss by restores](comparison/check_n_run_figure_14.png)"
     yield ""
@@ -119,10 +119,10 @@ def kept(report, sizes, consecutive):
 def figures_15_to_17(found):
     yield "### Figures 15 to 17: size per interval and storage, by policy"
     yield ""
-    yield ("Rows: the part of the embeddings in rows that are not what they were (no quantization: what the paper's figures show), an interval "
-           f"being {found['task'].every} iterations. 4 bits: stored bytes of all weights, in % of fp32, of a real mount under "
-           "`check-n-run-one-shot-4`, `check-n-run-consecutive-4` and `check-n-run-4`. A mount's predictor goes by the bytes of whole files, the "
-           "lossless optimizer state included, so its baselines come at other intervals; it begins a new chain after 32 states at the latest.")
+    yield (f"An interval is {found['task'].every} iterations. Rows, as in the paper's figures: the share of the embeddings in rows that "
+           "changed, without quantization. 4 bits: stored bytes of all weights, in % of fp32, of a real mount under `check-n-run-one-shot-4`,"
+           " `check-n-run-consecutive-4` and `check-n-run-4`. A mount's predictor uses the bytes of whole files, including the lossless "
+           "optimizer state, so its baselines come at other intervals. It starts a new chain after at most 32 states.")
     yield ""
     columns = [n for n in INTERVALS if n < found["task"].count - 2]
     for figure, what in ((15, "sizes"), (16, "stored")):
@@ -142,13 +142,14 @@ def figures_15_to_17(found):
             else:
                 yield row(policy, "4 bits", *["not run"] * (len(columns) + 2))
         yield ""
-    yield ("Published: the first one-shot difference is 25% of the model, after 10 intervals more than 50%; intermittent writes a new baseline at "
-           "interval 8; consecutive writes 33% less than the others over 12 intervals but needs almost 4 models after 11. Where ours differ: how "
-           "fast rows are touched is the data's (Zipf's law over 120,000 rows, 2,048 clicks an iteration).")
+    yield ("Published: the first one-shot difference is 25% of the model, after 10 intervals more than 50%. Intermittent writes a new "
+           "baseline at interval 8. Consecutive writes 33% less than the others over 12 intervals, but needs almost 4 models after 11. Why "
+           "ours differ: the data decides how fast rows are touched (Zipf's law over 120,000 rows, 2,048 clicks an iteration).")
     yield ""
     yield "![sizes by policy](comparison/check_n_run_figures_15_16.png)"
     yield ""
-    yield "Figure 17, how many times less than full fp32 checkpoints (weights, intermittent; bandwidth: mean bytes of a checkpoint; storage: the largest that a restore needs):"
+    yield ("Figure 17, how many times less than full fp32 checkpoints, for weights under the intermittent policy. Bandwidth: mean bytes of a "
+           "checkpoint. Storage: the most that a restore needs.")
     yield ""
     yield from head("bits", "for restores up to", "bandwidth", "storage", "published bandwidth", "published storage")
     stands = {2: ("1", "17x", "8x"), 3: ("3", "-", "-"), 4: ("20", "-", "-"), 8: ("more", "6x", "2.5x")}

@@ -83,8 +83,8 @@ def ratios(figures, stage):
 def figure_12(coded):
     yield "### Figure 12: stages of the delta encoder"
     yield ""
-    yield (f"How many times smaller than fp32 the weights become with {BINS} bins (embeddings: 16), 10% pruned and .05% protected, by stages of the "
-           "encoder; over all checkpoints of a series, and the least and most of a checkpoint after the first.")
+    yield (f"How many times smaller than fp32 the weights become with {BINS} bins (embeddings: 16), 10% pruned and .05% protected, by stages "
+           "of the encoder. All: over all checkpoints of a series. Least and most: of a checkpoint after the first.")
     yield ""
     yield from head("task", *[f"{stage}: all" if not n else f"{stage}: {words}" for stage in STAGES.values() for n, words in enumerate(("all", "least", "most"))])
     for task, figures in coded.items():
@@ -99,12 +99,12 @@ def figure_12(coded):
         yield row(task, *cells)
     yield row("published, ResNet-152", "25x", "", "30x", "28x", "", "79x", "39x", "", "366x")
     yield ""
-    yield ("Where ours differ: theirs fall to hundreds of times at the end of 90 epochs, when hardly a weight changes its bin between two "
-           "checkpoints, and the search chooses bins and pruning (up to 40%); ours are the first hundreds of iterations of small models with a "
-           "fixed configuration, and k-means makes other centroids of each checkpoint, so more weights change their bins. Where rearranging gains "
-           "nothing over run lengths, two things are likely: each group of each tile has its own table of codes, which small tensors pay for, and "
-           "in embeddings what changes lies together, row by row, which rearranging scatters. Where all weights move (the checkpoints that compress "
-           "least), it does gain.")
+    yield ("Why ours differ: theirs rise to hundreds of times at the end of 90 epochs, when hardly a weight changes its bin between two "
+           "checkpoints. Their search chooses bins and pruning (up to 40%). Ours are the first hundreds of iterations of small models with a "
+           "fixed configuration. k-means makes other centroids of each checkpoint, so more weights change their bins. Where rearranging gains"
+           " nothing over run lengths, two reasons are likely. Each group of each tile has its own code table, a cost for small tensors. In "
+           "embeddings, changes lie together row by row, and rearranging scatters them. Where all weights move (the checkpoints that compress"
+           " least), it does gain.")
     yield ""
     yield "![stages](comparison/inshrinkerator_figure_12.png)"
     yield ""
@@ -113,10 +113,10 @@ def figure_12(coded):
 def table_7(found):
     yield "### Table 7: bins that a quality takes"
     yield ""
-    yield (f"Fewest bins with which the held-out loss of a checkpoint is at most .1%, 1%, 5% worse, mean over {CHECKPOINTS} checkpoints (in "
-           "brackets: of how many, where no number of bins did for the others); without pruning, no minimum for embeddings. Tried are 2, 3, 4, 6, "
-           "8, 12, ... 192 bins; of Check-N-Run's and GOBO's the powers of two to 256, since they have bits. All weights, vectors and embeddings "
-           "alike.")
+    yield (f"The fewest bins with which the held-out loss of a checkpoint is at most .1%, 1%, 5% worse, as the mean over {CHECKPOINTS} "
+           "checkpoints. Brackets tell how many checkpoints count, if no number of bins sufficed for the others. There is no pruning, and no "
+           "minimum for embeddings. Tried are 2, 3, 4, 6, 8, 12, ... 192 bins; for Check-N-Run and GOBO, which have bits, the powers of two "
+           "to 256. Weights, vectors and embeddings are treated alike.")
     yield ""
     yield from head("task", *[f"{name}: {100 * threshold:g}%" for threshold in THRESHOLDS for name in METHODS.values()])
     for task, one in found.items():
@@ -132,12 +132,12 @@ def table_7(found):
                 cells.append(f"{sum(known) / len(known):.1f}{part}" if known else "none did")
         yield row(task, *cells)
     yield ""
-    yield ("Published: .1%: VGG19 13.1 bins, ResNet50 21.4 with Inshrinkerator, and 50.5 and 46.4 with adaptive ones; uniform bins fail at strict "
-           "thresholds; adaptive ones take 2 to 4 times as many as Inshrinkerator. Where ours differ: three checkpoints of models with 60 thousand "
-           "to 2 million parameters, early in training, where noise in the weights can even make the held-out loss smaller. Uniform bins do about "
-           "as well as clusters where a layer has no outliers that stretch its range, which is likely after hundreds of iterations. Adaptive bins "
-           "have a range for each row here, as Check-N-Run has them, which costs bytes that the number of bins does not show. GOBO moves its "
-           "clusters for the sum of distances, which serves the many small weights.")
+    yield ("Published: at .1%, Inshrinkerator takes 13.1 bins for VGG19 and 21.4 for ResNet50, adaptive bins take 50.5 and 46.4. Uniform bins"
+           " fail at strict thresholds. Adaptive ones take 2 to 4 times as many as Inshrinkerator. Why ours differ: three checkpoints of "
+           "models with 60 thousand to 2 million parameters, early in training, where noise in the weights can even lower the held-out loss. "
+           "Uniform bins do about as well as clusters where no outliers stretch a layer's range, which is likely after hundreds of "
+           "iterations. Adaptive bins have a range for each row here, as in Check-N-Run, which costs bytes that the number of bins does not "
+           "show. GOBO moves its clusters for the sum of distances, which serves the many small weights.")
     yield ""
 
 

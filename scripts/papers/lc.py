@@ -93,10 +93,10 @@ def markdown(found):
 def figure_3(found):
     yield "### Figure 3: rework at 5% and 10%"
     yield ""
-    yield ("Iterations from the state that was read back to the loss of the state that was lost (section 4.2): single restores from released "
-           "checkpoints through a mount, each from another checkpoint of the run; mean and 95% interval over them. Weights: stored bytes in % of "
-           "raw ones, without the first keyframe, which these systems need. Behind: iterations that are lost for good, by the gap of the held-out "
-           "loss 10 and more iterations later (docs/QUALITY.md); rework alone rewards states that happen to have a lower loss.")
+    yield ("Rework counts iterations from the state that was read back until the loss reaches that of the lost state (section 4.2). Each "
+           "restore reads another released checkpoint of the run through a mount. Given are the mean and its 95% interval. Weights: stored "
+           "bytes in % of raw ones, without the first keyframe, which these systems need. Behind: iterations lost for good, by the gap of the"
+           " held-out loss 10 and more iterations later (docs/QUALITY.md). Rework alone rewards states that happen to have a lower loss.")
     yield ""
     yield from head("task", "at", "system", "weights", "restores", "rework", "worst", "never back", "behind", "SCAR, TOPN / LC, of rework")
     for task, systems in found["rework"].items():
@@ -114,12 +114,13 @@ def figure_3(found):
                 yield row(task, at, name, share, singles["restores"], number(singles["rework"], ".2f"), singles["worst_rework"], singles["never_back"],
                           number(singles["behind"], "+.2f"), times)
     yield ""
-    yield ("Published: at 5% LC-Checkpoint has 2.88 to 5.77 times less rework than SCAR and 2.17 to 4.06 times less than TOPN; at 10% 1.9 to 4.82 "
-           "and 1.52 to 2.17 times. Where ours differ: theirs are 50 repeats on MNIST and FashionMNIST (AlexNet and matrix factorization, too) with "
-           "a checkpoint at each iteration; ours are LeNet-5 and regression on drawn digits with a checkpoint every 5 iterations, repeats are "
-           "restores from different checkpoints of one run, and rework is cut off at the largest offset that is measured. `scar` updates by turns, "
-           "so with 5% a parameter is up to 20 checkpoints old; `topn` counts elements, each of which takes twice the bytes with its place. Where "
-           "TOPN is ahead, it is so with three to five times the bytes. What LC-Checkpoint weighs follows from the data, so it is not at 5% and 10% exactly.")
+    yield ("Published: at 5% LC-Checkpoint has 2.88 to 5.77 times less rework than SCAR and 2.17 to 4.06 times less than TOPN; at 10% 1.9 to "
+           "4.82 and 1.52 to 2.17 times. Theirs are 50 repeats on MNIST and FashionMNIST (AlexNet and matrix factorization, too), with a "
+           "checkpoint at each iteration. Ours are LeNet-5 and regression on drawn digits, with a checkpoint every 5 iterations. Our repeats "
+           "are restores from different checkpoints of one run, and rework is cut off at the largest measured offset. `scar` updates by "
+           "turns, so with 5% a parameter is up to 20 checkpoints old. `topn` counts elements, and the place of each doubles its bytes. Where"
+           " TOPN is ahead, it has three to five times the bytes. The size of LC-Checkpoint follows from the data, so it is not exactly 5% "
+           "and 10%.")
     yield ""
     yield "![rework](comparison/lc_figure_3.png)"
     yield ""
@@ -128,9 +129,9 @@ def figure_3(found):
 def figure_4(found):
     yield "### Figure 4: what each stage contributes"
     yield ""
-    yield ("Weights only, in % of fp32, mean over the differences of a series. E: log2 k bits each for k buckets, and the buckets' values (section "
-           "3.1.1); E + P: x bits each; E + P + H: bytes that the codec wrote; E + H: the same without promotion. Each chain goes on from its own "
-           "reconstruction.")
+    yield ("Weights only, in % of fp32, mean over the differences of a series. E: log2 k bits each for k buckets, and the buckets' values "
+           "(section 3.1.1). E + P: x bits each. E + P + H: bytes that the codec wrote. E + H: the same without promotion. Each chain "
+           "continues from its own reconstruction.")
     yield ""
     yield from head("task", "x", "k", "E", "E + P", "E + P + H", "E + H", "P brings", "H brings")
     for task, figures in found["stages"].items():
@@ -143,8 +144,8 @@ def figure_4(found):
     yield row("published, mean", 2, "below 2^5", "15%", "5.7%", "below 5%", "", "9.26 points", "2 points")
     yield row("published, mean", 3, "below 2^5", "15%", "8.8%", "below 10%", "", "6.23 points", "1.6 points")
     yield ""
-    yield ("Where ours differ: k counts every bucket of the whole model that has an element, both signs, and one stray element makes a bucket; a "
-           "few rare ones raise E, and cost Huffman codes next to nothing. With x bits, 2^x values of 32 bits are counted in E + P.")
+    yield ("Why ours differ: k counts every bucket of the whole model that has an element, both signs, and one stray element makes a bucket. "
+           "A few rare buckets raise E, and cost Huffman codes next to nothing. E + P includes 2^x values of 32 bits for x bits.")
     yield ""
     yield "![stages](comparison/lc_figure_4.png)"
     yield ""
@@ -153,8 +154,8 @@ def figure_4(found):
 def figure_5(found):
     yield "### Figure 5: which buckets matter"
     yield ""
-    yield ("Logistic regression: relative error of the held-out loss at u + difference if one bucket of the difference (of m iterations) is set to "
-           f"0, for the {SHOWN} buckets with the largest exponents; after that: the largest error of any other bucket.")
+    yield ("Logistic regression: one bucket of the difference (of m iterations) is set to 0. The table has the relative error of the held-out"
+           f" loss at u + difference, for the {SHOWN} buckets with the largest exponents, then the largest error of any other bucket.")
     yield ""
     columns = [f"bucket {n + 1}" for n in range(SHOWN)]
     yield from head("task", "m", "buckets", *columns, "any other")
@@ -173,8 +174,8 @@ def figure_5(found):
             parts = [f"{bits} bits keep {100 * min(shares):.0f} to {100 * max(shares):.0f}%" for bits, shares in kept.items()]
             yield f"Of the sum of all buckets' errors, {' and '.join(parts)} (the 2^x - 1 buckets with the largest exponents)."
             yield ""
-    yield ("Published: the buckets farthest from 0 have the largest errors for all m, and 3 bits (8 buckets) hold all that have an effect. Where "
-           "ours differ: the largest exponents of our differences have few elements each, so the error peaks some buckets below the largest.")
+    yield ("Published: the buckets farthest from 0 have the largest errors for all m, and 3 bits (8 buckets) hold all that have an effect. "
+           "The largest exponents of our differences have few elements each, so our error peaks some buckets below the largest.")
     yield ""
     yield "![buckets](comparison/lc_figure_5.png)"
     yield ""

@@ -20,8 +20,8 @@ QUICK = {"series": ("mlr_sgd5",), "systems": (*OURS, "lc-3", "inshrinkerator-4")
 
 
 NOTES = {
-    "gpt_i1": "All 33 checkpoints lie within 33 iterations, so what a restore costs is the noise of as many steps: a figure below 0 is a "
-              "run that had luck, and systems are told apart by the gap at the end at best, where `balanced` is ahead of all.",
+    "gpt_i1": "All 33 checkpoints lie within 33 iterations, so the cost of a restore is the noise of as many steps, and a figure below 0 is "
+              "luck. At best the gap at the end tells systems apart, and there `balanced` is ahead of all.",
 }
 
 
@@ -49,11 +49,12 @@ def is_restored(name, system, found):
 def markdown(found):
     yield "## stepfs beside all of them"
     yield ""
-    yield ("Whole files: objects and stubs of all released checkpoints of a series, the first one included, in % of the raw bytes. Weights: those "
-           "bytes of them, in % of theirs; without the first keyframe, which LC-Checkpoint, SCAR, TOPN and Delta-DNN keep whole. No paper says "
-           "anything of optimizer state, so theirs is lossless, and whole files compare weights fairly only where there is none (SGD). Behind, a "
-           "restore: iterations that each of the restores costs (docs/QUALITY.md), with the 95% interval of one run's restores, which are not "
-           "independent; gap at the end: held-out loss less the uninterrupted run's.")
+    yield ("Whole files: objects and stubs of all released checkpoints of a series, the first one included, in % of the raw bytes. Weights: "
+           "the weights' part of it, in % of their raw bytes. The third column leaves out the first keyframe, which LC-Checkpoint, SCAR, TOPN"
+           " and Delta-DNN keep whole. No paper covers optimizer state, so theirs is lossless, and whole files compare weights fairly only "
+           "without it (SGD). Behind, a restore: iterations that each restore costs (docs/QUALITY.md), with the 95% interval of one run's "
+           "restores, which are not independent. Gap at the end: held-out loss less the uninterrupted run's. Below each table stand the published "
+           "systems that are smaller than a profile of stepfs.")
     yield ""
     for name, series in found.items():
         yield f"### {name}: {series['what']}"
@@ -87,13 +88,13 @@ def verdict(systems, own, kind, size):
     known = f" (not run: {', '.join(missing)})" if missing else ""
     if not smaller:
         return f"- `{own}`, {kind}: smaller than every published system{known}."
-    words = {True: "whose restores cost more", None: "whose restores were not compared", UNTOLD: "whose restores cost more by the mean, but within the intervals"}
+    words = {True: "restores cost more", None: "restores were not compared", UNTOLD: "restores cost more by the mean, within the intervals"}
     groups = {}
     for name in smaller:
         groups.setdefault(costs_more(systems[name]["chain"], ours["chain"]), []).append(f"{name} ({100 * size(systems[name]):.2f}%)")
-    parts = [f"**NOT smaller than {', '.join(groups[False])}, at equal or better loss**"] if False in groups else []
-    parts += [f"larger than {', '.join(groups[cost])}, {text}" for cost, text in words.items() if cost in groups]
-    return f"- `{own}` ({100 * size(ours):.2f}%), {kind}: {'; '.join(parts)}{known}."
+    parts = [f"**Smaller at equal or better loss: {', '.join(groups[False])}.**"] if False in groups else []
+    parts += [f"Smaller, but {text}: {', '.join(groups[cost])}." for cost, text in words.items() if cost in groups]
+    return f"- `{own}` ({100 * size(ours):.2f}%), {kind}{known}. {' '.join(parts)}"
 
 
 UNTOLD = "untold"
