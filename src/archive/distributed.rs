@@ -74,7 +74,8 @@ impl Archive {
 
 /// Whether a file was there when `.metadata` was written, and was written again since.
 fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
-    let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born > written));
+    // Equal: both in one tick of the kernel's clock.
+    let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born >= written));
     is_later(file, metadata) && !is_younger()
 }
 
@@ -114,10 +115,8 @@ impl Archive {
             if was_written_over(&file, &metadata) || (file.len() < least && !is_released) {
                 return Ok(None);
             }
-            match is_later(&file, &metadata) {
-                true => later = true,
-                false => earlier = true,
-            }
+            earlier |= is_later(&metadata, &file);
+            later |= is_later(&file, &metadata);
         }
         Ok(Some(model).filter(|_| is_listed && !(earlier && later)))
     }

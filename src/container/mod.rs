@@ -273,7 +273,7 @@ impl Tensor {
     pub(crate) fn is_part_of(&mut self, whole: &[u64]) {
         let is_square = matches!(whole, [.., rows, columns] if rows == columns);
         let hides = self.shape != whole && (is_square || self.shape.last() != whole.last());
-        self.lossless |= hides && self.trained.is_none();
+        self.lossless |= hides && self.is_weight() && self.trained.is_none();
     }
 
     /// A parameter of a model, or an average of one that stands where models do.

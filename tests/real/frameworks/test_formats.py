@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from bounds import check_within_bounds
-from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, shell
+from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, run_json, shell
 from series import walk
 
 COUNT = 6

@@ -274,9 +274,10 @@ def test_a_file_that_was_not_closed_is_no_newer_state(mount, plain):
 DIES = """
 import h5py, numpy, os, sys
 file = h5py.File(sys.argv[1], "w")
-parts = [file.create_dataset(f"{name}/kernel", (128, 128), "<f4") for name in "abcd"]
+parts = [file.create_dataset(f"{name}/kernel", data=numpy.zeros((128, 128), "<f4")) for name in "abcd"]
+file.flush()
 for part in parts[:2]:
     part[:] = numpy.ones((128, 128), "<f4")
-file.flush()
+file["log"] = numpy.ones(4000)
 os._exit(9)
 """
