@@ -1,6 +1,6 @@
 """Real files of many libraries on one mount: after its release each is as good for its use as before.
 
-docs/ZOO.md lists them, with what an earlier program did to them.
+docs/ZOO.md lists them.
 """
 
 import math
@@ -113,7 +113,7 @@ def test_a_probability_next_to_nothing_is_not_nothing(zoo, name):
 
 
 def test_the_record_lists_every_animal():
-    """A new animal needs a row that says what it is, and what happened to it before."""
+    """A new animal needs a row in docs/ZOO.md."""
     rows = [line for line in (ROOT / "docs/ZOO.md").read_text().splitlines() if line.startswith("| ")]
     missing = [describe(name) for name in ANIMALS if not any(row.startswith(describe(name)) for row in rows)]
     assert not missing, "not in docs/ZOO.md:\n" + "\n".join(missing)
