@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Does training survive going on from lossy checkpoints? Trains, crashes, restores through a mount, and says what it cost.
+"""Does training survive resuming from lossy checkpoints? Trains, crashes, restores through a mount, and prints the cost.
 
-For each task (scripts/study/tasks.py) a run that is never interrupted, and for each profile, number of restores and seed one
-that crashes so often, each time going on from a *released* checkpoint (scripts/study/protocol.py says how, gaps.py what is
-measured). Single restores from many checkpoints beside them give the papers' rework; sizes.py weighs the same series in a
-store. `ulp` is a control: exact restores after which each weight is moved by one unit in the last place.
+Each task (scripts/study/tasks.py) has one run that is never interrupted. For each profile, number of restores and seed there
+is one run that crashes that often, and each time resumes from a *released* checkpoint. scripts/study/protocol.py describes the
+runs, gaps.py the measurements. Single restores from many checkpoints give the papers' rework; sizes.py weighs the same series
+in a store. `ulp` is a control: after exact restores each weight moves by one unit in the last place.
 
-Under `exact` every run must end in the same bits as the uninterrupted one, however often it was interrupted; else the study
-fails. Series and finished runs are kept in --raw, and not computed again unless the program was built anew.
+Under `exact` every run must end in the same bits as the uninterrupted one, however often it was interrupted; otherwise the
+study fails. --raw keeps series and finished runs. They are computed again only after the program was rebuilt.
 
     resume_study.py --quick                                          everything in small, a minute or two
     resume_study.py --tasks gpt_i25,lenet_adam --profiles exact,balanced --restores 0,1,5,9,10 --seeds 3
-    resume_study.py --judge second --seeds balanced=12,compact=4 --raw DIR        do the promises hold? (docs/study/held_out.md)
+    resume_study.py --judge second --seeds balanced=12,compact=4 --raw DIR        do the promises hold?
+    (docs/study/held_out.md)
 
-With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each of its
-restores. Several processes may share one --raw: each takes what no other is busy with.
+With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each
+of its restores. Several processes may share one --raw: each takes work that no other is busy with.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def say(line):
 
 
 def available(where):
-    """Those of the known profiles that this build of stepfs accepts."""
+    """The known profiles that this build of stepfs accepts."""
     found = []
     for profile in KNOWN:
         base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
@@ -86,7 +87,7 @@ def study(task, arguments, kept):
 
 
 def judge(chosen, arguments, kept):
-    """Chains from several starts, and what they say of the promises: Markdown and data."""
+    """Chains from several starts, and their verdicts on the promises: Markdown and data."""
     picked = lambda task: tuple(task.starts[n] for n in arguments.starts) if arguments.starts else task.starts
     bases = chains.bases(chosen, range(1, max(arguments.seeds.values()) + 1), arguments.raw, arguments.again, say, arguments.done_only)
     if arguments.bases_only:
@@ -157,7 +158,7 @@ def main():
     for task in [] if arguments.judge else chosen:
         if arguments.restores[0] < 0 or arguments.restores[-1] > task.count - 2:
             parser.error(f"--restores: {task.name} has {task.count - 2} checkpoints to restore from")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no mount behind
     with tempfile.TemporaryDirectory(prefix="stepfs-study-raw-", dir=arguments.dir) as scratch:
         arguments.raw = arguments.raw or Path(scratch)
         usual = chains.PROMISES if arguments.judge else available(arguments.dir) if not arguments.profiles else ()

@@ -150,7 +150,7 @@ def role_table(results):
 
 
 def verdicts(results, about):
-    """Do the promises hold? One table per profile."""
+    """One table per profile: do the promises hold?"""
     from .chains import PROMISES
     from .gaps import SEEDS
     from .tasks import CALIBRATION, JUDGED
