@@ -21,8 +21,7 @@ class Save(Actor):
 
     form    pt, safetensors: one file each; directory: model, optimizer and a small state.json, as transformers' Trainer;
             ranks: a directory into which several threads write at once
-    how     path, object: to its name; rename: beside it, fsync, renamed; in_place: always the same name; fsync: as object,
-    fsynced
+    how     path, object: to its name; rename: beside it, fsync, renamed; in_place: always one name; fsync: as object, fsynced
     """
 
     def begin(self):

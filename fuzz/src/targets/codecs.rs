@@ -1,4 +1,4 @@
-//! Tiles of stepfs's own codecs: payloads that nobody vouches for, and what is written and read back.
+//! Tiles of stepfs's own codecs: untrusted payloads, and round trips.
 
 use stepfs::codec::Rows;
 use stepfs::codec::along::{self, From};
@@ -43,7 +43,7 @@ fn exceptions(input: &mut Input, n: usize) -> Vec<lattice::Exception> {
     places.into_iter().map(|index| lattice::Exception { index, raw: u64::from(input.byte()) }).collect()
 }
 
-/// A run of lattice payloads: one after the other, and all in one pass.
+/// A run of lattice payloads: decoded one after the other, and all in one pass.
 pub(crate) fn lattice_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.float();
@@ -86,13 +86,13 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     let from = wide.as_ref().map_or(From::Zeros, From::Integers);
     let fused = along::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
     let fused = fused.ok().map(|()| out);
-    // Of no elements nothing is computed in a block, so a step that is none goes unnoticed there, and does no harm.
+    // A block without elements computes nothing, so an invalid step goes unnoticed there, and does no harm.
     if n > 0 {
         assert!(fused == one_by_one(), "one pass gives what many give");
     }
 }
 
-/// Rows with codes; what decodes is written again.
+/// Rows with codes; decoded values are encoded again.
 pub(crate) fn rows_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let n = count(&mut input);
@@ -113,7 +113,7 @@ pub(crate) fn rows_decode(data: &[u8]) {
     }
 }
 
-/// Factors, a state that has them, and differences to it: one after the other, and all in one pass.
+/// Factors, a state that has them, and differences to it: decoded one after the other, and all in one pass.
 pub(crate) fn log_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.float();
@@ -169,7 +169,7 @@ pub(crate) fn log_decode(data: &[u8]) {
     }
 }
 
-/// First moments in units of the root of others.
+/// First moments in units of the root of second moments.
 pub(crate) fn moment_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.float();
@@ -195,7 +195,7 @@ pub(crate) fn moment_decode(data: &[u8]) {
     }
 }
 
-/// A lossless tile of any type; what decodes is written again.
+/// A lossless tile of any type; decoded bytes are encoded again.
 pub(crate) fn lossless_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.pick(&Dtype::ALL);

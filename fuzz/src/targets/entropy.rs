@@ -8,7 +8,7 @@ use super::input::Input;
 /// More than one chunk of every loop, more than a Huffman body with one stream.
 const MOST: usize = 70_000;
 
-/// Any payload, decoded to any number of symbols. What decodes is written again, and decodes to the same.
+/// Any payload, decoded to any number of symbols. Decoded symbols are encoded again, and decode to the same.
 pub(crate) fn decode(data: &[u8]) {
     let mut input = Input::new(data);
     let (kind, long) = (input.byte() % 4, input.flag());
@@ -51,7 +51,7 @@ pub(crate) fn round_trip(data: &[u8]) {
     let raw = input.filled(count);
     let mut symbols: Vec<u8> = Vec::with_capacity(count);
     if runs {
-        // A symbol, and how often.
+        // A symbol and its count.
         for pair in raw.chunks(2) {
             if symbols.len() > MOST {
                 break;
