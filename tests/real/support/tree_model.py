@@ -18,7 +18,7 @@ from series import archive_name, bits_equal, difference, flatten, torch_bytes
 
 # A smaller tensor is never quantized.
 MIN_QUANTIZED_BYTES = 256
-# For a file without a known bound (recalled before `ls` could be asked): the walk moves a weight by about 1e-3 a step, by a few
+# For a file without a known bound (recalled before `ls` could be asked). The walk moves a weight by about 1e-3 a step, by a few
 # steps at most between two states. A larger error is not rounding.
 LOOSE_BOUND = 5e-2
 EXACT_NAMES = re.compile(r"best|final", re.I)  # the profile rules of a new store
