@@ -317,7 +317,7 @@ def table(report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", help="where to work; decides the disk (default: the temporary directory)")
-    parser.add_argument("--store", type=Path, help="keeps the store as it was made there, and takes it from there when it exists")
+    parser.add_argument("--store", type=Path, help="keep the new store there, and reuse it if it exists")
     parser.add_argument("--checkpoints", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=20, help="training runs that they belong to")
     parser.add_argument("--large", type=int, default=64, help="states of each of the two lineages of larger files")

@@ -18,4 +18,4 @@ run lints cargo clippy --all-targets --locked --quiet -- -D warnings
 run "the library's tests" cargo test --locked --quiet --lib
 run "release build" cargo build --release --locked --quiet
 run "quick tests of real programs" real -m "not slow and not alone" "${rooms[@]/#/tests/real/}"
-section "checked in $((SECONDS - began)) s; scripts/test.sh is everything"
+section "checked in $((SECONDS - began)) s; scripts/test.sh runs everything"

@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--memory", default="1G", help="for decoded states (default: %(default)s)")
-    parser.add_argument("--at-least", type=float, default=0.0, help="two cores are to be so many times as fast as one")
+    parser.add_argument("--at-least", type=float, default=0.0, help="two cores must be so many times as fast as one")
     parser.add_argument("--dir", type=Path, help="where the stores are made (default: a new directory in /tmp)")
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(dir=arguments.dir))

@@ -57,7 +57,7 @@ newest=$(ls "$mount" | grep '^step_.*\.pt$' | tail -1)
 oldest=$(ls "$mount" | grep '^step_.*\.pt$' | head -1)
 before=$(sha256sum <"$mount/$newest")
 
-section "what each checkpoint weighs"
+section "the size of each checkpoint"
 note "All but the newest may now be archived and released; sync waits until that is done."
 show "$STEPFS" sync "$mount"
 weigh

@@ -55,7 +55,7 @@ def train(raw, arguments):
         say(f"taking the {len(names)} checkpoints in {raw}")
         return names
     if os.listdir(raw):
-        sys.exit(f"lineage.py: {raw} holds something else than {len(names)} checkpoints, one every {arguments.every} iterations")
+        sys.exit(f"lineage.py: {raw} does not hold exactly {len(names)} checkpoints, one every {arguments.every} iterations")
     config = gpt.Config(layers=arguments.layers, width=arguments.width, context=arguments.context, batch=arguments.batch)
     lines = iter(range(1 << 30))
     quiet = lambda line: say(line) if next(lines) % 32 == 0 else None
@@ -248,7 +248,7 @@ def main():
             began = time.perf_counter()
             expected = hashes(mount.dir, names)
             report["reading_s"] = time.perf_counter() - began
-            assert expected[names[-1]] == hashes(raw, names[-1:])[names[-1]], "the newest is not what was written"
+            assert expected[names[-1]] == hashes(raw, names[-1:])[names[-1]], "the newest differs from the written file"
             mount.umount()
             harness.require_clean(mount.store)
         finally:

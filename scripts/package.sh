@@ -19,8 +19,8 @@ section "program"
 cargo build --release --locked --bin stepfs
 bytes=$(stat -c %s "$STEPFS")
 note "$bytes bytes"
-[ "$bytes" -le "$MOST" ] || die "the program has $bytes bytes, more than $MOST; see what grew with: cargo tree -e normal"
-! readelf -SW "$STEPFS" | grep -q '\.symtab\|\.debug_' || die "the program has symbols; Cargo.toml is to say strip = true"
+[ "$bytes" -le "$MOST" ] || die "the program has $bytes bytes, more than $MOST; find the reason with: cargo tree -e normal"
+! readelf -SW "$STEPFS" | grep -q '\.symtab\|\.debug_' || die "the program has symbols; Cargo.toml needs strip = true"
 
 section "wheel"
 python3 -m venv "$work/tools"

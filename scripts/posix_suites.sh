@@ -20,7 +20,7 @@ if [ -z "${PJDFSTEST_SOURCE:-}${XFSTESTS_SOURCE:-}" ]; then
     note "Neither PJDFSTEST_SOURCE nor XFSTESTS_SOURCE is set. To run them, fetch a source and name its directory:"
     note "  git clone https://github.com/pjd/pjdfstest                         PJDFSTEST_SOURCE=\$PWD/pjdfstest"
     note "  git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git   XFSTESTS_SOURCE=\$PWD/xfstests-dev"
-    note "What they found before is tested by tests/mount_suites.rs and tests/mount_durable.rs."
+    note "tests/mount_suites.rs and tests/mount_durable.rs test their earlier findings."
     exit 0
 fi
 [ "$(id -u)" -eq 0 ] || die "these suites change users, so they must run as root"
@@ -168,4 +168,4 @@ else
     note "XFSTESTS_SOURCE is not set; see the top of this script."
 fi
 
-[ "$unknown" -eq 0 ] || die "$unknown tests said something else than scripts/posix_known.txt"
+[ "$unknown" -eq 0 ] || die "$unknown tests differ from scripts/posix_known.txt"

@@ -75,7 +75,7 @@ def study(task, arguments, kept):
                 name = f"{task.name}-{profile}-R{restores}-seed{seed}"
                 runs.append(kept.get(name, task, profile, lambda: protocol.interrupted(task, seed, profile, protocol.places(task, restores), task.length, raw, where), say))
                 if profile == "exact" and runs[-1]["digest"] != base["digest"]:
-                    sys.exit(f"resume_study.py: {name} did not end in the state of the run that was never interrupted, though nothing was lost")
+                    sys.exit(f"resume_study.py: {name} did not end in the state of the uninterrupted run, though nothing was lost")
             result["runs"][profile][restores] = runs[0]
             result["chains"][profile][restores] = gaps.of_runs(task, runs, bases)
             spent[profile] = spent.get(profile, 0) + sum(run["seconds"] for run in runs)
@@ -120,17 +120,17 @@ def numbers(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", help="(default: all that are not for --judge, or those of its set)")
+    parser.add_argument("--tasks", help="(default: all but those for --judge, or those of its set)")
     parser.add_argument("--judge", choices=(tasks.CALIBRATION, tasks.HELD_OUT, tasks.HELD_OUT_2), help="do the promises hold on the tasks of this set?")
-    parser.add_argument("--bases-only", action="store_true", help="with --judge: only the runs that are not interrupted")
-    parser.add_argument("--done-only", action="store_true", help="with --judge: say what the finished chains say, and begin none")
-    parser.add_argument("--label", default="", help="with --judge: keep the runs apart, as of a program with other settings in its environment")
+    parser.add_argument("--bases-only", action="store_true", help="with --judge: only the uninterrupted runs")
+    parser.add_argument("--done-only", action="store_true", help="with --judge: report the finished chains, and begin none")
+    parser.add_argument("--label", default="", help="with --judge: keep the runs apart from those with other settings in the environment")
     parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
     parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")
-    parser.add_argument("--seeds", type=counts, default="1", help="runs of everything; from 3 on the intervals are worth something (default: 1); with --judge also by "
+    parser.add_argument("--seeds", type=counts, default="1", help="runs of everything; from 3 on the intervals mean something (default: 1); with --judge also by "
                         "profile, such as balanced=12,compact=4, and none of others")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="with --judge: more settings for stepfs.toml; give a --label too")
-    parser.add_argument("--starts", type=numbers, help="with --judge: which of a task's starts (default: 0,1,2)")
+    parser.add_argument("--starts", type=numbers, help="with --judge: these starts of a task (default: 0,1,2)")
     parser.add_argument("--raw", type=Path, help="where series and finished runs are kept (default: made, and removed at the end)")
     parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")

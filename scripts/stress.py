@@ -31,7 +31,7 @@ def scenario_files(names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO")
-    parser.add_argument("--seconds", type=float, help="instead of what the scenario says")
+    parser.add_argument("--seconds", type=float, help="instead of the scenario's")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--dir", help="where stores are made; a temporary directory unless given")
     parser.add_argument("--json", metavar="FILE")

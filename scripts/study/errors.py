@@ -105,7 +105,7 @@ def main():
     parser.add_argument("task", choices=[name for name, task in tasks.TASKS.items() if task.set])
     parser.add_argument("--profile", default="balanced")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--raw", type=Path, required=True, help="as that of resume_study.py: series are trained where they are not there")
+    parser.add_argument("--raw", type=Path, required=True, help="as for resume_study.py: missing series are trained")
     parser.add_argument("--stepfs", metavar="BIN", help="the program to measure (default: $STEPFS_BIN, target/release/stepfs)")
     parser.add_argument("--windows", type=int, default=512, help="of the held-out text (default: %(default)s)")
     parser.add_argument("--dir", help="where to work; decides the disk (default: the temporary directory)")
@@ -124,7 +124,7 @@ def main():
         compare(exact, got, protocol.load(series / after), sums)
         for key, pair in costs(run, exact, got).items():
             found[key].append(pair)
-    print(f"{task.name}, {arguments.profile}, {len(read)} states: what a single restore costs at once")
+    print(f"{task.name}, {arguments.profile}, {len(read)} states: the immediate cost of a single restore")
     print("| kind | share | step | cost at once | lean | v e^2 | speed | kept |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
     show = lambda values: "{:+.5f} ± {:.5f}".format(*gaps.mean_and_interval(values))
     for key, part in sorted(sums.items(), key=lambda item: -item[1]["cost"]):

@@ -110,7 +110,7 @@ def uninterrupted(task, seed, raw, again=False, say=print):
     out.mkdir(parents=True, exist_ok=True)
     for path in [*out.glob("step_*.pt"), *out.glob("losses.json")]:
         path.unlink()
-    say(f"{task.name}, seed {seed}: training the run that is not interrupted ...")
+    say(f"{task.name}, seed {seed}: training the uninterrupted run ...")
     began = time.perf_counter()
     run, log = task.make(seed), Log()
     advance(task, run, task.length, log, task.measured(), out, task.needed(), [Average(*window) for window in task.windows()])

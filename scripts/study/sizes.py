@@ -155,7 +155,7 @@ def series(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("raw", type=Path, nargs="+", help="directories of checkpoints as they were written")
+    parser.add_argument("raw", type=Path, nargs="+", help="directories of original checkpoints")
     parser.add_argument("--profile", action="append", help="profile of the store (default: balanced); may be repeated")
     parser.add_argument("--stepfs", metavar="BIN", help="the program to measure (default: $STEPFS_BIN, target/release/stepfs)")
     parser.add_argument("--toml", metavar="FILE", type=Path, help="more settings for stepfs.toml")
