@@ -387,7 +387,7 @@ fn a_damaged_stub_stays_one_under_other_names() {
     for path in [&first, &second] {
         assert_eq!(errno(fs::read(path)), libc::EIO);
     }
-    assert!(m.archive.status().frozen.is_some(), "what it needs cannot be known");
+    assert!(m.archive.status().frozen.is_some(), "its needs cannot be known");
     let m = Mounted::on(m.unmount_keeping(), true);
     assert_eq!(errno(fs::read(&second)), libc::EIO);
     fs::remove_file(&first).unwrap();

@@ -157,7 +157,7 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         pinned.iter().for_each(|path| xattr::remove(path, "user.stepfs.pin").unwrap());
         fsync.join().unwrap().unwrap();
         of_stub.join().unwrap().unwrap();
-        wait_until("what waited is released", || state(&path(5)) == "released");
+        wait_until("the waiting file is released", || state(&path(5)) == "released");
         for step in [2, 3, 4, 5, 7] {
             assert!(fs::read(path(step)).unwrap() == text(step), "{step}");
         }

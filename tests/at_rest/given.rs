@@ -313,7 +313,7 @@ fn a_store_inherits_no_access_list() {
     let store = Store::open(&root).unwrap();
     for name in ["", "tree", "objects", "tmp", "cache"] {
         let list = xattr::get(root.join(name), "system.posix_acl_default").unwrap();
-        assert_eq!(list, None, "{name}: what is made in it would be open to others");
+        assert_eq!(list, None, "{name}: new files in it would be open to others");
     }
     let file = store.tree().join("f");
     fs::write(&file, "x").unwrap();

@@ -254,7 +254,7 @@ pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]
     let mut end = 0;
     for tensor in &index.tensors {
         let (from, to) = (tensor.extent.start as usize, tensor.extent.end as usize);
-        same(&read[end..from], &written[end..from], &format!("what is before {}", tensor.path));
+        same(&read[end..from], &written[end..from], &format!("the part before {}", tensor.path));
         end = to;
         match tensor.coding.step() {
             None if tensor.coding.is_external() => {

@@ -152,7 +152,7 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
     for (entry, number) in index.tensors.iter().zip(0..) {
         let range = range(entry);
         if index.container == "safetensors" {
-            assert!(read[end..range.start] == written[end..range.start], "{name}: what is before {}", entry.path);
+            assert!(read[end..range.start] == written[end..range.start], "{name}: the part before {}", entry.path);
         }
         end = range.end;
         match entry.coding {

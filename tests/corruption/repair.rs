@@ -40,7 +40,7 @@ fn is_saved(victim: &Victim, what: &str) -> serde_json::Value {
         report["damaged"].as_array().unwrap().iter().any(|damage| damage["remedy"].is_string()),
         "{what}: {report}"
     );
-    assert!(snapshot(&victim.root) == before, "{what}: a look changes nothing");
+    assert!(snapshot(&victim.root) == before, "{what}: a check changes nothing");
     let (code, report) = victim.verify(&["--repair"]);
     assert_eq!(code, 0, "{what}: {report}");
     assert!(!report["repaired"].as_array().unwrap().is_empty(), "{what}");
@@ -56,7 +56,7 @@ fn is_saved(victim: &Victim, what: &str) -> serde_json::Value {
 #[track_caller]
 fn is_kept(victim: &Victim, bytes: &[u8]) {
     let kept = fs::read_dir(victim.root.join("damaged")).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
-    assert!(kept.into_iter().any(|kept| kept == bytes), "what was damaged is in damaged/");
+    assert!(kept.into_iter().any(|kept| kept == bytes), "the damaged bytes are in damaged/");
 }
 
 fn ids(victim: &Victim) -> Vec<Id> {

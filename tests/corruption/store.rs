@@ -92,7 +92,7 @@ impl Victim {
         let (id, right) = &self.files[path];
         match decode(objects, *id) {
             Ok(read) => {
-                assert!(read == *right, "{what}: {} reads as something else", path.display());
+                assert!(read == *right, "{what}: {} reads as other bytes", path.display());
                 None
             }
             Err(error) => {

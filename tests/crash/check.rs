@@ -301,7 +301,7 @@ impl Failure<'_> {
             if matches!(was, Reads::Decoded(..)) || newest == Some(path) {
                 assert!(
                     was.bytes() == is.bytes(),
-                    "{path}: what it reads as has changed: {} then {}",
+                    "{path}: its bytes have changed: {} then {}",
                     was.words(),
                     is.words()
                 );
@@ -369,10 +369,10 @@ impl Failure<'_> {
         assert!(!allowed.bytes.is_empty(), "{when}: {path} is there; it was removed, durably");
         let exact = allowed.bytes.iter().any(|(_, written)| bytes == &***written);
         if !exact {
-            let Reads::Decoded(id, _) = reads else { panic!("{when}: {path}: plain, and not what was written") };
+            let Reads::Decoded(id, _) = reads else { panic!("{when}: {path}: plain, and not as written") };
             let object = Object::open(&store.objects(), *id).unwrap();
             let close = |(_, written): &&(Node, Arc<Vec<u8>>)| close_enough(path, &object, written, bytes);
-            assert!(allowed.bytes.iter().any(|written| close(&written)), "{when}: {path}: not what was written");
+            assert!(allowed.bytes.iter().any(|written| close(&written)), "{when}: {path}: not as written");
         }
         let metadata = fs::metadata(store.tree().join(path)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o640, "{when}: {path}: mode");

@@ -402,7 +402,7 @@ impl<'a> History<'a> {
             }
             if !inode.fate.superseded {
                 return say(format!(
-                    "not what was written, although it is the newest; {}",
+                    "differs from its write, although it is the newest; {}",
                     difference(&inode.data, &bytes)
                 ));
             }

@@ -82,7 +82,7 @@ pub(crate) fn not_released_from(
         // Without a whole header nothing could have been lost. Any value may stand for the missing part.
         Some(cut) => {
             let Some(len) = full_len(written).filter(|len| *len >= cut) else {
-                return Some("no checkpoint, and not what was written".into());
+                return Some("no checkpoint, and not as written".into());
             };
             let fill = |bytes: &[u8]| {
                 let mut bytes = bytes[..cut].to_vec();
@@ -90,7 +90,7 @@ pub(crate) fn not_released_from(
                 bytes
             };
             if written[cut..] != read[cut..] {
-                return Some(format!("what follows the first {cut} bytes is not what was written"));
+                return Some(format!("the bytes after the first {cut} are not as written"));
             }
             whole = (fill(written), fill(read));
             (&whole.0[..], &whole.1[..], cut)
@@ -98,7 +98,7 @@ pub(crate) fn not_released_from(
         None => (written, read, written.len()),
     };
     let (Ok(was), Ok(is)) = (SafeTensors::deserialize(written), SafeTensors::deserialize(read)) else {
-        return Some("no checkpoint, and not what was written".into());
+        return Some("no checkpoint, and not as written".into());
     };
     if was.len() != is.len() || was.names().into_iter().any(|name| is.tensor(name).is_err()) {
         return Some("other tensors".into());

@@ -83,7 +83,7 @@ fn bytes_return(symbols: &[u8], shape: Shape) {
         // FORMAT.md: raw costs a byte, and nothing costs more.
         assert!(payload.len() <= symbols.len() + 1);
         let mut back = vec![0x55; symbols.len()];
-        bytes::decode(payload, &mut back).expect("what was written can be read");
+        bytes::decode(payload, &mut back).expect("written bytes can be read");
         assert!(back == symbols);
         if let Some((_, short)) = payload.split_last() {
             let _ = bytes::decode(short, &mut back);
@@ -95,6 +95,6 @@ fn ints_return(values: &[i32]) {
     let mut payload = Vec::new();
     ints::encode(values, &mut payload);
     let mut back = vec![1; values.len()];
-    ints::decode(&payload, &mut back).expect("what was written can be read");
+    ints::decode(&payload, &mut back).expect("written bytes can be read");
     assert!(back == values);
 }

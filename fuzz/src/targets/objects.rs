@@ -51,7 +51,7 @@ pub(crate) fn index(data: &[u8]) {
     let written = index.encode();
     let again = Index::decode(&written, logical_len, payload_end);
     // As bytes: a bound may be NaN.
-    assert!(again.expect("what was written can be read").encode() == written);
+    assert!(again.expect("written bytes can be read").encode() == written);
 }
 
 /// The facts that a reader may rely on in an index.
@@ -257,7 +257,7 @@ fn agree(objects: &Path, tmp: &Path, id: Id) {
     }
     writer.close(&index).expect("room");
     writer.finish(leaf.header(), objects).expect("room");
-    read(objects, id).expect("every tile has the hash of what it decodes to");
+    read(objects, id).expect("every tile has the hash of its state");
 }
 
 fn shape(input: &mut Input) -> (Dtype, Vec<u64>) {

@@ -37,7 +37,7 @@ fn as_it_is(dtype: Dtype, decoded: &Decoded, before: Option<Before>) {
     let own = Before { bytes: &bytes, bins: decoded.bins.as_deref() };
     let mut payload = Vec::new();
     tile::encode_as_it_is(dtype, own, before.map(|before| before.bytes.as_slice()), &mut payload);
-    let back = tile::decode(dtype, &payload, before, decoded.bytes.len()).expect("what was written can be read");
+    let back = tile::decode(dtype, &payload, before, decoded.bytes.len()).expect("written bytes can be read");
     assert!(back.bytes == decoded.bytes);
     // Bins of no elements take no bytes.
     assert!(decoded.bytes.is_empty() || back.bins == decoded.bins);
@@ -103,8 +103,8 @@ pub(crate) fn round_trip(data: &[u8]) {
         let before = bytes
             .as_ref()
             .map(|bytes| Before { bytes, bins: previous.as_ref().and_then(|state| state.bins.as_deref()) });
-        let back = tile::decode(dtype, &payload, before, n * dtype.size()).expect("what was written can be read");
-        assert!(back == decoded, "{word}: what decodes is what was promised");
+        let back = tile::decode(dtype, &payload, before, n * dtype.size()).expect("written bytes can be read");
+        assert!(back == decoded, "{word}: the tile decodes as promised");
         previous = Before { bytes: &Arc::new(back.bytes), bins: back.bins.as_deref() }.state(dtype);
         let sound = previous.as_ref().is_some_and(|state| state.values.iter().all(|value| value.is_finite()));
         if !sound {

@@ -59,7 +59,7 @@ def test_quick_judging():
         assert list(results) == chosen
         for name, found in results.items():
             assert found["exact"]["each"] == [0, 0] and found["exact"]["upper"] == 0, f"{name}: nothing was lost, but it is behind"
-            assert found["balanced"]["each"] != [0, 0], f"{name}: what was restored is exact"
+            assert found["balanced"]["each"] != [0, 0], f"{name}: the restored state is exact"
             assert found["balanced"]["verdict"] is not None and found["exact"]["verdict"] is None
             assert found["balanced"]["total"]["share"] < found["exact"]["total"]["share"], name
     finally:

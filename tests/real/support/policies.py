@@ -78,7 +78,7 @@ def policy(history):
         harness.wait_until(lambda: set(os.listdir(tree.full(folder))) <= names, 60, f"{folder} holds {sorted(names)} only")
     gone = [tree.full(name(step)) for step in set(steps) - kept]
     # A separate thread tells the kernel, which believes its older answers for a second.
-    harness.wait_until(lambda: not any(map(os.path.lexists, gone)), 5, "the kernel knows what went")
+    harness.wait_until(lambda: not any(map(os.path.lexists, gone)), 5, "the kernel knows the removed names")
     for step in set(steps) - kept:
         if directories:
             tree.remove_tree(name(step))

@@ -263,6 +263,6 @@ def not_quantized(kind, exact, data, limit):
 def not_as_written(kind, exact, data):
     """Bytes outside the tensors: those of a .pt equal torch.save's output for the present tensors."""
     if kind == ".pt":
-        return None if torch_bytes(torch.load(io.BytesIO(data)), archive_name(exact)) == data else "not what torch.save writes for these tensors"
+        return None if torch_bytes(torch.load(io.BytesIO(data)), archive_name(exact)) == data else "not the bytes of torch.save for these tensors"
     header = 8 + int.from_bytes(exact[:8], "little")
     return None if exact[:header] == data[:header] else "the header differs"

@@ -221,7 +221,7 @@ def test_an_interrupt_leaves_nothing(files, tmp_path, when):
     assert tune.returncode == FAILURE and "interrupted" in said
     assert not list(scratch.iterdir()) and (store / "stepfs.toml").read_text() == settings
     pids = started.read_text().split()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "what it started is gone"
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "its processes are gone"
 
 
 def test_wrong_files(files, tmp_path):
