@@ -4,11 +4,11 @@
 Runs are interleaved (plain, mount, mount, plain, ...) and compared by the best of each, so that a noisy machine disturbs both
 alike. All files are removed at the end.
 
-    save    torch.save of a state dict into the mount, and into a plain directory
-    load    torch.load of the newest (resident) file, and of the same file in a plain directory
-    cold    one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and the whole file
-    memory  the daemon's peak resident memory while it archives, reads and recalls that checkpoint
-    codec   encode and decode speed, from `cargo bench --bench codec`
+- `save`: torch.save of a state dict into the mount, and into a plain directory
+- `load`: torch.load of the newest (resident) file, and of the same file in a plain directory
+- `cold`: one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and the whole file
+- `memory`: the daemon's peak resident memory while it archives, reads and recalls that checkpoint
+- `codec`: encode and decode speed, from `cargo bench --bench codec`
 """
 
 import argparse

@@ -4,11 +4,11 @@
 Makes a store of 2,000 checkpoint directories with 10 files each, real series of small tensors, and two lineages of larger
 files. In all directories but the newest, 9 files are released. Everything is removed at the end.
 
-    mount   time from `stepfs mount` until the first `ls` of the root, `ls -R` and `ls -lR` are answered, warm and with an
-            empty page cache (root only); the daemon's peak resident memory
-    read    a reader of released files that are not cached, alone and while the daemon collects garbage and merges after a
-            removal
-    save    torch.save of 100 MB in a loop, alone and during and after `rm -r` of half of the checkpoints
+- `mount`: time from `stepfs mount` until the first `ls` of the root, `ls -R` and `ls -lR` are answered, warm and with an empty
+  page cache (root only); the daemon's peak resident memory
+- `read`: a reader of released files that are not cached, alone and while the daemon collects garbage and merges after a
+  removal
+- `save`: torch.save of 100 MB in a loop, alone and during and after `rm -r` of half of the checkpoints
 
 `read` and `save` are interleaved (alone, with, with, alone, ...) and compared by medians.
 """

@@ -2,9 +2,9 @@
 """Measure how much faster two cores archive than one, in turns. The files are copied into a store before the mount, and archived
 after it.
 
-    ranks     64 files of 8 MiB per checkpoint, each of a lineage of its own
-    small     checkpoints of 512 tensors of 64 KiB
-    large     files of 1 GiB
+- `ranks`: 64 files of 8 MiB per checkpoint, each of a lineage of its own
+- `small`: checkpoints of 512 tensors of 64 KiB
+- `large`: files of 1 GiB
 
 Each has weights and the two moments of Adam. Prints one line per case; exits with 1 if a case is below --at-least.
 """

@@ -4,9 +4,9 @@
 Trains scripts/gpt.py's GPT with AdamW, keeps every original checkpoint in a plain directory, copies them in order into a
 mount, and waits until everything is released. Then, each on its own copy of that store:
 
-    first, last     the first / the newest checkpoint is removed
-    half            a random half (by --seed)
-    sixteenth       all but every 16th
+- `first`, `last`: the first / the newest checkpoint is removed
+- `half`: a random half (by --seed)
+- `sixteenth`: all but every 16th
 
 After each, every other file must read the same bytes (SHA-256), `stepfs verify` must find no damage, and `tmp/` must be empty.
 

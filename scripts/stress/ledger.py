@@ -332,8 +332,7 @@ class Ledger:
         return record.torn or record.torn_until > since
 
     def saw(self, path, since, view, stamp, digest, size=None):
-        """Judge the bytes of a file that was opened after `since`. Answers (problem or None, original to compare with or None).
-        """
+        """Judge the bytes of a file that was opened after `since`. Answers (problem or None, original to compare with or None)."""
         with self.lock:
             record = self.paths.get(path)
             steady = self.at_rest(path, since) and not record.unknown

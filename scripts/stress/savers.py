@@ -1,5 +1,4 @@
-"""Programs that train and save. They write each file into a plain directory first: a reader of the mount must find these bytes.
-"""
+"""Programs that train and save. They write each file into a plain directory first: a reader of the mount must find these bytes."""
 
 import json
 import os
@@ -19,9 +18,10 @@ from .training import Training
 class Save(Actor):
     """A training run: `form` is the layout of a checkpoint, `how` the calls that write it.
 
-    form    pt, safetensors: one file each; directory: model, optimizer and a small state.json, as transformers' Trainer;
-            ranks: a directory into which several threads write at once
-    how     path, object: to its name; rename: beside it, fsync, renamed; in_place: always one name; fsync: as object, fsynced
+    - `form`: pt or safetensors, one file each; directory, with model, optimizer and a small state.json, as transformers'
+      Trainer; ranks, a directory into which several threads write at once
+    - `how`: path or object, to its name; rename, beside it, fsync, renamed; in_place, always one name; fsync, as object,
+      fsynced
     """
 
     def begin(self):

@@ -50,8 +50,7 @@ def build():
 
 
 class Kept:
-    """Finished runs, one JSON file each. A run through a mount belongs to one build of stepfs; the control and the base do not.
-    """
+    """Finished runs, one JSON file each. A run through a mount belongs to one build of stepfs; the control and the base do not."""
 
     def __init__(self, folder, again):
         self.folder, self.again = folder, again

@@ -25,8 +25,7 @@ TINY = 1e-30
 
 
 def matrices(state):
-    """(name, first moment, second moment) of each matrix of a model whose AdamW has two groups: its matrices, then its vectors.
-    """
+    """(name, first moment, second moment) of each matrix of a model whose AdamW has two groups: its matrices, then its vectors."""
     names = [name for name in state["model"] if name != "head.weight"]  # tied to the embedding
     ordered = [name for name in names if state["model"][name].dim() >= 2] + [name for name in names if state["model"][name].dim() < 2]
     moments = state["optimizer"]["state"]

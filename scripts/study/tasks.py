@@ -199,9 +199,9 @@ JUDGED = (
     # and interval together. So no constant can fit them because it was fitted to others:
     # - Three GPTs: one with beta2 .999, where errors in second moments last longest; one at an interval of 4, where steps are
     #   longest in updates.
-    # - The kinds that failed or were not shown on the first set: convolutions with batch norm (here with means over the image
-    #   before the last layer), a mixture with a table of embeddings (fewer experts and rows), fine-tuning with beta2 .999, fp32
-    #   masters beside a bf16 model.
+    # - The kinds that failed or were not shown on the first set. Convolutions with batch norm, here with means over the image
+    #   before the last layer. A mixture with a table of embeddings, with fewer experts and rows. Fine-tuning with beta2 .999.
+    #   fp32 masters beside a bf16 model.
     # - Two of a million parameters, every 22 and every 5 iterations, are only weighed: small files say little about the size of
     #   large ones.
     #

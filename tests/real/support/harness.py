@@ -49,8 +49,7 @@ def is_mounted(path):
 
 
 def is_alive(pid):
-    """A killed process counts, too, while some of its threads are in a call to the device: it holds its locks until they return.
-    """
+    """A killed process counts, too, while some of its threads are in a call to the device: it holds its locks until they return."""
     try:
         states = [(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
