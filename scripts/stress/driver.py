@@ -279,7 +279,7 @@ class Run:
         self.clean("at the end")
         mount.mount()
         self.check_tree("after the last remount")
-        # Any name can go: when all have gone, nothing is left that nobody needs.
+        # Any name can go: after all have gone, no object is left.
         for name in os.listdir(mount.dir):
             shutil.rmtree(mount / name) if (mount / name).is_dir() else os.unlink(mount / name)
         ledger.empty()

@@ -61,7 +61,7 @@ class Task:
     singles: int = 0  # single restores, each from its own checkpoint, for the papers' rework
     # Only for tasks that judge the promises:
     set: str = ""  # CALIBRATION: its results choose the steps. HELD_OUT: was written down before the steps were chosen, and judged them. HELD_OUT_2: see below.
-    starts: tuple[int, ...] = ()  # places of the checkpoints that chains of restores begin with
+    starts: tuple[int, ...] = ()  # places of the first checkpoints of chains of restores
     apart: int = 0  # checkpoints from one restore of a chain to the next
     chain: int = 9  # restores of a chain
     weighed_only: bool = False  # no chains: too large a model for so many, but small enough to be weighed
@@ -102,7 +102,7 @@ class Task:
         return at + JUDGED_FROM, at + min(max(self.offsets), (self.apart + 1) * self.every)
 
     def windows(self):
-        """Those of all chains."""
+        """Places of the restores of all chains."""
         if self.weighed_only:
             return []
         return sorted({self.window(self.iteration(place)) for start in self.starts for place in self.chain_from(start)[0]})

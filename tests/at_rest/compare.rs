@@ -1,4 +1,4 @@
-//! `stepfs compare`: its figures equal those of a store, and of a decoded file.
+//! `stepfs compare`: its figures equal those of a real store and of decoded files.
 
 use std::collections::BTreeSet;
 use std::fs;

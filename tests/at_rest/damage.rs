@@ -114,7 +114,7 @@ fn objects_under_each_others_names_are_refused() {
     let (code, report, _) = verify(&rest);
     assert_eq!(code, Some(3));
     assert_eq!(report["damaged"].as_array().unwrap().len(), 2);
-    // Nor is the header of one object on the body of the other.
+    // The header of one object on the body of the other is damage, too.
     let mixed = [&fs::read(&b).unwrap()[..HEADER_BYTES], &fs::read(&a).unwrap()[HEADER_BYTES..]].concat();
     fs::write(&a, mixed).unwrap();
     let error = rest.read(&step(2)).unwrap_err();

@@ -49,7 +49,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Of so many rows.
+    /// A new table with this many rows.
     pub(crate) fn new(rows: usize) -> Table {
         let mut random = Random(11);
         let rows = (0..rows).map(|at| {

@@ -30,7 +30,7 @@ pub(crate) struct Optimizer {
     share: [f64; 2],
 }
 
-/// Transformer Engine's and apex's, whose `master_param` the parameter is a copy of.
+/// Adam of Transformer Engine and apex: the parameter is a copy of `master_param`.
 const MASTERS: Optimizer = Optimizer {
     slots: &["exp_avg", "exp_avg_sq", "master_param"],
     step: |w, s, g, n| {

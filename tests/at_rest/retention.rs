@@ -418,7 +418,7 @@ fn a_checkpoint_that_cannot_be_read_is_not_the_newest() {
     let text = fs::read_to_string(&settings).unwrap();
     fs::write(&settings, text.replace("keep_last = 1", "keep_last = 100")).unwrap();
     rest.settle();
-    // 4 is the newest and resident; without it, 3 is, whose object is gone.
+    // Step 4 is the newest, and resident. Without it step 3 would be the newest, but its object is gone.
     fs::remove_file(rest.path(&step(4))).unwrap();
     fs::remove_file(rest.object_path(&step(3))).unwrap();
     fs::write(&settings, text).unwrap();

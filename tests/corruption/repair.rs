@@ -197,7 +197,7 @@ fn lost_parts_are_taken_from_other_objects() {
     }
 }
 
-/// Of an object only its header is left.
+/// Only the header of an object is left.
 #[test]
 fn an_object_is_made_anew_from_a_file_or_its_files_name_another() {
     let victim = Victim::golden("adam");

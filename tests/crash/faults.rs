@@ -42,7 +42,7 @@ fn checkpoints() -> Vec<Vec<u8>> {
     (0..SAVED).map(|_| next()).collect()
 }
 
-/// Runs a store through the history. `patient`: nobody asks for another try when the device is well again.
+/// Runs a store through the history. With `patient`, no test asks for another try when the device is well again.
 fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u8>]) -> Faulted {
     let dir = directory();
     let root = fs::canonicalize(dir.path()).unwrap().join("store");

@@ -22,9 +22,9 @@ pub(crate) enum Fault {
 #[derive(Debug)]
 pub(crate) struct Faulty {
     fault: Fault,
-    /// The call that it begins with.
+    /// The first failing call.
     at: usize,
-    /// It stays so until it is healed.
+    /// It lasts until the device is healed.
     lasts: bool,
     calls: AtomicUsize,
     healed: AtomicBool,

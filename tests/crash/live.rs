@@ -238,7 +238,7 @@ impl Live {
         self.node(path)
     }
 
-    /// As [`Live::write`], with an fsync of it and of the directories above it before its close.
+    /// As [`Live::write`], but fsyncs it and the directories above it before its close.
     pub(crate) fn write_durably(&mut self, name: &str, bytes: &[u8]) {
         let path = self.path(name);
         self.archive().opened_for_writing(Path::new(name));

@@ -92,7 +92,7 @@ pub(crate) struct Start {
     pub(crate) times: Times,
     pub(crate) bytes: Vec<u8>,
     pub(crate) extended: BTreeMap<OsString, Vec<u8>>,
-    /// Of a directory that was there already.
+    /// The names in a directory that existed already.
     pub(crate) names: BTreeMap<OsString, Node>,
     /// The time of its rename, if before the record.
     pub(crate) changed: Option<(i64, i64)>,
@@ -111,7 +111,7 @@ pub(crate) struct Record {
 pub(crate) struct Recorder {
     root: PathBuf,
     record: Mutex<Record>,
-    /// Of files that were not renamed since the record began.
+    /// Rename times of files that were not renamed since the record began.
     changed: Mutex<Changed>,
 }
 

@@ -18,7 +18,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// So many histories on one mount; earlier failures come first.
+/// Runs this many histories on one mount; earlier failures come first.
 fn run(passthrough: bool) {
     let cases = setting("STEPFS_MODEL_HISTORIES").map_or(CASES, |count| count as u32);
     let persistence = FileFailurePersistence::Direct("proptest-regressions/model.txt");

@@ -53,7 +53,7 @@ impl Ground {
         Ground { alone: true, ..Self::shared(passthrough) }
     }
 
-    /// For several threads at once.
+    /// A mount for several threads at once.
     pub(crate) fn shared(passthrough: bool) -> Ground {
         let mounted = Mounted::new(passthrough);
         let dir = mounted.dir.path().to_path_buf();
@@ -118,7 +118,7 @@ impl Ground {
 
 pub(crate) struct History<'a> {
     pub(crate) ground: &'a Ground,
-    /// On the mount, and beside it.
+    /// The mount, and the plain directory beside it.
     pub(crate) worlds: [World; 2],
     pub(crate) model: Model,
     run: Run,

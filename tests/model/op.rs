@@ -52,7 +52,7 @@ pub(crate) type Slot = u8;
 /// The bytes to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Data {
-    /// So many bytes of a pattern.
+    /// This many bytes of a pattern.
     Pattern(u32, u8),
     /// A state of training: a file of safetensors.
     State(u8),

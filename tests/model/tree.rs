@@ -10,7 +10,7 @@ use super::model::{Kind, Model, Node, TOP};
 use super::sys::{self, Stat};
 use super::world::list;
 
-/// On the mount; beside it is 1.
+/// Index of the world on the mount; the plain directory is 1.
 const MOUNT: usize = 0;
 
 /// Compares everything of both worlds. The times found are the times expected from then on.

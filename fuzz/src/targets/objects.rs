@@ -50,7 +50,7 @@ pub(crate) fn index(data: &[u8]) {
     sound(&index, logical_len, payload_end);
     let written = index.encode();
     let again = Index::decode(&written, logical_len, payload_end);
-    // As bytes: a bound may be NaN.
+    // Compared as bytes, because a bound may be NaN.
     assert!(again.expect("written bytes can be read").encode() == written);
 }
 

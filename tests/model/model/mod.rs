@@ -83,7 +83,7 @@ pub(crate) struct Fate {
     pub(crate) last: bool,
     /// A newer state of its lineage has existed since it was written.
     pub(crate) superseded: bool,
-    /// It is pinned, and was resident by then.
+    /// It is pinned, and was resident at that time.
     pub(crate) stays: bool,
     /// The remaining length of bytes that may have been released, and were truncated before anybody looked.
     pub(crate) cut: Option<usize>,
@@ -99,7 +99,7 @@ pub(crate) struct Handle {
     /// The bytes at its opening, if the file was released then. If somebody writes to the file, such a reader may keep
     /// these bytes.
     pub(crate) kept: Option<Vec<u8>>,
-    /// [`Inode::writers`] by then.
+    /// [`Inode::writers`] at its opening.
     writers: u64,
     lock: Option<i32>,
 }

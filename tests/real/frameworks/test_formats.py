@@ -63,7 +63,7 @@ def npz(state, path):
 
 
 def load_npz(path):
-    """As tensors; numpy compares each CRC."""
+    """The arrays as tensors; numpy compares each CRC."""
     with warnings.catch_warnings(action="error"), np.load(path) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
