@@ -102,7 +102,7 @@ class Task:
         return at + JUDGED_FROM, at + min(max(self.offsets), (self.apart + 1) * self.every)
 
     def windows(self):
-        """Places of the restores of all chains."""
+        """The windows of the restores of all chains."""
         if self.weighed_only:
             return []
         return sorted({self.window(self.iteration(place)) for start in self.starts for place in self.chain_from(start)[0]})
