@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What stepfs is built from: licences, sources, versions that are there twice (deny.toml), and known vulnerabilities (RustSec).
-# Installs cargo-deny and cargo-audit into target/tools/ if they are absent (some minutes, once).
-# The advisories come from github.com. Where that cannot be reached everything else is checked, and the exit code is 4: nobody
-# is to take it for a whole audit.  scripts/audit.sh --offline  leaves the advisories out on purpose, exit code 0.
+# Checks the dependencies: licences, sources, duplicate versions (deny.toml), and known vulnerabilities (RustSec). Installs
+# cargo-deny and cargo-audit into target/tools/ if they are absent (some minutes, once). The advisories come from github.com. If
+# that is out of reach, the script checks everything else and exits with 4, because the audit is incomplete. scripts/audit.sh
+# --offline leaves the advisories out and exits with 0.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -32,7 +32,7 @@ if ! timeout 20 git ls-remote --quiet "$DATABASE" HEAD >/dev/null 2>&1; then
     exit $NOT_WHOLE
 fi
 "$TOOLS/bin/cargo-deny" --locked check advisories
-# The same database, read by its own tool, which also looks at what the lock file has beyond what is built.
+# cargo-audit reads the same database, and also looks at packages of the lock file that are not built.
 tool cargo-audit "$AUDIT"
 "$TOOLS/bin/cargo-audit" audit --deny warnings
-note "nothing is known of what stepfs is built from"
+note "the dependencies have no known vulnerability"

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measure stepfs side by side with a plain directory on the same disk.
 
-Each pair is interleaved (plain, mount, mount, plain, ...) and compared by the best of its runs, so that a noisy
-machine disturbs both alike. All files are removed at the end.
+Runs are interleaved (plain, mount, mount, plain, ...) and compared by the best of each, so that a noisy machine disturbs both
+alike. All files are removed at the end.
 
-    save    torch.save of a state dict into the mount, and into a plain directory
-    load    torch.load of the newest (resident) file, and of the same file in a plain directory
-    cold    one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and reading that file whole
-    memory  the daemon's peak resident memory while it archives, reads and recalls that checkpoint
-    codec   encode and decode speed, from `cargo bench --bench codec`
+- `save`: torch.save of a state dict into the mount, and into a plain directory
+- `load`: torch.load of the newest (resident) file, and of the same file in a plain directory
+- `cold`: one 1 MB tensor (safe_open) out of a released checkpoint with nothing cached, and the whole file
+- `memory`: the daemon's peak resident memory while it archives, reads and recalls that checkpoint
+- `codec`: encode and decode speed, from `cargo bench --bench codec`
 """
 
 import argparse
@@ -33,12 +33,12 @@ ROOT = Path(__file__).resolve().parent.parent
 MB = 1 << 20
 PARTS = ("save", "load", "cold", "memory", "codec")
 
-# Memory for decoded states: far less than one of the checkpoints here takes.
+# Memory for decoded states, far less than one checkpoint here.
 MEMORY = "64M"
 
 
 class Daemon:
-    """A mounted store, and the most memory its daemon ever held."""
+    """A mounted store, and the peak memory of its daemon."""
 
     def __init__(self, stepfs, base):
         self.stepfs, self.base = stepfs, base
@@ -53,7 +53,7 @@ class Daemon:
         return done.stdout
 
     def mount(self):
-        # What decoded states may take is a setting (--memory); what this measures is all the rest.
+        # --memory limits decoded states; this measures all other memory.
         self.run("mount", self.store, self.dir, "--log", self.log, "--memory", MEMORY)
         needle = os.fsencode(self.store)
         for entry in Path("/proc").iterdir():
@@ -69,7 +69,7 @@ class Daemon:
         return int(found[1]) / 1024 if found else 0.0
 
     def watch(self, pid):
-        """Anonymous memory has no high-water mark in /proc; sample it."""
+        """Sample anonymous memory, which has no high-water mark in /proc."""
         try:
             while self.pid == pid:
                 self.peak_anonymous["sampled"] = max(self.peak_anonymous.get("sampled", 0), self.memory(pid, "RssAnon"))
@@ -127,7 +127,7 @@ def timed(action):
 
 
 def side_by_side(first, second, runs, between=lambda: None):
-    """Best time of each, interleaved, the order turned each time."""
+    """Best time of each, interleaved, in alternating order."""
     times = {0: [], 1: []}
     for n in range(runs):
         for which in (0, 1) if n % 2 == 0 else (1, 0):
@@ -149,7 +149,7 @@ def state_dict(megabytes, seed, probe=False):
 
 
 def step(state, seed):
-    """One training step's worth of change, in place."""
+    """Change the tensors in place as one training step does."""
     generator = torch.Generator().manual_seed(seed)
     for tensor in state.values():
         tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=1e-4)
@@ -162,7 +162,7 @@ def bench_save(daemon, plain, arguments):
         torch.save(state, folder / "model.pt")
 
     def between():
-        # Neither pays for the other's dirty pages, and the daemon has no work of its own.
+        # Neither side pays for the other's dirty pages, and the daemon is idle.
         for folder in (plain, daemon.dir):
             (folder / "model.pt").unlink(missing_ok=True)
         daemon.sync()
@@ -196,7 +196,7 @@ def ratio(name, plain_times, mount_times, megabytes, goal):
 
 
 def bench_cold(daemon, plain, arguments):
-    """Two released checkpoints, the second a difference to the first; the second is read: one 1 MB tensor, or all."""
+    """Release two checkpoints, the second a difference to the first. Read one 1 MB tensor of the second, or all of it."""
     state = state_dict(arguments.big, 3, probe=True)
     saving = []
     for n in range(1, 4):
@@ -226,7 +226,7 @@ def bench_cold(daemon, plain, arguments):
         daemon.note_peak("reading")
         daemon.cold()
 
-    daemon.cold()  # what the archiving daemon held is noted already
+    daemon.cold()  # the peak of archiving is noted already
     tensor_times, whole_times = side_by_side(one_tensor, whole, arguments.runs, between)
     between()
     with open(target, "r+b") as f:  # recall
@@ -248,7 +248,7 @@ def bench_cold(daemon, plain, arguments):
 
 
 def bench_codec():
-    """The Rust benchmark's own numbers. Lines that are JSON objects are taken as they are; the rest is kept as text."""
+    """The Rust benchmark's own numbers. Lines that are JSON objects are parsed; the rest is kept as text."""
     if not (ROOT / "benches" / "codec.rs").exists():
         return {"name": "codec", "skipped": "benches/codec.rs is not there"}
     done = subprocess.run(["cargo", "bench", "--locked", "--bench", "codec"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)

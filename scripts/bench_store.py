@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Measure a large store: how soon it serves, and what removing from it costs those who save and read meanwhile.
+"""Measure a large store: how soon it serves, and how much removing slows programs that save and read meanwhile.
 
-Makes a store of 2,000 checkpoint directories with 10 files each (9 of them released but for the newest, from real series of
-small tensors) and two lineages of larger files. Everything is removed at the end.
+Makes a store of 2,000 checkpoint directories with 10 files each, real series of small tensors, and two lineages of larger
+files. In all directories but the newest, 9 files are released. Everything is removed at the end.
 
-    mount   `stepfs mount` until the first `ls` of the root, `ls -R` and `ls -lR` are answered, warm and with an empty page
-            cache (root only); the daemon's peak resident memory
-    read    a reader of released files of which nothing is cached, alone and while the daemon collects garbage and merges
-            what a removal has left behind
-    save    torch.save of 100 MB in a loop, alone and while `rm -r` of half of the checkpoints runs and is digested
+- `mount`: time from `stepfs mount` until the first `ls` of the root, `ls -R` and `ls -lR` are answered, warm and with an empty
+  page cache (root only); the daemon's peak resident memory
+- `read`: a reader of released files that are not cached, alone and while the daemon collects garbage and merges after a
+  removal
+- `save`: torch.save of 100 MB in a loop, alone and during and after `rm -r` of half of the checkpoints
 
 `read` and `save` are interleaved (alone, with, with, alone, ...) and compared by medians.
 """
@@ -40,7 +40,7 @@ import torch  # noqa: E402
 MB = 1 << 20
 PARTS = ("mount", "read", "save")
 FILES = 10  # per checkpoint directory: shards of a model, an optimizer's file, a small one with the trainer's state
-SHARD = (2, 96, 96)  # two matrices a file, 72 KiB of fp32: just above what is released at all
+SHARD = (2, 96, 96)  # two matrices a file, 72 KiB of fp32: just above the least size that is released
 MOUNT_SECONDS, MOUNT_MB, SAVE_RATIO, READ_LOSS = 2.0, 200, 1.2, 0.30
 
 
@@ -82,7 +82,7 @@ def write_run(folder, seed, checkpoints):
 
 
 def write_large(folder, seed, count, megabytes):
-    """A lineage of single files; 2 MB a tensor."""
+    """A lineage of single files, 2 MB a tensor."""
     folder.mkdir(parents=True)
     weights = Weights(seed, (megabytes // 2, 512, 1024))
     for n in range(1, count + 1):
@@ -91,8 +91,9 @@ def write_large(folder, seed, count, megabytes):
 
 
 def make_store(target, scratch, arguments):
-    """Run by run through `stepfs import`, so that the raw files of one run exist at a time. Where there is room in memory:
-    a disk would have to make 20,000 files durable, which takes several times as long and is not what is measured."""
+    """Run by run through `stepfs import`, so that the raw files of only one run exist at a time. In memory if there is room: on a
+    disk, making 20,000 files durable takes several times as long, and is not measured here.
+    """
     began = time.perf_counter()
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 8 << 30:
@@ -123,7 +124,7 @@ def make_runs(store, scratch, arguments, began):
         take(name, lambda folder: write_large(folder, 1000 + n, arguments.large, arguments.large_mb))
 
 
-# --- how soon it serves
+# --- time until it serves
 
 
 def drop_caches():
@@ -148,7 +149,7 @@ def timed(command):
 
 
 def bench_mount(mount, arguments):
-    """Medians; what `ls` took counts from the start of `stepfs mount`."""
+    """Medians. Times of `ls` count from the start of `stepfs mount`."""
     results = []
     for cold in (False, True):
         rows = []
@@ -172,7 +173,7 @@ def bench_mount(mount, arguments):
     return results
 
 
-# --- what removing costs others
+# --- cost of removing
 
 
 def remove(paths):
@@ -181,7 +182,9 @@ def remove(paths):
 
 
 def while_digesting(mount, paths, removing_counts):
-    """Remove, and let the archive digest it; returns the event that this is over. `removing_counts`: while removing, too."""
+    """Remove, and let the archive finish the work; returns an event that is set at the end. With `removing_counts` it covers the
+    removal, too.
+    """
     over = threading.Event()
 
     def digest():
@@ -203,7 +206,7 @@ def portions(items, count):
 
 
 def bench_read(mount, arguments):
-    """Bytes per second of a reader; the cache has room for nothing, so each file is decoded each time."""
+    """Bytes per second of a reader. The cache has no room, so each file is decoded each time."""
     settings = mount.store / "stepfs.toml"
     text = settings.read_text()
     settings.write_text(re.sub(r"^cache_mib = .*$", "cache_mib = 0", text, flags=re.M))
@@ -220,11 +223,11 @@ def bench_read(mount, arguments):
             with open(files[turn % len(files)], "rb", buffering=0) as f:
                 while data := f.read(4 * MB):
                     size += len(data)
-                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # or the kernel answers the next time
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # otherwise the kernel answers the next time
             turn += 1
         return size / (time.perf_counter() - began) / MB, time.perf_counter() - began
 
-    # Every second of the large ones, and of the small ones a tenth: work for merging and for collecting.
+    # Every second of the large files, for merging, and a tenth of the small ones, for collecting.
     large = sorted((mount / "thinned").iterdir())[1::2]
     small = [path for path in sorted(mount.dir.glob("run_*/checkpoint-*")) if int(path.name[11:]) % 1000 == 300]
     alone, along, lasted = [], [], []
@@ -247,7 +250,7 @@ def bench_read(mount, arguments):
 
 
 def bench_save(mount, arguments):
-    """torch.save times; its file is gone from the page cache's dirty pages before the next is timed."""
+    """Times of torch.save. The file leaves the page cache's dirty pages before the next save is timed."""
     mount.mount()
     mount.sync(timeout=3600)
     state = {f"layers.{n}.weight": torch.randn(1024, 1024) for n in range(arguments.save_mb // 4)}
@@ -262,7 +265,7 @@ def bench_save(mount, arguments):
             os.fsync(f.fileno())
         return seconds
 
-    # Every second checkpoint of every run: what is left are states whose parents are gone.
+    # Every second checkpoint of every run, so that the parents of the remaining states are gone.
     half = sorted(mount.dir.glob("run_*/checkpoint-*"))[1::2]
     alone, along, lasted = [], [], []
     save()
@@ -274,7 +277,7 @@ def bench_save(mount, arguments):
         def measure_with(paths=paths):
             began = time.perf_counter()
             over = while_digesting(mount, paths, True)
-            end = len(along) + 4 * arguments.saves  # of what takes long a part is enough
+            end = len(along) + 4 * arguments.saves  # a part of the long cases is enough
             while not over.is_set() and len(along) < end:
                 along.append(save())
             lasted.append(time.perf_counter() - began)
@@ -288,7 +291,7 @@ def bench_save(mount, arguments):
             "ratio": statistics.median(along) / statistics.median(alone)}
 
 
-# --- words
+# --- output
 
 
 def table(report):
@@ -314,7 +317,7 @@ def table(report):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", help="where to work; decides the disk (default: the temporary directory)")
-    parser.add_argument("--store", type=Path, help="keeps the store as it was made there, and takes it from there when it exists")
+    parser.add_argument("--store", type=Path, help="keep the new store there, and reuse it if it exists")
     parser.add_argument("--checkpoints", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=20, help="training runs that they belong to")
     parser.add_argument("--large", type=int, default=64, help="states of each of the two lineages of larger files")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What one runs before each commit: formatting, lints, the library's tests, and the quick ones of the real programs' tests. About three
-# minutes are the aim, on two cores once everything is built; scripts/test.sh is everything.
-#   scripts/check.sh [ROOM...]      of the real programs' tests these rooms only, such as life or tools (all but study)
+# Run this before each commit: formatting, lints, the library's tests, and the quick tests of real programs. The aim is three
+# minutes on two cores with everything built. scripts/test.sh runs everything.
+#   scripts/check.sh [ROOM...]      only these directories of tests/real, such as life or tools (default: all but study)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -18,4 +18,4 @@ run lints cargo clippy --all-targets --locked --quiet -- -D warnings
 run "the library's tests" cargo test --locked --quiet --lib
 run "release build" cargo build --release --locked --quiet
 run "quick tests of real programs" real -m "not slow and not alone" "${rooms[@]/#/tests/real/}"
-section "checked in $((SECONDS - began)) s; scripts/test.sh is everything"
+section "checked in $((SECONDS - began)) s; scripts/test.sh runs everything"

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: where things are, and how they speak.
+# Sourced by the other scripts: paths and output.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$(realpath -m "${STEPFS_VENV:-$ROOT/.venv}")
@@ -7,10 +7,10 @@ STEPFS=$ROOT/target/release/stepfs
 
 if [ -t 1 ]; then BOLD=$'\e[1m' DIM=$'\e[2m' RED=$'\e[31m' PLAIN=$'\e[0m'; else BOLD='' DIM='' RED='' PLAIN=''; fi
 
-# A heading, so that a reader of the log sees what was running when something failed.
+# A heading, so that the log shows the step that failed.
 section() { printf '\n%s== %s%s\n' "$BOLD" "$*" "$PLAIN"; }
 
-# For a script of several steps: the step that fails is named at the end. `run NAME COMMAND...` is a step.
+# For a script of several steps: prints the name of the step that fails. `run NAME COMMAND...` is a step.
 begin_steps() {
     step='' began=$SECONDS
     trap 'code=$?; [ $code -eq 0 ] || printf "\n%s%s failed after %d s%s\n" "$RED" "$step" $((SECONDS - began)) "$PLAIN" >&2' EXIT
@@ -35,7 +35,7 @@ show() {
     "$@"
 }
 
-# Install what is missing, then build the program (and other targets, if named). With STEPFS_BIN set, that one is used.
+# Install missing packages, then build the program (and other targets, if named). STEPFS_BIN replaces the built program.
 build() {
     "$ROOT/scripts/setup.sh"
     if [ -z "${STEPFS_BIN:-}" ] || [ $# -gt 0 ]; then
@@ -44,8 +44,8 @@ build() {
     fi
 }
 
-# Real programs on a real mount: as many at a time as there are cores, then those that need the machine for themselves. Arguments go
-# to pytest; with none of them chosen, which pytest says by exit code 5, that is fine once.
+# Tests of real programs on a real mount: one process per core, then the tests that must run alone. Arguments go to pytest. pytest
+# exits with 5 if it selects no test; that is fine for one of the two passes.
 real() {
     local code=0 alone=0 select=()
     case " $* " in *" -m "*) ;; *) select=(-m "not alone") ;; esac

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What the profile `exact` takes, beside what a user would try first: zstd -19 with the checkpoint before as its dictionary
-(`--patch-from`), and ZipNN.
+"""Compare the profile `exact` with zstd -19, which has the previous checkpoint as its dictionary (`--patch-from`), and with
+ZipNN.
 
-Takes the series of checkpoints that scripts/resume_study.py trains (DIR/TASK/*.pt). Whole files, every byte of objects and
-stubs counted for stepfs; for zstd and ZipNN the compressed file alone. ZipNN is given what it is made for: each tensor by
-itself, in its type, and the rest of the file as it is. The first file of a series has no file before it, and is left out.
-Weights: stepfs's tensors of that role beside ZipNN's of the same tensors.
+Reads the series of checkpoints that scripts/resume_study.py trains (DIR/TASK/*.pt). For stepfs it counts every byte of objects
+and stubs; for zstd and ZipNN the compressed file alone. ZipNN gets each tensor by itself, in its type, and the rest of the
+file as it is, since it is made for that. The first file of a series has no file before it, and is left out. Weights: stepfs's
+tensors of that role beside ZipNN's of the same tensors.
 """
 
 import argparse

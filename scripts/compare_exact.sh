@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the profile `exact` takes, beside zstd -19 --patch-from and ZipNN, on the study's series. Prints a table.
+# Compare the profile `exact` with zstd -19 --patch-from and ZipNN, on the study's series. Prints a table.
 #   scripts/compare_exact.sh --raw DIR [--count N] [TASK...]      (scripts/compare_exact.py --help)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""The published systems' figures, measured again on this machine, and stepfs's own profiles beside them: docs/COMPARISON.md.
+"""Reproduce the published systems' figures on this machine, with stepfs's own profiles beside them: docs/COMPARISON.md.
 
-Trains the models of the study (scripts/study/tasks.py), restores them through mounts whose profile is the published system, weighs the
-same series under each, and asks the codecs themselves for what no mount shows (examples/published_figures.rs). Everything that is
-finished is kept in --raw and not done again, so a run that was stopped goes on where it was. What was not run is not made up: the
-document says "not run".
+Trains the models of the study (scripts/study/tasks.py), restores them through mounts whose profile is the published system,
+and weighs the same series under each. examples/published_figures.rs measures the codecs alone. --raw keeps everything that is
+finished, so a stopped run continues. The document marks everything else as "not run".
 
     compare_papers.py --quick                            everything in small, under a minute
-    compare_papers.py --raw ~/raw --only lc,cnr          hours, if nothing is there yet
-    compare_papers.py --raw ~/raw --minutes 0            only the document, of what is there
+    compare_papers.py --raw ~/raw --only lc,cnr          hours, if nothing is finished yet
+    compare_papers.py --raw ~/raw --minutes 0            only the document, from finished runs
 """
 
 import argparse
@@ -58,7 +57,7 @@ def main():
     arguments = parser.parse_args()
     if not Path(FIGURES).exists():
         sys.exit(f"compare_papers.py: {FIGURES} is not there; scripts/compare_papers.sh builds it")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no mount behind
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="stepfs-papers-raw-", dir=arguments.dir) as scratch:
         lab = Lab(arguments.raw or Path(scratch), arguments.dir, arguments.quick, arguments.minutes, FIGURES, arguments.again)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The published systems' figures, measured again, with stepfs's own profiles in the same tables: docs/COMPARISON.md and
-# docs/comparison/*.png. Hours from nothing; what is finished is kept in --raw, and not done again.
-#   scripts/compare_papers.sh [--quick] [--raw DIR] [--only lc,cnr,inshrinkerator,ours] ...      (scripts/compare_papers.py --help)
+# Reproduce the published systems' figures, with stepfs's own profiles in the same tables: docs/COMPARISON.md and
+# docs/comparison/*.png. Takes hours from nothing. --raw keeps finished runs for the next time.
+#   scripts/compare_papers.sh [--quick] [--raw DIR] [--only lc,cnr,inshrinkerator,ours] ...      (scripts/compare_papers.py
+#   --help)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Measure how much faster two cores archive than one, in turns: what is copied into a store before the mount is archived after it.
+"""Measure how much faster two cores archive than one, in turns. The files are copied into a store before the mount, and archived
+after it.
 
-    ranks     64 files of 8 MiB per checkpoint, each of a lineage of its own
-    small     checkpoints of 512 tensors of 64 KiB
-    large     files of 1 GiB
+- `ranks`: 64 files of 8 MiB per checkpoint, each of a lineage of its own
+- `small`: checkpoints of 512 tensors of 64 KiB
+- `large`: files of 1 GiB
 
-Each is weights with the two moments of Adam. Prints one line per case; exits with 1 if a case is below --at-least.
+Each has weights and the two moments of Adam. Prints one line per case; exits with 1 if a case is below --at-least.
 """
 
 import argparse
@@ -30,7 +31,7 @@ CASES = {  # files per checkpoint, tensors of each kind per file, elements of a 
 
 
 def checkpoints(tree, files, tensors, elements, count):
-    """A walk: each state is the one before and a step of Adam."""
+    """A walk: each state is the previous one after a step of Adam."""
     random = np.random.default_rng(1)
     width = 1 << 8
     shape = (elements // width, width)
@@ -54,7 +55,7 @@ def checkpoints(tree, files, tensors, elements, count):
 
 
 def archive(stepfs, template, where, cores, memory):
-    """Seconds from the mount until all is archived and released."""
+    """Seconds from the mount until all files are archived and released."""
     store, mount = where / "store", where / "mnt"
     shutil.rmtree(store, ignore_errors=True)
     subprocess.run(["cp", "-a", "--reflink=auto", template, store], check=True)
@@ -74,7 +75,7 @@ def archive(stepfs, template, where, cores, memory):
 
 
 def peak_of(pid):
-    """The most memory that the daemon held, in MiB, without pages of files."""
+    """The daemon's peak memory in MiB, without pages of files."""
     found = re.search(r"RssAnon:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     whole = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int((whole or found)[1]) / 1024
@@ -86,7 +87,7 @@ def main():
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--memory", default="1G", help="for decoded states (default: %(default)s)")
-    parser.add_argument("--at-least", type=float, default=0.0, help="two cores are to be so many times as fast as one")
+    parser.add_argument("--at-least", type=float, default=0.0, help="two cores must be so many times as fast as one")
     parser.add_argument("--dir", type=Path, help="where the stores are made (default: a new directory in /tmp)")
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(dir=arguments.dir))

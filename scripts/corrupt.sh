@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Damage every byte of the golden stores' objects in four ways, every length and every part, and repair what can be repaired: what
-# the tests do with a sample. About an hour on two cores.
+# Damage every byte of the golden stores' objects in four ways, and every length and every part; then repair as much as possible.
+# The tests do this with a sample. About an hour on two cores.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Crashes and faults in full: every change of every history with many states of the device after it, each with another
-# failure during recovery; and a fault at every call. Prints the counts.
+# All crashes and faults: every change of every history with many states of the device after it, each with another failure during
+# recovery; and a fault at every call. Prints the counts.
 #   scripts/crash.sh [SEEDS]      more seeds, more states (default 8)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# stepfs in three minutes: train a small GPT into a mount, look at what its checkpoints weigh, use them, delete some.
+# stepfs in three minutes: train a small GPT into a mount, look at the sizes of its checkpoints, use them, delete some.
 #   scripts/demo.sh                 in a temporary directory that is removed at the end
 #   scripts/demo.sh STORE MOUNT     on your own directories; STORE stays
 set -euo pipefail
@@ -18,7 +18,7 @@ if [ $# -eq 2 ]; then
     store=$1 mount=$2 log=$1.log
     [ -d "$mount" ] || own_mount=yes
 elif [ $# -eq 0 ]; then
-    # Work there, so that the commands below are as short as one would type them.
+    # Work there, so that the commands below are short.
     temporary=$(mktemp -d "${TMPDIR:-/tmp}/stepfs-demo.XXXXXX")
     cd "$temporary"
     store=ckpts.store mount=ckpts log=stepfs.log
@@ -36,7 +36,7 @@ finish() {
         "$STEPFS" umount "$mount" || fusermount3 -u -z "$mount" || umount -l "$mount" || true
     fi
     [ -z "$own_mount" ] || rmdir "$mount" 2>/dev/null || true
-    # Never remove recursively through a mount that is still there.
+    # Never remove recursively through a mount.
     if [ -n "$temporary" ] && ! mountpoint -q "$mount"; then cd "$ROOT" && rm -rf "$temporary"; fi
     exit $code
 }
@@ -57,7 +57,7 @@ newest=$(ls "$mount" | grep '^step_.*\.pt$' | tail -1)
 oldest=$(ls "$mount" | grep '^step_.*\.pt$' | head -1)
 before=$(sha256sum <"$mount/$newest")
 
-section "what each checkpoint weighs"
+section "the size of each checkpoint"
 note "All but the newest may now be archived and released; sync waits until that is done."
 show "$STEPFS" sync "$mount"
 weigh
@@ -79,7 +79,7 @@ show "$PYTHON" "$ROOT/scripts/gpt.py" --evaluate "${chosen[@]}"
 section "deleting is rm"
 doomed=()
 for i in "${!all[@]}"; do
-    # Every second one, the first included: others were stored as differences to these.
+    # Every second one, the first included: the remaining ones were stored as differences to these.
     if [ $((i % 2)) -eq 0 ] && [ "$i" -lt $((${#all[@]} - 1)) ]; then doomed+=("$mount/${all[$i]}"); fi
 done
 show rm "${doomed[@]}"

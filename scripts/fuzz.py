@@ -19,11 +19,11 @@ WORK = FUZZ / "target" / "corpus"
 CRASHES = FUZZ / "target" / "artifacts"
 RUNS = FUZZ / "executions.tsv"
 PAGE = ROOT / "docs" / "FUZZING.md"
-# Bytes of one input: containers and objects need a few thousand to be whole, the others less.
+# Bytes of one input. Containers and objects need a few thousand to be whole.
 LONG = {"torch_zip", "legacy", "safetensors", "elasticdl", "object_file", "object_index", "settings"}
-# What one input may take: describing a file is allowed 0.7 GB, for inputs of many MB; these are not.
+# Limits of one input. A parser may take 0.7 GB for inputs of many MB; these inputs are small.
 LIMITS = ["-timeout=25", "-rss_limit_mb=3000", "-malloc_limit_mb=700"]
-# Kept of each target: all corpora together stay below 2 MB.
+# Limits for each target, so that all corpora together stay below 2 MB.
 MOST_KEPT, MOST_INPUT = 60_000, 8_000
 BEGIN, END = "<!-- table -->", "<!-- end -->"
 
@@ -42,12 +42,12 @@ def kept(target):
 
 
 def environment():
-    # Several programs share the machine; leaks are not what this is about, and threads of pools look like some.
+    # Several programs share the machine. Leaks are out of scope here, and threads of pools look like leaks.
     return os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "RAYON_NUM_THREADS": "2"}
 
 
 def is_finding(target, path):
-    """Whether it is one also alone: slow on the wall is every input whose fuzzer waits for a core."""
+    """Whether it also fails alone. Any input is slow by the clock when its fuzzer waits for a core."""
     if path.name.startswith("slow-unit"):
         return False
     if path.name.startswith("timeout"):
@@ -57,7 +57,7 @@ def is_finding(target, path):
 
 
 def run(target, seconds):
-    """Fuzzes one target for so long on the wall; returns its line for the table, with the seconds of a core that it had."""
+    """Fuzzes one target for `seconds` by the clock; returns its line for the table, with its CPU seconds."""
     own, crashes = WORK / target, CRASHES / target
     own.mkdir(parents=True, exist_ok=True)
     crashes.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def run(target, seconds):
     command += [*LIMITS, "-print_final_stats=1", "-use_value_profile=1", f"-artifact_prefix={crashes}/"]
     with open(WORK / f"{target}.log", "w", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment())
-        # Of this child alone: beside it run others, and on a busy machine the time on the wall says nothing.
+        # The CPU time of this child alone: others run beside it, and the clock says nothing on a busy machine.
         _, child.returncode, usage = os.wait4(child.pid, 0)
     text = (WORK / f"{target}.log").read_text(errors="replace")
     count = [int(number) for number in re.findall(r"stat::number_of_executed_units:\s*(\d+)", text)]
@@ -83,7 +83,7 @@ def run(target, seconds):
 
 
 def write_page():
-    """The table, of all runs that are written down."""
+    """Writes the table of all recorded runs."""
     total = {}
     for line in RUNS.read_text().splitlines():
         day, target, seconds, count, covered, found = line.split("\t")
@@ -105,7 +105,7 @@ def write_page():
 
 
 def keep(target):
-    """The smallest inputs that cover as much as all, as far as there is room for them."""
+    """Keeps the smallest inputs that cover as much as all, within the limits."""
     own, merged = WORK / target, WORK / f"{target}.merged"
     shutil.rmtree(merged, ignore_errors=True)
     merged.mkdir(parents=True)
@@ -119,7 +119,7 @@ def keep(target):
     folder = FUZZ / "corpus" / target
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # From the smallest and from the largest: short inputs are quick, long ones are what is hard to find again.
+    # From the smallest and from the largest: short inputs are quick, and long ones are hard to find again.
     room, chosen = MOST_KEPT, []
     for take in (inputs[: len(inputs) * 2 // 3], inputs[len(inputs) * 2 // 3 :]):
         for path in take:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fuzz everything that reads bytes nobody vouches for, on all cores, and count it in docs/FUZZING.md. May be ended and run again:
-# corpora and counts go on from where they were.
-#   scripts/fuzz.sh [SECONDS] [TARGET...]   so long each on the wall (60), of these (all)
-#   scripts/fuzz.sh --keep                  puts the smallest inputs that cover as much into fuzz/corpus
+# Fuzz every parser of untrusted bytes and every codec, on all cores, and count it in docs/FUZZING.md. You may stop it at any
+# time: the next run continues with the same corpora and counts.
+#   scripts/fuzz.sh [SECONDS] [TARGET...]   seconds per target by the clock (60), these targets (all)
+#   scripts/fuzz.sh --keep                  puts the smallest inputs with the same coverage into fuzz/corpus
 #   STEPFS_FUZZ_JOBS=N                      targets at once (all cores)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The inputs of the fuzzer that are kept. A file takes a block of the disk, and most inputs are a hundred bytes: so a few of each
-target lie in fuzz/corpus as they are, and the others in fuzz/packed/TARGET.tar.xz.
+"""Keeps the fuzzer's inputs. A file takes a block of the disk, and most inputs have a hundred bytes. So a few inputs of each
+target are files in fuzz/corpus, and the others lie in fuzz/packed/TARGET.tar.xz.
 
-    scripts/fuzz_corpus.py unpack             writes the others beside the few, as packed-NAME; scripts/setup.sh does that
-    scripts/fuzz_corpus.py pack [TARGET...]   archives them; scripts/fuzz.sh --keep does that
+    scripts/fuzz_corpus.py unpack             writes the others into fuzz/corpus as packed-NAME; scripts/setup.sh calls it
+    scripts/fuzz_corpus.py pack [TARGET...]   archives them; scripts/fuzz.sh --keep calls it
 
-`cargo test` replays what is in fuzz/corpus. git ignores packed-NAME.
+`cargo test` replays fuzz/corpus. git ignores packed-NAME.
 """
 
 import io
@@ -16,7 +16,7 @@ import tarfile
 
 FUZZ = pathlib.Path(__file__).resolve().parent.parent / "fuzz"
 PREFIX = "packed-"
-# Of each target this many are files of their own.
+# Inputs of each target that are files of their own.
 FEW = 24
 
 
@@ -25,7 +25,7 @@ def archive(target):
 
 
 def unpack():
-    """Writes the inputs that are missing, and removes those of an older archive; returns how many were written."""
+    """Writes the missing inputs, and removes those of an older archive; returns the number of inputs written."""
     count = 0
     for path in sorted((FUZZ / "packed").glob("*.tar.xz")):
         folder = FUZZ / "corpus" / path.name.removesuffix(".tar.xz")
@@ -44,13 +44,13 @@ def unpack():
 
 
 def pack(target):
-    """From all inputs of a target: a few of every length stay, the others go into its archive, and get the prefix."""
+    """Keeps a few inputs of every length as files. The others go into the target's archive, and get the prefix."""
     folder = FUZZ / "corpus" / target
     plain = lambda path: path.name.removeprefix(PREFIX)
     inputs = sorted((path for path in folder.iterdir() if path.is_file()), key=lambda path: (path.stat().st_size, plain(path)))
     few = {inputs[at * (len(inputs) - 1) // (FEW - 1)] for at in range(FEW)} if len(inputs) > FEW else set(inputs)
     buffer = io.BytesIO()
-    # By name and without times or owners: the same inputs make the same archive.
+    # Sorted by name and without times or owners, so that the same inputs make the same archive.
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as packed:
         for path in sorted(set(inputs) - few, key=plain):
             data = path.read_bytes()

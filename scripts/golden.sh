@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the golden stores anew, for a format that no release has written.
+# Makes new golden stores, for a format that no release has written.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"

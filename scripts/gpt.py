@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Train a small byte-level GPT on the Python standard library's sources and write full checkpoints.
 
-An ordinary training script: it knows nothing of stepfs and saves with plain `torch.save(state, path)`. A checkpoint
-holds model, optimizer (AdamW), the random number generators of torch, numpy and Python, the step, the configuration
-and the held-out loss at that step. The same seed and the same number of threads give the same bytes.
+An ordinary training script: it knows nothing of stepfs and saves with plain `torch.save(state, path)`. A checkpoint holds
+model, optimizer (AdamW), the random number generators of torch, numpy and Python, the step, the configuration and the held-out
+loss at that step. The same seed and the same number of threads give the same bytes.
 
     gpt.py --out DIR --iters 300 --every 25          train, one checkpoint every 25 iterations
     gpt.py --out DIR --resume FILE --iters 25        continue from a checkpoint
-    gpt.py --evaluate FILE...                        held-out loss of each file, beside the one it recorded
+    gpt.py --evaluate FILE...                        held-out loss of each file, beside the recorded one
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sysconfig
 import time
 from dataclasses import asdict, dataclass
 
-# Threads that wait must not spin: with anything else running on the same cores, spinning costs most of the speed.
+# Waiting threads must not spin: with another program on the same cores, spinning costs most of the speed.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
@@ -114,7 +114,7 @@ def loss_of(model, x, y):
 
 @torch.no_grad()
 def held_out_loss(model, c, data, windows=64):
-    """Mean loss over so many windows spread evenly over the held-out text; draws no random numbers."""
+    """Mean loss over `windows` windows spread evenly over the held-out text; draws no random numbers."""
     starts = torch.linspace(0, len(data) - c.context - 2, windows).long().tolist()
     model.eval()
     x, y = batch(data, c, starts)
@@ -147,7 +147,7 @@ def set_rng_state(state):
 
 
 class Run:
-    """A training run: what one iteration needs and changes. In another `dtype`, weights and moments are of that type."""
+    """A training run: the state that one iteration needs and changes. Weights and moments have the type `dtype`."""
 
     def __init__(self, config, seed, dtype=torch.float32):
         torch.manual_seed(seed)

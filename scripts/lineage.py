@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""A lineage of 256 real checkpoints: what its reads cost, what it weighs, and what comes back when files are removed.
+"""Measure a lineage of 256 real checkpoints: the cost of its reads, its size, and the space that removing files frees.
 
-Trains scripts/gpt.py's GPT with AdamW, keeps every checkpoint as it was written in a plain directory, copies them in order
-into a mount, and waits until everything is released. Then, each on a copy of that store of its own:
+Trains scripts/gpt.py's GPT with AdamW, keeps every original checkpoint in a plain directory, copies them in order into a
+mount, and waits until everything is released. Then, each on its own copy of that store:
 
-    first, last     the first / the newest checkpoint is removed
-    half            a random half (by --seed)
-    sixteenth       all but every 16th
+- `first`, `last`: the first / the newest checkpoint is removed
+- `half`: a random half (by --seed)
+- `sixteenth`: all but every 16th
 
-After each, every other file must read the same bytes (SHA-256), `stepfs verify` must find no damage and `tmp/` be empty.
+After each, every other file must read the same bytes (SHA-256), `stepfs verify` must find no damage, and `tmp/` must be empty.
 
-    lineage.py --raw DIR       keeps the series there, and takes it from there when it is complete
+    lineage.py --raw DIR       keeps the series there, and reuses it if it is complete
 
-With STEPFS_SURVIVORS naming examples/survivors (lineage.sh builds it), what is left of `sixteenth` is compared with what those
-files need at least, as differences to one another.
+With STEPFS_SURVIVORS naming examples/survivors (lineage.sh builds it), the result of `sixteenth` is compared with the least
+size of these files as differences to one another.
 """
 
 import argparse
@@ -36,7 +36,7 @@ import gpt  # noqa: E402
 import harness  # noqa: E402
 
 INTERVAL = 8  # states from one super-step to the next
-KEPT = 16  # every how manyth is left by `sixteenth`
+KEPT = 16  # `sixteenth` keeps one of so many
 MAX_APPLIED = 12
 MAX_SUPER_SHARE = 0.60
 MAX_AGAINST_REFERENCE = 1.15
@@ -48,14 +48,14 @@ def say(line):
 
 
 def train(raw, arguments):
-    """The series; taken as it is when it is complete."""
+    """The series, reused if it is complete."""
     raw.mkdir(parents=True, exist_ok=True)
     names = [f"step_{n * arguments.every:05d}.pt" for n in range(1, arguments.count + 1)]
     if sorted(os.listdir(raw)) == names:
         say(f"taking the {len(names)} checkpoints in {raw}")
         return names
     if os.listdir(raw):
-        sys.exit(f"lineage.py: {raw} holds something else than {len(names)} checkpoints, one every {arguments.every} iterations")
+        sys.exit(f"lineage.py: {raw} does not hold exactly {len(names)} checkpoints, one every {arguments.every} iterations")
     config = gpt.Config(layers=arguments.layers, width=arguments.width, context=arguments.context, batch=arguments.batch)
     lines = iter(range(1 << 30))
     quiet = lambda line: say(line) if next(lines) % 32 == 0 else None
@@ -72,7 +72,7 @@ def object_bytes(store):
 
 
 def settle(mount):
-    """Wait until everything is done that can be, garbage and merging included."""
+    """Wait until all work is done, garbage and merging included."""
     mount.sync(timeout=3600)
     if harness.run("gc", "--help", check=False).returncode == harness.OK:
         harness.run("gc", mount.dir, timeout=3600)
@@ -90,7 +90,7 @@ def fill(mount, raw, names):
 
 
 def weigh(rows, names):
-    """What `stepfs ls` says of the lineage: chains, intervals, and what super-steps cost."""
+    """The lineage by `stepfs ls`: chains, intervals, and the cost of super-steps."""
     place = {name: n for n, name in enumerate(names)}
     rows = {Path(row["path"]).name: row for row in rows}
     kept = [name for name in names if rows[name]["state"] == "released"]
@@ -102,7 +102,7 @@ def weigh(rows, names):
         if gap[name] == INTERVAL:
             inner = [n for n in names[place[name] - INTERVAL + 1 : place[name]] if gap.get(n) == 1]
             if len(inner) >= INTERVAL // 2:
-                # The eighth state is there as the super-step only: its single step is taken for the mean of the others.
+                # The eighth state exists as the super-step only. The mean of the other steps stands for its single step.
                 parts = statistics.mean(map(stored, inner)) * INTERVAL
                 intervals.append({"at": name, "super": stored(name), "parts": parts, "share": stored(name) / parts})
     total = lambda role, what: sum(rows[name]["roles"].get(role, {}).get(what, 0) for name in kept)
@@ -134,7 +134,7 @@ def victims(case, names, seed):
 
 
 def remove(case, base, origin, names, expected, seed):
-    """Remove files from a copy of the store; everything else must stay what it is."""
+    """Remove files from a copy of the store; everything else must stay the same."""
     folder = base / case
     folder.mkdir()
     mount = harness.Mount(folder)
@@ -171,7 +171,7 @@ def remove(case, base, origin, names, expected, seed):
 
 
 def only_survivors(base, raw, names):
-    """For comparison: a store that was given the survivors of `sixteenth` and nothing else. Its steps are its own."""
+    """For comparison: a store that got only the survivors of `sixteenth`. Its steps are its own."""
     folder = base / "only"
     folder.mkdir()
     mount = harness.Mount(folder)
@@ -248,7 +248,7 @@ def main():
             began = time.perf_counter()
             expected = hashes(mount.dir, names)
             report["reading_s"] = time.perf_counter() - began
-            assert expected[names[-1]] == hashes(raw, names[-1:])[names[-1]], "the newest is not what was written"
+            assert expected[names[-1]] == hashes(raw, names[-1:])[names[-1]], "the newest differs from the written file"
             mount.umount()
             harness.require_clean(mount.store)
         finally:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # N generated histories (default 10,000) against the model and a plain directory, half of them with kernel passthrough and half
-# without, from SEED (default 1) on; then as many again, a third of each, in several threads at once. Failures are shrunk.
+# without, from SEED (default 1) on. Then as many again, a third of each, in several threads at once. Failures are shrunk.
 #   scripts/model.sh [N] [SEED]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The long scripts in turn, each to its end whatever the others did, and a table at the end. Their output lies in target/nightly/. Exits
-# with 1 if one failed. Takes a night: about an hour each of soak.sh and corrupt.sh, and the others.
+# Runs each long script in turn, also after a failure, and prints a table at the end. The output lies in target/nightly/. Exits
+# with 1 if one failed. Takes a night: about an hour each for soak.sh and corrupt.sh, and the others.
 #   scripts/nightly.sh [NAME...]    only these, such as kill and soak
-#   scripts/nightly.sh --list       what there is, with arguments
+#   scripts/nightly.sh --list       all of them, with arguments
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 LOGS=$ROOT/target/nightly
-# The quickest first; name, then the arguments. A seed of each day's own, where a script takes one.
+# The quickest first: name, then arguments. A script that takes a seed gets the date.
 seed=$(date +%Y%m%d)
 jobs=(
     "audit"

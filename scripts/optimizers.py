@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Print what stepfs makes of each optimizer's checkpoints: docs/OPTIMIZERS.md's table.
+"""Print how stepfs stores each optimizer's checkpoints: docs/OPTIMIZERS.md's table.
 
-A small GPT is trained with each optimizer as its own library makes it. See scripts/optim/measure.py for what is measured.
+Trains a small GPT with each optimizer of its own library. scripts/optim/measure.py describes the measurement.
 """
 
 import argparse
@@ -23,7 +23,7 @@ PROFILES = ("balanced", "compact")
 
 
 def coding(slots):
-    """Each slot's codec and, of the file, its share."""
+    """Each slot's codec and its share of the file."""
     total = sum(slot["bytes"] for slot in slots.values())
     words = []
     for name, slot in sorted(slots.items(), key=lambda item: -item[1]["bytes"]):

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build what users install, into target/package/: a wheel for pip and a package for Debian, each with the same release program.
-# Checks that the program has no symbols and stays small, that the wheel runs in a new environment, and that the Debian package has
-# what docs/INSTALL.md says. Without dpkg-deb there is no Debian package.
+# Build the installable packages into target/package/: a wheel for pip and a package for Debian, each with the same release
+# program. Checks that the program has no symbols and stays small, that the wheel runs in a new environment, and that the Debian
+# package has the files of docs/INSTALL.md. Without dpkg-deb there is no Debian package.
 #   STEPFS_PACKAGE_MB=N    most megabytes that the program may have (15)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -19,8 +19,8 @@ section "program"
 cargo build --release --locked --bin stepfs
 bytes=$(stat -c %s "$STEPFS")
 note "$bytes bytes"
-[ "$bytes" -le "$MOST" ] || die "the program has $bytes bytes, more than $MOST; see what grew with: cargo tree -e normal"
-! readelf -SW "$STEPFS" | grep -q '\.symtab\|\.debug_' || die "the program has symbols; Cargo.toml is to say strip = true"
+[ "$bytes" -le "$MOST" ] || die "the program has $bytes bytes, more than $MOST; find the reason with: cargo tree -e normal"
+! readelf -SW "$STEPFS" | grep -q '\.symtab\|\.debug_' || die "the program has symbols; Cargo.toml needs strip = true"
 
 section "wheel"
 python3 -m venv "$work/tools"
@@ -51,7 +51,7 @@ if command -v dpkg-deb >/dev/null; then
     install -D -m 644 README.md "$root/usr/share/doc/stepfs/README.md"
     cp docs/*.md "$root/usr/share/doc/stepfs/"
     cat LICENSE-MIT LICENSE-APACHE >"$root/usr/share/doc/stepfs/copyright"
-    # The newest version of a symbol that the program asks of the C library.
+    # The newest version of a C library symbol that the program needs.
     libc=$(grep -ao 'GLIBC_2\.[0-9]*' "$STEPFS" | sed 's/GLIBC_//' | sort -uV | tail -1)
     cat >"$root/DEBIAN/control" <<END
 Package: stepfs

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Other people's exercisers on a mount, with kernel passthrough and without: fsx, fio --verify, and stress-ng's file-system
-# stressors; then pjdfstest and xfstests, if their sources are at hand (posix_suites.sh says how). What fails is run on a plain directory too: what fails there as well is not ours. Prints a table; exits with
-# 1 if anything failed on the mount only.
-#   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     100000 operations, and 5 seconds per stressor, unless said otherwise
+# Runs fsx, fio --verify and stress-ng's file-system stressors on a mount, with and without kernel passthrough. Then it runs
+# pjdfstest and xfstests, if their sources are at hand (see posix_suites.sh). A failing test also runs on a plain directory; if it
+# fails there, stepfs is not at fault. Prints a table; exits with 1 if a test fails on the mount only.
+#   scripts/posix.sh [FSX_OPERATIONS] [SECONDS]     default: 100000 operations, and 5 seconds per stressor
 #   STEPFS_BIN=PROGRAM     use this program instead of building one
 #   STEPFS_POSIX_JOBS=REGEX only the jobs whose name matches, such as fio, or 'stress-ng (dir|rename)'
-#   STEPFS_SCRATCH=DIR     where the stores and mounts are made (default: a new directory in /tmp)
+#   STEPFS_SCRATCH=DIR     the directory for stores and mounts (default: a new directory in /tmp)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -13,7 +13,7 @@ OPERATIONS=${1:-100000} SECONDS_EACH=${2:-5}
 FSX_VERSION=0.3.2
 TOOLS=$ROOT/target/tools
 
-# --- what it needs
+# --- requirements
 missing=()
 for tool in fio stress-ng; do command -v $tool >/dev/null || missing+=($tool); done
 if [ ${#missing[@]} -gt 0 ]; then
@@ -32,7 +32,7 @@ scratch=${STEPFS_SCRATCH:-$(mktemp -d)}
 mkdir -p "$scratch/plain" "$scratch/mnt"
 trap '"$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true; [ -n "${STEPFS_SCRATCH:-}" ] || rm -rf "$scratch"' EXIT
 
-# --- the jobs: each gets a directory of its own and must exit with 0
+# --- the jobs: each gets its own directory and must exit with 0
 cat >"$scratch/fsx.toml" <<CONFIG
 # After each store: a disk would be all that is measured. Pages are synced by the operations that do.
 nomsyncafterwrite = true
@@ -66,9 +66,9 @@ run_stressor() {
     stress-ng --"$2" 2 --timeout "${SECONDS_EACH}s" --verify --temp-path "$1" --no-rand-seed --log-brief
 }
 
-# Of the class `filesystem`, and others that work on files. Left out: what is not about the file system that is tested
-# (eventfd, procfs, bind-mount, binderfs, ioprio, fanotify, which marks whole mounts), what FUSE has not (chattr, inode-flags, file-ioctl,
-# fiemap, verity: see "Deviations" in docs/SEMANTICS.md), and iomix and io, which sync the whole machine.
+# The class `filesystem`, and others that work on files. Some are left out. These do not concern the file system under test:
+# eventfd, procfs, bind-mount, binderfs, ioprio, and fanotify, which marks whole mounts. FUSE lacks these: chattr, inode-flags,
+# file-ioctl, fiemap, verity (see "Deviations" in docs/SEMANTICS.md). iomix and io sync the whole machine.
 STRESSORS=(access chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify dup fallocate fcntl filename flock fpunch
     fsize fstat getdent handle hdd inotify lease link locka lockf lockofd mknod open rename symlink sync-file touch utime xattr
     seek sendfile splice aio readahead mmap mmapfork unlink)
@@ -128,12 +128,12 @@ for mode in passthrough daemon; do
     "$STEPFS" verify "$scratch/$mode.store" >"$scratch/verify" || { failed=1; cat "$scratch/verify"; }
 done
 
-# --- pjdfstest and xfstests, where their sources are; it says so where they are not
+# --- pjdfstest and xfstests, if their sources are there; prints a note otherwise
 if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
     STEPFS_BIN=$STEPFS "$ROOT/scripts/posix_suites.sh" || failed=1
 fi
 
-# --- fsx holds its file, so it is never released; this does what fsx does on one that is, every 150 operations
+# --- fsx keeps its file open, so it is never released. This does the same on a file that is released every 150 operations.
 if [ -z "${STEPFS_POSIX_JOBS:-}" ]; then
     section "fsx's operations on a file that is released and recalled between bursts"
     STEPFS_FSX_OPERATIONS=$OPERATIONS cargo test --locked --quiet --test model -- --nocapture exercised_between_releases || failed=1

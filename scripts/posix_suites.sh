@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Other people's POSIX suites on a mount: pjdfstest, and the quick group of xfstests' generic tests. Neither can be had from a
-# package registry, so each runs only where its source is: in a directory that an environment variable names. It is copied
-# and built below target/tools/, under the name of its commit. A test that fails here, passes on a plain directory, and is
-# not in scripts/posix_known.txt, makes the script exit with 1. So does an entry of that list that passes.
+# Runs two POSIX suites on a mount: pjdfstest, and the quick group of xfstests' generic tests. No package registry has them, so
+# each runs only if an environment variable names its source. The source is copied and built below target/tools/, under the name
+# of its commit. A test is news if it fails here, passes on a plain directory, and is not in scripts/posix_known.txt. News makes
+# the script exit with 1, and so does an entry of that list that passes.
 #   PJDFSTEST_SOURCE=DIR   a checkout of pjdfstest
 #   XFSTESTS_SOURCE=DIR    a checkout of xfstests-dev
-#   STEPFS_POSIX_KNOWN=FILE  another list of what is known to fail
+#   STEPFS_POSIX_KNOWN=FILE  another list of known failures
 #   STEPFS_BIN=PROGRAM     use this program instead of building one
-#   STEPFS_SCRATCH=DIR     where the stores and mounts are made (default: a new directory in /tmp)
+#   STEPFS_SCRATCH=DIR     the directory for stores and mounts (default: a new directory in /tmp)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -20,7 +20,7 @@ if [ -z "${PJDFSTEST_SOURCE:-}${XFSTESTS_SOURCE:-}" ]; then
     note "Neither PJDFSTEST_SOURCE nor XFSTESTS_SOURCE is set. To run them, fetch a source and name its directory:"
     note "  git clone https://github.com/pjd/pjdfstest                         PJDFSTEST_SOURCE=\$PWD/pjdfstest"
     note "  git clone https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git   XFSTESTS_SOURCE=\$PWD/xfstests-dev"
-    note "What they found before is tested by tests/mount_suites.rs and tests/mount_durable.rs."
+    note "tests/mount_suites.rs and tests/mount_durable.rs test their earlier findings."
     exit 0
 fi
 [ "$(id -u)" -eq 0 ] || die "these suites change users, so they must run as root"
@@ -41,15 +41,15 @@ cleanup() {
 }
 trap cleanup EXIT
 
-# A copy of a source that is built once for each commit of it: prints where it is.
+# Prints the path of a copy of a source, built once for each of its commits.
 built() {
     local suite=$1 source=$2 commit copy
     shift 2
     [ -d "$source" ] || die "$suite: there is no directory $source"
-    # The checkout may be another user's; git refuses to look at it then, unless it is told.
+    # git refuses to look at another user's checkout, unless it is told otherwise.
     commit=$(git -c safe.directory='*' -C "$source" describe --always --dirty --abbrev=12 2>/dev/null) || commit=unknown
     copy=$TOOLS/$suite-$commit
-    # What has no commit, or more than one, is built anew.
+    # A source without a commit, or with changes beyond it, is always rebuilt.
     case $commit in unknown | *-dirty) rm -rf "$copy" ;; esac
     if [ ! -e "$copy/.built" ]; then
         rm -rf "$copy"
@@ -65,8 +65,8 @@ built() {
     echo "$copy"
 }
 
-# Of the tests that failed in a mode, prints and counts those that are news: not known, and fine on a plain directory.
-# Arguments: suite, mode, file of what failed, file of what failed on the plain directory, file of what ran.
+# Prints and counts the tests that fail in a mode and are news: not known, and fine on a plain directory. Arguments: suite, mode,
+# file of failed tests, file of tests that failed on the plain directory, file of tests that ran.
 unknown=0
 judge() {
     local suite=$1 mode=$2 failed=$3 beside=$4 ran=$5 name
@@ -97,14 +97,15 @@ build_pjdfstest() {
     make pjdfstest
 }
 
-# Runs all in a directory. Arguments: the copy, the directory, where what failed goes, where what ran goes.
+# Runs all tests in a directory. Arguments: the copy, the directory, the output file of failed tests, the output file of tests
+# that ran.
 run_pjdfstest() {
     local copy=$1 directory=$2 failed=$3 ran=$4 test
     : >"$failed"
     (cd "$copy/tests" && find . -name '*.t' | sed 's|^\./||' | sort) >"$ran"
     while read -r test; do
         mkdir "$directory/job"
-        # Each waits for itself, and some for a second in each of many steps.
+        # Most of their time is waiting: some sleep for a second in each of many steps.
         (cd "$directory/job" && timeout 600 prove -q "$copy/tests/$test") >"$scratch/log" 2>&1 </dev/null || {
             echo "$test" >>"$failed"
             grep -E '^ +Failed tests?:|Bad plan|Dubious' "$scratch/log" | sed "s|^|  $test: |" >&2 || true
@@ -130,18 +131,18 @@ else
     note "PJDFSTEST_SOURCE is not set; see the top of this script."
 fi
 
-# --- xfstests: names are such as generic/001. It mounts by mount(8), which asks a helper in /sbin.
+# --- xfstests: names look like generic/001. It mounts by mount(8), which asks a helper in /sbin.
 build_xfstests() { make -j2; }
 
-# Arguments: the copy, the store, where what failed goes, where what ran goes.
+# Arguments: the copy, the store, the output file of failed tests, the output file of tests that ran.
 run_xfstests() {
     local copy=$1 store=$2 failed=$3 ran=$4
-    # The suite tells mounts apart by their source, which is the store. It gets one store: tests that need a second one say that
-    # they are not run.
+    # The suite tells mounts apart by their source, which is the store. It gets one store; tests that need a second one report
+    # that they did not run.
     (cd "$copy" && FSTYP=fuse FUSE_SUBTYP=.stepfs TEST_DEV="$store" TEST_DIR="$scratch/mnt" MOUNT_OPTIONS='' TEST_FS_MOUNT_OPTS='' \
         ./check -g quick) >"$scratch/log.xfstests" 2>&1 || true
     grep -q '^Ran:' "$scratch/log.xfstests" || { tail -n 20 "$scratch/log.xfstests" >&2; die "xfstests did not run"; }
-    # `Ran:` names those that were not run, too.
+    # `Ran:` also names the tests that did not run.
     words() { sed -n "s/^$1://p" "$scratch/log.xfstests" | tail -n 1 | tr ' ' '\n' | grep / | sort -u || true; }
     words Failures >"$failed"
     comm -23 <(words Ran) <(words 'Not run') >"$ran"
@@ -159,7 +160,7 @@ if [ -n "${XFSTESTS_SOURCE:-}" ]; then
         chmod 755 "$HELPER"
         run_xfstests "$copy" "$scratch/xfs.$mode" "$scratch/failed" "$scratch/ran"
         "$STEPFS" umount "$scratch/mnt" >/dev/null 2>&1 || true
-        # Its tests know how a mount of FUSE differs from others, so a plain directory says nothing.
+        # Its tests know how FUSE mounts differ from others, so a comparison with a plain directory proves nothing.
         judge xfstests $mode "$scratch/failed" /dev/null "$scratch/ran"
     done
 else
@@ -167,4 +168,4 @@ else
     note "XFSTESTS_SOURCE is not set; see the top of this script."
 fi
 
-[ "$unknown" -eq 0 ] || die "$unknown tests said something else than scripts/posix_known.txt"
+[ "$unknown" -eq 0 ] || die "$unknown tests differ from scripts/posix_known.txt"

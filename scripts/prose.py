@@ -111,7 +111,7 @@ def tracked(paths):
 
 
 class Count:
-    """Of one kind of text."""
+    """The counts of one kind of text."""
 
     def __init__(self):
         self.words = self.whats = self.sentences = self.long = self.longest = 0

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Does training survive going on from lossy checkpoints? Trains, crashes, restores through a mount, and says what it cost.
+"""Does training survive resuming from lossy checkpoints? Trains, crashes, restores through a mount, and prints the cost.
 
-For each task (scripts/study/tasks.py) a run that is never interrupted, and for each profile, number of restores and seed one
-that crashes so often, each time going on from a *released* checkpoint (scripts/study/protocol.py says how, gaps.py what is
-measured). Single restores from many checkpoints beside them give the papers' rework; sizes.py weighs the same series in a
-store. `ulp` is a control: exact restores after which each weight is moved by one unit in the last place.
+Each task (scripts/study/tasks.py) has one run that is never interrupted. For each profile, number of restores and seed there
+is one run that crashes that often, and each time resumes from a *released* checkpoint. scripts/study/protocol.py describes the
+runs, gaps.py the measurements. Single restores from many checkpoints give the papers' rework; sizes.py weighs the same series
+in a store. `ulp` is a control: after exact restores each weight moves by one unit in the last place.
 
-Under `exact` every run must end in the same bits as the uninterrupted one, however often it was interrupted; else the study
-fails. Series and finished runs are kept in --raw, and not computed again unless the program was built anew.
+Under `exact` every run must end in the same bits as the uninterrupted one, however often it was interrupted; otherwise the
+study fails. --raw keeps series and finished runs. They are computed again only after the program was rebuilt.
 
     resume_study.py --quick                                          everything in small, a minute or two
     resume_study.py --tasks gpt_i25,lenet_adam --profiles exact,balanced --restores 0,1,5,9,10 --seeds 3
-    resume_study.py --judge second --seeds balanced=12,compact=4 --raw DIR        do the promises hold? (docs/study/held_out.md)
+    resume_study.py --judge second --seeds balanced=12,compact=4 --raw DIR        do the promises hold?
+    (docs/study/held_out.md)
 
-With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each of its
-restores. Several processes may share one --raw: each takes what no other is busy with.
+With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each
+of its restores. Several processes may share one --raw: each takes work that no other is busy with.
 """
 
 import argparse
@@ -40,7 +41,7 @@ def say(line):
 
 
 def available(where):
-    """Those of the known profiles that this build of stepfs accepts."""
+    """The known profiles that this build of stepfs accepts."""
     found = []
     for profile in KNOWN:
         base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
@@ -74,7 +75,7 @@ def study(task, arguments, kept):
                 name = f"{task.name}-{profile}-R{restores}-seed{seed}"
                 runs.append(kept.get(name, task, profile, lambda: protocol.interrupted(task, seed, profile, protocol.places(task, restores), task.length, raw, where), say))
                 if profile == "exact" and runs[-1]["digest"] != base["digest"]:
-                    sys.exit(f"resume_study.py: {name} did not end in the state of the run that was never interrupted, though nothing was lost")
+                    sys.exit(f"resume_study.py: {name} did not end in the state of the uninterrupted run, though nothing was lost")
             result["runs"][profile][restores] = runs[0]
             result["chains"][profile][restores] = gaps.of_runs(task, runs, bases)
             spent[profile] = spent.get(profile, 0) + sum(run["seconds"] for run in runs)
@@ -86,7 +87,7 @@ def study(task, arguments, kept):
 
 
 def judge(chosen, arguments, kept):
-    """Chains from several starts, and what they say of the promises: Markdown and data."""
+    """Chains from several starts, and their verdicts on the promises: Markdown and data."""
     picked = lambda task: tuple(task.starts[n] for n in arguments.starts) if arguments.starts else task.starts
     bases = chains.bases(chosen, range(1, max(arguments.seeds.values()) + 1), arguments.raw, arguments.again, say, arguments.done_only)
     if arguments.bases_only:
@@ -119,17 +120,17 @@ def numbers(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", help="(default: all that are not for --judge, or those of its set)")
+    parser.add_argument("--tasks", help="(default: all but those for --judge, or those of its set)")
     parser.add_argument("--judge", choices=(tasks.CALIBRATION, tasks.HELD_OUT, tasks.HELD_OUT_2), help="do the promises hold on the tasks of this set?")
-    parser.add_argument("--bases-only", action="store_true", help="with --judge: only the runs that are not interrupted")
-    parser.add_argument("--done-only", action="store_true", help="with --judge: say what the finished chains say, and begin none")
-    parser.add_argument("--label", default="", help="with --judge: keep the runs apart, as of a program with other settings in its environment")
+    parser.add_argument("--bases-only", action="store_true", help="with --judge: only the uninterrupted runs")
+    parser.add_argument("--done-only", action="store_true", help="with --judge: report the finished chains, and begin none")
+    parser.add_argument("--label", default="", help="with --judge: keep the runs apart from those with other settings in the environment")
     parser.add_argument("--profiles", help="of stepfs.toml (default: those of exact, balanced, compact that this build has)")
     parser.add_argument("--restores", type=numbers, help="how often to crash, one run each (default: 0,1,5,9,10)")
-    parser.add_argument("--seeds", type=counts, default="1", help="runs of everything; from 3 on the intervals are worth something (default: 1); with --judge also by "
+    parser.add_argument("--seeds", type=counts, default="1", help="runs of everything; from 3 on the intervals mean something (default: 1); with --judge also by "
                         "profile, such as balanced=12,compact=4, and none of others")
     parser.add_argument("--settings", type=Path, metavar="FILE", help="with --judge: more settings for stepfs.toml; give a --label too")
-    parser.add_argument("--starts", type=numbers, help="with --judge: which of a task's starts (default: 0,1,2)")
+    parser.add_argument("--starts", type=numbers, help="with --judge: these starts of a task (default: 0,1,2)")
     parser.add_argument("--raw", type=Path, help="where series and finished runs are kept (default: made, and removed at the end)")
     parser.add_argument("--out", type=Path, help="where RESUME_STUDY.md and the pictures go (default: no pictures)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here; - for stdout")
@@ -157,7 +158,7 @@ def main():
     for task in [] if arguments.judge else chosen:
         if arguments.restores[0] < 0 or arguments.restores[-1] > task.count - 2:
             parser.error(f"--restores: {task.name} has {task.count - 2} checkpoints to restore from")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no mount may stay behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leaves no mount behind
     with tempfile.TemporaryDirectory(prefix="stepfs-study-raw-", dir=arguments.dir) as scratch:
         arguments.raw = arguments.raw or Path(scratch)
         usual = chains.PROMISES if arguments.judge else available(arguments.dir) if not arguments.profiles else ()

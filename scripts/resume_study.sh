@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prove that training survives restores from lossy checkpoints: train, crash, go on from released checkpoints, and compare
-# with the run that was never interrupted. Prints tables; fails when a run under `exact` is not the same in every bit.
+# Prove that training survives restores from lossy checkpoints: train, crash, resume from released checkpoints, and compare with
+# the uninterrupted run. Prints tables; fails when a run under `exact` differs in any bit.
 #   scripts/resume_study.sh [--quick] [--tasks LIST] [--profiles LIST] [--out DIR] ...      (scripts/resume_study.py --help)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

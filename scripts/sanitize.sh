@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Build the daemon with a sanitizer and run what is concurrent against it: short stress scenarios and the kill test. Fails when any
+# Build the daemon with a sanitizer and run concurrent work against it: short stress scenarios and the kill test. Fails when any
 # process of stepfs reports something; the reports lie in target/sanitize-KIND.reports.
-#   scripts/sanitize.sh            AddressSanitizer with LeakSanitizer: memory errors, and leaks when a daemon or a command ends
+#   scripts/sanitize.sh            AddressSanitizer with LeakSanitizer: memory errors, and leaks at the end of a daemon or command
 #   scripts/sanitize.sh thread     ThreadSanitizer; needs the component rust-src, see below
 # STEPFS_SANITIZE_SECONDS (20) is the time of each scenario, STEPFS_KILLS (5) the number of kills. A first build takes minutes.
 #
-# What AddressSanitizer sees here: the standard library and C code (zstd) are not instrumented, so in them calls of malloc, free,
-# memcpy and the like are checked, but not each read and write; in this program and its crates everything is. What was leaked on
-# purpose is in scripts/sanitize/lsan.txt.
+# AddressSanitizer: this program and its crates are instrumented; the standard library and C code (zstd) are not. In the latter it
+# checks calls of malloc, free, memcpy and the like, but not each read and write. scripts/sanitize/lsan.txt lists leaks on
+# purpose.
 #
-# ThreadSanitizer must see every lock. A std::sync::Mutex that somebody had to wait for is taken inside the standard library, so with the
-# one that comes with a toolchain, which is not instrumented, every such lock looks like none: scripts/sanitize/locked.rs is correct
-# and is reported. No list of suppressions tells those reports from true ones. So the standard library is built, too, and that
-# takes its sources: `rustup component add rust-src`. Without them this says so and fails.
+# ThreadSanitizer must see every lock. A contended std::sync::Mutex is taken inside the standard library, and the one of a
+# toolchain is not instrumented, so such a lock is invisible. scripts/sanitize/locked.rs is correct, and is reported for that
+# reason. No list of suppressions tells those reports from true ones. So the standard library is built, too, and needs its
+# sources: `rustup component add rust-src`. Without them the script says so and fails.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -45,7 +45,7 @@ export STEPFS_BIN=$ROOT/target/sanitize-$kind/$target/debug/stepfs
 RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags nice -n 5 \
     cargo build --locked --quiet -j2 --no-default-features "${std[@]}" --target $target --target-dir "target/sanitize-$kind" --bin stepfs
 
-# Each process writes a file of its own: a daemon's standard error is its log, and nobody waits for its exit code.
+# Each process writes its own file: a daemon's standard error is its log, and nobody waits for its exit code.
 common="log_path=$reports/report:exitcode=99"
 export ASAN_OPTIONS="$common:detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1"
 export LSAN_OPTIONS="suppressions=$ROOT/scripts/sanitize/lsan.txt:print_suppressions=0"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what stepfs's demo, tests and benchmarks need and this machine lacks. Safe to run again: takes no time then.
+# Install the missing requirements of stepfs's demo, tests and benchmarks. Safe to run again; that takes no time.
 #   STEPFS_VENV=DIR   use this Python environment as it is instead of making .venv/
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -14,7 +14,7 @@ present=$(cargo --version | awk '{print $2}')
 [ "$(printf '%s\n' "$needed" "${present%%-*}" | sort -V | head -1)" = "$needed" ] ||
     die "cargo is $present, stepfs needs $needed or newer. Try: rustup update stable"
 
-# --- Debian packages, each only when the command it brings is absent.
+# --- Debian packages, each only if its command is absent.
 missing=()
 need() { command -v "$1" >/dev/null || missing+=("${@:2}"); }
 need fusermount3 fuse3
@@ -54,8 +54,8 @@ fi
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
 packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist)
-# Libraries whose own files the tests look at: optimizers, and what tests/real/quality/zoo is made of; some 60 MB. What they ask for beyond
-# this list is large and not needed.
+# Libraries whose files the tests read: optimizers, and those of tests/real/quality/zoo; some 60 MB. Their other dependencies are
+# large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
     peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils

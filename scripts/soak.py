@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Does the daemon stay as it is under a steady load? Runs tests/stress/long/soak.toml, takes a sample of the daemon every few
-seconds, and says at the end whether its memory and its descriptors are flat.
+"""Does the daemon stay the same under a steady load? Runs tests/stress/long/soak.toml, samples the daemon every few seconds, and
+says at the end whether its memory and its descriptors are flat.
 
     soak.py 600 --out target/soak
 
-The load reaches its steady state within the first third of a run; a line is fitted to the rest. What it asks is whether growth
-of more than 1% an hour is *shown*: the fit has a standard error (from the means of a dozen blocks, since neighbouring samples are
-alike), and memory that goes up and down by a few percent cannot be known to an hour's percent after ten minutes. So the verdict
-is "grows" when slope - 2 standard errors > 1% of the mean an hour, and with it goes the smallest growth that this run would have
-shown: a long run sees a small leak, a short one only a large leak.
+The load is steady after the first third of a run; a line is fitted to the rest. The question is whether growth above 1% an
+hour is
+*shown*. The fit has a standard error, from the means of a dozen blocks, since neighbouring samples are alike. Ten minutes
+cannot show a percent an hour if memory varies by a few percent. So the verdict is "grows" when slope - 2 standard errors > 1%
+of the mean an hour. With it stands the smallest growth that this run would show: a long run sees a small leak, a short one
+only a large leak.
 """
 
 import argparse
@@ -25,17 +26,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 ROOT = Path(__file__).resolve().parent.parent
 SCENARIO = ROOT / "tests/stress/long/soak.toml"
-# Of a run's time: what is left out, until all caches and limits are full.
+# This share of a run is left out, until all caches and limits are full.
 WARM_UP = 1 / 3
 BLOCKS = 12
 GROWTH_PER_HOUR = 0.01
-# Growth of what is counted and not measured (descriptors, threads) that means nothing: less than one an hour.
+# Growth of counts (descriptors, threads) that means nothing: less than one an hour.
 LEAST = {"descriptors": 1.0, "threads": 1.0}
 MEASURED = {"rss": "resident memory", "anonymous": "of it the heap", "descriptors": "open descriptors", "threads": "threads"}
 
 
 def proc(pid):
-    """Of the daemon, bytes and counts."""
+    """Bytes and counts of the daemon."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     kib = lambda key: int(lines[key].split()[0]) << 10
     return {"rss": kib("VmRSS"), "peak": kib("VmHWM"), "anonymous": kib("RssAnon"), "threads": int(lines["Threads"]),
@@ -79,7 +80,7 @@ def slope(points):
 
 
 def trend(samples, key, seconds):
-    """How much something grows in an hour, from the means of blocks of what follows the warm-up."""
+    """Growth per hour, from the means of blocks after the warm-up."""
     late = [sample for sample in samples if sample["at"] >= seconds * WARM_UP]
     size = len(late) / BLOCKS
     blocks = [late[int(n * size) : int((n + 1) * size)] for n in range(BLOCKS)] if size >= 2 else []

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A trainer-like load on one daemon for SECONDS (default 3600), with a sample of its memory, descriptors, threads and store every few
-# seconds. Fails when memory or descriptors grow, or anything that was read is not what was written. Writes OUT/soak.json and
-# OUT/soak.png; OUT is target/soak unless given.
+# A trainer-like load on one daemon for SECONDS (default 3600), with a sample of its memory, descriptors, threads and store every
+# few seconds. Fails when memory or descriptors grow, or a read gives other bytes than were written. Writes OUT/soak.json and
+# OUT/soak.png; OUT is target/soak by default.
 #   scripts/soak.sh [SECONDS] [--out DIR] [--seed N] ...      (scripts/soak.py --help)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

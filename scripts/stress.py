@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Run scenario files: many programs at once on one real mount, everything they see compared with what was written.
+"""Run scenario files: many programs at once on one real mount. Everything they see is compared with the bytes written.
 
     stress.py                                   every scenario in tests/stress, one after the other
     stress.py tests/stress/churn.toml           this one
     stress.py churn --seconds 600 --seed 7      by name, longer, with other choices
     stress.py churn --json churn.json           the counters for programs, too
 
-What a scenario file says: scripts/stress/scenario.py. Ctrl-C ends a run, unmounts, and prints what was counted. Exit code 1
-when anything was not as it must be; the store and the log are kept then.
+scripts/stress/scenario.py describes scenario files. Ctrl-C ends a run, unmounts, and prints the counters. Exits with 1 after
+any wrong result, and keeps the store and the log then.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-# A process each: more threads in them only wait for each other.
+# One thread for each process: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -31,7 +31,7 @@ def scenario_files(names):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO")
-    parser.add_argument("--seconds", type=float, help="instead of what the scenario says")
+    parser.add_argument("--seconds", type=float, help="instead of the scenario's")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--dir", help="where stores are made; a temporary directory unless given")
     parser.add_argument("--json", metavar="FILE")

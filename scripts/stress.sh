@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Many programs at once on one mount: savers, readers, rm, mv, cp, stepfs commands, kills; everything seen is compared with
-# what was written. Scenarios are files in tests/stress; all of them, one after the other, unless some are named.
+# Many programs at once on one mount: savers, readers, rm, mv, cp, stepfs commands, kills. Everything they see is compared with
+# the bytes written. Scenarios are files in tests/stress; without arguments all of them run, one after the other.
 #   scripts/stress.sh [SCENARIO...] [--seconds N] [--seed N] [--json FILE] ...      (scripts/stress.py --help)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every test there is: formatting, lints, Rust tests, then real programs on a real mount. Stops at the first failure.
-# Arguments go to pytest, e.g.  scripts/test.sh -k trainer. The aim on two cores is 15 minutes once everything is built.
-#   STEPFS_TEST_JOBS=N    real programs' tests at once (all cores)
+# Runs every test: formatting, lints, Rust tests, then real programs on a real mount. Stops at the first failure. Arguments go to
+# pytest, e.g.  scripts/test.sh -k trainer. The aim is 15 minutes on two cores with everything built.
+#   STEPFS_TEST_JOBS=N    parallel tests of real programs (all cores)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run what threads share (the inode table, the caches, the archive's queue) in many orders of the threads, by shuttle.
-#   scripts/threads.sh [ORDERS]    so many orders of each test; 200 if nobody says
+# Run shared structures (the inode table, the caches, the archive's queue) in many thread orders, by shuttle.
+#   scripts/threads.sh [ORDERS]    orders of each test (200)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What each checkpoint in a mount weighs: `stepfs ls --json MOUNT | weigh.py MOUNT`.
+"""Prints the stored size of each checkpoint in a mount: `stepfs ls --json MOUNT | weigh.py MOUNT`.
 
-Sizes come from stat(2) on the mounted files, shares from stepfs; nothing is assumed.
+Sizes come from stat(2) on the mounted files, shares from stepfs.
 """
 
 import json

@@ -1,20 +1,20 @@
-//! What the documents say is shown by a test is shown by a test that exists: names in brackets cannot rot.
+//! The tests that documents name in brackets exist, so that names cannot rot.
 //!
-//! A bracket names files and, after a colon, tests in them: `[mount_posix: a, b...; real/life/test_groups; src/archive/lineage.rs]`.
-//! Three dots stand for the rest of a name.
+//! A bracket names files and, after a colon, tests in them: `[mount_posix: a, b...; real/life/test_groups;
+//! src/archive/lineage.rs]`. Three dots stand for the rest of a name.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Sections of `docs/SEMANTICS.md` that say what is not promised, or what others show.
+/// Sections of `docs/SEMANTICS.md` that list things not promised, or shown by others.
 const WITHOUT_TESTS: [&str; 1] = ["Proven, and not proven"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The files that a word before the colon stands for.
+/// The files that a word before the colon means.
 fn sources(word: &str) -> Vec<PathBuf> {
     let alone = ["", ".rs", ".py"].map(|ending| format!("{word}{ending}"));
     let tests = alone.iter().map(|name| format!("tests/{name}"));
@@ -45,7 +45,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_./-".contains(&b))
 }
 
-/// What one bracket claims and is not so.
+/// The false claims of one bracket.
 fn wrong(bracket: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     for part in bracket.split(';').map(str::trim) {
@@ -70,7 +70,7 @@ fn wrong(bracket: &str) -> Vec<String> {
     wrong
 }
 
-/// The text without what is between backticks, and without links.
+/// The text without code between backticks, and without links.
 fn plain(text: &str) -> String {
     let prose: String = text.split('`').step_by(2).collect::<Vec<_>>().join("'");
     let mut out = String::new();
@@ -109,7 +109,7 @@ fn tests_in_brackets_exist() {
     assert!(found > 50, "{found}: brackets are not found any more");
 }
 
-/// Blocks of a document: paragraphs, and items of lists, with the section they stand in. Tables belong to what follows.
+/// Blocks of a document: paragraphs, and items of lists, with their section. A table belongs to the paragraph after it.
 fn blocks(text: &str) -> Vec<(String, String)> {
     let (mut section, mut blocks, mut open) = (String::new(), Vec::new(), String::new());
     let mut lines = text.lines().peekable();
@@ -124,7 +124,8 @@ fn blocks(text: &str) -> Vec<(String, String)> {
         let is_item =
             |line: &str| line.starts_with("- ") || line.split_once(". ").is_some_and(|(n, _)| n.parse::<u32>().is_ok());
         let next = lines.peek().copied().unwrap_or_default();
-        // A list belongs to the sentence before it if that ends in a colon, and what follows a table to the table.
+        // A list belongs to the sentence before it if that ends in a colon. A paragraph after a table belongs to the
+        // table.
         let ends = next.is_empty() || is_item(next);
         let goes_on = open.trim_end().ends_with(':') || open.trim_end().ends_with('|');
         if ends && !goes_on && !open.trim().is_empty() {

@@ -1,4 +1,4 @@
-//! What becomes of a file that cannot be made durable, or is not there any more. Needs root, ext4 and loop devices.
+//! Files that cannot be made durable, or do not exist any more. Needs root, ext4 and loop devices.
 
 mod support;
 
@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 const LEN: usize = 8 * PAGE;
 const NOT_DURABLE: &str = "could not be made durable";
 
-/// A page that direct writes can be made from.
+/// A page for direct writes.
 #[repr(align(4096))]
 struct Page([u8; PAGE]);
 
@@ -41,11 +41,11 @@ fn write_both_ways(path: &Path) {
         }
         over.store(true, Ordering::Relaxed);
     });
-    // All pages are the program's last word, and go to the device.
+    // All pages have the program's last bytes, and go to the device.
     file.write_all_at(&vec![4; LEN], 0).unwrap();
 }
 
-/// Direct and buffered writes meet by chance; as a rule they do so at the first attempt.
+/// Direct and buffered writes meet by chance, usually at the first attempt.
 fn until_met(attempt: impl Fn() -> bool) {
     assert!((0..50).any(|_| attempt()), "the writes did not meet, or somebody else was told");
 }
@@ -71,7 +71,7 @@ fn direct_and_buffered_writes_that_met_are_durable() {
     });
 }
 
-/// A file system on a device that has less room than it says: what does not fit is lost when pages are written.
+/// A file system on a device with less room than it claims: writing pages loses the excess.
 struct Small {
     dir: tempfile::TempDir,
 }
@@ -102,7 +102,7 @@ fn run(command: &mut Command) {
     assert!(command.status().unwrap().success(), "{command:?}: this test needs root and loop devices");
 }
 
-/// More bytes than a [`Small`] file system has room for, other ones in each page.
+/// More bytes than a [`Small`] file system has room for, different in each page.
 fn more_than_fits() -> Vec<u8> {
     (0..80u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
 }
@@ -139,7 +139,7 @@ fn what_did_not_reach_the_device_is_never_called_durable() {
     });
     sealed("lost", &|path| fs::write(path, more_than_fits()).unwrap());
     assert_eq!(why("lost"), NOT_DURABLE);
-    // The device is well again. But from now on nobody can say whose bytes they were.
+    // The device is well again. But from now on nobody knows whose bytes they were.
     small.grow();
     until_met(|| {
         let before = File::create(tree.join("later")).unwrap();
@@ -151,7 +151,7 @@ fn what_did_not_reach_the_device_is_never_called_durable() {
     archive.stop();
 }
 
-/// The kernel tells the first who asks, which is the program. It goes on, and closes the file.
+/// The kernel tells the first caller, which is the program. It continues, and closes the file.
 #[test]
 fn what_a_program_was_told_is_not_durable_counts_for_stepfs_too() {
     let small = Small::new("40m");
@@ -160,7 +160,7 @@ fn what_a_program_was_told_is_not_durable_counts_for_stepfs_too() {
     let file = File::create(&path).unwrap();
     file.write_all_at(&more_than_fits(), 0).unwrap();
     assert_ne!(errno(file.sync_all()), 0);
-    // Until the kernel has nothing more to say: that proves nothing.
+    // Until the kernel reports nothing more: that proves nothing.
     assert!((0..10).any(|_| errno(file.sync_all()) == 0));
     small.grow();
     drop(file);
@@ -174,7 +174,7 @@ fn what_a_program_was_told_is_not_durable_counts_for_stepfs_too() {
     m.unmount();
 }
 
-/// A path that led through a directory, which is a file now: nothing is tried there for ever.
+/// A path through a directory that is a file now: retries must end.
 #[test]
 fn what_a_file_took_the_place_of_is_given_up() {
     let m = Mounted::new(true);
@@ -184,7 +184,7 @@ fn what_a_file_took_the_place_of_is_given_up() {
         m.archive.sealed(Path::new(name));
     }
     wait_until("nothing is left to be done", || m.archive.queue().queued == 0);
-    // What is there was not forgotten with it.
+    // The existing files were not forgotten with it.
     let why = || attribute(&m.mnt().join("d"), "user.stepfs.why");
     wait_until("the file is sealed", || why().as_deref() == Some("small"));
 }

@@ -1,4 +1,4 @@
-//! What a POSIX program expects of a directory, with kernel passthrough and without. Most tests run the same on a
+//! A POSIX program's expectations of a directory, with kernel passthrough and without. Most tests run the same on a
 //! plain directory beside the mount and compare.
 
 mod support;
@@ -246,7 +246,7 @@ both! {
         assert_eq!(at(&m.tree().join("f")), b"hello");
     }
 
-    /// DESIGN 2: sealed when the last handle *and mapping* is gone. With passthrough the kernel does not tell.
+    /// DESIGN 2: sealed when the last handle *and mapping* is gone. With passthrough the kernel does not report that.
     fn a_mapping_keeps_a_file_from_being_sealed(m: &Mounted) {
         let path = m.mnt().join("f");
         fs::write(&path, pattern(100_000, 4)).unwrap();
@@ -267,7 +267,7 @@ both! {
     }
 
     fn a_stranger_who_writes_takes_the_set_user_id_bit(m: &Mounted) {
-        // As another user it takes a mount that lets others in; here only the part that root sees.
+        // Another user needs a mount that lets others in; this tests only root's part.
         m.same(|dir| {
             let path = dir.join("f");
             fs::write(&path, "x").unwrap();
@@ -566,7 +566,7 @@ both! {
                         let data = pattern(20_000 + round, thread);
                         fs::write(&temporary, &data).unwrap();
                         fs::rename(&temporary, &last).unwrap();
-                        // Whoever was last: one whole file of somebody's.
+                        // The last writer wins: one whole file of one of them.
                         let read = fs::read(&last).unwrap();
                         assert!((0..8).any(|seed| read == pattern(read.len(), seed)));
                         fs::read_dir(mnt).unwrap().for_each(drop);

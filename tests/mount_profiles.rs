@@ -1,4 +1,4 @@
-//! Profiles that are set through a mount, and restores that are noticed there.
+//! Profiles that are set through a mount, and restores that it notices.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "at_rest/series.rs"]
@@ -19,7 +19,7 @@ const PROFILE: &str = "user.stepfs.profile";
 /// Nine restores are expected, and the first state is exact.
 const EXPECTING: &str = "expected_restores = 9\n[[profile]]\nglob = \"step_1.*\"\nprofile = \"exact\"\n";
 
-/// A mount of a store with these settings, where `count` states of 8 MiB were saved and all but the newest released.
+/// A mount of a store with these settings. `count` states of 8 MiB were saved and all but the newest released.
 fn trained(passthrough: bool, settings: &str, count: u64) -> (Mounted, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     drop(Store::open(&dir.path().join("store")).unwrap());
@@ -62,7 +62,7 @@ both! {
             let mut bytes = vec![0; len];
             File::open(path).unwrap().read_exact_at(&mut bytes, from).unwrap();
         };
-        // A look at the first MiB, three times; what is lossless; the newest; a backup.
+        // These are no restores: a look at the first MiB, three times; a lossless file; the newest; a backup.
         (0..3).for_each(|_| part(&paths[1], 0, 1 << 20));
         fs::read(&paths[0]).unwrap();
         fs::read(&paths[4]).unwrap();
@@ -74,7 +74,7 @@ both! {
         // Five MiB of eight through one handle.
         part(&paths[1], 3 << 20, 5 << 20);
         wait_until("it is noticed", || restores(&m) == 1);
-        // Decoded by the backup: nothing is left to decode.
+        // The backup decoded them: nothing is left to decode.
         fs::read(&paths[2]).unwrap();
         wait_until("it is noticed", || restores(&m) == 2);
         // Other ranks.
@@ -108,7 +108,7 @@ both! {
         }
         assert_eq!(shown(&file).as_deref(), Some("compact"));
         assert_eq!(xattr::list(&file).unwrap().count(), 0);
-        // It goes with the file, and stays when the mount goes.
+        // It goes with the file, and stays after an unmount.
         let moved = m.mnt().join("step_1.bin");
         fs::rename(&file, &moved).unwrap();
         let m = Mounted::on(m.unmount_keeping(), passthrough);

@@ -1,4 +1,4 @@
-//! Files whose bytes are in the archive: they look and behave as they did before.
+//! Files whose bytes are in the archive: they look and behave as before.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn text(seed: usize) -> Vec<u8> {
     (0..).flat_map(|i: usize| format!("line {i} of {seed}\n").into_bytes()).take(300_001).collect()
 }
 
-/// A mount with `dir/step-1.txt` released, and the bytes that it had.
+/// A mount with `dir/step-1.txt` released, and its original bytes.
 fn released(passthrough: bool) -> (Mounted, PathBuf, Vec<u8>) {
     let m = Mounted::new(passthrough);
     let dir = m.mnt().join("dir");
@@ -53,7 +53,7 @@ both! {
         assert_eq!(file.read_at(&mut part, bytes.len() as u64).unwrap(), 0);
         assert_eq!(file.read_at(&mut part, bytes.len() as u64 - 3).unwrap(), 3);
         drop(file);
-        // Again, now that it was decoded as a whole.
+        // Again, after it was decoded as a whole.
         assert!(fs::read(&path).unwrap() == bytes);
         assert_eq!(state(&path), "released");
     }
@@ -211,9 +211,9 @@ both! {
         drop(m);
     }
 
-    // Found by the table of system calls: the archive opened it as the directory it had been, and waited for ever.
+    // Found by the table of system calls: the archive opened it as the former directory, and waited for ever.
     fn a_fifo_in_the_place_of_a_directory_does_not_stop_the_archive((m, path, _)) {
-        // While a file is open for writing no object goes, so that the names are not looked at before the fifo is there.
+        // While a file is open for writing no object goes, so that nobody looks at the names before the fifo is there.
         let held = File::create(m.mnt().join("held")).unwrap();
         let dir = path.parent().unwrap();
         fs::remove_dir_all(dir).unwrap();
@@ -222,15 +222,15 @@ both! {
         assert_eq!(unsafe { libc::mknod(name.as_ptr(), libc::S_IFIFO | 0o644, 0) }, 0);
         drop(held);
         wait_until("the objects are gone", || m.archive.status().object_bytes == 0);
-        // And what is saved next is sealed.
+        // And the next saved file is sealed.
         fs::write(m.mnt().join("step-9.txt"), text(9)).unwrap();
         wait_until("it is sealed", || state(&m.mnt().join("step-9.txt")) == "sealed");
     }
 }
 
-/// A device that returns a page of zeros for a stub makes the file an error to read, and nothing worse: that it was a stub its
-/// bytes do not say, but its object does.
-/// The kernel forgets a file that nobody uses; what it looks up then is not what the daemon has released.
+/// A device that returns a page of zeros for a stub makes the file unreadable, and does no other harm. Its bytes no
+/// longer say that it was a stub, but its object does. The kernel forgets an unused file, and its next lookup finds
+/// another content than the daemon released.
 #[test]
 fn a_stub_that_becomes_zeros_below_a_daemon_is_noticed_when_it_is_looked_at() {
     let (m, _, bytes) = released(true);
@@ -240,7 +240,7 @@ fn a_stub_that_becomes_zeros_below_a_daemon_is_noticed_when_it_is_looked_at() {
     stub.write_all_at(&[0; 4096], 0).unwrap();
     let seen = m.archive.stub(path, &stub).unwrap().expect("it is not the zeros that it seems");
     assert_eq!((seen.object, seen.logical_len), (stepfs::store::Id::NONE, bytes.len() as u64));
-    // Of what a program writes nobody thinks so.
+    // A program's own zeros never count as a lost stub.
     fs::write(m.mnt().join("zeros.txt"), vec![0; bytes.len()]).unwrap();
     let zeros = File::open(m.tree().join("zeros.txt")).unwrap();
     assert_eq!(m.archive.stub(Path::new("zeros.txt"), &zeros).unwrap(), None);
@@ -266,7 +266,7 @@ fn a_stub_that_became_zeros_is_an_error_to_read() {
         let moved = m.mnt().join("moved.txt");
         fs::rename(&path, &moved).unwrap();
         assert_eq!(errno(fs::read(&moved)), libc::EIO);
-        // What is written anew is read, and the others always were.
+        // A newly written file can be read, and so could the others all the time.
         fs::write(&moved, &bytes[..5000]).unwrap();
         assert!(fs::read(&moved).unwrap() == bytes[..5000]);
         assert!(fs::read(m.mnt().join("dir/step-2.txt")).unwrap() == text(2));

@@ -1,4 +1,5 @@
-//! The policy of `stepfs.toml` in a mount: it works by itself, and the kernel and open handles see it as an `rm`.
+//! The policy of `stepfs.toml` in a mount: it works by itself, and the kernel and open handles see its removals as an
+//! `rm`.
 
 mod support;
 
@@ -89,8 +90,8 @@ both! {
     }
 
     fn the_kernel_forgets_the_name_at_once(passthrough) {
-        // The kernel is told by a thread of its own, which on a busy machine may come late: one time in time is enough, since
-        // without it no time would be.
+        // A separate thread tells the kernel, and on a busy machine it may be late. One time in time is enough, since
+        // without the thread no time would be.
         let in_time = (0..10).any(|_| {
             let m = mounted(passthrough, &rule("step_*", "keep_last = 1"));
             let old = m.mnt().join("step_1");
@@ -161,7 +162,7 @@ both! {
         let closed = Instant::now();
         close_forgotten(&m.mnt().join("step_1"));
         wait_until("1 is closed and goes", || names(&m.mnt()) == ["step_3"]);
-        // Not at the next look a minute later: a close is news, of a file that stays as it is too.
+        // Not at the next look a minute later: a close is news, also of a resident file.
         assert!(closed.elapsed() < Duration::from_secs(30));
     }
 
@@ -192,7 +193,7 @@ both! {
                 assert!(fs::read(path(version, shard)).unwrap() == text(version + shard));
             }
         }
-        // One shard of the next: it does not count, and nothing goes for it.
+        // One shard of the next: it does not count, and causes no removal.
         fs::create_dir(root.join("version-1100")).unwrap();
         fs::write(path(1100, 1), text(1)).unwrap();
         wait_until("it is durable", || state(&path(1100, 1)) != "staged");
@@ -220,7 +221,7 @@ both! {
     }
 }
 
-/// Closes the descriptor of this process that has the file open.
+/// Closes this process's descriptor of the file.
 fn close_forgotten(path: &Path) {
     for entry in fs::read_dir("/proc/self/fd").unwrap() {
         let entry = entry.unwrap();

@@ -1,5 +1,5 @@
-//! Who may do what in a mount, and what content may not bring about. Tests of several users need root (they become users
-//! 1001 and 1002) and are skipped otherwise, in words.
+//! Access rights in a mount, and content that must do no harm. Tests of several users need root (they become users 1001
+//! and 1002); otherwise they are skipped with a message.
 
 mod support;
 
@@ -28,7 +28,7 @@ fn text(seed: usize) -> Vec<u8> {
     (0..).flat_map(|i: usize| format!("line {i} of {seed}\n").into_bytes()).take(300_001).collect()
 }
 
-/// Runs a script in a directory as another user, who is in these groups too: its words, and how it ended.
+/// Runs a script in a directory as another user, who is in these groups too: its output, and its exit.
 fn as_user(uid: u32, groups: &str, dir: &Path, script: &str) -> String {
     let mut command = Command::new("setpriv");
     command.args([format!("--reuid={uid}"), format!("--regid={uid}"), format!("--groups={groups}")]);
@@ -38,7 +38,7 @@ fn as_user(uid: u32, groups: &str, dir: &Path, script: &str) -> String {
     format!("{words}{:?}", done.status.code())
 }
 
-/// The same script in the mount and on a plain directory: both must say the same.
+/// Runs the same script in the mount and on a plain directory: both outputs must be the same.
 #[track_caller]
 fn same_as_user(m: &Mounted, uid: u32, script: &str) -> String {
     let [mounted, plain] = [m.mnt(), m.plain()].map(|dir| as_user(uid, "2000", &dir, script));
@@ -51,7 +51,7 @@ fn give(path: &Path, uid: u32, gid: u32, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// What root has laid out for others, in the mount and beside it.
+/// Root's files for others, in the mount and beside it.
 fn furnished(passthrough: bool) -> Mounted {
     let m = Mounted::shared(passthrough);
     for dir in [m.mnt(), m.plain()] {
@@ -90,8 +90,8 @@ fn xattr(path: &Path, name: &str) {
     assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// What another user may do is what ext4 would let them do: files are read, written, made, linked, renamed and given away by the
-/// same rules.
+/// Another user's rights are those of ext4: files are read, written, made, linked, renamed and given away by the same
+/// rules.
 fn others_may_what_ext4_lets_them(passthrough: bool) {
     if !is_root() {
         return;
@@ -119,7 +119,7 @@ fn others_may_what_ext4_lets_them(passthrough: bool) {
     ] {
         same_as_user(&m, 1001, script);
     }
-    // And who it belongs to sees it so.
+    // And the owner sees it so.
     same_as_user(
         &m,
         1002,
@@ -138,7 +138,7 @@ fn others_may_what_ext4_lets_them_by_the_daemon() {
     others_may_what_ext4_lets_them(false);
 }
 
-/// Bits that a file got while it was open go with the next write. With passthrough the daemon does not see that.
+/// The next write clears bits that a file got while it was open. With passthrough the daemon does not see that.
 #[test]
 fn bits_that_an_open_file_gets_go_with_a_write() {
     if !is_root() {
@@ -170,7 +170,7 @@ fn nothing_in_a_mount_gives_privileges() {
     m.unmount();
 }
 
-/// Without `allow_other` nobody else gets in, root by another name not excepted.
+/// Without `allow_other` nobody else gets in, not even root under another name.
 #[test]
 fn by_default_a_mount_is_its_users_alone() {
     if !is_root() {
@@ -186,7 +186,7 @@ fn by_default_a_mount_is_its_users_alone() {
     m.unmount();
 }
 
-/// What is said of the whole store, and asked for all of it, is not for those who may see some of its files only.
+/// Answers about the whole store, and requests to it, are not for users who may see some of its files only.
 #[test]
 fn others_learn_nothing_of_the_whole_store() {
     if !is_root() {
@@ -202,7 +202,7 @@ fn others_learn_nothing_of_the_whole_store() {
         let said = as_user(1001, "1001", &m.mnt(), &format!("setfattr -n user.stepfs.{name} -v 1 open"));
         assert!(said.contains("not permitted"), "{name}: {said}");
     }
-    // Of their own files they do.
+    // Their own files give them answers.
     let said =
         as_user(1001, "1001", &m.mnt(), "echo x > open/own; getfattr --only-values -n user.stepfs.state open/own");
     assert!(said.contains("s") && said.ends_with("Some(0)"), "{said}");
@@ -212,7 +212,7 @@ fn others_learn_nothing_of_the_whole_store() {
     m.unmount();
 }
 
-/// A pin or a release of somebody else's file takes the right to write to it.
+/// A pin or a release of somebody else's file needs the right to write to it.
 #[test]
 fn others_pin_and_release_only_what_they_may_write() {
     if !is_root() {
@@ -227,7 +227,8 @@ fn others_pin_and_release_only_what_they_may_write() {
     m.unmount();
 }
 
-/// With `allow_other`, a store that others can exchange behind the mount's back would show them any file of the machine.
+/// With `allow_other`, a store that others can exchange behind the mount's back would show them any file of the
+/// machine.
 #[test]
 fn others_are_not_let_in_where_they_could_exchange_the_store() {
     if !is_root() {
@@ -303,9 +304,9 @@ fn stubs(m: &Mounted) -> Vec<(&'static str, Vec<u8>)> {
     vec![("stub", stub), ("magic", magic), ("words", words), ("damaged", damaged), ("elsewhere", elsewhere)]
 }
 
-/// The kernel forgets what it knows of files, so that they are looked up anew.
+/// The kernel forgets its knowledge of files, so that they are looked up anew.
 fn forget(m: &Mounted) {
-    // For a moment nobody's lookups are cached. Not permitted: then only the next mount tells.
+    // For a moment nobody's lookups are cached. If not permitted, only the next mount tells.
     let _ = fs::write("/proc/sys/vm/drop_caches", "2");
     let _ = fs::metadata(m.mnt());
 }
@@ -329,7 +330,7 @@ fn bytes_that_look_like_a_stub_are_bytes(passthrough: bool) {
     wait_until("all is sealed", || written.iter().all(|(name, _)| state(&m.mnt().join(name)) == "sealed"));
     forget(&m);
     check(&m, "once sealed");
-    // Nothing of it is shown, nor can be set.
+    // The mark is never shown, and cannot be set.
     let names =
         Command::new("getfattr").args(["-d", "-m", "-", "stub", "magic"]).current_dir(m.mnt()).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&names.stdout), "");
@@ -352,7 +353,7 @@ fn bytes_that_look_like_a_stub_are_bytes(passthrough: bool) {
     }
     wait_until("it is released", || state(&run.join("step-1.txt")) == "released");
     assert!(fs::read(run.join("step-1.txt")).unwrap() == state_of(1));
-    // Brought back to be written: what it then is looks like a stub again.
+    // Recalled for writing: its bytes look like a stub again.
     let file = File::options().read(true).write(true).open(run.join("step-1.txt")).unwrap();
     file.write_all_at(b"!", 100_000).unwrap();
     drop(file);
@@ -367,7 +368,7 @@ fn bytes_that_look_like_a_stub_are_bytes(passthrough: bool) {
     m.unmount();
 }
 
-/// A stub that was damaged is one under every name, and its block is never handed out as content.
+/// A damaged stub is one under every name, and its block is never handed out as content.
 #[test]
 fn a_damaged_stub_stays_one_under_other_names() {
     let m = Mounted::new(true);
@@ -386,7 +387,7 @@ fn a_damaged_stub_stays_one_under_other_names() {
     for path in [&first, &second] {
         assert_eq!(errno(fs::read(path)), libc::EIO);
     }
-    assert!(m.archive.status().frozen.is_some(), "what it needs cannot be known");
+    assert!(m.archive.status().frozen.is_some(), "its needs cannot be known");
     let m = Mounted::on(m.unmount_keeping(), true);
     assert_eq!(errno(fs::read(&second)), libc::EIO);
     fs::remove_file(&first).unwrap();
@@ -405,7 +406,7 @@ fn bytes_that_look_like_a_stub_are_bytes_by_the_daemon() {
     bytes_that_look_like_a_stub_are_bytes(false);
 }
 
-/// A link put in the place of a directory, again and again while the archive works below it: nothing is read, changed or removed
+/// A link replaces a directory again and again while the archive works below it: nothing is read, changed or removed
 /// outside of the mount.
 #[test]
 fn a_directory_that_becomes_a_link_leads_nowhere() {
@@ -448,7 +449,7 @@ fn a_directory_that_becomes_a_link_leads_nowhere() {
         let link = checkpoint.join("link");
         symlink(m.dir.path().join(format!("victim/in-{at}")), &link).unwrap();
         for _ in 0..20 {
-            // The archive is somewhere between closing, sealing, archiving and removing.
+            // The archive is between closing, sealing, archiving and removing.
             if fs::rename(&inner, &aside).and_then(|()| fs::rename(&link, &inner)).is_err() {
                 break;
             }

@@ -1,4 +1,4 @@
-//! A mount over a device that takes its time: whoever saves and reads does not wait for what the archive has to make durable.
+//! A mount over a slow device: savers and readers never wait for the archive's syncs.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "at_rest/series.rs"]
@@ -17,11 +17,11 @@ use stepfs::store::Objects;
 use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
 use support::{Mounted, state, wait_until};
 
-/// What makes something durable waits until it is well again, or this long.
+/// A sync waits until the device is well again, or this long.
 const DELAY: Duration = Duration::from_secs(20);
 
-/// An object's write waits so long, unless the test lets it go on: longer than the test takes on a machine with much to do, and not
-/// for ever, so that a test that fails ends.
+/// An object's write waits so long, unless the test lets it continue. That is longer than the test takes on a busy
+/// machine, and not for ever, so that a failing test ends.
 const OBJECT_DELAY: Duration = Duration::from_secs(110);
 
 /// The disk, whose syncs take very long while it is ill.
@@ -34,7 +34,7 @@ struct Slow {
     marks: AtomicUsize,
     /// Objects are written slowly; all else is well.
     slow_objects: AtomicBool,
-    /// Objects that become differences to others are.
+    /// Slow are the objects that become differences to others.
     slow_merges: AtomicBool,
     /// Writes to either that wait.
     writing: AtomicUsize,
@@ -129,9 +129,9 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         fs::remove_dir_all(m.mnt().join("dir")).unwrap();
         fs::remove_file(path(1)).unwrap();
         fs::remove_file(path(6)).unwrap();
-        // None of it was done because the device gave in.
+        // No result came from the device giving in.
         assert!(began.elapsed() < DELAY && slow.waiting.load(Ordering::SeqCst) > 0);
-        // What must be durable when the call returns does wait, and others meanwhile do not.
+        // A call that promises durability does wait, and others meanwhile do not.
         let fsync = std::thread::spawn({
             let file = File::options().write(true).open(path(7)).unwrap();
             move || file.sync_all()
@@ -139,14 +139,14 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         wait_until("the fsync has come to the device", || slow.fsyncs.load(Ordering::SeqCst) > 0);
         assert!(fs::read(path(2)).unwrap() == text(2));
         assert!(!fsync.is_finished());
-        // Of a released file, too: its attributes may not be durable.
+        // A released file, too: its attributes may not be durable.
         let of_stub = std::thread::spawn({
             let file = File::open(path(2)).unwrap();
             move || file.sync_all()
         });
         wait_until("that fsync has come to the device", || slow.fsyncs.load(Ordering::SeqCst) == 2);
         assert!(!of_stub.is_finished());
-        // So does a pin, which a policy is to go by: on a file that is durable itself, and on a directory.
+        // So does a pin, because a policy will follow it: on a file that is durable itself, and on a directory.
         let pinned = [path(3), m.mnt().join("pinned")];
         let pin = |path| std::thread::spawn(move || xattr::set(path, "user.stepfs.pin", b"1"));
         let marks = pinned.clone().map(pin);
@@ -157,15 +157,15 @@ fn a_slow_device_keeps_nobody_waiting_but_who_asks_for_it() {
         pinned.iter().for_each(|path| xattr::remove(path, "user.stepfs.pin").unwrap());
         fsync.join().unwrap().unwrap();
         of_stub.join().unwrap().unwrap();
-        wait_until("what waited is released", || state(&path(5)) == "released");
+        wait_until("the waiting file is released", || state(&path(5)) == "released");
         for step in [2, 3, 4, 5, 7] {
             assert!(fs::read(path(step)).unwrap() == text(step), "{step}");
         }
     }
 }
 
-/// However long a file takes to be archived, what is closed meanwhile becomes durable and is sealed, and other files are archived and
-/// released.
+/// While a file takes long to be archived, newly closed files become durable and are sealed, and others are archived
+/// and released.
 #[test]
 fn nothing_that_is_closed_waits_for_a_file_that_is_being_archived() {
     let slow = Arc::new(Slow::default());
@@ -190,8 +190,8 @@ fn nothing_that_is_closed_waits_for_a_file_that_is_being_archived() {
     });
 }
 
-/// A super-step is a difference to the super-step before it. That state has lost its name, and while the new one is being encoded the
-/// states in between cease to need it. Then only the file that is being encoded needs it.
+/// A super-step is a difference to the super-step before it. That state has lost its name, and while the new one is
+/// being encoded the states in between cease to need it. Then only the file that is being encoded needs it.
 #[test]
 fn the_base_of_a_file_that_is_being_archived_stays() {
     let slow = Arc::new(Slow::default());
@@ -201,7 +201,7 @@ fn the_base_of_a_file_that_is_being_archived_stays() {
     let mut model = vec![Tensor::new("w.weight", Dtype::F32, &[256, 256], &mut random)];
     let mut written = Vec::new();
     let mut save = |step: usize| {
-        // Differences about as large as a keyframe, so that it pays to merge one over a state that went.
+        // Differences about as large as a keyframe, so that merging one over a removed state pays.
         train(&mut model, 0.02, &mut random);
         written.push(safetensors(&model));
         fs::write(path(step), &written[step]).unwrap();
@@ -209,7 +209,7 @@ fn the_base_of_a_file_that_is_being_archived_stays() {
     };
     (0..9).for_each(&mut save);
     wait_until("all before the super-step are released", || (0..8).all(|step| state(&path(step)) == "released"));
-    // The housekeeper begins to merge when nothing else is to be done. What is saved meanwhile is archived beside it.
+    // The housekeeper begins to merge when there is no other work. Files saved meanwhile are archived beside it.
     slow.slow_merges.store(true, Ordering::SeqCst);
     fs::remove_file(path(0)).unwrap();
     wait_until("the second state is being merged over the first", || slow.merging.load(Ordering::SeqCst) == 1);
@@ -225,7 +225,7 @@ fn the_base_of_a_file_that_is_being_archived_stays() {
     };
     let (first, second) = ("step_0.safetensors", "step_1.safetensors");
     wait_until("the second state needs the first no more", || parent_of(second) == Some(None));
-    // What is garbage goes now.
+    // Garbage goes now.
     m.archive.set_attribute(Path::new(""), "gc", b"1").unwrap();
     std::thread::sleep(Duration::from_millis(300));
     assert!(parent_of(first).is_some(), "the base of the file that is being encoded is gone");
@@ -235,7 +235,8 @@ fn the_base_of_a_file_that_is_being_archived_stays() {
     assert!(fs::read(path(9)).unwrap() == written[9]);
 }
 
-/// A program opens a released file to write it, which takes a while; what another one says of the file meanwhile holds.
+/// A program opens a released file for writing, which takes a while. Another program's changes to the file meanwhile
+/// persist.
 #[test]
 fn what_is_said_of_a_file_while_it_is_brought_back_holds() {
     for (passthrough, truncate) in [(true, false), (true, true), (false, false), (false, true)] {

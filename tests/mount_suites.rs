@@ -1,4 +1,4 @@
-//! What other people's POSIX suites found in a mount, each in a few lines: long paths, times of mappings, file handles.
+//! Findings of other POSIX suites in a mount, each in a few lines: long paths, times of mappings, file handles.
 
 mod support;
 
@@ -134,7 +134,7 @@ both! {
         wait_until("it is known why it stays", || attribute(&file, "user.stepfs.why").as_deref() == Some("small"));
     }
 
-    /// What the archive does to files is done at any depth.
+    /// The archive's work on files succeeds at any depth.
     fn a_file_far_below_is_released_and_read(m: &Mounted) {
         let held = far_below(&m.mnt());
         let far = inside(&held);
@@ -155,7 +155,7 @@ both! {
     }
 }
 
-/// With passthrough the daemon does not see the store; the kernel must not go by what it knew before the open.
+/// With passthrough the daemon does not see the store; the kernel must not use attributes from before the open.
 #[test]
 fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     let m = Mounted::new(true);
@@ -176,7 +176,7 @@ fn a_store_through_a_mapping_shows_in_the_times_at_once() {
     mapping.bytes()[0] = 2;
     let stored = times();
     assert!(stored.0 > looked_up.0 && stored.1 > looked_up.1, "{looked_up:?}, then {stored:?}");
-    // The mapping outlives the descriptor. A page that was written out tells of the next store to it.
+    // The mapping outlives the descriptor. After a page was written out, the next store to it is noticed.
     drop(file);
     File::open(m.tree().join("f")).unwrap().sync_all().unwrap();
     let closed = times();
@@ -217,7 +217,7 @@ fn read_by_handle(mount: &Path, handle: &Handle) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Also after the kernel forgot the file, and under whatever name.
+/// Also after the kernel forgot the file, and under any name.
 fn a_handle_is_good_for_as_long_as_the_file(passthrough: bool) {
     let m = Mounted::new(passthrough);
     let d = m.mnt().join("d");
@@ -226,14 +226,14 @@ fn a_handle_is_good_for_as_long_as_the_file(passthrough: bool) {
     fs::write(d.join("gone"), "soon").unwrap();
     let (file, gone, dir) = (handle(&d.join("f")), handle(&d.join("gone")), handle(&d));
     fs::remove_file(d.join("gone")).unwrap();
-    // The kernel forgets all that it knew.
+    // The kernel forgets everything.
     let m = m.remounted(passthrough);
     fs::write(m.mnt().join("other"), "whoever gets its number").unwrap();
     assert_eq!(read_by_handle(&m.mnt(), &file).unwrap(), b"by handle");
     assert_eq!(errno(read_by_handle(&m.mnt(), &gone)), libc::ESTALE);
     let found = open_by_handle(&m.mnt(), &dir, libc::O_RDONLY).unwrap();
     assert_eq!(listed(&inside(&found)), ["f"]);
-    // By whatever path it was found, it is that file.
+    // It is that file, by any path.
     open_by_handle(&m.mnt(), &file, libc::O_WRONLY).unwrap().write_all(b"BY").unwrap();
     fs::rename(m.mnt().join("d"), m.mnt().join("e")).unwrap();
     assert_eq!(fs::read(m.mnt().join("e/f")).unwrap(), b"BY handle");
@@ -250,7 +250,7 @@ fn handles_without_passthrough() {
     a_handle_is_good_for_as_long_as_the_file(false);
 }
 
-/// A release puts another file in the place of one whose handle somebody has. The kernel does not forget it here.
+/// A release replaces a file whose handle a program has. The kernel does not forget it here.
 #[test]
 fn a_handle_outlives_a_release() {
     let m = Mounted::new(true);

@@ -1,4 +1,4 @@
-//! What the fuzzer's programs (`fuzz_targets/`) and the test of its corpora (`tests/fuzz/`) run.
+//! Runs the fuzz targets, for the fuzzer's programs (`fuzz_targets/`) and the test of its corpora (`tests/fuzz/`).
 
 mod targets;
 

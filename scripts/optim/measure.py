@@ -1,8 +1,8 @@
-"""What a store makes of an optimizer's checkpoints: their stored share, and how far behind a run is that goes on from one.
+"""Measures checkpoints of an optimizer in a store: their stored share, and how far behind a run is that resumes from one.
 
-Training runs once without interruption and saves into mounts of two profiles. Then it goes on from released checkpoints, read
-through the mounts, on the batches of the uninterrupted run. What is told is the paired gap of the held-out loss in iterations
-of the uninterrupted run: positive is behind.
+Training runs once without interruption and saves into mounts of two profiles. Then it resumes from released checkpoints, read
+through the mounts, on the batches of the uninterrupted run. The result is the paired gap of the held-out loss in iterations of
+the uninterrupted run: positive is behind.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from harness import Mount, run as stepfs  # noqa: E402
 
 @dataclass
 class Plan:
-    """Iterations: the first save, from one to the next, saves, which of them are restored, and looks after a restore."""
+    """Iterations: the first save, the interval, the number of saves, the restored ones, and the looks after a restore."""
 
     first: int = 120
     every: int = 20
@@ -38,7 +38,7 @@ class Plan:
 
 @dataclass
 class Found:
-    """Of one profile: stored share of whole files, what each slot became, iterations behind by look."""
+    """For one profile: stored share of whole files, coding of each slot, iterations behind by look."""
 
     stored: list = field(default_factory=list)
     slots: dict = field(default_factory=dict)
@@ -51,7 +51,7 @@ def name(step):
 
 
 def open_mounts(base, profiles):
-    """A store for each profile: of two files with the same bytes a store would keep one."""
+    """A store for each profile, because a store keeps two files with the same bytes once."""
     mounts = {}
     for profile in profiles:
         mounts[profile] = mount = Mount(Path(base) / profile).mount()
@@ -75,7 +75,7 @@ def train(which, seed, plan, folders):
 
 
 def go_on(which, seed, plan, file):
-    """Held-out losses at each look after going on from a released checkpoint."""
+    """Held-out losses at each look after resuming from a released checkpoint."""
     run = Run(which, seed + 1)
     run.load(torch.load(file, map_location="cpu", weights_only=False))
     losses, done = {}, 0
@@ -102,7 +102,7 @@ def slots_of(mount, file):
 
 
 def measure(which, seed, plan, base, profiles=("balanced", "compact")):
-    """{profile: Found} of one seed; unmounts what it mounts."""
+    """{profile: Found} of one seed; unmounts its mounts."""
     mounts = open_mounts(base, profiles)
     try:
         losses = train(which, seed, plan, [mount / "run" for mount in mounts.values()])
@@ -117,7 +117,7 @@ def judge(which, seed, plan, mount, losses):
     names = [f"run/{name(plan.at(save))}" for save in range(plan.saves - 1)]
     mount.require_released(*names)
     entries = {row["path"].removeprefix(str(mount.dir)).strip("/"): row for row in mount.ls()}
-    # The first of a chain needs no other, and a chain is long: its share is not that of the others.
+    # The first of a chain needs no other, and chains are long, so its share is not typical.
     rows = [entries[name] for name in names[1:]]
     found = Found(stored=[100 * row["stored_bytes"] / row["logical_bytes"] for row in rows])
     found.mib = rows[0]["logical_bytes"] / 2**20
@@ -132,8 +132,9 @@ def judge(which, seed, plan, mount, losses):
 
 
 def behind(pairs):
-    """(mean, half of a 95% interval) of iterations behind, each start judged by the mean slope of all: that of one start is
-    noise where the loss is flat."""
+    """(mean, half of a 95% interval) of iterations behind. The mean slope of all starts judges each start: where the loss is
+    flat, the slope of one start is noise.
+    """
     slope = statistics.mean(slope for _, slope in pairs)
     gaps = [gap / slope for gap, _ in pairs]
     if len(gaps) < 2:

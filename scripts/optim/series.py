@@ -1,6 +1,6 @@
-"""A small GPT, and the optimizers that people train with: each as its own library makes it, with a rate that suits it.
+"""A small GPT, and the optimizers that people train with, each from its own library, with a suitable rate.
 
-An entry is a name, who writes the state, the learning rate, and a function of the model that makes the optimizer.
+An entry is a name, the library that writes the state, the learning rate, and a function of the model that makes the optimizer.
 """
 
 import importlib
@@ -19,12 +19,12 @@ class Entry:
     writer: str
     rate: float
     make: Callable
-    # Modules that must be there beside torch and transformers, in the order in which they are imported.
+    # Modules beside torch and transformers that must be there, in the order of import.
     needs: str = ""
 
 
 def library(name, optimizer, **more):
-    """An optimizer of a package that is imported only when it is wanted."""
+    """An optimizer of a package that is imported only on demand."""
     return lambda model, rate: getattr(importlib.import_module(name), optimizer)(list(model.parameters()), lr=rate, **more)
 
 
@@ -33,7 +33,7 @@ def of_torch(optimizer, **more):
 
 
 class Group(dict):
-    """A group whose rate is a tensor and stays one, as torchao asks for."""
+    """A group whose rate is a tensor and stays one, because torchao requires it."""
 
     def __setitem__(self, key, value):
         self["lr"].fill_(value) if key == "lr" else super().__setitem__(key, value)
@@ -46,8 +46,9 @@ def torchao(model, rate):
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
-    """Muon for matrices and AdamW for all else in one, as Moonlight's training script has it: `moment1` and `moment2` are
-    AdamW's. Muon's own steps are torch's."""
+    """Muon for matrices and AdamW for the rest, as in Moonlight's training script: `moment1` and `moment2` are AdamW's. Muon's
+    own steps are torch's.
+    """
 
     def __init__(self, model, rate):
         matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "wte" not in n and "wpe" not in n]
@@ -108,14 +109,14 @@ ENTRIES = {
 
 
 class Run(gpt.Run):
-    """A run of the GPT with an optimizer of its own."""
+    """A run of the GPT with a given optimizer."""
 
     def __init__(self, name, seed, config=SMALL):
         entry = ENTRIES[name]
         config = gpt.Config(**{**vars(config), "rate": entry.rate})
         super().__init__(config, seed)
         self.optimizer = entry.make(self.model, entry.rate)
-        # Schedule-free optimizers hold another iterate of the parameters while they are evaluated and saved.
+        # For evaluating and saving, schedule-free optimizers hold another iterate of the parameters.
         self.has_modes = hasattr(self.optimizer, "eval") and hasattr(self.optimizer, "train")
         self.mode("train")
 

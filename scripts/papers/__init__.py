@@ -1,5 +1,5 @@
-"""The figures of the papers whose systems stepfs has as profiles, measured again: one module per paper, and one for stepfs.
+"""Reproduces the figures of the papers whose systems are profiles of stepfs: one module per paper, and one for stepfs.
 
-Each module has `measure(lab)`, which gives what was found (None for what was not run), `markdown(found)`, its lines of
-docs/COMPARISON.md, and `pictures(found, out)`.
+Each module has three functions. `measure(lab)` gives the results (None for a figure that was not run). `markdown(found)` gives
+its lines of docs/COMPARISON.md. `pictures(found, out)` draws.
 """

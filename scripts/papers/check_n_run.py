@@ -99,12 +99,14 @@ def end(found, chain):
 
 
 def per_interval(report):
-    """Stored bytes of the weights of each checkpoint, in their raw ones."""
+    """Stored bytes of the weights of each checkpoint as a share of their raw bytes."""
     return [one["stored"].get("weight", 0) / one["raw"]["weight"] for one in report["files"] if one["state"] == "released"]
 
 
 def kept(report, sizes, consecutive):
-    """What must be kept to restore each checkpoint: with differences to the first of a chain that and its own, else all since."""
+    """Bytes that restoring each checkpoint needs. If differences are to the first of a chain, that one and its own, else all
+    since.
+    """
     answer, chain = [], 0.0
     for one, size in zip(report["files"], sizes):
         if one["kind"] == "keyframe":

@@ -24,7 +24,7 @@ def measure(lab):
 
 
 def bins(lab, task):
-    """For each method and threshold the fewest bins that will do, for each of some checkpoints; None where no number did."""
+    """For each method and threshold, the fewest bins that suffice, for each of some checkpoints; None if no number does."""
     files = lab.series(task)
     if not files:
         return None

@@ -1,4 +1,4 @@
-"""Where measurements come from: runs of the study, sizes of real mounts, and figures of codecs, each kept once it is finished."""
+"""The sources of measurements: runs of the study, sizes of real mounts, and figures of codecs. Each finished one is kept."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 import resume_study
 from study import chains, gaps, protocol, sizes, tasks
 
-# No fall-back to more bits, whatever was restored how often: for figures of one bit width.
+# No fall-back to more bits after restores: for figures of one bit width.
 FIXED_WIDTH = "expected_restores = 1000000"
 
 
 class Lab:
-    """`minutes`: no run is begun after so many; what is missing then is None, and the document says that it was not run."""
+    """No run begins after `minutes`. The result of a missing run is None, and the document says that it was not run."""
 
     def __init__(self, raw, where=None, quick=False, minutes=None, figures=None, again=False):
         self.kept = chains.Kept(raw / ("runs-quick" if quick else "runs"), again)
@@ -28,11 +28,11 @@ class Lab:
         return task.smoke() if self.quick else task
 
     def released(self, task):
-        """How many checkpoints of a series are weighed."""
+        """The number of checkpoints of a series to weigh."""
         return min(32, task.count - 1)
 
     def base(self, task, seed=1):
-        """The run that is never interrupted; trained where its checkpoints are not there yet."""
+        """The run that is never interrupted; trained if its checkpoints are missing."""
         return protocol.uninterrupted(task, seed, self.raw, say=resume_study.say)
 
     def series(self, task, count=None):
@@ -49,7 +49,7 @@ class Lab:
         return known and all((folder / task.file(place)).exists() for place in range(task.count))
 
     def _may_run(self, name, there):
-        """Whether it is there, or there is time left to make it."""
+        """Whether the result exists, or there is time left to make it."""
         if there or self.end is None or time.monotonic() < self.end:
             return True
         self.missing.append(name)
@@ -70,7 +70,7 @@ class Lab:
         return answer
 
     def sizes(self, task, profile, settings=""):
-        """What the series weighs in a mount: study/sizes.py's report."""
+        """The stored sizes of the series in a mount: study/sizes.py's report."""
         files = self.series(task, self.released(task) + 1)
         name = f"{task.name}-{profile}-sizes-{self.released(task)}{'-fixed' if settings else ''}"
         weigh = lambda: {"report": sizes.measure(files[0].parent, [file.name for file in files], profile, settings, self.where)}
@@ -93,7 +93,9 @@ class Lab:
         return run and {**gaps.of_runs(task, [run], [self.base(task, seed)]), "run": run}
 
     def figures(self, task, *words, places=None):
-        """What examples/published_figures.rs says of these checkpoints of the series, by number; of all that are weighed if none are given."""
+        """The answer of examples/published_figures.rs for these checkpoints of the series, by number; for all weighed ones if
+        none are given.
+        """
         files = self.series(task)
         if not files:
             return None
@@ -103,12 +105,12 @@ class Lab:
         return found and found["figures"]
 
     def measured(self, name, task, make):
-        """What that program has a part in: kept until it is built anew."""
+        """A result of that program, kept until the program is rebuilt."""
         build = hashlib.sha256(Path(self.figures_program).read_bytes()).hexdigest()[:16]
         return self.get(name, task, make, build)
 
     def call(self, *words):
-        """Runs the program that shows the codecs by themselves."""
+        """Runs the program that measures the codecs alone."""
         done = subprocess.run(list(map(str, [self.figures_program, *words])), capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{' '.join(map(str, words[:2]))}: {done.stderr.strip()}")
@@ -116,7 +118,9 @@ class Lab:
 
 
 def weight_share(report, first=False):
-    """Stored bytes of the weights in their raw ones; without the first keyframe, which most systems keep whole, unless `first`."""
+    """Stored bytes of the weights as a share of their raw bytes. Without `first`, the first keyframe is left out, which most
+    systems keep whole.
+    """
     rows = [one for one in report["files"] if one["state"] == "released" and one["raw"].get("weight")]
     keyframe = next((one for one in rows if one["kind"] == "keyframe"), None)
     if not first and len(rows) > 1:

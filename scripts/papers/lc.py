@@ -14,7 +14,7 @@ EXACT = "exact"
 STAGED = (*TASKS, "lenet_momentum5", "recommend", "gpt_i25")
 INTERVALS = (10, 20, 30, 40, 50, 60)  # m of figure 5, in iterations
 FROM = 4  # checkpoint that figure 5's difference begins at
-SHOWN = 8  # buckets of figure 5 in the table: as many as 3 bits keep
+SHOWN = 8  # buckets of figure 5 in the table: 3 bits keep as many
 
 
 def measure(lab):
@@ -28,13 +28,13 @@ def measure(lab):
 
 
 def levels(quick):
-    """Sizes that rework is compared at, with the systems."""
+    """Sizes at which rework is compared, with the systems."""
     return dict([*AT.items()][:1]) if quick else AT
 
 
 def kept_buckets(lab, task):
     files = lab.series(task)
-    # No part of stepfs is in it.
+    # stepfs has no part in it.
     found = files and lab.get(f"{task.name}-buckets", task, lambda: {"buckets": buckets(task, files)}, "none")
     return found and found["buckets"]
 

@@ -1,4 +1,4 @@
-"""stepfs's own profiles beside every published system: sizes of each series, and what restores cost."""
+"""stepfs's own profiles beside every published system: sizes of each series, and the cost of restores."""
 
 import math
 
@@ -10,10 +10,10 @@ OURS = ("balanced", "compact")
 SERIES = ("gpt_i25", "gpt_i1", "gpt_bf16", "lenet_sgd5", "lenet_momentum5", "mlr_sgd5", "recommend")
 SYSTEMS = (*OURS, "lc-2", "lc-3", "scar-5", "scar-10", "topn-5", "topn-10", "check-n-run-2", "check-n-run-4", "inshrinkerator-3", "inshrinkerator-4", "qd-compressor",
            "delta-dnn-2", "delta-dnn-3", "gobo-3")  # fmt: skip
-# How often each series is restored.
+# Restores of each series.
 RESTORED = {"mlr_sgd5": 10, "lenet_sgd5": 10, "recommend": 10, "lenet_momentum5": 10, "gpt_i25": 9, "gpt_i1": 9, "gpt_bf16": 9}
-# Series whose runs with restores take minutes each: only systems whose weights are smaller than one of ours, or not much larger, since of
-# the others nothing is to be told.
+# In these series a run with restores takes minutes. So only systems run whose weights are smaller than one of ours, or not much
+# larger; the others cannot win.
 SLOW = ("gpt_i25", "gpt_i1", "gpt_bf16")
 MUCH = 1.1
 QUICK = {"series": ("mlr_sgd5",), "systems": (*OURS, "lc-3", "inshrinkerator-4"), "restores": 2}
@@ -79,7 +79,7 @@ def markdown(found):
 
 
 def verdict(systems, own, kind, size):
-    """Which published systems are smaller than one of ours, and whether their restores cost no more: a line."""
+    """A line: the published systems that are smaller than one of ours, and whether their restores cost no more."""
     ours = systems.get(own)
     if not ours or not ours["sizes"]:
         return f"- `{own}`, {kind}: not run."
@@ -101,8 +101,9 @@ UNTOLD = "untold"
 
 
 def costs_more(chain, ours):
-    """Whether restores cost more iterations than ours: False if not by the means, UNTOLD if by less than both intervals leave open, None where
-    either was not run."""
+    """Whether restores cost more iterations than ours: False if the means say no, UNTOLD if the difference is less than both
+    intervals, None if either was not run.
+    """
     if not chain or not ours or chain["per_restore"][0] is None or ours["per_restore"][0] is None:
         return None
     (theirs, half), (own, own_half) = chain["per_restore"], ours["per_restore"]

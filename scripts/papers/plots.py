@@ -16,7 +16,7 @@ OURS, THEIRS = "#dd8452", "#4c72b0"
 
 
 def bars(panels, label, path, log=False):
-    """`panels`: title to [(name, (value, half width of its interval or None))]. stepfs's own profiles have a colour of their own."""
+    """`panels`: title to [(name, (value, half width of its interval or None))]. stepfs's own profiles have their own colour."""
     if not panels:
         return
     figure, axes = _panels(len(panels))

@@ -1,4 +1,4 @@
-//! A correct program: every access is under the lock. What a sanitizer reports here is what it cannot see
+//! A correct program: every access is under the lock. If a sanitizer reports it, the sanitizer misses locks
 //! (scripts/sanitize.sh).
 
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ fn main() {
                     let mut counts = counts.lock().unwrap();
                     counts[i % 10] += 1;
                     if i % 100 == 0 {
-                        // Others have to wait for it.
+                        // The other threads have to wait for the lock.
                         thread::sleep(Duration::from_micros(200));
                     }
                 }

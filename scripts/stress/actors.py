@@ -1,8 +1,8 @@
-"""An actor: one process that does one kind of thing again and again, until it is told to stop.
+"""An actor: one process that repeats one kind of action until it is told to stop.
 
-The driver may end the daemon under everybody's hands. It says so first (`Control.outage`), and mounts again only when every
-actor has come out of its call and waits: in between, a dead mount's directory is an empty one, in which nobody must write.
-An error is forgiven only if there was such an outage since the call began.
+The driver may end the daemon during any call. It announces this first (`Control.outage`), and mounts again only when every
+actor has left its call and waits. In between, the mount point is an empty directory, in which no actor may write. An error is
+forgiven only if there was such an outage since the call began.
 """
 
 import multiprocessing
@@ -13,33 +13,33 @@ import threading
 import time
 import traceback
 
-# Of this process's file descriptors, threads and cores the others need some, too.
+# This process's share of descriptors, threads and cores; the others need some, too.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 fork = multiprocessing.get_context("fork")
 PAUSE = 0.01
-# Where a thread is: in a call or between two; waiting for the end of an outage; at its end; before its first step.
+# The states of a thread: in a call or between two; waiting for the end of an outage; at its end; before its first step.
 WORKS, WAITS, ENDED, BEGINS = 0, 1, 2, 3
 
 
 class Control:
-    """What driver and actors tell each other."""
+    """The signals between driver and actors."""
 
     def __init__(self, slots):
         self.stop = fork.Event()
         self.outage = fork.Value("i", 0)  # odd: the daemon is being ended, or away
-        self.parked = fork.Array("i", slots, lock=False)  # of each thread one of the following
+        self.parked = fork.Array("i", slots, lock=False)  # for each thread one of the following
 
     def away(self):
         return self.outage.value % 2 == 1
 
     def was_away(self, since):
-        """Whether there was an outage at some time since `outage` had this value, or just before: the look and the call are two steps."""
+        """Whether there was an outage since `outage` had this value, or just before: the look and the call are two steps."""
         return self.outage.value != since or self.away()
 
 
 class Actor:
-    """`options` is the actor's table of the scenario file. Subclasses have `step`, and count what they did."""
+    """`options` is the actor's table of the scenario file. Subclasses have `step`, and count their actions."""
 
     def __init__(self, scenario, name, options, number, root, ledger, control, slot):
         self.scenario, self.name, self.options, self.number = scenario, name, options, number
@@ -65,7 +65,7 @@ class Actor:
     # --- running
 
     def main(self):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver says when it is over
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver sets it at the end
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.nice(self.options.get("nice", 0))
         threads = [threading.Thread(target=self.loop, args=(n,)) for n in range(1, self.threads)]
@@ -88,9 +88,9 @@ class Actor:
                     continue
                 self.control.parked[slot] = WORKS
                 if self.control.away():
-                    continue  # it began between the two; the driver waits for the flag
+                    continue  # the outage began between the two; the driver waits for the flag
                 self.one(self.control.outage.value)
-                # Not all at the same time, and not in step with anything.
+                # Spread over time, and out of step with other threads.
                 self.wait(self.period * self.rng.uniform(0.5, 1.5))
         except BaseException:  # noqa: BLE001 - whatever it was, the run has failed
             self.problem(f"the actor ended: {traceback.format_exc()}")

@@ -1,4 +1,4 @@
-"""What a file holds. Every file carries a stamp: integers, so bit-exact for ever. By it a reader knows which write it
+"""The content of a file. Every file carries a stamp: integers, so bit-exact for ever. The stamp tells a reader which write it
 sees, whatever names the file has had since.
 """
 
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from series import flatten
 
-# Two words that no weight and no header is by chance.
+# Two words that no weight and no header has by chance.
 MAGIC = (0x53545245_5353_0001, 0x0A1B2C3D_4E5F6071)
 MARK = struct.pack("<2q", *MAGIC)
 
@@ -31,7 +31,7 @@ def stamp_words(stamp):
 
 
 def find_stamp(data):
-    """(stamp, where its numbers are) in a file's bytes; None in what is not whole."""
+    """(stamp, offset of its numbers) in a file's bytes; None if the file is not whole."""
     if (at := data.find(MARK)) >= 0 and len(data) >= at + 40:
         return Stamp(*struct.unpack_from("<3q", data, at + 16)), at + 16
     if (at := data.find(b"stress ")) >= 0:
@@ -50,7 +50,7 @@ def tensors_of(value):
 
 
 def tensor_digest(tensors):
-    """Of all tensors' bytes; the same whether a file was read whole, mapped, or one by one."""
+    """Digest of all tensors' bytes; the same whether a file was read whole, mapped, or tensor by tensor."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous()
@@ -65,8 +65,9 @@ def stamp_of(tensors):
 
 
 def save(state, path, how):
-    """Write a checkpoint; `how`: "path" as most programs do, "object" through a file object of Python. The bytes depend on
-    how, and on the name for torch.save to a path, but on nothing else."""
+    """Write a checkpoint. `how` is "path", as most programs do, or "object", through a file object of Python. The bytes depend on
+    `how`, and with torch.save to a path on the name, but on nothing else.
+    """
     if isinstance(state, str):
         with open(path, "w") as f:
             f.write(state)

@@ -1,4 +1,4 @@
-"""A run of a scenario: the mount, the processes, ends and beginnings of the daemon, and what must be true at the end."""
+"""A run of a scenario: the mount, the processes, ends and starts of the daemon, and the checks at the end."""
 
 import fnmatch
 import os
@@ -21,12 +21,12 @@ from .ledger import Ledger
 from .readers import Reader
 from .scenario import ACTORS
 
-# How long an actor may be in a call into a daemon that is gone, or in its last one.
+# The longest time for an actor's last call, or for a call into a dead daemon.
 PATIENCE = 180
 # Lines of the daemon's log that are counted.
 EVENTS = {"sealed": ": sealed, ", "archived": ": archived as ", "released": ": released", "merged": ": now a difference to ", "by policy": ": removed by retention",
           "restores": ": restored, "}  # fmt: skip
-# What the daemon must never say.
+# Words that the daemon must never log.
 TROUBLE = re.compile(r"panicked|ERROR|should not have|WARNING: ThreadSanitizer|ERROR: AddressSanitizer")
 MOST_KEPT = 20
 
@@ -53,7 +53,7 @@ class StressMount(Mount):
 
 
 class Failed(Exception):
-    """Something that must be true at the end is not."""
+    """A check at the end failed."""
 
 
 class Run:
@@ -102,7 +102,7 @@ class Run:
         self.interrupted = True
 
     def clean_up(self, keep):
-        """Removes what a run left; never through a mount."""
+        """Removes the leftovers of a run; never through a mount."""
         if not harness.mounts_below(self.base) and not keep:
             shutil.rmtree(self.base)
 
@@ -127,7 +127,7 @@ class Run:
                 actor = ACTORS[options["do"]](self.scenario, options["name"], options, number, self.mount.dir, self.ledger, self.control, slot)
                 self.processes.append([actor, None])
                 slot += options.get("threads", 1)
-        # Nobody saves before everybody is there: with many actors on few cores their beginnings take a while.
+        # No actor saves before all are there: with many actors on few cores their start takes a while.
         self.control.outage.value = 1
         for pair in self.processes:
             self.start(pair)
@@ -151,7 +151,7 @@ class Run:
             self.watch(self)
             self.look_after_processes(False)
             if ENDED in self.control.parked[:]:
-                return  # it has said why; there is no point in going on
+                return  # it has said why; continuing is pointless
             if time.monotonic() > kill_at:
                 self.kill()
                 kill_at = next_at(daemon["kill_every"])
@@ -167,7 +167,7 @@ class Run:
             process.join()
             for thread in range(actor.threads):
                 self.control.parked[actor.slot + thread] = WAITS
-            # A page of a mapping cannot be read without a daemon: SIGBUS is what the kernel has for that.
+            # Without a daemon the kernel raises SIGBUS for a page of a mapping.
             if process.exitcode == -signal.SIGBUS and (outage or self.was_away):
                 self.counts["readers that died of SIGBUS in a kill"] += 1
                 self.start(pair)
@@ -206,7 +206,7 @@ class Run:
         self.unpark()
 
     def remount(self):
-        """Unlike a kill it waits until everybody has come out of their calls: an open file keeps a mount busy."""
+        """Unlike a kill it waits until every actor has left its call: an open file keeps a mount busy."""
         self.control.outage.value += 1
         self.park("remount")
         self.mount.remount()
@@ -224,14 +224,14 @@ class Run:
                 found = find_stamp(data)
                 self.ledger.settle(path, found and tuple(found[0]), digest(data))
 
-    # --- what must be true
+    # --- checks
 
     def check_tree(self, when):
-        """With everybody waiting: the files that must be there are, no others, and each reads as it may."""
+        """While all actors wait: exactly the expected files exist, and each reads as it may."""
         reader = Reader(self.scenario, "check", {}, 0, self.mount.dir, self.ledger, self.control, 0)
         reader.local.rng = self.rng
         there, known = set(reader.listed()), self.ledger.files()
-        # What safetensors writes into before it renames that.
+        # The temporary name of safetensors before its rename.
         cut_off = {path for path in there - known.keys() if os.path.basename(path).startswith(".tmp") and self.counts["kills"]}
         if extra := sorted(there - known.keys() - cut_off):
             self.failures.append(f"{when}: {len(extra)} files that should not be there, as {extra[:5]}")
@@ -269,7 +269,7 @@ class Run:
             run("gc", mount.dir, timeout=600)
             self.check_policy()
         self.check_tree("at the end")
-        # The kernel tells of the last closes when it likes: what was open until then may have waited for that.
+        # The kernel may delay the news of the last closes. A file that was open until then may have waited for that.
         mount.sync(600)
         status = self.status = mount.status()
         self.require(status["queued"] == 0 and status["busy"] == 0, f"at the end {status['queued']} wait and {status['busy']} are busy")
@@ -279,7 +279,7 @@ class Run:
         self.clean("at the end")
         mount.mount()
         self.check_tree("after the last remount")
-        # Any name can go: when all have gone, nothing is left that nobody needs.
+        # Any name can go: after all have gone, no object is left.
         for name in os.listdir(mount.dir):
             shutil.rmtree(mount / name) if (mount / name).is_dir() else os.unlink(mount / name)
         ledger.empty()
@@ -299,8 +299,9 @@ class Run:
         self.require(not left, f"{when}, left in tmp/: {left}")
 
     def check_policy(self, at_the_end=True):
-        """What the rules keep, counted by an implementation of its own. While actors work, only that nothing has gone that must
-        stay: what is gone now and is wanted a moment later must not be gone."""
+        """The checkpoints that the rules keep, counted by a separate implementation. While actors work, it only checks that no
+        protected checkpoint has gone. A checkpoint that a rule wants again a moment later must not be gone.
+        """
         before = self.ledger.policy_entries()
         gone = {name: {entry for entry in entries if not os.path.lexists(self.mount / entry)} for name, entries in before.items()}
         for name, entries in self.ledger.policy_entries().items():

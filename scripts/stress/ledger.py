@@ -1,11 +1,11 @@
-"""What may be read of each file. One process keeps it for all actors, and judges: every answer of a reader comes here.
+"""The ledger: which bytes each file may show. One process keeps it for all actors, and judges every answer of a reader.
 
-Two tables. *Paths*: what is there, and whether somebody is changing it just now; "now" begins before the call that changes
-it and ends after it has returned, so a reader for whom a path was at rest all the time must find exactly what the ledger says. *Versions*:
-what was written once, by stamp and family (a copy is a family of its own); its bytes may change once, to its final form,
-and who sees that form first decides it for everybody who opens the file later.
+It has two tables. *Paths*: the content of each path, and whether an actor is changing it now. "Now" begins before the call
+that changes it and ends after its return. So if a path was at rest during a whole read, the reader must find exactly the
+ledger's content. *Versions*: the content of each write, by stamp and family (a copy is a family of its own). Its bytes may
+change once, to the final form. The first reader of that form decides it for every later reader.
 
-Times are of the monotonic clock, which all processes of a machine share.
+Times are from the monotonic clock, which all processes of a machine share.
 """
 
 import fnmatch
@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 from .content import Stamp
 
-# More words than that about what went wrong nobody reads.
+# Nobody reads more problems than that.
 MOST_PROBLEMS = 50
 
 
 @dataclass
 class Path:
-    changing: int = 0  # calls under way that change what is here
+    changing: int = 0  # calls under way that change this path
     since: float = 0.0  # when the last one began or ended
-    torn: bool = False  # while it is being changed, a part of the new content may be seen
-    torn_since: float = 0.0  # when somebody last began to write into what is here
+    torn: bool = False  # during a change, a part of the new content may be seen
+    torn_since: float = 0.0  # when an actor last began to write into this content
     torn_until: float = 0.0  # when that ended
     there: bool = False
-    unknown: bool = False  # a call was cut off by the end of the daemon: what is here is not known
+    unknown: bool = False  # the end of the daemon cut a call off: the content is unknown
     stamp: Stamp | None = None
     family: str = ""
 
@@ -39,17 +39,17 @@ class Path:
 class Version:
     exact: dict  # digest by view: "bytes", "tensors"
     size: int
-    original: str | None  # a plain copy of what was written
-    order: int  # of all writes, at a moment before its bytes were written
+    original: str | None  # a plain copy of the written bytes
+    order: int  # among all writes, at a moment before its bytes were written
     final: dict = field(default_factory=dict)
     final_since: float = 0.0
     pinned_since: float = 0.0  # pinned while it was exact
-    recalled: bool = False  # somebody asked for that: what is resident may be its final form
+    recalled: bool = False  # an actor asked for a recall: a resident file may have the final form
 
 
 @dataclass
 class Series:
-    """What a saver writes: the ledger's knowledge of one run."""
+    """The ledger's knowledge of one run of a saver."""
 
     name: str
     exact: bool = False  # its name asks for exact files
@@ -64,7 +64,7 @@ class Ledger:
         self.lock = threading.RLock()  # each call is one step
         self.rng = random.Random(seed)
         self.paths, self.versions, self.series = {}, {}, {}
-        self.claimed = set()  # checkpoints that somebody moves, removes or rewrites
+        self.claimed = set()  # checkpoints that an actor moves, removes or rewrites
         self.copied = set()
         self.orders = 0
         self.numbers = {}
@@ -94,7 +94,7 @@ class Ledger:
             self.series[run] = Series(name, exact, policy, in_place)
 
     def number(self, run):
-        """Of the next write of a series."""
+        """The number of the next write of a series."""
         with self.lock:
             self.numbers[run] = self.numbers.get(run, 0) + 1
             return self.numbers[run]
@@ -138,7 +138,7 @@ class Ledger:
             self.end(path)
 
     def closed(self, stamp):
-        """If somebody else of its series has begun to write meanwhile, nobody knows which of the two is the newer one."""
+        """If another actor of its series has begun to write meanwhile, nobody knows which of the two is newer."""
         version, newest = self.versions[stamp, ""], self.series[stamp.run].newest_order
         self.orders += 1
         if newest[stamp.part] == version.order:
@@ -146,8 +146,9 @@ class Ledger:
         newest[stamp.part] = self.orders
 
     def cut_off(self, *paths, of=None):
-        """The daemon ended under a call: whether it was done is not known. `of`: the stamp of a state that was being written, of
-        which enough may be there to count as the newest of its series; what was closed before it need not be exact then."""
+        """The daemon ended during a call, so the outcome is unknown. `of` is the stamp of a state that was being written. Enough
+        of it may exist to count as the newest of its series; states that were closed before need not be exact then.
+        """
         with self.lock:
             if of:
                 self.orders += 1
@@ -166,7 +167,7 @@ class Ledger:
     # --- checkpoints that others work on
 
     def claim(self, runs, spare, suffix=""):
-        """(run, checkpoint, its files) that is none of the newest `spare` of its series and that nobody else works on."""
+        """(run, checkpoint, its files) that is none of the newest `spare` of its series, and free of other actors."""
         with self.lock:
             found = []
             for run, series in self.series.items():
@@ -194,7 +195,7 @@ class Ledger:
             self.series[run].entries.pop(entry, None)
 
     def drop_original(self, path):
-        """Nobody will compare with it any more, or who does finds it gone and lets it be."""
+        """No reader will compare with it any more. A reader that tries finds it gone, and skips it."""
         if (version := self.version_at(path)) and version.original:
             shutil.rmtree(os.path.dirname(version.original), ignore_errors=True)
             version.original = None
@@ -203,7 +204,7 @@ class Ledger:
         return self.series[run].policy
 
     def forget(self, run, entry):
-        """A checkpoint that nobody is to work on any more."""
+        """A checkpoint that no actor may work on any more."""
         with self.lock:
             self.series[run].entries.pop(entry, None)
 
@@ -227,7 +228,7 @@ class Ledger:
             if not record or not record.there or record.unknown or record.changing or (record.stamp, family) in self.copied:
                 return None
             if self.series[record.stamp.run].in_place:
-                return None  # it may be overwritten while it is copied
+                return None  # another actor may overwrite it during the copy
             self.copied.add((record.stamp, family))
             return record.stamp
 
@@ -261,7 +262,7 @@ class Ledger:
     # --- reading
 
     def may_map(self, path):
-        """Whoever maps a file that another truncates dies of SIGBUS, on any file system."""
+        """A process that maps a file dies of SIGBUS if another truncates it, on any file system."""
         with self.lock:
             record = self.paths.get(path)
             run = record and record.stamp and self.series.get(record.stamp.run)
@@ -281,13 +282,13 @@ class Ledger:
             return self.at_rest(path, since)
 
     def written_into(self, path, since):
-        """Somebody has begun to since then, so an open file may change."""
+        """An actor has begun to write into it since then, so an open file may change."""
         with self.lock:
             record = self.paths.get(path)
             return record is None or record.torn_since > since
 
     def missing(self, path, since):
-        """Somebody did not find a file that a directory had listed."""
+        """A reader did not find a file that a directory had listed."""
         with self.lock:
             record = self.paths.get(path)
             if not record or record.unknown or not record.there or not self.at_rest(path, since):
@@ -295,7 +296,7 @@ class Ledger:
             series = self.series[record.stamp.run]
             if series.policy and not self.is_newest(series, path):
                 self.drop_original(path)
-                # Removed by the policy: whoever opened it before may still read it.
+                # The policy removed it; a process that opened it before may still read it.
                 record.there, record.since = False, time.monotonic()
                 return None
             return self.problem(f"{path}: is lost")
@@ -304,7 +305,7 @@ class Ledger:
         return bool(series.entries) and path in list(series.entries.values())[-1]
 
     def unreadable(self, path, since, why):
-        """Somebody could not make sense of a file."""
+        """A reader could not parse a file."""
         with self.lock:
             record = self.paths.get(path)
             if record and (record.unknown or self.may_be_torn(record, since)):
@@ -316,7 +317,7 @@ class Ledger:
             return [path for path, record in self.paths.items() if record.unknown]
 
     def settle(self, path, stamp, digest):
-        """After a kill: what was found where a call was cut off. None and None: nothing."""
+        """After a kill: the content found at a path whose call was cut off. None and None: nothing."""
         with self.lock:
             record = self.paths[path]
             version = self.versions.get((Stamp(*stamp), self.family_of(path))) if stamp else None
@@ -327,11 +328,11 @@ class Ledger:
 
     @staticmethod
     def may_be_torn(record, since):
-        """Somebody was writing into it at some time since then."""
+        """An actor was writing into it at some time since then."""
         return record.torn or record.torn_until > since
 
     def saw(self, path, since, view, stamp, digest, size=None):
-        """Judge what was read of a file that was opened after `since`. Answers (problem or None, original to compare with or None)."""
+        """Judge the bytes of a file that was opened after `since`. Answers (problem or None, original to compare with or None)."""
         with self.lock:
             record = self.paths.get(path)
             steady = self.at_rest(path, since) and not record.unknown
@@ -352,7 +353,7 @@ class Ledger:
 
     @staticmethod
     def family_of(path):
-        """Copies say in their name whose they are: `step_12.copy-a.pt`."""
+        """Names of copies contain their owner: `step_12.copy-a.pt`."""
         return path.rsplit(".copy-", 1)[1].split(".")[0] if ".copy-" in path else ""
 
     def judge(self, path, since, view, stamp, version, digest, size):
@@ -379,17 +380,17 @@ class Ledger:
         version.final[view] = digest
         version.final_since = version.final_since or time.monotonic()
         self.count("all", "final forms")
-        # Of a copy that lost again nobody states what it lost against the first.
+        # If a copy lost again, no bound against the first is stated.
         return None, (version.original if view == "bytes" and not family else None)
 
     def is_copied_form(self, stamp, view, digest):
-        """A copy may have been made of a released file: it has the final form of another family, and may lose once of its own."""
+        """A copy of a released file has the final form of another family, and may lose once more of its own."""
         return any(v.final.get(view) == digest for (s, family), v in self.versions.items() if s == stamp and not family)
 
     # --- the end
 
     def files(self):
-        """{path: known} of what should be there now."""
+        """{path: known} of the files that should exist now."""
         with self.lock:
             return {path: not r.unknown for path, r in self.paths.items() if r.there or r.unknown}
 

@@ -1,4 +1,4 @@
-"""Programs that read checkpoints, in the ways there are, and tell the ledger what they saw."""
+"""Programs that read checkpoints in all usual ways, and report to the ledger."""
 
 import errno
 import json
@@ -14,19 +14,19 @@ from tree_model import not_quantized
 from .actors import Actor
 from .content import digest, find_stamp, stamp_of, tensor_digest, tensors_of
 
-# What `read` asks for at once: as cp and cat do.
+# The size of one `read`, as in cp and cat.
 PIECE = 1 << 17
 WAYS = ("read", "mmap", "pread", "torch_load", "torch_mmap", "safe_open")
 
 
 class Reader(Actor):
-    """What readers have in common: to find a file, to read it in some way, to judge it."""
+    """Common to all readers: find a file, read it in some way, judge it."""
 
     def begin(self):
         torch.set_num_threads(1)
 
     def listed(self):
-        """Regular files, as a walk of the mount finds them. A directory that cannot be listed is no empty one."""
+        """Regular files, by a walk of the mount. A directory that cannot be listed does not count as empty."""
 
         def failed(error):
             if not isinstance(error, FileNotFoundError):
@@ -36,7 +36,7 @@ class Reader(Actor):
         return [os.path.relpath(f"{folder}/{name}", self.root) for folder, _, names in found for name in names]
 
     def choose(self):
-        """A file; the newest ones more often than by chance, because of those more is promised."""
+        """A file; the newest ones more often than by chance, because stepfs promises more of them."""
         found = self.ledger.newest() if self.rng.random() < 0.3 else self.listed()
         return self.rng.choice(found) if found else None
 
@@ -47,15 +47,15 @@ class Reader(Actor):
         except FileNotFoundError:
             self.gone(path, since)
         except OSError as error:
-            # torch seeks to before the beginning of a file that became shorter while it was opened.
+            # torch seeks to before the beginning of a file that shrank while it was opened.
             if error.errno != errno.EINVAL:
                 raise
             self.ledger.unreadable(path, since, f"{way}: {error}")
         except (RuntimeError, ValueError, EOFError, KeyError, SyntaxError, UnicodeDecodeError) as error:
-            # As torch words what the end of a daemon is.
+            # torch's words for the end of a daemon.
             if any(os.strerror(number) in str(error) for number in (errno.ENOTCONN, errno.ECONNABORTED)):
                 raise
-            # safetensors opens a file twice, and torch words what keeps it from the second.
+            # safetensors opens a file twice; these are torch's words for a failure of the second open.
             if os.strerror(errno.ENOENT) in str(error):
                 return self.gone(path, since)
             self.ledger.unreadable(path, since, f"{way}: {type(error).__name__}: {error}")
@@ -67,8 +67,8 @@ class Reader(Actor):
             self.judge(path, since, *seen)
 
     def gone(self, path, since):
-        """A program was told that there is no such file."""
-        # safetensors says so whatever keeps it from opening a file; an end of the daemon is no loss.
+        """A program got the answer that the file does not exist."""
+        # safetensors says so after any failure to open a file; an end of the daemon is no loss.
         try:
             os.lstat(self.full(path))
         except FileNotFoundError:
@@ -85,9 +85,9 @@ class Reader(Actor):
             self.compare(path, since, original, data)
 
     def compare(self, path, since, original, data):
-        """Once for each final form: is it within what `stepfs ls` states?"""
+        """Once for each final form: is it within the bound that `stepfs ls` states?"""
         listed = run("ls", "--json", self.full(path), check=False)
-        rows = json.loads(listed.stdout) if listed.returncode == OK else []  # it may have gone by now
+        rows = json.loads(listed.stdout) if listed.returncode == OK else []  # it may be gone by now
         try:
             with open(original, "rb") as f:
                 exact = f.read()
@@ -156,8 +156,9 @@ class Read(Reader):
 
 
 class Hold(Reader):
-    """An evaluator: keeps some files open, and one of them mapped, for `seconds`; what it reads must be the same all that
-    time, whatever becomes of the name."""
+    """An evaluator: keeps some files open, and one of them mapped, for `seconds`. It must read the same bytes all that time,
+    whatever becomes of the name.
+    """
 
     def step(self):
         files, chosen = [], [path for path in (self.choose() for _ in range(self.options.get("files", 3))) if path]
@@ -181,7 +182,7 @@ class Hold(Reader):
                 file.close()
 
     def hash_of(self, path, since, file, judge=True):
-        """None of a file that is just being written: it may change."""
+        """Skips a file that is just being written: it may change."""
         writable = not self.ledger.may_map(path) or not self.ledger.is_at_rest(path, since)
         if judge and writable:
             return None

@@ -12,7 +12,7 @@ def words(value):
 
 
 def table(run):
-    """One line for each actor, what it did behind its name; then what the daemon said it did."""
+    """One line for each actor, its actions behind its name; then the daemon's own counts."""
     rows = sorted(run.actors.items())
     width = max([len(name) for name, _ in rows] + [8])
     lines = [f"  {name:<{width}}  " + ", ".join(f"{words(counts[what])} {what}" for what in sorted(counts)) for name, counts in rows]

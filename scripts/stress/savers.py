@@ -1,5 +1,4 @@
-"""Programs that train and save. What they write is written into a plain directory first: its bytes are what a reader of the
-mount must find."""
+"""Programs that train and save. They write each file into a plain directory first: a reader of the mount must find these bytes."""
 
 import json
 import os
@@ -17,11 +16,12 @@ from .training import Training
 
 
 class Save(Actor):
-    """A training run: `form` says what a checkpoint is, `how` with which calls it is written.
+    """A training run: `form` is the layout of a checkpoint, `how` the calls that write it.
 
-    form    pt, safetensors: a file each; directory: model, optimizer and a small state.json, as transformers' Trainer;
-            ranks: a directory into which several threads write at once
-    how     path, object: to its name; rename: beside it, fsync, renamed; in_place: one name for ever; fsync: as object, fsynced
+    - `form`: pt or safetensors, one file each; directory, with model, optimizer and a small state.json, as transformers'
+      Trainer; ranks, a directory into which several threads write at once
+    - `how`: path or object, to its name; rename, beside it, fsync, renamed; in_place, always one name; fsync, as object,
+      fsynced
     """
 
     def begin(self):
@@ -137,7 +137,9 @@ class Save(Actor):
 
 
 class Original:
-    """The same checkpoint in a plain directory: what the mount must show, and for some, something to compare with later."""
+    """The same checkpoint in a plain directory: the bytes that the mount must show, and for some checkpoints an original for
+    later.
+    """
 
     def __init__(self, saver, path, state, stamp):
         self.ledger, self.stamp = saver.ledger, stamp

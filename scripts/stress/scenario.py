@@ -1,15 +1,15 @@
-"""What a scenario file says.
+"""The contents of a scenario file:
 
-    seconds = 60             how long
-    seed = 1                 of what actors choose; their timing is the machine's
-    originals = 0.5          the share of files of which a plain copy is kept, to compare with once they are quantized
+    seconds = 60             duration
+    seed = 1                 for the choices of actors; their timing is the machine's
+    originals = 0.5          the share of files with a plain copy, to compare with once they are quantized
 
     [daemon]                 all optional
     passthrough = true       false: reads and writes go through the daemon
     memory = "64M"           --memory
     profile = "balanced"     --profile
     cache_mib, settle_seconds    as in stepfs.toml
-    kill_every = 10          SIGKILL about so often, in seconds
+    kill_every = 10          mean seconds between SIGKILLs
     remount_every = 20       umount and mount again
 
     [[retention]]            as in stepfs.toml
@@ -19,10 +19,10 @@
     [[actor]]
     do = "save"              save, read, hold, remove, move, copy, rewrite, command
     name = "alpha"           in tables; of a saver, also its directories: alpha-a, alpha-b, ...
-    count = 2                so many processes; `threads` in each, of readers
-    period = 0.5             seconds between two steps, half to one and a half times that
+    count = 2                processes; readers also have `threads` in each
+    period = 0.5             seconds between two steps, times a random factor of 0.5 to 1.5
 
-The other keys of an actor are those of its class (savers.py, readers.py, users.py).
+The other keys of an actor belong to its class (savers.py, readers.py, users.py).
 """
 
 import os
@@ -48,7 +48,7 @@ TOP = {"seconds", "seed", "originals", "daemon", "retention", "actor"}
 
 
 class Wrong(ValueError):
-    """What a scenario file says cannot be meant."""
+    """The scenario file is invalid."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Scenario:
     daemon: dict
     retention: list
     actors: list
-    # Where a run takes place; set by the driver.
+    # The directory of a run; set by the driver.
     store: str = ""
     scratch: str = ""
     text: str = field(default="", repr=False)

@@ -1,4 +1,4 @@
-"""Small models that train, so that updates look like updates, and what programs save of them."""
+"""Small models that train, so that updates look real, and the states that programs save of them."""
 
 import gpt
 import torch
@@ -42,7 +42,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Training:
-    """A run that goes on for a few iterations between two checkpoints."""
+    """A run that trains a few iterations between two checkpoints."""
 
     def __init__(self, model, size, dtype, seed):
         self.training, self.iterations = MODELS[model](seed, size, DTYPES[dtype]), 0

@@ -1,4 +1,4 @@
-"""What people do meanwhile: rm, mv, cp, writing into a file, and the stepfs commands."""
+"""Other users: rm, mv, cp, writing into a file, and the stepfs commands."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ class Remove(Actor):
 
 
 class Move(Actor):
-    """mv of a checkpoint into another directory, with its name; the oldest that were moved go."""
+    """mv of a checkpoint into another directory, under the same name; the oldest moved ones are removed."""
 
     def begin(self):
         self.moved = []
@@ -52,7 +52,7 @@ class Move(Actor):
 
 
 class Copy(Reader):
-    """cp of a file of `runs` into a directory of its own, in several ways; the oldest copies go."""
+    """cp of a file of `runs` into a directory of its own, in several ways; the oldest copies are removed."""
 
     def begin(self):
         super().begin()
@@ -87,7 +87,7 @@ class Copy(Reader):
             self.ledger.cut_off(target)
             raise
         if not found or found[0] != Stamp(*stamp):
-            # Overwritten or moved over meanwhile: another state than the one we asked for, or a part of it.
+            # Overwritten or replaced meanwhile: another state than the requested one, or a part of it.
             self.ledger.cut_off(target)
             self.drop(target)
             return
@@ -111,7 +111,7 @@ class Copy(Reader):
 
 
 class Rewrite(Reader):
-    """Opens an old .safetensors for writing, which brings a released one back, and changes its stamp: a new state of its run."""
+    """Opens an old .safetensors for writing, which recalls a released file, and changes its stamp: a new state of its run."""
 
     def step(self):
         if not (found := self.ledger.claim(self.options.get("runs", ["*"]), self.options.get("spare", 2), ".safetensors")):
@@ -151,7 +151,7 @@ class Command(Reader):
         getattr(self, self.rng.choice(self.options.get("which", ["ls", "status", "release", "recall", "pin", "sync", "gc", "verify"])))()
 
     def run(self, *args, allowed=(harness.OK,), gone=None, timeout=300):
-        """`gone`: a path that may have been removed meanwhile, so failure is no wonder."""
+        """`gone`: a path that may have been removed meanwhile, so failure is allowed."""
         outage = self.control.outage.value
         done = harness.run(*args, check=False, timeout=timeout)
         self.count(args[0])
@@ -174,7 +174,7 @@ class Command(Reader):
         self.run("gc", self.root)
 
     def sync(self):
-        """It waits for what was saved before it, however much is saved meanwhile."""
+        """It waits for files that were saved before it, whatever is saved meanwhile."""
         self.run("sync", self.root)
 
     def a_path(self):

@@ -1,6 +1,6 @@
 """Chains of restores that judge the promises of the profiles: several seeds, and several starts in each run.
 
-Several processes may work on one folder of results at a time: each claims what it does with a lock.
+Several processes may work on one folder of results at a time: each claims its work with a lock.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ PROMISES = {"balanced": 0.5, "compact": 2.0}  # iterations a restore, upper end 
 
 @contextlib.contextmanager
 def claim(path, wait):
-    """Gives whether the file's lock is ours; with `wait` it will be."""
+    """Whether the file's lock is ours; with `wait` it always is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{path}.lock", "w") as lock:
         try:
@@ -31,8 +31,9 @@ def claim(path, wait):
 
 
 def share(jobs):
-    """Does all jobs, (path to lock, what to call), together with other processes: those that are busy with one are waited for at the
-    end, and then it is found done. Returns the answers in order."""
+    """Does all jobs, (path to lock, function), together with other processes. It waits at the end for jobs of others, and finds
+    them done. Returns the answers in order.
+    """
     answers = {}
     for wait in (False, True):
         for n, (path, work) in enumerate(jobs):
@@ -44,12 +45,12 @@ def share(jobs):
 
 
 def build():
-    """Of the program that is measured."""
+    """Hash of the measured program."""
     return hashlib.sha256(Path(harness.BIN).read_bytes()).hexdigest()[:16]
 
 
 class Kept:
-    """Finished runs, one JSON file each. A run through a mount is of one build of stepfs; the control and the base are not."""
+    """Finished runs, one JSON file each. A run through a mount belongs to one build of stepfs; the control and the base do not."""
 
     def __init__(self, folder, again):
         self.folder, self.again = folder, again
@@ -63,7 +64,7 @@ class Kept:
         return {"recipe": task.recipe(), "build": None if profile == protocol.ULP else self.build}
 
     def known(self, name, task, profile):
-        """What was found before, if anything."""
+        """The earlier result, if any."""
         path = self.path(name)
         answer = json.loads(path.read_text()) if path.exists() else None
         return answer if answer and answer["of"] == self.of(task, profile) else None
@@ -78,7 +79,7 @@ class Kept:
 
 
 def bases(tasks, seeds, raw, again, say, done_only=False):
-    """The runs that are not interrupted, by task and seed; with `done_only`, none is trained."""
+    """The uninterrupted runs, by task and seed; with `done_only`, none is trained."""
     if done_only and (missing := [task.name for task in tasks for seed in seeds[: 1 if task.weighed_only else None] if not protocol.is_known(task, seed, raw)]):
         raise SystemExit(f"--done-only: not all of these runs are there that nothing interrupts: {', '.join(dict.fromkeys(missing))}")
     pairs = [(task, seed) for seed in seeds for task in tasks if seed == seeds[0] or not task.weighed_only]
@@ -88,7 +89,7 @@ def bases(tasks, seeds, raw, again, say, done_only=False):
 
 
 def chains(tasks, seeds, kept, raw, where, say, extra, starts_of, done_only=False):
-    """Sizes and chains of each task and profile by name; with `done_only`, those that are there. `seeds`: those of each profile."""
+    """Sizes and chains of each task and profile by name; with `done_only`, only finished ones. `seeds`: those of each profile."""
     jobs = []
     for task in tasks:
         files = [task.file(place) for place in task.weighed()]
@@ -96,7 +97,7 @@ def chains(tasks, seeds, kept, raw, where, say, extra, starts_of, done_only=Fals
             if profile != protocol.ULP:
                 weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, 1), files, profile, extra, where)}
                 jobs.append((f"{task.name}-{profile}-sizes", task, profile, weigh))
-    # Seed by seed, so that what is done at any time is of all tasks, and of each profile about the same share of its seeds.
+    # Seed by seed, so that at any time the finished work covers all tasks, and about the same share of each profile's seeds.
     rounds = sorted((n / len(those), profile, seed) for profile, those in seeds.items() for n, seed in enumerate(those, 1))
     for (_, profile, seed), task in itertools.product(rounds, [task for task in tasks if not task.weighed_only]):
         for start in starts_of(task):
@@ -110,7 +111,7 @@ def chains(tasks, seeds, kept, raw, where, say, extra, starts_of, done_only=Fals
 
 
 def judged(task, seeds, runs, of, starts_of):
-    """What came out for one task: verdicts by profile. `of`: the runs that are not interrupted, by seed from 1 on."""
+    """The result for one task: verdicts by profile. `of`: the uninterrupted runs, by seed from 1 on."""
     found = {}
     for profile, those in seeds.items():
         name = lambda seed, start: f"{task.name}-{profile}-start{start}-seed{seed}"

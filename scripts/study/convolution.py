@@ -1,4 +1,4 @@
-"""Two convolutional nets with batch norm, and one of dense layers, on drawn digits under fresh noise: the loss falls for long."""
+"""Two convolutional nets with batch norm, and one of dense layers, on drawn digits under fresh noise: the loss keeps falling."""
 
 import torch
 import torch.nn.functional as F

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""What a single restore changes, and which tensors it costs what: by kind of tensor, from released files of a task with Adam.
+"""The effect of a single restore, and the cost of each kind of tensor: from released files of a task with Adam.
 
 The series of the task is copied into a fresh mount and released; each file is compared with the exact one.
 
-- `cost`: the held-out loss at once, with the weights of this kind as released. It is the mean of the losses with the error and with its
-  opposite, less the exact one's: what is of the first order cancels, which is noise many times as large as the cost. `lean` is half the difference of
-  the two losses; errors that lean against nothing have 0.
-- `v e^2`: share of sum v e^2 / 2 over all kinds, v the second moment and e the error: what files alone tell of the cost.
+- `cost`: the held-out loss at once, with the weights of this kind as released. It is the mean of the losses with the error and
+  with its opposite, less the exact loss. This cancels the first order, which is noise many times as large as the cost.
+  `lean` is half the difference of the two losses; errors that lean against nothing have 0.
+- `v e^2`: share of sum v e^2 / 2 over all kinds, v the second moment and e the error: the cost as files alone show it.
 - `step`: root of 12 times the mean squared error, in root mean squares of the update between two checkpoints.
-- `speed`: sum v / sqrt(v_q) over sum sqrt(v): how many times too large the updates of gradients to come are, for about 1 / (1 - beta2) iterations.
+- `speed`: sum v / sqrt(v_q) over sum sqrt(v): how many times too large coming updates are, for about 1 / (1 - beta2)
+  iterations.
 - `kept`: <u_q, u> / <u, u>, u = m / sqrt(v).
 
     errors.py mixture_w64_i20 --profile balanced --raw DIR --stepfs target/release/stepfs
@@ -51,7 +52,7 @@ def moments(state):
 
 
 def released(series, names, profile, where):
-    """The states as a mount gives them, once released."""
+    """The released states, as a mount gives them."""
     base = Path(tempfile.mkdtemp(prefix="stepfs-errors-", dir=where))
     try:
         mount = sizes.open_store(base, profile)
@@ -70,7 +71,7 @@ def released(series, names, profile, where):
 
 
 def compare(exact, got, after, sums):
-    """Adds to `sums` by kind what the files tell."""
+    """Adds the figures of the files to `sums`, by kind."""
     true, read = moments(exact), moments(got)
     for name, (m, v) in true.items():
         w, error = exact["model"][name].double(), (got["model"][name] - exact["model"][name]).double()
@@ -104,7 +105,7 @@ def main():
     parser.add_argument("task", choices=[name for name, task in tasks.TASKS.items() if task.set])
     parser.add_argument("--profile", default="balanced")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--raw", type=Path, required=True, help="as that of resume_study.py: series are trained where they are not there")
+    parser.add_argument("--raw", type=Path, required=True, help="as for resume_study.py: missing series are trained")
     parser.add_argument("--stepfs", metavar="BIN", help="the program to measure (default: $STEPFS_BIN, target/release/stepfs)")
     parser.add_argument("--windows", type=int, default=512, help="of the held-out text (default: %(default)s)")
     parser.add_argument("--dir", help="where to work; decides the disk (default: the temporary directory)")
@@ -123,7 +124,7 @@ def main():
         compare(exact, got, protocol.load(series / after), sums)
         for key, pair in costs(run, exact, got).items():
             found[key].append(pair)
-    print(f"{task.name}, {arguments.profile}, {len(read)} states: what a single restore costs at once")
+    print(f"{task.name}, {arguments.profile}, {len(read)} states: the immediate cost of a single restore")
     print("| kind | share | step | cost at once | lean | v e^2 | speed | kept |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
     show = lambda values: "{:+.5f} ± {:.5f}".format(*gaps.mean_and_interval(values))
     for key, part in sorted(sums.items(), key=lambda item: -item[1]["cost"]):

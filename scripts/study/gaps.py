@@ -1,9 +1,9 @@
-"""What restores cost a run: paired loss gaps, iterations behind, and the papers' rework.
+"""The cost of restores: paired loss gaps, iterations behind, and the papers' rework.
 
-The *paired gap* k iterations after a restore is the loss of the interrupted run less that of the uninterrupted one at the same
-iteration, on the same held-out examples, after the same batches. Divided by how fast the uninterrupted run's smoothed loss
-falls there, it is a number of *iterations behind*. Both can be negative: a restore is also a small random step, and half of
-those happen to help on a given set.
+The *paired gap* k iterations after a restore is the loss of the interrupted run less the uninterrupted one's. Both are of the
+same iteration, on the same held-out examples, after the same batches. Divided by the slope of the uninterrupted run's smoothed
+loss, it is a number of *iterations behind*. Both can be negative: a restore is also a small random step, and half of those
+happen to help on a given set.
 """
 
 import math
@@ -12,10 +12,10 @@ import statistics
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101,
        2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
-LATE = 10  # iterations after a restore from which on its gap is taken for lasting; earlier ones also heal by themselves
-FAR = 3  # after so many times the largest offset, the slope there says nothing about the restore: the last segment is long
-SPAN = 3  # bandwidth of the smoothing, in checkpoint intervals, but at least
-LEAST_SPAN = 20  # so many iterations
+LATE = 10  # from so many iterations after a restore on, its gap counts as lasting; earlier gaps also heal by themselves
+FAR = 3  # beyond so many times the largest offset, the slope says nothing about the restore: the last segment is long
+SPAN = 3  # bandwidth of the smoothing, in checkpoint intervals
+LEAST_SPAN = 20  # but at least so many iterations
 
 
 def t95(freedom):
@@ -43,7 +43,7 @@ def slope(held_out, iteration, every):
 
 
 def behind(gap, fall):
-    """Iterations behind; None where the loss does not fall, since then there is nothing to be behind of."""
+    """Iterations behind; None where the loss does not fall, since the measure is undefined there."""
     return gap / -fall if fall < 0 else None
 
 
@@ -72,7 +72,8 @@ def end_gap(task, segment, base):
 
 def per_restore(rows, what="late_behind"):
     """Iterations that one restore costs: slope of `iterations behind` over `restores so far`, through the origin, and its 95 %
-    interval. What a chain has lost stays lost, so its points are not independent, and the interval is rather too narrow."""
+    interval. A chain never regains its loss, so its points are dependent, and the interval is rather too narrow.
+    """
     points = [(n, row[what]) for n, row in enumerate(rows, 1) if row[what] is not None]
     if not points:
         return None, None
@@ -85,7 +86,7 @@ def per_restore(rows, what="late_behind"):
 
 
 def of_runs(task, runs, bases):
-    """Chains of restores, one run per seed, put together. Intervals are over seeds; with one seed over its last restores."""
+    """Chains of restores, one run per seed, combined. Intervals are over seeds; with one seed over its last restores."""
     rows = [[of_segment(task, segment, base) for segment in run["segments"]] for run, base in zip(runs, bases)]
     # With the noise of one run, one restore says little: the total is the mean after the last third of them.
     tails = [row[-max(1, len(row) // 3) :] for row in rows]
@@ -114,9 +115,9 @@ def of_runs(task, runs, bases):
 
 
 def rework(segment, base):
-    """(iterations until the loss is back at what it was when the checkpoint was saved, was it within reach?)
+    """(iterations until the loss returns to its value at the time of the checkpoint, was it within reach?)
 
-    Chen et al. 2020, section 4.2: the number of iterations from the state that was read to the state that was lost.
+    Chen et al. 2020, section 4.2: the number of iterations from the restored state to the lost state.
     """
     goal = base["held_out"][str(segment["at"])]
     for n in sorted(map(int, segment["held_out"])):
@@ -126,7 +127,7 @@ def rework(segment, base):
 
 
 def of_singles(task, runs, bases):
-    """Restores that do not add up: rework and gaps, with intervals over all of them, taken for independent."""
+    """Restores that do not add up: rework and gaps, with intervals over all of them, treated as independent."""
     pairs = [(segment, base) for run, base in zip(runs, bases) for segment in run["segments"]]
     rows = [of_segment(task, segment, base) for segment, base in pairs]
     found = [rework(segment, base) for segment, base in pairs]
@@ -141,7 +142,7 @@ ROUND = 0.25  # bandwidth of the smoothing of the loss over the logarithm of the
 def fall(bases, iteration):
     """Change of the loss per iteration, smoothed over a quarter of the run so far and over all seeds.
 
-    A line through the loss over the logarithm of the iteration, in which a training's loss is nearly straight.
+    A line through the loss over the logarithm of the iteration, since a training's loss is nearly straight there.
     """
 
     def of(base):
@@ -155,12 +156,12 @@ def fall(bases, iteration):
 
 
 def of_chain(task, segments, base, bases):
-    """Iterations that a restore of one chain costs: the sum over its restores of what the run is behind, 20 and more iterations after each,
-    divided by the sum of the numbers of restores so far, 1 + 2 + ... That is the slope through the origin with weights 1 / n: what a chain is
-    behind jumps about the more, the more restores it had.
+    """Iterations that a restore of one chain costs. It is a quotient. Above: the sum over its restores of the iterations that the
+    run is behind, 20 and more iterations after each. Below: the sum of the numbers of restores so far, 1 + 2 + ... That is the
+    slope through the origin with weights 1 / n, because a chain's lag varies more, the more restores it had.
 
-    `behind` is by the held-out loss of the mean of the states of those iterations, `states_behind` by the mean of their losses, `both` the mean
-    of the two, and `train_behind` by the losses on training batches before each update.
+    `behind` uses the held-out loss of the mean of the states of those iterations, `states_behind` the mean of their losses,
+    `both` the mean of the two. `train_behind` uses the losses on training batches before each update.
     """
     rows = []
     for n, segment in enumerate(segments, 1):
@@ -180,11 +181,11 @@ def of_chain(task, segments, base, bases):
 
 
 ESTIMATES = ("both", "behind", "states_behind", "train_behind")
-SEEDS = 6  # from so many on, an interval is over the means of seeds
+SEEDS = 6  # from so many seeds on, an interval is over their means
 
 
 def by_seed(values, seeds):
-    """One mean for each seed, where there are `SEEDS` of them; else the values as they are."""
+    """One mean for each seed if there are `SEEDS` seeds; otherwise the values themselves."""
     if len(set(seeds)) < SEEDS:
         return list(values)
     pairs = list(zip(values, seeds))
@@ -192,9 +193,10 @@ def by_seed(values, seeds):
 
 
 def judge(task, chains):
-    """Chains of several seeds and starts together; each is one number. Chains of one seed are compared with the same run, so the interval is over
-    the means of seeds; with few seeds it is over chains, taken for independent. `lower` and `upper` are the ends of the interval of `both`;
-    `upper_each` is the farther end of the two it is the mean of."""
+    """Chains of several seeds and starts together; each is one number. Chains of one seed are compared with the same run, so the
+    interval is over the means of seeds. With few seeds it is over chains, treated as independent. `lower` and `upper` are the
+    ends of the interval of `both`; `upper_each` is the larger upper end of its two parts.
+    """
     seeds = [chain["seed"] for chain in chains]
     over = {what: mean_and_interval(by_seed([chain[what] for chain in chains], seeds)) for what in ESTIMATES}
     gaps = {}
@@ -208,7 +210,7 @@ def judge(task, chains):
 
 
 def verdict(found, promise):
-    """`met`, when the interval lies below the promise; `broken`, when it lies above; else `not shown`."""
+    """`met` if the interval lies below the promise, `broken` if it lies above, `not shown` otherwise."""
     if promise is None or found["upper"] is None:
         return None
     if found["upper"] <= promise:

@@ -1,8 +1,8 @@
-"""Images of ten digits, drawn here because data sets may not be at hand: 28 x 28 grey values that a linear model reads
-with some errors and a convolutional one with few, as with MNIST.
+"""Images of ten digits, drawn here because data sets may not be at hand: 28 x 28 grey values. As with MNIST, a linear model reads
+them with some errors, and a convolutional one with few.
 
-Each image is one of two hands (fonts of 5 x 7 cells) under a random affine map (rotation, shear, both scales, shift) and a
-wavy displacement, of a stroke width of its own, blurred, with noise. Made from a seed of its own, the same for every run.
+Each image has one of two hands (fonts of 5 x 7 cells) under a random affine map (rotation, shear, both scales, shift) and a
+wavy displacement. It has its own stroke width, is blurred, and has noise. The seed is fixed, so every run has the same images.
 """
 
 import functools
@@ -24,8 +24,7 @@ HANDS = (
     #...# ..#.. ..#.. ....# ##### ....# #...# .#... #...# ....#
     #...# ..#.. .#... #...# ...#. #...# #...# .#... #...# ...#.
     .###. .###. ##### .###. ...#. .###. .###. .#... .###. .##..
-    """,
-    """
+    ""","""
     ..#.. ..#.. ####. ####. #..#. .#### .#... ##### ..##. .####
     .#.#. ..#.. ....# ...#. #..#. .#... .#... ...#. .#..# #...#
     #...# ..#.. ....# ..#.. #..#. .#... #.... ...#. .#..# #...#

@@ -1,4 +1,4 @@
-"""Small byte-level GPTs that differ in width, depth, optimizer and schedule; one goes on from a trained model, one is bf16.
+"""Small byte-level GPTs that differ in width, depth, optimizer and schedule. One continues from a trained model, one is bf16.
 
 The model and the text are those of gpt.py. Batches are a function of (seed, iteration), so a state holds no random generators.
 """
@@ -13,8 +13,8 @@ from torch import nn
 
 from .training import Run, generator_of
 
-HEAD = 16  # width of an attention head, at the least
-CLIP = 1.0  # norm that gradients are clipped to
+HEAD = 16  # least width of an attention head
+CLIP = 1.0  # norm for clipping gradients
 
 
 @functools.cache
@@ -40,7 +40,7 @@ TEXTS = {"python": python, "headers": headers}
 
 
 class Language(Run):
-    """`beta2`, `warmup` and all else that a recipe is made of are settings. `windows` of the held-out text are measured."""
+    """`beta2`, `warmup` and the rest of a recipe are settings. `windows` of the held-out text are measured."""
 
     def __init__(self, seed, width=96, layers=3, heads=4, context=64, batch=8, rate=1e-3, beta2=0.99, warmup=20, decay=0.1, text="python", windows=96):
         super().__init__(seed)
@@ -93,7 +93,7 @@ class Language(Run):
 
 
 class FineTuned(Language):
-    """A model that was trained on Python before goes on with other text, a new optimizer and a smaller rate."""
+    """A model that was trained on Python before, with other text, a new optimizer and a smaller rate."""
 
     def __init__(self, seed, before=500, before_rate=1.5e-3, **settings):
         super().__init__(seed, **settings)
@@ -105,7 +105,7 @@ class FineTuned(Language):
         return super().step()
 
     def pretrain(self):
-        """A run that is read from a checkpoint has this behind it."""
+        """A run that starts from a checkpoint is past the first training."""
         settings = {"width": self.config.width, "layers": self.config.layers, "heads": self.config.heads, "context": self.config.context}
         first = Language(self.seed, batch=self.config.batch, rate=self.before_rate, **settings)
         for _ in range(self.before):

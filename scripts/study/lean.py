@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""How much of what training has done do steps of the lattice keep? From the files of a series alone, without training.
+"""How much of the training do steps of the lattice keep? From the files of a series alone, without training.
 
-Two things lean against the update, and cost iterations; noise of the same size costs next to nothing:
+Two things lean against the update, and cost iterations. Noise of the same size costs next to nothing:
 
 - A first moment is rounded to a lattice from 0 in units of u = m / sqrt(v). With coarse steps most elements become 0. Kept is
-  <u_q, u> / <u, u>; what is lost is momentum.
-- A run that goes on from a restored state begins *on* the lattice of the weights. What it has moved by less than half a step is
-  rounded back at the next restore. Kept is <moved_q, moved> / <moved, moved>.
+  <u_q, u> / <u, u>; the rest of the momentum is lost.
+- A run that resumes from a restored state begins *on* the lattice of the weights. The next restore rounds any movement of less
+  than half a step back. Kept is <moved_q, moved> / <moved, moved>.
 
-Both are weighted with sqrt(v), the size of the gradient: what a lean costs the loss, to first order. `bits` is the entropy of
-the symbols of a difference in a series that nothing interrupts, where the places of weights on the lattice are random.
+Both are weighted with sqrt(v), the size of the gradient: the cost of a lean in loss, to first order. `bits` is the entropy of
+the symbols of a difference in an uninterrupted series, where weights lie at random places of the lattice.
 
     lean.py RAW/gpt_w64_i20 --every 20 --at 200,400,600 --apart 40
 """
@@ -42,7 +42,7 @@ def entropy(symbols):
 
 
 class Sums:
-    """Over tensors and places: what was kept, the squared error over the square, and bits an element."""
+    """Over tensors and places: the kept share, the squared error over the square, and bits an element."""
 
     def __init__(self):
         self.both = self.square = self.error = self.bits = self.elements = 0.0
@@ -71,7 +71,7 @@ def moments(states, step):
 
 
 def weights(triples, step):
-    """Each of a state, the one an interval later, and the one in which the next restore begins."""
+    """Each of a state, the one an interval later, and the one at the start of the next restore."""
     sums = Sums()
     for now, later, restore in triples:
         for (name, _, _), (_, _, v) in zip(matrices(now), matrices(restore)):

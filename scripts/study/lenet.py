@@ -42,6 +42,6 @@ class Digits(Run):
         return F.cross_entropy(self.model(self.images[chosen]), self.labels[chosen])
 
     def evaluate(self):
-        logits = torch.cat([self.model(images) for images in self.held_images.split(250)])  # what stays in the core's cache
+        logits = torch.cat([self.model(images) for images in self.held_images.split(250)])  # as much as the core's cache holds
         right = (logits.argmax(1) == self.held_labels).float().mean().item()
         return F.cross_entropy(logits, self.held_labels).item(), {"accuracy": right}

@@ -11,7 +11,7 @@ from torch import nn
 
 from .language import Language
 
-ROWS = 4096  # of the table of byte pairs, which are hashed into it, unless a setting says otherwise
+ROWS = 4096  # hashed rows of the table of byte pairs, unless a setting says otherwise
 
 
 class Experts(nn.Module):

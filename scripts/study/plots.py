@@ -23,7 +23,7 @@ def curve(held_out):
 
 
 def losses(what, base, chains, path):
-    """Held-out loss of the uninterrupted run and of the restored ones, and below how far those are apart."""
+    """Held-out loss of the uninterrupted run and of the restored ones, and below their distance."""
     figure, (top, low) = plt.subplots(2, 1, figsize=(9, 7.5), sharex=True, height_ratios=(2, 1))
     iterations, loss = curve(base["held_out"])
     top.plot(iterations, loss, color="black", linewidth=3, alpha=0.3, label="never interrupted")

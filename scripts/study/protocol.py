@@ -1,9 +1,9 @@
-"""Runs: one that is never interrupted, and ones that crash and go on from released checkpoints, read through a mount.
+"""Runs: one that is never interrupted, and others that crash and resume from released checkpoints, read through a mount.
 
-A released checkpoint is one that has a newer state, so the worst a crash can do is modelled: the newest checkpoint, which the
-store keeps exact, is lost too. A run saves checkpoint n and goes on to n + 1; that is saved as well, and n is released.
-Then it crashes, a new program loads n from the mount, and the iterations from n to n + 1 are done again, saving over what is
-there. All later checkpoints descend from what was read, so what restores lose adds up along the run.
+A released checkpoint has a newer state, so this models the worst crash: the newest checkpoint, which the store keeps exact, is
+lost too. A run saves checkpoint n, continues to n + 1 and saves it, and n is released. Then it crashes. A new program loads n
+from the mount, repeats the iterations from n to n + 1, and saves over the old file. All later checkpoints descend from the
+restored state, so the losses of restores add up along the run.
 
 Until the first crash an interrupted run is the uninterrupted one, so those checkpoints are copied, not computed again.
 """
@@ -39,7 +39,7 @@ def save(run, path):
 
 
 class Log:
-    """What was measured, by iteration. JSON has no keys but strings."""
+    """Measurements by iteration. JSON has only strings as keys."""
 
     def __init__(self):
         self.train, self.held_out, self.figures, self.averaged = {}, {}, {}, {}
@@ -52,8 +52,9 @@ class Log:
 
 
 class Average:
-    """The mean of a model's states over the iterations `first` to `last`. Its loss has less noise than that of any one state: a
-    run jumps about its path, and the mean does not."""
+    """The mean of a model's states over the iterations `first` to `last`. Its loss has less noise than that of any single state:
+    a run jumps about its path, and the mean does not.
+    """
 
     def __init__(self, first, last):
         self.first, self.last, self.sums = first, last, None
@@ -77,8 +78,9 @@ class Average:
 
 
 def advance(task, run, until, log, wanted, out=None, needed=None, averages=()):
-    """Train to iteration `until`; measure at those in `wanted`, and the `averages`; save the task's checkpoints into `out` if there
-    is one: all, or those at the places `needed`."""
+    """Train to iteration `until`; measure at those in `wanted`, and the `averages`. Save the task's checkpoints into `out` if
+    given: all, or those at the places `needed`.
+    """
     while run.iteration < until:
         loss = run.step()
         log.train[str(run.iteration)] = loss
@@ -92,7 +94,7 @@ def advance(task, run, until, log, wanted, out=None, needed=None, averages=()):
 
 
 def is_known(task, seed, raw):
-    """Is the run that nothing interrupts in `raw`, as this task has it?"""
+    """Whether `raw` has this task's uninterrupted run."""
     out = folder(raw, task, seed)
     if not (out / "losses.json").exists() or json.loads((out / "losses.json").read_text())["recipe"] != task.recipe():
         return False
@@ -100,7 +102,7 @@ def is_known(task, seed, raw):
 
 
 def uninterrupted(task, seed, raw, again=False, say=print):
-    """Losses of the run and its checkpoints in `raw`; taken from there when they are those of this task."""
+    """Losses of the run and its checkpoints in `raw`; reused if they belong to this task."""
     out = folder(raw, task, seed)
     notes = out / "losses.json"
     if not again and is_known(task, seed, raw):
@@ -108,7 +110,7 @@ def uninterrupted(task, seed, raw, again=False, say=print):
     out.mkdir(parents=True, exist_ok=True)
     for path in [*out.glob("step_*.pt"), *out.glob("losses.json")]:
         path.unlink()
-    say(f"{task.name}, seed {seed}: training the run that is not interrupted ...")
+    say(f"{task.name}, seed {seed}: training the uninterrupted run ...")
     began = time.perf_counter()
     run, log = task.make(seed), Log()
     advance(task, run, task.length, log, task.measured(), out, task.needed(), [Average(*window) for window in task.windows()])
@@ -126,7 +128,7 @@ def places(task, restores):
 
 
 class Copies:
-    """In place of a mount, for the control: a directory of exact files."""
+    """Stands for a mount in the control: a directory of exact files."""
 
     def __init__(self, base):
         self.base, self.dir = base, base
@@ -155,7 +157,8 @@ class Store:
 
 class Workplace:
     """A directory that is removed at the end, after whatever is mounted in it; a `with` gives its store. `extra`: more settings
-    for stepfs.toml."""
+    for stepfs.toml.
+    """
 
     def __init__(self, profile, where, extra=""):
         self.base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
@@ -179,7 +182,7 @@ class Workplace:
 
 
 def restore(task, seed, store, name, profile, count):
-    """A new program that goes on from this checkpoint; nothing but the file survives the crash."""
+    """A new program that resumes from this checkpoint; nothing but the file survives the crash."""
     store.settle(name)
     state = load(Path(store.dir) / name)
     if profile == ULP:
@@ -191,7 +194,8 @@ def restore(task, seed, store, name, profile, count):
 
 def interrupted(task, seed, profile, found, end, raw, where=None, extra=""):
     """Crash once for each place of `found`, and train to iteration `end`. One segment per restore, from there to the next crash
-    or the end."""
+    or the end.
+    """
     origin, segments, began = folder(raw, task, seed), [], time.perf_counter()
     oldest = max(0, found[0] - HISTORY) if task.starts else 0
     with Workplace(profile, where, extra) as store:
@@ -213,7 +217,8 @@ def interrupted(task, seed, profile, found, end, raw, where=None, extra=""):
 
 def singles(task, seed, profile, raw, where=None, extra=""):
     """Restores that do not add up: from each of several checkpoints, as far as the largest offset. Measured at the offsets, and
-    after each iteration until the loss is back at what it was when the checkpoint was saved."""
+    after each iteration until the loss returns to its value at the time of the checkpoint.
+    """
     origin, reach = folder(raw, task, seed), max(task.offsets)
     goals = json.loads((origin / "losses.json").read_text())["held_out"]
     found = [round(n * (task.count - 2) / max(1, task.singles - 1)) for n in range(task.singles)]
@@ -235,7 +240,7 @@ def singles(task, seed, profile, raw, where=None, extra=""):
 
 
 def write(path, data):
-    """Whole or not at all: a run that was cut off is done again."""
+    """Written whole or not at all, so that an interrupted run is repeated."""
     fresh = Path(f"{path}.new")
     fresh.write_text(json.dumps(data) + "\n")
     os.replace(fresh, path)

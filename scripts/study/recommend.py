@@ -1,7 +1,7 @@
-"""Clicks of users on items, two embedding tables with Adagrad: what recommendation models checkpoint.
+"""Clicks of users on items, two embedding tables with Adagrad: the typical state of recommendation models.
 
-Users and items are drawn by Zipf's law. Each has a hidden vector that the model never sees; a click is a coin thrown with a
-probability that grows with the product of the two. Rows that are not drawn between two checkpoints do not change.
+Users and items are drawn by Zipf's law. Each has a hidden vector that the model never sees. The probability of a click grows
+with the product of the two. Rows that are not drawn between two checkpoints do not change.
 """
 
 import functools

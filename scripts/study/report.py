@@ -51,14 +51,14 @@ def chain_table(results):
         return
     yield "## Restores that add up"
     yield ""
-    yield ("Gap: held-out loss less that of the uninterrupted run at the same iteration, k iterations after a restore, mean over all restores of a run (and seeds). "
+    yield ("Gap: held-out loss less the uninterrupted run's at the same iteration, k iterations after a restore; the mean over all restores of a run (and seeds). "
            "On training batches: the same on the batches of all iterations from the 10th after a restore to the next crash, before each update. "
-           "Behind: mean of the gaps 10 and more iterations after each of the last third of the restores, in iterations of the uninterrupted run, by the slope "
-           "of its smoothed loss; a restore: the slope of that over the number of restores, through the origin. Both on the held-out set / on training batches. "
-           "End: the gap after the last iteration of the run. ± is a 95 % interval: over seeds where there are several; else over the restores of one run, "
+           "Behind: the mean of the gaps 10 and more iterations after each of the last third of the restores, in iterations of the uninterrupted run, by the slope "
+           "of its smoothed loss. A restore: the slope of that lag over the number of restores, through the origin. Both on the held-out set / on training batches. "
+           "End: the gap after the last iteration of the run. ± is a 95 % interval: over several seeds, or else over the restores of one run, "
            "which are not independent. "
-           "`same bits` says how many runs "
-           "ended in the state of the uninterrupted one; under `exact` all must.")
+           "`same bits`: the number of runs "
+           "that ended in the state of the uninterrupted one; under `exact` all must.")
     yield ""
     columns = [f"gap, k = {k}" for k in offsets]
     yield from head("task", "profile", "restores", "same bits", *columns, "on training batches", "behind, in total", "a restore", "gap at the end")
@@ -83,7 +83,7 @@ def single_table(results):
     offsets = sorted({k for result in shown for single in result["singles"].values() for k in single["offsets"]})
     yield "## Single restores, and rework"
     yield ""
-    yield ("Each from another checkpoint of the uninterrupted run. Rework (Chen et al. 2020): iterations until the held-out loss is back at what it was when the "
+    yield ("Each from another checkpoint of the uninterrupted run. Rework (Chen et al. 2020): iterations until the held-out loss returns to its value when the "
            "checkpoint was saved. It rewards states that happen to have a lower loss at once, so read it beside the gaps. ± over the restores.")
     yield ""
     yield from head("task", "profile", "restores", "rework", "worst", "never back", *[f"gap, k = {k}" for k in offsets], "iterations behind")
@@ -106,13 +106,13 @@ def time_table(results):
 
 
 def markdown(results, about):
-    lines = ["# Training that goes on from released checkpoints", ""]
+    lines = ["# Training that resumes from released checkpoints", ""]
     if about["quick"]:
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
-    lines += ["Each run crashes, loses its newest checkpoint, and goes on from the one before, read through the mount after it was released; later checkpoints "
-              "descend from that, so losses add up. Batches are the same as in the uninterrupted run. `1 ulp` is a control: exact restores, after which "
-              "each weight is moved by one unit in the last place: what of a gap is arithmetic. How far the gaps of one profile scatter about their mean, over "
-              f"restores and seeds, is in the intervals. Seeds: {about['seeds']}. Made by `scripts/resume_study.sh`.", ""]
+    lines += ["Each run crashes, loses its newest checkpoint, and resumes from the previous one, read through the mount after it was released. Later checkpoints "
+              "descend from it, so losses add up. Batches are the same as in the uninterrupted run. `1 ulp` is a control: after exact restores "
+              "each weight moves by one unit in the last place. It shows the part of a gap that is arithmetic. The intervals show how far the gaps of one profile scatter "
+              f"over restores and seeds. Seeds: {about['seeds']}. Made by `scripts/resume_study.sh`.", ""]
     lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
     for table in (size_table, chain_table, single_table, time_table):
         lines += table(results)
@@ -150,7 +150,7 @@ def role_table(results):
 
 
 def verdicts(results, about):
-    """Do the promises hold? One table per profile."""
+    """One table per profile: do the promises hold?"""
     from .chains import PROMISES
     from .gaps import SEEDS
     from .tasks import CALIBRATION, JUDGED
@@ -159,14 +159,14 @@ def verdicts(results, about):
     judges = about["set"] != CALIBRATION
     seeds = ", ".join(f"{count} of `{NAMES.get(profile, profile)}`" for profile, count in about["seeds"].items())
     asked = ",".join(f"{profile}={count}" for profile, count in about["seeds"].items())
-    lines = ["# What restores cost on series that did not choose the steps" if judges else "# The series that choose the steps", ""]
+    lines = ["# The cost of restores on series that did not choose the steps" if judges else "# The series that choose the steps", ""]
     lines += [f"These series only judge. They were written down before any result of them was known. Only {chosen} may choose steps; [steps.md](steps.md) says which did."
               if judges else "Only these may choose steps. Others judge them.", ""]
     if about["quick"]:
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
-    lines += ["A run crashes nine times, 40 to 60 iterations apart, and each time goes on from a *released* checkpoint, read through the mount. Later checkpoints "
+    lines += ["A run crashes nine times, 40 to 60 iterations apart, and each time resumes from a *released* checkpoint, read through the mount. Later checkpoints "
               "descend from it, so losses add up. Each restore is judged 20 to 60 iterations after it, or to the next crash: by the held-out losses of the states there "
-              "(`single states`), and by the loss of the mean of those states, since one state jumps about the path of its run and the mean does not. The gap to the uninterrupted run, "
+              "(`single states`), and by the loss of the mean of those states. One state jumps about the path of its run, and the mean does not. The gap to the uninterrupted run, "
               "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the sum of that over its restores, divided by "
               "1 + 2 + ... + 9. `Iterations behind` is the mean of both estimates; they stand beside it.", "",
               "Chains begin at three places of each run. Each run has its own seed, from 1 on, and none is left out: "

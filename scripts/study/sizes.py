@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a series of checkpoints weighs in a store: every byte of it, by what it is to training.
+"""The size of a series of checkpoints in a store: every byte of it, by its purpose in training.
 
 The files of a directory are copied in the order of their names into a fresh mount and released; the newest one stays exact,
-and is reported apart. Sizes of objects and stubs are those of stat(2); what an object holds of each kind of tensor is what
-`stepfs ls --json` says, and what it says nothing of (headers, tables of tiles) is `framing`. Each byte is counted once.
+and is reported apart. Sizes of objects and stubs are those of stat(2). `stepfs ls --json` gives the bytes of each kind of
+tensor. The rest of an object (headers, tables of tiles) is `framing`. Each byte is counted once.
 
     sizes.py /raw/i25 --profile balanced
     sizes.py /raw/i25 --profile compact --stepfs target/release/stepfs --toml my.toml --count 10 --json -
@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests/real/support")]
 
 import harness  # noqa: E402
 
-STUB = 4096  # bytes of a stub on disk, and of a block of the file systems that stores live on
+STUB = 4096  # bytes of a stub on disk, and of a block of the usual file systems
 KEY = re.compile(r"^([A-Za-z_]\w*)\s*=")
 TABLE = re.compile(r"^\s*\[")
 
@@ -41,7 +41,7 @@ def with_settings(text, extra):
 
 
 def open_store(base, profile, extra=""):
-    """A new store below `base`, with these settings, mounted. Whoever asks for it must close it."""
+    """A new store below `base`, with these settings, mounted. The caller must close it."""
     mount = harness.Mount(base)
     try:
         mount.mount()
@@ -155,7 +155,7 @@ def series(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("raw", type=Path, nargs="+", help="directories of checkpoints as they were written")
+    parser.add_argument("raw", type=Path, nargs="+", help="directories of original checkpoints")
     parser.add_argument("--profile", action="append", help="profile of the store (default: balanced); may be repeated")
     parser.add_argument("--stepfs", metavar="BIN", help="the program to measure (default: $STEPFS_BIN, target/release/stepfs)")
     parser.add_argument("--toml", metavar="FILE", type=Path, help="more settings for stepfs.toml")

@@ -1,4 +1,4 @@
-"""The tasks of the study: what is trained, from where to where checkpoints are saved, and how often."""
+"""The tasks of the study: the model, the start and end of its checkpoints, and their interval."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ class Language(gpt.Run):
         return gpt.held_out_loss(self.model, self.config, self.held_out, self.WINDOWS), {}
 
 
-# What decides the numbers of each program.
+# The settings that decide the numbers of each program.
 SOURCES = {
     Language: (gpt,),
     lenet.Digits: (training, lenet, glyphs),
@@ -39,7 +39,7 @@ SOURCES = {
 
 JUDGED_FROM = 20  # iterations after a restore from which on a promise is judged: held-out loss dips at first, and falls behind later
 CALIBRATION, HELD_OUT, HELD_OUT_2 = "calibration", "held_out", "second"
-HISTORY = 9  # checkpoints before the first restore of a chain that the store gets: one more than lie between two super-steps
+HISTORY = 9  # checkpoints that the store gets before the first restore of a chain: one more than lie between two super-steps
 WEIGHED = 33  # checkpoints that a store gets to be weighed; the last one stays exact
 
 
@@ -56,19 +56,19 @@ class Task:
     settings: dict = field(default_factory=dict)
     count: int = 34  # checkpoints: the last one stays exact, so 33 can be released
     offsets: tuple[int, ...] = (0, 1, 5, 10, 25, 40)  # iterations after a restore at which the held-out loss is measured
-    grid: int = 25  # iterations between two measurements where nothing else asks for one
+    grid: int = 25  # iterations between two other measurements, at most
     threads: int = 1
-    singles: int = 0  # single restores, each from a checkpoint of its own, for the papers' rework
-    # Only for tasks that the promises are judged by:
+    singles: int = 0  # single restores, each from its own checkpoint, for the papers' rework
+    # Only for tasks that judge the promises:
     set: str = ""  # CALIBRATION: its results choose the steps. HELD_OUT: was written down before the steps were chosen, and judged them. HELD_OUT_2: see below.
-    starts: tuple[int, ...] = ()  # places of the checkpoints that chains of restores begin with
+    starts: tuple[int, ...] = ()  # places of the first checkpoints of chains of restores
     apart: int = 0  # checkpoints from one restore of a chain to the next
     chain: int = 9  # restores of a chain
-    weighed_only: bool = False  # no chains: too large a model for so many, and small enough a one to be weighed
-    quick: dict = field(default_factory=dict)  # what is different in the smoke version
+    weighed_only: bool = False  # no chains: too large a model for so many, but small enough to be weighed
+    quick: dict = field(default_factory=dict)  # settings that differ in the smoke version
 
     def make(self, seed):
-        """A program that has not begun, as a new process would have it. Sets the number of threads: sums depend on it."""
+        """A new program, as in a new process. Sets the number of threads, because sums depend on it."""
         torch.set_num_threads(self.threads)
         return self.program(seed, **self.settings)
 
@@ -84,7 +84,7 @@ class Task:
         return rest == 0 and 0 <= place < self.count
 
     def needed(self):
-        """Places of the checkpoints that the uninterrupted run has to leave: what chains begin with, and what is weighed."""
+        """Places of the checkpoints that the uninterrupted run must leave: those that chains begin with, and those to weigh."""
         before = (place for start in self.starts for place in range(max(0, start - HISTORY), start + 2))
         return {*before, *self.weighed()} if self.starts else {*range(self.count)}
 
@@ -98,17 +98,17 @@ class Task:
         return found, self.iteration(found[-1]) + max(self.offsets)
 
     def window(self, at):
-        """First and last of the iterations that a restore at iteration `at` is judged by, all before the next crash."""
+        """First and last of the iterations that judge a restore at iteration `at`, all before the next crash."""
         return at + JUDGED_FROM, at + min(max(self.offsets), (self.apart + 1) * self.every)
 
     def windows(self):
-        """Those of all chains."""
+        """The windows of the restores of all chains."""
         if self.weighed_only:
             return []
         return sorted({self.window(self.iteration(place)) for start in self.starts for place in self.chain_from(start)[0]})
 
     def measured(self):
-        """Iterations at which the uninterrupted run is measured: there is something to compare restored runs with."""
+        """Iterations at which the uninterrupted run is measured, to compare restored runs with."""
         grid = {*(range(self.grid, self.length + 1, self.grid) if self.starts else range(self.start, self.length, self.grid))}
         if self.weighed_only:
             return grid
@@ -116,7 +116,9 @@ class Task:
         return grid | {self.iteration(place) + offset for place in restores for offset in self.offsets}
 
     def recipe(self):
-        """Changes when the uninterrupted run would: with the task, the program's text, torch, and Python (whose library GPT reads)."""
+        """Changes when the uninterrupted run would: with the task, the program's text, torch, and Python (whose library GPT
+        reads).
+        """
         parts = [self.settings, self.every, self.start, self.length, self.count, self.offsets, self.grid, self.threads]
         parts += [self.starts, self.apart, self.chain] if self.starts else []
         found = hashlib.sha256(json.dumps([*parts, torch.__version__, platform.python_version()], sort_keys=True).encode())
@@ -147,7 +149,7 @@ SMALL_JUDGED = {"every": 5, "start": 5, "count": 14, "length": 70, "starts": (1,
 
 
 def judged(name, what, program, every, first, sets, quick=None, weighed_only=False, **settings):
-    """Three chains of nine restores each, 40 iterations apart or what comes next to it, that begin at iterations `first`."""
+    """Three chains of nine restores each, about 40 iterations apart, that begin at iterations `first`."""
     apart = max(1, -(-40 // every))
     length = max(first) + (WEIGHED - 1) * every if weighed_only else max(first) + 8 * apart * every + max(LATE)
     places = tuple((iteration - every) // every for iteration in first)
@@ -190,14 +192,19 @@ JUDGED = (
            (40, 160, 280), HELD_OUT, {**GPTS, "before": 20}, width=80, layers=2, text="headers", rate=2e-4, beta2=0.999, warmup=20, **SHORT),
     judged("held_masters_i20", "GPT 0.12 M, bf16 with fp32 masters, width 64, 2 layers, beta2 .95, rate 1e-3, every 20 iterations", language.Halves, 20, (60, 180, 300),
            HELD_OUT, GPTS, width=64, layers=2, beta2=0.95, rate=1e-3, warmup=40, **SHORT),
-    # The second set. What the first one said was looked at, and the program was changed after it: so it has chosen something, and can judge no more.
-    # These were written down while the program was being changed, by someone who changed nothing in it. Nobody trains a restored run of them, weighs one
-    # of their files or looks at one before the program is frozen; each is then run once, by that program. They differ from all tasks so far, those that chose
-    # steps included, in width, depth, beta2, rate, warm-up and interval together, so that no constant can fit them by having been fitted to others:
-    # - Three GPTs: one with beta2 .999, where errors in second moments last longest; one at an interval of 4, where steps are longest in updates.
-    # - The kinds that failed or were not shown on the first set: convolutions with batch norm (here with means over the image before the last layer), a
-    #   mixture with a table of embeddings (fewer experts and rows), fine-tuning with beta2 .999, fp32 masters beside a bf16 model.
-    # - Two of a million parameters, every 22 and every 5 iterations, are only weighed: small files say little about the size of large ones.
+    # The second set. The program was changed after the results of the first set. So the first set has influenced the program, and
+    # cannot judge it any more. Somebody who did not change the program wrote this set down meanwhile. Before the program is
+    # frozen, nobody trains a restored run of it, weighs one of its files or looks at one. Then each task runs once, with the
+    # frozen program. These tasks differ from all earlier ones, also those that chose steps, in width, depth, beta2, rate, warm-up
+    # and interval together. So no constant can fit them because it was fitted to others:
+    # - Three GPTs: one with beta2 .999, where errors in second moments last longest; one at an interval of 4, where steps are
+    #   longest in updates.
+    # - The kinds that failed or were not shown on the first set. Convolutions with batch norm, here with means over the image
+    #   before the last layer. A mixture with a table of embeddings, with fewer experts and rows. Fine-tuning with beta2 .999.
+    #   fp32 masters beside a bf16 model.
+    # - Two of a million parameters, every 22 and every 5 iterations, are only weighed: small files say little about the size of
+    #   large ones.
+    #
     # Iterations are short, since many chains tell more than long ones. Seeds are those from 1 on, and none is left out.
     judged("second_gpt_w112_i24", "GPT 0.19 M, width 112, 1 layer, beta2 .999, rate 1.2e-3, warm-up 70, every 24 iterations", language.Language, 24, (72, 192, 312),
            HELD_OUT_2, GPTS, width=112, layers=1, beta2=0.999, rate=1.2e-3, warmup=70, **SHORT),

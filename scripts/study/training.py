@@ -1,7 +1,7 @@
-"""What all training programs of the study have in common.
+"""Shared by all training programs of the study.
 
-A run's batches are a function of (seed, iteration), so a run that goes on from a checkpoint of iteration n takes the batch of
-n + 1 next, as the run that was never interrupted did.
+A run's batches are a function of (seed, iteration). So a run that resumes from a checkpoint of iteration n takes the batch of
+n + 1 next, as the uninterrupted run did.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ def generator_of(seed, iteration):
 
 
 class Run:
-    """A model in training. A subclass sets `model` and `optimizer`, and says what the loss is."""
+    """A model in training. A subclass sets `model` and `optimizer`, and defines the loss."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -79,9 +79,9 @@ def digest(state):
 
 
 def nudge(state, seed):
-    """Move model weights by one unit in the last place, up or down at random: the smallest change a run can suffer.
+    """Move model weights by one unit in the last place, up or down at random: the smallest change that a run can suffer.
 
-    Every element of 32-bit types; of 16-bit ones, where a unit is as large as an update, one of 256.
+    Moves every element of 32-bit types. Of 16-bit ones, where a unit is as large as an update, it moves one of 256.
     """
     generator = torch.Generator().manual_seed(seed)
     for value in state["model"].values():

@@ -1,9 +1,9 @@
-//! Training that never was, by optimizers that are: parameters with the state that torch.optim keeps of them, computed in
-//! f64 and rounded to the type that each is kept in.
+//! Invented training with real optimizers: parameters with the state that torch.optim keeps of them, computed in f64
+//! and rounded to the type of each.
 
 use super::series::{Dtype, Random, Tensor, safetensors};
 
-/// The value that an element of this type has.
+/// The value of an element of this type.
 pub(crate) fn round(dtype: Dtype, value: f64) -> f64 {
     match dtype {
         Dtype::F32 => f64::from(value as f32),
@@ -14,7 +14,7 @@ pub(crate) fn round(dtype: Dtype, value: f64) -> f64 {
     }
 }
 
-/// A parameter, and what its optimizer keeps of it.
+/// A parameter, and its optimizer's state.
 #[derive(Clone)]
 pub(crate) struct Parameter {
     pub(crate) weight: Tensor,

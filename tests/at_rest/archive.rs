@@ -1,4 +1,4 @@
-//! What becomes of files.
+//! The way of files through the archive.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn the_newest_is_exact_and_all_others_are_within_their_bounds() {
         let index = rest.faithful(&step(at));
         let lattices: Vec<&str> =
             index.tensors.iter().filter(|t| t.coding.step().is_some()).map(|t| &*t.path).collect();
-        // Nothing proves a vector, and what does not move loses nothing.
+        // Nothing proves a vector, and resting tensors lose nothing.
         assert_eq!(lattices, ["c.weight", "a.weight", "b.weight"], "in order of their bytes");
         let (frozen, weight) = (entry(&index, "frozen.weight"), entry(&index, "a.weight"));
         // The first of a lineage is a keyframe.
@@ -53,7 +53,7 @@ fn what_is_not_finite_makes_its_tensor_exact() {
                 1 => {}
                 // The move to a state that is not finite proves no parameter.
                 2 | 3 => assert!(!on_lattice("a.weight"), "{value}"),
-                // Its base has the value, so that it may be exact as well.
+                // Its base has the value, so it may be exact as well.
                 4 => {}
                 _ => assert!(on_lattice("a.weight"), "{value} in 3, seen in {at}"),
             }
@@ -149,7 +149,7 @@ fn a_copy_of_a_damaged_file_is_kept_by_itself() {
     bytes[200] ^= 1;
     fs::write(&path, bytes).unwrap();
     rest.read(&step(2)).unwrap_err();
-    // The same bytes once more, as older of two.
+    // The same bytes once more, as the older of two.
     rest.write(&step(4), &states[1]);
     rest.write(&step(5), &states[0]);
     rest.settle();
@@ -166,7 +166,7 @@ fn a_link_with_a_name_of_its_own_stays_exact() {
     rest.write(&step(2), &states[1]);
     let archive = rest.open();
     work(&archive);
-    // As the file system does: link, a newer state, then the name that was a step goes.
+    // As the file system does: link, a newer state, then the name with the step goes.
     let (from, to) = (step(2), "run/keep.safetensors");
     fs::hard_link(rest.path(&from), rest.path(to)).unwrap();
     archive.linked(Path::new(&from), Path::new(to));
@@ -270,7 +270,7 @@ fn a_crash_before_the_release_does_not_archive_twice() {
     assert_eq!(rest.count(), 3);
 }
 
-/// A mount in which every file has an open handle when its stub is to take its place.
+/// A mount in which every file has an open handle when its stub is to replace it.
 struct InUse;
 
 impl Namespace for InUse {
@@ -319,7 +319,7 @@ fn a_file_renamed_between_archive_and_release_is_what_its_new_name_asks_for() {
     rest.faithful(&step(1));
 }
 
-/// A mount in which every file has an open handle until it is said to be closed.
+/// A mount in which every file has an open handle until its close is reported.
 struct InUseUntil {
     closed: AtomicBool,
     rest: AtRest,
@@ -356,7 +356,7 @@ impl Namespace for InUseUntil {
     }
 }
 
-/// A mount in which somebody moves away the directory of each file that was just released.
+/// A mount in which somebody moves the directory of each newly released file away.
 struct Moving(AtRest);
 
 impl Namespace for Moving {
@@ -428,8 +428,8 @@ fn what_becomes_the_newest_again_before_it_is_released_stays_exact() {
     rest.faithful(&step(1));
 }
 
-/// Without second moments the updates say how sensitive each tensor is, against the others: one that blows up must not make the
-/// last sound state of the others coarser.
+/// Without second moments the updates give the sensitivity of each tensor relative to the others. A tensor that blows
+/// up must not make the last sound state of the others coarser.
 #[test]
 fn a_tensor_that_blows_up_does_not_coarsen_the_others() {
     let mut random = Random(31);

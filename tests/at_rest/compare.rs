@@ -1,4 +1,4 @@
-//! `stepfs compare`: what it says is what a store has, and what a decoded file is.
+//! `stepfs compare`: its figures equal those of a real store and of decoded files.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -47,7 +47,7 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap()).collect()
 }
 
-/// What a store has of the same files under a profile: for each its stub and its object.
+/// The size of the same files in a store under a profile: for each its stub and its object.
 fn stored(states: &[Vec<u8>], profile: &str) -> Vec<u64> {
     let mut rest = Rest::under(profile);
     let name = |at: usize| format!("step_{at:06}");
@@ -99,7 +99,7 @@ fn the_report_says_what_a_store_has_and_what_comes_back() {
     for name in ["exact", "balanced", "lc-3"] {
         assert_eq!(numbers(&codec(&report, name)["bytes"]), stored(&states, name), "{name}");
     }
-    // Half a step of two rms of the update, shared out among tensors by how sensitive each is.
+    // Half a step of two rms of the update, distributed over tensors by their sensitivity.
     let balanced = codec(&report, "balanced")["error"]["of_update"]["max"].as_f64().unwrap();
     assert!((0.5..4.0).contains(&balanced), "{balanced}");
     let chain = |name: &str| codec(&report, name)["chain"].clone();

@@ -114,7 +114,7 @@ fn objects_under_each_others_names_are_refused() {
     let (code, report, _) = verify(&rest);
     assert_eq!(code, Some(3));
     assert_eq!(report["damaged"].as_array().unwrap().len(), 2);
-    // Nor is the header of one on the body of the other.
+    // The header of one object on the body of the other is damage, too.
     let mixed = [&fs::read(&b).unwrap()[..HEADER_BYTES], &fs::read(&a).unwrap()[HEADER_BYTES..]].concat();
     fs::write(&a, mixed).unwrap();
     let error = rest.read(&step(2)).unwrap_err();
@@ -192,7 +192,7 @@ fn files(rest: &Rest) -> usize {
 
 #[test]
 fn nothing_is_removed_while_something_damaged_may_need_it() {
-    // A header that cannot be read no longer says what its object is a difference to.
+    // An unreadable header no longer names its object's parent.
     let rest = Rest::of(5);
     let whole = fs::read(rest.object_path(&step(2))).unwrap();
     let path = rest.object_path(&step(2));
@@ -205,12 +205,12 @@ fn nothing_is_removed_while_something_damaged_may_need_it() {
     let before = files(&rest);
     rest.settle();
     assert_eq!(files(&rest), before);
-    // Mended, everything is there again.
+    // Repaired, everything is there again.
     fs::write(&path, &whole).unwrap();
     rest.settle();
     (2..=4).for_each(|at| drop(rest.read(&step(at)).unwrap()));
 
-    // A stub that is damaged no longer says which object it names.
+    // A damaged stub no longer names its object.
     let rest = Rest::of(3);
     let path = rest.path(&step(2));
     let whole = fs::read(&path).unwrap();
@@ -255,7 +255,7 @@ fn a_circle_of_parents_is_reported_and_harms_no_other_file() {
         (done.status.code(), paths)
     };
     assert_eq!(verify(), (Some(3), (1..4).map(step).collect()));
-    // Neither removing nor archiving hangs on it; when its files are gone, it is nobody's.
+    // Neither removing nor archiving hangs on it. When its files are gone, it is garbage.
     fs::remove_file(rest.path(&step(2))).unwrap();
     rest.settle();
     assert_eq!(verify().0, Some(3));
@@ -277,6 +277,6 @@ fn an_object_deleted_by_hand_is_reported_by_its_files() {
     rest.settle();
     (1..3).for_each(|at| assert!(rest.read(&step(at)).unwrap() == kept[at - 1]));
     (3..6).for_each(|at| drop(rest.read(&step(at)).unwrap_err()));
-    // The newest is whole, and the run goes on from it.
+    // The newest is whole, and the run continues from it.
     assert_eq!(fs::read(rest.path(&step(6))).unwrap(), rest.written[&step(6)]);
 }

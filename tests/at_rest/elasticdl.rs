@@ -1,4 +1,4 @@
-//! ElasticDL's files: a table whose rows come in another order at every save, and larger than a tile.
+//! ElasticDL's files: a table with rows in another order at every save, and a table larger than a tile.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Of so many rows.
+    /// A new table with this many rows.
     pub(crate) fn new(rows: usize) -> Table {
         let mut random = Random(11);
         let rows = (0..rows).map(|at| {
@@ -77,7 +77,7 @@ impl Table {
         let mut out = vec![8];
         varint(version, &mut out);
         let slices = [field(1, &tensor(ids.len(), &values)), field(2, &packed)].concat();
-        // Something before it and something behind it.
+        // Fields before it and behind it.
         [
             out,
             entry(3, "a", &tensor(40, &[0.25; 800])),

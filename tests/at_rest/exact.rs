@@ -1,4 +1,4 @@
-//! What stays exact: what a run's own files name as the best, links, the highest step. And what is said of files that are not.
+//! Files that stay exact: the best of a run by its own files, links, the highest step. And the status of other files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -38,7 +38,7 @@ fn is_exact(rest: &Rest, name: &str) -> bool {
     rest.stub(name).is_none() && fs::read(rest.path(name)).unwrap() == rest.written[name]
 }
 
-/// Writes while the archive is at work, as a program does.
+/// Writes while the archive works, as a program does.
 fn save_now(archive: &Archive, rest: &mut Rest, name: &str, write: impl FnOnce(&mut Rest)) {
     archive.opened_for_writing(Path::new(name));
     write(rest);
@@ -88,7 +88,7 @@ fn a_run_whose_every_checkpoint_is_the_best_so_far_gets_its_older_ones_archived(
     for at in [20, 30] {
         let before = model(at - 10);
         save_now(&archive, &mut rest, &model(at), |rest| rest.write(&model(at), &states[at as usize / 10 - 1]));
-        // Its own word is the newest so far.
+        // Its own statement is the newest so far.
         until(|| attribute(&archive, &before, "why").is_some_and(|why| why.contains("names it as the best")));
         until(|| archive.queue().queued == 0);
         assert!(is_exact(&rest, &before));
@@ -121,7 +121,7 @@ fn what_is_named_late_is_said_to_be_gone_and_nothing_else_happens() {
     });
     until(|| attribute(&archive, &model(10), "best").as_deref() == Some(name));
     assert!(attribute(&archive, &model(10), "lossy").unwrap().starts_with("1 weight "));
-    // One that speaks of nothing, or is cut short, ends it.
+    // A state that names nothing, or is cut short, ends it.
     save_now(&archive, &mut rest, name, |rest| rest.write(name, b"{\"best_model_check"));
     until(|| attribute(&archive, &model(10), "best").is_none());
     archive.stop();
@@ -193,7 +193,7 @@ fn what_a_link_named_best_leads_to_stays_exact() {
     symlink("run", rest.path("latest")).unwrap();
     symlink("../latest/step_00003.safetensors", rest.path("run/chosen")).unwrap();
     symlink("run/chosen", rest.path("my_best")).unwrap();
-    // Not asked for, out of the tree, in a circle.
+    // Three useless links: to a file that nobody asked for, out of the tree, in a circle.
     symlink("step_00004.safetensors", rest.path("run/newest")).unwrap();
     symlink("../../step_00004.safetensors", rest.path("run/best_out")).unwrap();
     symlink("best_circle", rest.path("run/best_circle")).unwrap();
@@ -266,7 +266,7 @@ fn a_copy_of_a_lossy_file_under_an_exact_name_says_what_it_is() {
     save_now(&archive, &mut rest, name, |rest| rest.write(name, &state));
     until(|| archive.queue().queued == 0);
     assert_eq!(says(&archive), ["0", "exact"]);
-    // One that is pinned is no stub, and says it all the same.
+    // A pinned file is no stub, and says so.
     let pinned = "best/pinned.safetensors";
     fs::create_dir(rest.path("best")).unwrap();
     xattr::set(rest.path("best"), PIN, b"1").unwrap();
@@ -296,7 +296,7 @@ fn the_hash_of_what_was_written_stays_with_the_file() {
     let archive = rest.open();
     work(&archive);
     originals(&archive, &rest, &(1..=5).map(step).collect::<Vec<_>>());
-    // Others take over what goes, and are written anew.
+    // Others take over the lost bytes, and are encoded anew.
     let parent = rest.object(&step(3)).header().parent;
     for at in 1..=2 {
         fs::remove_file(rest.path(&step(at))).unwrap();
@@ -305,7 +305,7 @@ fn the_hash_of_what_was_written_stays_with_the_file() {
     until(|| archive.queue().queued == 0 && rest.count() == 2);
     assert_ne!(rest.object(&step(3)).header().parent, parent);
     originals(&archive, &rest, &(3..=5).map(step).collect::<Vec<_>>());
-    // A copy was made from the same.
+    // A copy was made from the same bytes.
     let copy = rest.read(&step(3)).unwrap();
     fs::write(rest.path("copy.safetensors"), copy).unwrap();
     archive.opened_for_writing(Path::new("copy.safetensors"));

@@ -1,4 +1,4 @@
-//! What memory, descriptors and other runs must not do to a store.
+//! Memory, descriptors and other runs must not harm a store.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn one(random: &mut Random) -> Vec<Tensor> {
     vec![Tensor::new("w", Dtype::F32, &[256, 256], random)]
 }
 
-/// A store at work, into which a model of one tensor is saved as training goes on.
+/// A store at work. A model of one tensor is saved into it as training continues.
 struct Run {
     rest: Rest,
     archive: Arc<Archive>,
@@ -32,7 +32,7 @@ impl Run {
         Run { rest, archive, model, random }
     }
 
-    /// Saves these states, each when all is done about the one before.
+    /// Saves these states, each after all work on the previous one.
     fn save(&mut self, steps: std::ops::RangeInclusive<usize>) {
         for at in steps {
             train(&mut self.model, 1e-3, &mut self.random);
@@ -53,7 +53,7 @@ impl Run {
         fs::write(&path, bytes).unwrap();
     }
 
-    /// Ends it; answers which of these states cannot be read.
+    /// Ends it; returns the states that cannot be read.
     fn lost(self, steps: std::ops::Range<usize>) -> Vec<usize> {
         self.archive.stop();
         steps.filter(|at| self.rest.read(&step(*at)).is_err()).collect()
@@ -64,10 +64,10 @@ impl Run {
 fn states_saved_after_an_object_was_deleted_by_hand_do_not_need_it() {
     let mut run = Run::new(1);
     run.save(1..=4);
-    // Somebody tidies up in objects/ while the store is mounted.
+    // Somebody removes an object by hand while the store is mounted.
     fs::remove_file(run.rest.object_path(&step(2))).unwrap();
     run.save(5..=8);
-    // The second is gone, and the third with it. All others were resident when that happened.
+    // The second is gone, and so is the third. All others were resident at that time.
     assert_eq!(run.lost(4..8), [0; 0]);
 }
 
@@ -75,7 +75,7 @@ fn states_saved_after_an_object_was_deleted_by_hand_do_not_need_it() {
 fn a_good_copy_is_not_given_up_for_an_object_that_only_memory_still_has() {
     let mut run = Run::new(2);
     run.save(1..=3);
-    // Its owner has a backup of what goes bad and puts it back.
+    // The owner has a backup of the damaged object and puts it back.
     run.damage(2);
     let (rest, archive) = (&run.rest, &run.archive);
     let backup = rest.written[&step(2)].clone();
@@ -101,8 +101,8 @@ fn a_merge_is_no_worse_than_it_was_estimated() {
         rest.write(&format!("trunk/step_{at}.safetensors"), &safetensors(&trunk));
     }
     rest.settle();
-    // Each is older than those before it (runs that are put into the store one after the other): so each is a difference
-    // to the trunk, and none to another run.
+    // Runs are put into the store one after the other, each older than those before it. So each is a difference to the
+    // trunk, and none to another run.
     for run in 0..12u64 {
         let mut model = trunk.clone();
         for at in 1..=2 {
@@ -139,7 +139,7 @@ fn queued_says_so_before_merging_begins() {
     for at in 2..10 {
         fs::remove_file(rest.path(&step(at))).unwrap();
         archive.removed(Path::new(&step(at)));
-        // What `stepfs sync` asks: is everything done?
+        // The question of `stepfs sync`: is everything done?
         early += usize::from(archive.status().queued == 0);
         std::thread::sleep(std::time::Duration::from_millis(300));
     }
@@ -180,7 +180,7 @@ fn what_was_removed_gives_its_room_back_to_the_device() {
     }
     until(|| rest.count() == 1 && archive.status().queued == 0);
     std::thread::sleep(std::time::Duration::from_millis(100));
-    // A file that has no name and is open still takes its blocks.
+    // An open file without a name still takes its blocks.
     let objects = rest.root().join("objects");
     let held: Vec<_> = (fs::read_dir("/proc/self/fd").unwrap())
         .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
@@ -195,7 +195,7 @@ fn states_saved_after_an_object_went_bad_do_not_need_it() {
     let mut run = Run::new(6);
     run.save(1..=4);
     run.damage(3);
-    // Saving reads nothing of the parent from the device, unless a super-step is due: that is when it is found.
+    // Saving reads nothing of the parent from the device, unless a super-step is due: that finds the damage.
     run.save(5..=14);
     let lost = run.lost(4..14);
     assert!(lost.iter().all(|at| *at <= 8), "{lost:?}");
@@ -209,7 +209,7 @@ fn the_same_state_saved_by_many_ranks_does_not_make_chains_long() {
     for at in 1..=9 {
         train(&mut model, 1e-3, &mut random);
         for rank in 0..16 {
-            // The same weights, and something of its own.
+            // The same weights, and a tensor of its own.
             let mut own = model.clone();
             own.push(Tensor::new("rng", Dtype::I64, &[8], &mut random));
             rest.write(&format!("rank{rank:02}/step_{at}.safetensors"), &safetensors(&own));

@@ -1,5 +1,5 @@
-//! Stores that somebody else made, or can write to: nothing outside of a store is read, changed or removed for what is in
-//! it, and nothing in it makes a process wait or take memory without end.
+//! Foreign stores, or stores that others can write to. Their content must never make stepfs read, change or remove
+//! anything outside, wait, or take memory without limit.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -20,7 +20,7 @@ use stepfs::tile::Coding;
 use super::adam::Adam;
 use super::series::{Dtype, Rest, states, step};
 
-/// A directory with a file in it that belongs to somebody, and a store beside it.
+/// A foreign directory with a file in it, and a store beside it.
 fn victim(rest: &Rest) -> (PathBuf, PathBuf) {
     let directory = rest.dir.path().join("victim");
     fs::create_dir(&directory).unwrap();
@@ -39,7 +39,7 @@ fn pipe(path: &Path) {
     assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
 }
 
-/// What `work` answers, if it does not wait for ever.
+/// The answer of `work`, unless it waits for ever.
 fn in_time<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || tell.send(work()));
@@ -144,7 +144,7 @@ fn objects_are_plain_files_in_plain_directories() {
     let root = rest.root();
     let listed = stepfs(&["ls".as_ref(), root.as_os_str()]);
     assert!(listed.status.success() || !listed.stderr.is_empty());
-    // A link to an object, though it is a whole one.
+    // A link to an object, though the object is whole.
     fs::remove_file(&path).unwrap();
     symlink(&aside, &path).unwrap();
     assert!(Object::open(&rest.root().join("objects"), id).is_err());
@@ -157,7 +157,7 @@ fn objects_are_plain_files_in_plain_directories() {
     fs::rename(shard, &elsewhere).unwrap();
     symlink(&elsewhere, shard).unwrap();
     assert!(Object::open(&rest.root().join("objects"), id).is_err());
-    // Nor is one written through a link. Others may share its directory: ids are drawn by lot.
+    // Nothing is written through a link either. Others may share its directory: ids are random.
     let there = || fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
     let before = there();
     let writer = ObjectWriter::rewrite(&rest.root().join("tmp"), id).unwrap();
@@ -175,7 +175,7 @@ fn retention_walks_through_no_link() {
         rest.write(&format!("run/checkpoint-{at}/sub/b.bin"), b"b");
     }
     let store = Store::look(&rest.root()).unwrap();
-    // Whoever owns a directory puts a link in its place while the walk is between a directory and those in it.
+    // The owner of a directory puts a link in its place while the walk is between a directory and its entries.
     let swap = |path: &Path| {
         let sub = rest.root().join("tree").join(path).with_file_name("sub");
         if sub.symlink_metadata().is_ok_and(|found| found.is_dir()) && path.ends_with("a.bin") {
@@ -269,7 +269,7 @@ fn a_store_is_its_owners_alone_whatever_the_umask() {
         fs::write(file, state).unwrap();
         fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
     }
-    // There already, and open to all.
+    // It exists already, and is open to all.
     fs::create_dir(&root).unwrap();
     fs::set_permissions(&root, fs::Permissions::from_mode(0o777)).unwrap();
     let script = "umask 0; exec \"$0\" import \"$@\"";
@@ -278,7 +278,7 @@ fn a_store_is_its_owners_alone_whatever_the_umask() {
     assert!(command.status().unwrap().success());
     let mut objects = 0;
     for (path, metadata) in below(&root) {
-        // What the tree holds has the modes that applications gave it.
+        // Files of the tree keep the modes that applications set.
         if path.starts_with(root.join("tree")) {
             continue;
         }
@@ -313,14 +313,14 @@ fn a_store_inherits_no_access_list() {
     let store = Store::open(&root).unwrap();
     for name in ["", "tree", "objects", "tmp", "cache"] {
         let list = xattr::get(root.join(name), "system.posix_acl_default").unwrap();
-        assert_eq!(list, None, "{name}: what is made in it would be open to others");
+        assert_eq!(list, None, "{name}: new files in it would be open to others");
     }
     let file = store.tree().join("f");
     fs::write(&file, "x").unwrap();
     assert_eq!(xattr::get(&file, "system.posix_acl_access").unwrap(), None);
 }
 
-/// An object that is true but for the shape of a second moment: what it would take to decode is not what it has.
+/// A sound object with a false shape of a second moment: decoding would take more than the object has.
 #[test]
 fn a_shape_that_lies_reserves_nothing() {
     let mut rest = Rest::new();
@@ -355,13 +355,13 @@ fn a_shape_that_lies_reserves_nothing() {
     }
 }
 
-/// Whoever chooses a name in a mount does not choose what somebody else's terminal does, or what a log says.
+/// A name in a mount must not control others' terminals, or forge lines of a log.
 #[test]
 fn names_in_errors_and_logs_steer_no_terminal() {
     let rest = Rest::new();
     let name = "a\u{1b}[2J\r\nb.bin";
     let (root, other) = (rest.root(), rest.dir.path().join("other"));
-    // A stub of no object, so that there is something to say of it.
+    // A stub of no object, so that stepfs reports it.
     stepfs::store::Stub {
         store: Store::look(&root).unwrap().id(),
         object: stepfs::store::Id([7; 16]),

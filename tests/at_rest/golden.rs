@@ -1,4 +1,4 @@
-//! Stores of the format as it is (`tests/golden`): every later version must read them, bit for bit, for ever.
+//! Stores of the present format (`tests/golden`): every later version must read them, bit for bit, for ever.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,7 +21,8 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Weights of every lattice type, and states of Adam, small: what makes the files long enough to be released costs nothing.
+/// Weights of every lattice type, and states of Adam, small: the padding that makes the files long enough to be
+/// released costs nothing.
 fn adam() -> Rest {
     let mut random = Random(8);
     let mut model = vec![
@@ -45,7 +46,7 @@ fn adam() -> Rest {
         let text: Vec<u8> = (0..14_000).flat_map(|line| format!("{at} {}\n", line / 50).into_bytes()).collect();
         rest.write(&format!("log_{at}.txt"), &text);
     }
-    // As many states as it takes to begin another chain.
+    // Enough states to begin another chain.
     let mut model = vec![model.swap_remove(4), Tensor::new("w.weight", Dtype::F32, &[64, 80], &mut random)];
     for at in 1..=35 {
         model[1].update(1e-3, &mut random);
@@ -68,7 +69,7 @@ fn adam() -> Rest {
         }
     }
     rest.settle();
-    // The newest are resident: not what this is about, and large. Nor are the states of the chain before.
+    // The newest are resident and large, and not under test. Nor are the states of the chain before.
     let resident = [step(34), "log_2.txt".to_string(), key(35), heir(4), state_of("state", 4), state_of("later", 4)];
     for name in resident.into_iter().chain((1..33).map(key)).chain([heir(1), state_of("later", 1)]) {
         fs::remove_file(rest.path(&name)).unwrap();
@@ -88,7 +89,7 @@ fn heir(number: usize) -> String {
     format!("heir/step_{number}.safetensors")
 }
 
-/// Not by the name that is kept exact: their first states are quantized.
+/// Not under the name that is kept exact: their first states are quantized.
 fn state_of(run: &str, number: usize) -> String {
     format!("{run}/at_{number}.safetensors")
 }
@@ -99,8 +100,8 @@ fn names() -> Vec<String> {
     (1..=4).map(step).chain((33..=34).map(key)).chain(log).chain((2..=3).map(heir)).chain(state).collect()
 }
 
-/// A series under each family of published systems, ElasticDL's tables with rows in another order at every save, updates whose
-/// rows and columns differ in how busy they are, and exact updates.
+/// A series under each family of published systems. ElasticDL's tables with rows in another order at every save.
+/// Updates whose rows and columns differ in activity, and exact updates.
 fn published() -> Rest {
     let mut random = Random(21);
     let mut rest = Rest::under("compact");
@@ -165,8 +166,8 @@ fn published_systems_can_be_archived_today() {
     keep(&rest, &names, "published");
 }
 
-/// Values whose low bits are packed, in tensors of as many elements as a whole tile of f32 and more; those of bf16 are no multiple
-/// of anything.
+/// Values with packed low bits, in tensors of as many elements as a whole tile of f32 and more; those of bf16 are no
+/// multiple of anything.
 fn wide() -> Rest {
     let mut random = Random(6);
     let mut rest = Rest::under("compact");
@@ -196,7 +197,7 @@ fn wide_tensors_can_be_archived_today() {
     keep(&rest, &names, "wide");
 }
 
-/// Optimizers whose slots have codings of their own.
+/// Optimizers with slots that have their own codings.
 fn others() -> Rest {
     let mut rest = Rest::under("compact");
     for (run, optimizer) in optimizers::UNLIKE_ADAM {
@@ -221,7 +222,7 @@ fn other_optimizers_can_be_archived_today() {
     keep(&rest, &names, "optimizers");
 }
 
-/// A keyframe of this store, and only that, has values whose low bits are packed: behind the length of a tile's symbols is a 0.
+/// Only a keyframe of this store has values with packed low bits: a 0 stands behind the length of a tile's symbols.
 fn has_halved_values(root: &Path) {
     let objects = stepfs::store::Objects::load(&root.join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
     for Header { id, .. } in objects.all() {
@@ -234,7 +235,7 @@ fn has_halved_values(root: &Path) {
     }
 }
 
-/// Where `STEPFS_GOLDEN` names a directory, the store goes there under this name, with the hashes of what it decodes to
+/// If `STEPFS_GOLDEN` names a directory, the store goes there under this name, with the hashes of its decoded files
 /// (`scripts/golden.sh`).
 fn keep(rest: &Rest, names: &[String], name: &str) {
     let Some(to) = std::env::var_os("STEPFS_GOLDEN") else { return };
@@ -264,7 +265,7 @@ fn states_of_adam_can_be_archived_today() {
     keep(&rest, &names(), "adam");
 }
 
-/// All golden stores are read, and there is no coding that none of them has.
+/// All golden stores are read, and together they have every coding.
 #[test]
 fn golden_stores_are_read_for_ever() {
     has_halved_values(&golden("wide"));
@@ -273,7 +274,7 @@ fn golden_stores_are_read_for_ever() {
     assert_eq!(codings.len(), 17, "{codings:?}");
 }
 
-/// A store of before the first release is refused as a whole, in words that say what to do.
+/// A store from before the first release is refused as a whole, with a hint.
 #[test]
 fn a_store_of_a_development_version_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -321,7 +322,7 @@ fn is_read(name: &str, files: usize) -> BTreeSet<&'static str> {
         let stub = archive.stub(Path::new(name), &file).unwrap().unwrap_or_else(|| panic!("{name} is no stub"));
         let bytes = whole(&archive, &stub);
         assert_eq!(format!("{:032x}", xxh3_128(&bytes)), hash, "{name}");
-        // An object by itself knows nothing of the order of a file's rows.
+        // An object alone knows nothing of the order of a file's rows.
         let object = objects.open(stub.object).unwrap();
         let in_order = object.header().ordered;
         assert!(in_order || bytes == decode(&objects, stub.object).unwrap(), "{name}");

@@ -10,7 +10,7 @@ fn name(step: usize, file: &str) -> String {
     format!("run/checkpoint-{step}/{file}.safetensors")
 }
 
-/// As [`Rest::write`], but a moment ago: long before it is waited for no longer.
+/// As [`Rest::write`], but a moment ago: long before the settle time ends.
 fn write_now(rest: &mut Rest, name: &str, bytes: &[u8]) {
     rest.write(name, bytes);
     fs::File::options().write(true).open(rest.path(name)).unwrap().set_modified(SystemTime::now()).unwrap();
@@ -81,7 +81,7 @@ fn a_pinned_file_stays_and_counts_as_newer_state() {
     rest.settle();
     assert!(rest.stub(&step(1)).is_some() && rest.stub(&step(3)).is_some());
     assert_eq!(fs::read(rest.path(&step(2))).unwrap(), states[1]);
-    // It goes when the pin goes, also that of a directory.
+    // It goes when the pin goes, also a directory's.
     xattr::set(rest.path("run"), "user.stepfs.pin", b"1").unwrap();
     xattr::remove(rest.path(&step(2)), "user.stepfs.pin").unwrap();
     let archive = rest.open();
@@ -103,13 +103,13 @@ fn a_copy_of_a_released_file_is_stored_once_and_at_once() {
     assert_ne!(second, rest.written[&step(2)], "quantized");
     let archive = rest.open();
     work(&archive);
-    // Newest of its own lineage, and newest of that of the others.
+    // Newest of its own lineage, and newest of the others' lineage.
     for (name, bytes) in [("last.safetensors".to_string(), &second), (step(9), &first)] {
         archive.opened_for_writing(Path::new(&name));
         rest.write(&name, bytes);
         archive.sealed(Path::new(&name));
     }
-    // A copy of the newest is no copy of an object, nor are bytes that an object was made from.
+    // A copy of the newest is no copy of an object, nor is a file with an object's original bytes.
     for (name, of) in [("newest.safetensors", 4), ("as_written.safetensors", 2)] {
         let bytes = rest.written[&step(of)].clone();
         archive.opened_for_writing(Path::new(name));
@@ -132,7 +132,7 @@ fn what_was_recalled_becomes_the_same_object_again() {
     let (name, id) = (step(3), rest.id(&step(3)));
     let bytes = rest.read(&name).unwrap();
     assert_ne!(bytes, rest.written[&name], "quantized");
-    // What would keep it as the base of the next.
+    // Something that would keep it as the base of the next.
     fs::remove_file(rest.path(&step(4))).unwrap();
     let archive = rest.open();
     work(&archive);

@@ -1,5 +1,5 @@
-//! Objects whose checksums are right and whose payloads or tables are not: damage is an error, never a panic, never other
-//! bytes, never a hang.
+//! Objects with right checksums and wrong payloads or tables. Damage is an error, never a panic, never other bytes,
+//! never a hang.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -18,8 +18,8 @@ use super::adam::{Adam, Parameter, round};
 use super::series::{Dtype, Random, Rest, Tensor, decode, find, safetensors, step};
 use super::sound::sound;
 
-/// Small states in which every coding occurs: a keyframe, differences, and (where the first goes) what takes its place.
-/// Those of a table with other rows are another lineage.
+/// Small states with every coding: a keyframe, differences, and (where the first goes) its replacement. States of a
+/// table with other rows are another lineage.
 pub(crate) fn states(count: usize, rows: usize) -> Vec<Vec<u8>> {
     let mut adam = Adam::new(0.999, 51, |random| vec![Parameter::new("a.weight", Dtype::F32, &[20, 24], random)]);
     let mut random = Random(52);
@@ -112,7 +112,7 @@ fn victims() -> Victims {
     found
 }
 
-/// A store whose objects can be changed and put back.
+/// A store whose objects can be changed and restored.
 struct Hurt<'a> {
     root: PathBuf,
     objects: Objects,
@@ -142,8 +142,8 @@ impl<'a> Hurt<'a> {
         read.is_ok()
     }
 
-    /// The object written again with other payloads and another table, all checksums right. Returns whether it still reads
-    /// as it did.
+    /// Writes the object with other payloads and another table, all checksums right. Returns whether it still reads the
+    /// same.
     #[track_caller]
     fn rewrite(
         &self,
@@ -232,7 +232,7 @@ fn every_byte_of_every_payload() {
         let lengths: Vec<u32> = tiles(&mut index.tensors).iter().map(|tile| tile.stored).collect();
         let mut random = Random(number as u64);
         for (tile, length) in lengths.into_iter().enumerate() {
-            // The first bytes are modes and lengths; of the others, some.
+            // The first bytes are modes and lengths; of the others a sample.
             let places = (0..length).filter(|place| *place < 24 || random.below(20) == 0);
             for place in places.collect::<Vec<_>>() {
                 let flip = |at: usize, bytes: &mut Vec<u8>| {
@@ -246,7 +246,7 @@ fn every_byte_of_every_payload() {
     }
 }
 
-/// Any coding that could be in a table, most of them wrong.
+/// Every coding that a table could have, most of them wrong.
 fn any_coding() -> impl Strategy<Value = Coding> {
     let number = prop_oneof![0u32..8, Just(u32::MAX), any::<u32>()];
     let step = prop_oneof![
@@ -330,7 +330,7 @@ proptest! {
         });
     }
 
-    /// A table that says something else of a tensor than how it was encoded.
+    /// A table that contradicts a tensor's coding.
     #[test]
     fn hostile_tables_are_damage(
         number in 0..VICTIMS_EACH,

@@ -1,4 +1,4 @@
-//! Removing files: what stays keeps its bytes, and what nobody needs gives its room back.
+//! Removing files: the others keep their bytes, and unneeded objects free their space.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use stepfs::tile::{Coding, State};
 
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, model, safetensors, step, train, until, work};
 
-/// Longest chain that a read applies: a keyframe, 3 super-steps and 7 states after the last of them; 12 were promised.
+/// Longest chain that a read applies: a keyframe, 3 super-steps and 7 states after the last of them; the promise is 12.
 const LONGEST: usize = 12;
 
-/// A settled series of this many states with every type of tensor, and what each released one reads as.
+/// A settled series of this many states with every type of tensor, and the bytes that each released one reads as.
 fn series(count: usize, seed: u64) -> (Rest, BTreeMap<usize, Vec<u8>>) {
     let mut random = Random(seed);
     let mut model = model(&mut random);
@@ -98,9 +98,9 @@ fn a_merged_chain_takes_what_its_survivors_need() {
     remove(&rest, (1..70).filter(|at| at % 16 != 1));
     rest.settle();
     unchanged(&rest, &read);
-    // The newest released state goes when a newer one is there; it is what that will be a difference to.
+    // The newest released state goes when a newer one is there: the newer one will be a difference to it.
     assert_eq!(rest.count(), 6);
-    // What the survivors need as differences to each other, counted without the program that merges.
+    // The size of the survivors as differences to each other, counted without the merging program.
     let objects = rest.objects();
     let survivors: Vec<Id> = (1..70).step_by(16).map(|at| rest.id(&step(at))).collect();
     let mut needed = keyframe as f64;
@@ -112,7 +112,7 @@ fn a_merged_chain_takes_what_its_survivors_need() {
     assert!(stored <= 1.15 * needed, "{stored} against {needed}");
 }
 
-/// Bytes of a state as difference to another, tile by tile, and what it holds besides.
+/// Bytes of a state as a difference to another, tile by tile, and the rest of its object.
 fn direct(objects: &Objects, from: Id, to: Id) -> f64 {
     let (from, to) = (Chain::open(objects, from).unwrap(), Chain::open(objects, to).unwrap());
     let index = to.leaf().index();
@@ -159,7 +159,7 @@ fn whatever_goes_the_others_keep_their_bytes() {
         unchanged(&rest, &read);
         let left = 39 - case.len() + usize::from(case.contains(&39));
         assert_eq!(rest.count(), left, "{case:?}");
-        // The last one is what the next state will be a difference to: it stays though nobody names it.
+        // The next state will be a difference to the last one, so it stays without a name.
         assert!(object_bytes(&rest) < whole || case == [39], "{case:?}");
         assert_eq!(fs::read_dir(rest.root().join("tmp")).unwrap().count(), 0);
     }
@@ -208,7 +208,7 @@ fn a_run_that_keeps_its_last_two_takes_no_more_than_they_need() {
         rest.settle();
         if at > 2 {
             rest.faithful(&step(at - 1));
-            // A merge that would free little for what it writes waits for the next.
+            // A merge that would free little for its writing waits for the next.
             assert!(rest.count() <= 4, "{at}: {}", rest.count());
             most = most.max(object_bytes(&rest));
         }
@@ -259,7 +259,7 @@ fn a_state_saved_twice_costs_next_to_nothing() {
     for at in 1..=6 {
         train(&mut model, 1e-3, &mut random);
         rest.write(&step(at), &safetensors(&model));
-        // The same tensors in another file, with other words around them.
+        // The same tensors in another file, with other bytes around them.
         let mut again = model.clone();
         again.push(Tensor::new("note", Dtype::I64, &[3], &mut random));
         rest.write(&format!("run/last-v{at}.safetensors"), &safetensors(&again));
@@ -285,7 +285,7 @@ fn a_merge_that_is_cut_short_is_carried_on() {
         archive.start(Arc::new(AtRest::of(archive.store())));
         std::thread::sleep(std::time::Duration::from_micros(500 * random.below(60)));
         let idle = archive.queue().queued == 0;
-        // Whatever it is doing then.
+        // At any point of its work.
         archive.stop();
         unchanged(&rest, &read);
         if idle {
@@ -322,7 +322,7 @@ fn readers_see_nothing_of_it() {
             scope.spawn(move || {
                 let mut random = Random(thread);
                 while !done.load(Ordering::Relaxed) {
-                    // Those that stay.
+                    // The remaining files.
                     let at = 4 * (1 + random.below(8) as usize);
                     let reader = archive.reader(&stubs[&at]).unwrap();
                     let mut bytes = vec![0; read[&at].len()];
@@ -362,8 +362,8 @@ fn the_next_state_is_encoded_without_reading_its_parent() {
     };
     (1..=20).for_each(|at| write(&mut rest, at));
     archive.stop();
-    // Each state's own 4 tiles, once, when it is compared with its file: none of a parent. A super-step, of which there
-    // are two, is compared with nothing taken from memory: so its base is known to be good on the device.
+    // The comparison of each state with its file reads its own 4 tiles, once: no parent's. The two super-steps are
+    // compared with nothing taken from memory, so their base is known to be good on the device.
     let each: Vec<u64> = read.windows(2).skip(1).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(each.iter().filter(|read| **read == 4).count(), each.len() - 2, "{each:?}");
     assert!(each.iter().all(|read| *read <= 3 * 4), "{each:?}");
@@ -388,7 +388,7 @@ fn a_lost_parent_stops_merging_until_its_files_are_gone() {
     fs::remove_file(&lost).unwrap();
     remove(&rest, [3, 5]);
     rest.settle();
-    // All before it serve; those after it do not, and what they would need if it came back is still there.
+    // All before it serve. Those after it do not, and everything is still there that they would need if it came back.
     for at in [1, 2, 4, 9, 10, 11] {
         assert!(rest.read(&step(at)).unwrap() == read[&at], "{at}");
     }

@@ -1,5 +1,5 @@
-//! Checkpoints as no training should write them, and some do: each is archived, faithfully where it can be quantized and bit
-//! for bit where not, and its neighbours are what they would be without it.
+//! Odd checkpoints that no training should write, and some does. Each is archived, faithfully if it can be quantized
+//! and bit for bit otherwise, and its neighbours are as without it.
 
 use stepfs::store::object::Index;
 
@@ -37,7 +37,8 @@ fn series(adam: &mut Adam, change: Change) -> Rest {
     rest
 }
 
-/// Each file is as it may be: indices of the released ones. Those that nothing newer is of a kind with are as written.
+/// Each file is as it may be. Returns the indices of the released ones. A file without a newer one of its kind is as
+/// written.
 #[track_caller]
 fn check(rest: &Rest) -> Vec<Option<Index>> {
     let index = |at: usize| match rest.stub(&step(at)) {
@@ -76,7 +77,7 @@ fn what_is_no_number_is_kept_bit_for_bit_and_harms_nothing_else() {
                     let index = index.as_ref().unwrap_or_else(|| panic!("{} is not released", at + 1));
                     for other in ["a.weight", "b.weight", "c.weight", "d.weight"] {
                         for of in 0..3 {
-                            // Moments are lossy together, or neither: an update is made of both.
+                            // Both moments are lossy, or neither: an update needs both.
                             let is_odd =
                                 other == parameter && (of == number || [(1, 2), (2, 1)].contains(&(of, number)));
                             let lossy = is_lossy(index, &slot(other, of));
@@ -92,7 +93,7 @@ fn what_is_no_number_is_kept_bit_for_bit_and_harms_nothing_else() {
     }
 }
 
-/// The update to a state that is no number is not known.
+/// The update to a state that is not a number is unknown.
 fn is_near(at: usize, of: usize, number: usize) -> bool {
     of == 0 && number == 0 && (1..=4).contains(&at)
 }
@@ -105,7 +106,7 @@ fn seconds_that_are_none() {
         for index in check(&rest).iter().take(COUNT - 1) {
             let index = index.as_ref().unwrap();
             assert!(!is_lossy(index, &name), "{odd}");
-            // The root of -0 is -0, and its quotient infinite: no more than the root of a negative can it be a unit.
+            // The root of -0 is -0, and its quotient infinite. Like the root of a negative number, it cannot be a unit.
             assert!(!is_lossy(index, &slot("a.weight", 1)) || odd == 0.0, "{odd}");
             assert!(is_lossy(index, "a.weight"));
         }
@@ -140,7 +141,7 @@ fn zeros() {
             find(tensors, name).values.iter_mut().skip(at).step_by(5).for_each(|value| *value = -0.0);
         });
         check(&rest);
-        // Some seconds are 0 where the first is not.
+        // Some second moments are 0 where the first is not.
         let rest = series(&mut self::adam(), &|_, tensors| {
             find(tensors, name).values.iter_mut().step_by(3).for_each(|value| *value = 0.0);
         });
@@ -215,7 +216,7 @@ fn moments_without_their_partner() {
     assert!(!is_lossy(all[5].as_ref().unwrap(), &slot("a.weight", 2)));
 }
 
-/// What all three tensors of a parameter become.
+/// The result for all three tensors of a parameter.
 fn reshape(tensors: &mut [Tensor], shape: &[usize]) {
     let mut random = Random(6);
     for of in 0..3 {
@@ -262,7 +263,7 @@ fn a_vocabulary_that_grows() {
     let mut adam = Adam::new(0.999, 5, table);
     let rest = series(&mut adam, &|at, tensors| {
         let mut random = Random(at as u64);
-        // Of most rows nothing moves but in the new ones.
+        // Most rows rest except the new ones.
         for tensor in tensors.iter_mut().filter(|tensor| !tensor.shape.is_empty()) {
             let rows = if at < 4 { 512 } else { 576 };
             tensor.shape[0] = rows;
@@ -349,7 +350,8 @@ fn copies_in_fewer_bits_and_what_only_looks_like_one() {
                 (twin.name, twin.dtype) = ("copy.a.weight".into(), copy);
                 twin.values.iter_mut().for_each(|value| *value = round(copy, *value));
                 if let Some(odd) = odd {
-                    // At the beginning, where nobody looks before all are compared; of the copy only, or of both.
+                    // At the beginning, outside of the samples that precede the full comparison; in the copy only, or
+                    // in both.
                     twin.values[0] = odd;
                     find(tensors, "a.weight").values[0] = if odd == 0.5 { 0.25 } else { odd };
                 }

@@ -1,5 +1,5 @@
-//! The state of optimizers: moments, momentum buffers and sums of squares come back so that training survives, whatever was
-//! removed around them.
+//! The state of optimizers: moments, momentum buffers and sums of squares come back so that training survives, whatever
+//! was removed around them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -14,7 +14,7 @@ use super::series::{Dtype, Random, Rest, Tensor, decode, entry, safetensors, ste
 use super::sound::{sound, values};
 use super::torch::{self, Value};
 
-/// Longest chain that a read applies; 12 were promised.
+/// Longest chain that a read applies; the promise is 12.
 const LONGEST: usize = 12;
 
 /// A settled series of Adam's under a profile: so many steps of training between states.
@@ -68,7 +68,7 @@ fn every_promise_holds_for_every_state() {
                         other => other.codec(),
                     };
                     *codings.entry(what).or_default() += 1;
-                    // All of it is understood, in every type.
+                    // stepfs knows all of it, in every type.
                     assert!(tensor.coding.is_lossy(), "{at}: {}", tensor.path);
                 }
                 for name in ["a.weight", "b.weight", "c.weight", "a.bias"] {
@@ -76,8 +76,8 @@ fn every_promise_holds_for_every_state() {
                     assert_eq!(codec(&index, &format!("state.{name}.exp_avg_sq")), "log");
                 }
             }
-            // Differences, and what begins a chain of them.
-            // At four octaves little but the factors is stored, and those a difference has, too.
+            // Differences, and the first of a chain. At four octaves little but the factors is stored, and a difference
+            // has those, too.
             assert!(beta2 < 0.99 || codings["log"] > 3 * codings["log keyframe"], "{codings:?}");
         }
     }
@@ -94,11 +94,11 @@ fn a_coarser_profile_takes_less_room() {
     }
 }
 
-/// What docs/QUALITY.md states of second moments and of m/sqrt(v), in the numbers of each profile.
+/// The statements of docs/QUALITY.md on second moments and on m/sqrt(v), in the numbers of each profile.
 #[test]
 fn bounds_are_what_the_documents_state() {
-    // Octaves of a second moment: those that are stored, and true ones, which straight lines between powers of two miss by
-    // .0861. What m/sqrt(v) grows by is half a step, with `compact` .06 more.
+    // Octaves of a second moment: stored ones, and true ones, which straight lines between powers of two miss by .0861.
+    // m/sqrt(v) grows by half a step at most, with `compact` by .06 more.
     let profiles = [("balanced", 1.125, 1.625, 1.75, 0.45..=0.52), ("compact", 2.25, 3.25, 2.9, 0.5..=0.57)];
     for (profile, alone, difference, rms, growth) in profiles {
         let rest = series(profile, 0.999, 2, 12);
@@ -129,13 +129,13 @@ fn bounds_are_what_the_documents_state() {
                 grown = grown.max(u.iter().zip(&u_is).map(|(u, u_is)| (u_is - u) / step).fold(0.0, f64::max));
             }
         }
-        // They are not passed. At so large a unit few elements of this series come near; growth does.
+        // No element passes them. At so large a unit few elements of this series come near; growth does.
         assert!((0.4 * alone..=difference + 0.0861).contains(&octaves), "{profile}: {octaves} octaves");
         assert!(growth.contains(&grown), "{profile}: {grown} steps");
     }
 }
 
-/// Every second state of the exact profile is bit for bit what was written.
+/// Every second state of the exact profile is bit for bit as written.
 #[test]
 fn the_exact_profile_is_exact() {
     let rest = series("exact", 0.95, 1, 12);
@@ -144,13 +144,13 @@ fn the_exact_profile_is_exact() {
     }
 }
 
-/// What all released files read as.
+/// The bytes of all released files.
 pub(crate) fn read_all(rest: &Rest) -> BTreeMap<String, Vec<u8>> {
     let released = rest.written.keys().filter(|name| rest.stub(name).is_some());
     released.map(|name| (name.clone(), rest.read(name).unwrap())).collect()
 }
 
-/// Removes files, and all others must stay what they were.
+/// Removes files; all others must stay the same.
 #[track_caller]
 pub(crate) fn without(rest: &Rest, read: &BTreeMap<String, Vec<u8>>, gone: &[String]) -> Rest {
     let rest = rest.copied();
@@ -166,7 +166,7 @@ pub(crate) fn without(rest: &Rest, read: &BTreeMap<String, Vec<u8>>, gone: &[Str
     rest
 }
 
-/// What to remove of so many states: the first, some in the middle, a super-step, random ones, all but every eighth.
+/// The choices of removed states: the first, some in the middle, a super-step, random ones, all but every eighth.
 fn removals(count: usize, seed: u64) -> Vec<Vec<usize>> {
     let mut random = Random(seed);
     let mut cases = vec![vec![1], vec![5], vec![9], vec![8, 9, 10], (1..=9).collect(), vec![count - 1]];
@@ -279,7 +279,7 @@ fn name(at: usize) -> String {
     format!("table/step_{at:05}.pt")
 }
 
-/// What a tensor of the file holds, and the file made anew from what came back: so checksums are right as well.
+/// The content of a tensor, and the file made anew from the restored tensors, so that checksums are right as well.
 #[track_caller]
 fn is_whole_zip(read: &[u8]) {
     let description = container::describe(&read.to_vec()).unwrap();
@@ -297,7 +297,7 @@ fn is_whole_zip(read: &[u8]) {
     assert!(checked > 4, "{checked}");
 }
 
-/// A row that was not used since the state before reads as it did.
+/// A row that was not used since the last state reads the same.
 #[track_caller]
 fn rows_that_rest_stay(rest: &Rest, at: usize) {
     let extent = entry(rest.object(&name(at)).index(), "model/table.weight").extent.clone();
@@ -357,7 +357,7 @@ fn tables_and_adagrads_sums() {
     }
 }
 
-/// Those of 8 MiB have their first and last pages in the skeleton, and a copy in 16 bits has the pages that match.
+/// Tensors of 8 MiB have their first and last pages in the skeleton, and a copy in 16 bits has the matching pages.
 #[test]
 fn large_tensors() {
     let mut adam = Adam::new(0.999, 4, |random| vec![Parameter::new("a.weight", Dtype::F32, &[1061, 2003], random)]);

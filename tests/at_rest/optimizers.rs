@@ -1,5 +1,5 @@
-//! Optimizers other than Adam, by their papers and torch's sources: each slot comes back so that what its optimizer does with it
-//! is safe.
+//! Optimizers other than Adam, by their papers and torch's sources: each slot comes back so that its optimizer can use
+//! it safely.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +12,25 @@ use super::series::{Dtype, Random, Rest, Tensor};
 use super::sound::{sound, values};
 use super::torch::{self, Value};
 
-/// One parameter: its value, its slots, and how large each element's gradients are.
+/// One parameter: its value, its slots, and the size of each element's gradients.
 struct Parameter {
     weight: Tensor,
     slots: Vec<Tensor>,
     scale: Vec<f64>,
 }
 
-/// An optimizer: its slots, and one step of one element. `slots` are as they were, the gradient, the number of the step.
+/// An optimizer: its slots, and one step of one element. The arguments are the old slots, the gradient, and the number
+/// of the step.
 pub(crate) struct Optimizer {
     slots: &'static [&'static str],
     step: fn(w: &mut f64, slots: &mut [f64], gradient: f64, number: i32),
-    /// What each slot is stored as.
+    /// The coding of each slot.
     codecs: &'static [&'static str],
-    /// Most of the whole file that a difference takes under balanced and compact, in percent.
+    /// The largest share of the whole file that a difference takes under balanced and compact, in percent.
     share: [f64; 2],
 }
 
-/// Transformer Engine's and apex's, whose `master_param` the parameter is a copy of.
+/// Adam of Transformer Engine and apex: the parameter is a copy of `master_param`.
 const MASTERS: Optimizer = Optimizer {
     slots: &["exp_avg", "exp_avg_sq", "master_param"],
     step: |w, s, g, n| {
@@ -162,7 +163,7 @@ const AMSGRAD: Optimizer = Optimizer {
     share: [7.0, 5.0],
 };
 
-/// Averages quotients by the same names as Adam, so it is none.
+/// Its slots have Adam's names, but average quotients, so it is another optimizer.
 const ADOPT: Optimizer = Optimizer {
     slots: &["exp_avg", "exp_avg_sq"],
     step: |w, s, g, n| {
@@ -176,7 +177,7 @@ const ADOPT: Optimizer = Optimizer {
     share: [70.0, 70.0],
 };
 
-/// Those with slots that are stored as none of Adam's is.
+/// Those with slots that have other codings than Adam's.
 pub(crate) const UNLIKE_ADAM: [(&str, &Optimizer); 4] =
     [("lion", &LION), ("adamax", &ADAMAX), ("centered", &CENTERED), ("rprop", &RPROP)];
 
@@ -212,7 +213,7 @@ fn name(at: usize) -> String {
     name_in("run", at)
 }
 
-/// A file of a run that has no place of its own.
+/// A file of a run without its own directory.
 pub(crate) fn name_in(run: &str, at: usize) -> String {
     format!("{run}/step_{at:05}.pt")
 }
@@ -262,7 +263,7 @@ fn codec_of(index: &Index, slot: &str) -> Vec<&'static str> {
     of_slot.map(|tensor| tensor.coding.codec()).collect()
 }
 
-/// Every state of both profiles is sound, is stored as it should be and as small, and stays what it is whatever goes.
+/// Every state of both profiles is sound, has the expected coding and size, and stays the same whatever goes.
 #[track_caller]
 fn is_small_and_safe(optimizer: &Optimizer) {
     for (profile, most) in ["balanced", "compact"].into_iter().zip(optimizer.share) {
@@ -341,8 +342,8 @@ fn what_only_bears_the_names_of_adam_is_exact() {
     is_small_and_safe(&ADOPT);
 }
 
-/// The average of a gradient that never changes is the root of the average of its squares: then the difference is 0 but for
-/// roundings, and must not become negative.
+/// The average of a constant gradient is the root of the average of its squares. Then the difference is 0 but for
+/// rounding, and must not become negative.
 #[test]
 fn a_centered_pair_on_the_edge() {
     let mut random = Random(9);
@@ -351,7 +352,7 @@ fn a_centered_pair_on_the_edge() {
     for at in 1..=6 {
         let Parameter { weight, slots, scale } = &mut parameters[0];
         for (i, scale) in scale.iter().enumerate() {
-            // Some have no gradient at all, some one that is always the same, the others one that changes.
+            // Some elements have no gradient at all, some a constant one, the others a changing one.
             let share = [0.0, 1.0 - 1e-6, 0.999, 0.7, 0.05 * random.normal().clamp(-9.0, 9.0)][(i % 23).min(4)];
             slots[0].values[i] = if i % 23 == 0 { 0.0 } else { round(Dtype::F32, scale * scale) };
             slots[1].values[i] = round(Dtype::F32, share * scale);
@@ -362,7 +363,7 @@ fn a_centered_pair_on_the_edge() {
     }
     rest.settle();
     for at in 1..6 {
-        // `sound` has what must hold of the difference.
+        // `sound` checks the difference.
         let index = sound(&rest, &name(at));
         assert_eq!((codec_of(&index, "grad_avg"), codec_of(&index, "square_avg")), (vec!["moment"], vec!["log"]));
         let means = index.tensors.iter().find(|tensor| tensor.path.ends_with("/grad_avg")).unwrap();
@@ -372,7 +373,7 @@ fn a_centered_pair_on_the_edge() {
     }
 }
 
-/// One NaN in a mean, and both of its pair are exact: the other alone could make their difference negative.
+/// One NaN in a mean makes both of its pair exact: quantizing only the other could make their difference negative.
 #[test]
 fn a_pair_of_which_one_does_not_fit_is_exact() {
     for (optimizer, slot) in [(&CENTERED, 1), (&ADAMAX, 0), (&AMSGRAD, 0)] {
@@ -396,7 +397,7 @@ fn a_pair_of_which_one_does_not_fit_is_exact() {
     }
 }
 
-/// A number more than an optimizer has, and it is another one.
+/// With one more number it is another optimizer.
 #[test]
 fn numbers_and_lists_count_as_state() {
     let mut random = Random(2);

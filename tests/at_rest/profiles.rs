@@ -1,4 +1,4 @@
-//! Who decides how faithfully a file is kept: rules by path and role, attributes, restores.
+//! The sources of a file's profile: rules by path and role, attributes, restores.
 
 use std::fs;
 use std::path::Path;
@@ -80,7 +80,7 @@ fn what_is_set_on_a_file_or_above_it_goes_before_the_rules() {
     mark(&rest, "run/deep", "balanced");
     mark(&rest, "run/deep/step_3.safetensors", "exact");
     mark(&rest, "best", "compact");
-    // What nobody can set in a mount is not looked at.
+    // Attributes that nobody can set in a mount are ignored.
     mark(&rest, "best/step_3.safetensors", "finest");
     rest.settle();
     let lossy = |kind: &str, at: usize| is_lossy(&rest, &format!("{kind}/step_{at}.safetensors"));
@@ -88,7 +88,7 @@ fn what_is_set_on_a_file_or_above_it_goes_before_the_rules() {
     assert_eq!([lossy("best", 2), lossy("best", 3)], [true, true]);
     assert_eq!([lossy("run/deep", 2), lossy("run/deep", 3), lossy("run/deep", 4)], [true, false, true]);
     assert_eq!(rest.object("best/step_2.safetensors").index().profile, "compact");
-    // It lies on the stub as it lay on the file.
+    // The stub has it, as the file had.
     let kept = xattr::get(rest.path("run/deep/step_3.safetensors"), PROFILE).unwrap();
     assert_eq!(kept.as_deref(), Some(&b"exact"[..]));
 }
@@ -121,7 +121,7 @@ impl Run {
         Run { rest, archive, states: states(24) }
     }
 
-    /// Saves a state with the time of now: restores and states are put in order by that.
+    /// Saves a state with the present time: restores and states are ordered by time.
     fn save(&mut self, at: usize) {
         self.archive.opened_for_writing(Path::new(&step(at)));
         let path = self.rest.path(&step(at));
@@ -132,10 +132,11 @@ impl Run {
         until(|| self.archive.queue().queued == 0);
     }
 
-    /// Training goes on from a state; returns when that is written.
+    /// Training resumes from a state; returns when that is recorded.
     fn restore(&self, at: usize) {
         let before = self.restores();
-        // The kernel stamps files by ticks: what was written within the one of a restore would count as written after it.
+        // The kernel stamps files by ticks: a file written in the same tick as a restore would count as written after
+        // it.
         std::thread::sleep(std::time::Duration::from_millis(20));
         self.archive.restored(self.rest.id(&step(at)));
         until(|| self.remembered().iter().map(|lineage| lineage.restores).sum::<u32>() > before);
@@ -156,7 +157,7 @@ impl Run {
 
     fn reopen(&mut self) {
         self.archive.stop();
-        // Of the store that is open, so that its lock goes.
+        // The id of the open store, so that its lock goes.
         let closed = std::mem::replace(&mut self.archive, Rest::new().open());
         drop(closed);
         self.archive = self.rest.open();
@@ -171,7 +172,7 @@ fn a_lineage_that_was_restored_more_often_than_expected_goes_on_finer() {
     (1..=5).for_each(|at| run.save(at));
     assert!(is_lossy(&run.rest, &step(4)));
     run.restore(3);
-    // The file that was the newest when training went on from an older one descends from none of that.
+    // The newest file at the time of a restore from an older one does not descend from that restore.
     (6..=7).for_each(|at| run.save(at));
     assert_eq!(
         (made_as(&run.rest, 6).as_str(), run.generations(5).as_str(), run.generations(6).as_str()),
@@ -179,7 +180,7 @@ fn a_lineage_that_was_restored_more_often_than_expected_goes_on_finer() {
     );
     // Again within the minute: the same restore, read by another rank.
     run.archive.restored(run.rest.id(&step(3)));
-    // What is lossless costs nothing.
+    // Reading a lossless state is no restore.
     run.archive.restored(run.rest.id(&step(1)));
     run.restore(6);
     assert_eq!(run.restores(), 2);

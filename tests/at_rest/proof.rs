@@ -1,9 +1,9 @@
-//! What may lose anything: proven parameters, above a floor; and nothing else.
+//! Only proven parameters become lossy, and only above a floor.
 
 use super::adam::{Adam, Parameter};
 use super::series::*;
 
-/// Names of the tensors that are lossy in a series' third state, of five, whose tensors move by this much.
+/// Names of the lossy tensors in the third of five states, whose tensors move by this much.
 fn lossy(mut tensors: Vec<Tensor>, size: f64) -> Vec<String> {
     let mut random = Random(11);
     let mut rest = Rest::new();

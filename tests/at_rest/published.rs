@@ -1,4 +1,4 @@
-//! Published systems as profiles: through the archive and back, and what is left of a chain when some of it goes.
+//! Published systems as profiles: through the archive and back, and the rest of a chain when a part of it goes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use stepfs::tile::Coding;
 
 use super::series::{Dtype, Random, Rest, Tensor, decode, entry, model, safetensors, states, step, train};
 
-/// A settled series under a profile, and what each released state reads as.
+/// A settled series under a profile, and the bytes of each released state.
 fn series(profile: &str, count: usize) -> (Rest, BTreeMap<usize, Vec<u8>>) {
     let mut rest = Rest::under(profile);
     for (at, state) in states(count).iter().enumerate() {
@@ -38,7 +38,7 @@ fn every_system_is_a_profile() {
                 let whole = at == 1 && !system.system().stands_alone();
                 assert_eq!(of(name).is_external(), !whole, "{system} {at}: {name} is {:?}", of(name));
             }
-            // fp64 is none of theirs, integers are nobody's, and the others are not proven to be trained.
+            // No system takes fp64, and no codec takes integers; nothing proves that the others are trained.
             for name in ["c.weight", "ids", "frozen.weight", "a.bias"] {
                 assert!(!of(name).is_lossy(), "{system}: {name} is {:?}", of(name));
             }
@@ -60,7 +60,7 @@ fn each_state_is_a_difference_to_the_one_before_and_a_chain_ends() {
     }
 }
 
-/// Removes states, settles, and looks at the others.
+/// Removes states, settles, and compares the others.
 fn remove(rest: &Rest, gone: impl IntoIterator<Item = usize>, read: &BTreeMap<usize, Vec<u8>>) {
     gone.into_iter().for_each(|at| fs::remove_file(rest.path(&step(at))).unwrap());
     rest.settle();
@@ -93,7 +93,7 @@ fn whatever_goes_the_others_keep_their_bytes_and_their_errors() {
 fn a_merged_chain_goes_on_as_if_nothing_had_gone() {
     let (rest, read) = series("lc-3", 14);
     let mut without = rest.copied();
-    // All but the newest: it has to stand by itself.
+    // All but the newest, which then has no parent.
     remove(&without, 1..13, &read);
     let left = without.object(&step(13));
     assert_eq!((left.header().parent, entry(left.index(), "a.weight").coding), (None, Coding::ExternalKey));

@@ -1,4 +1,4 @@
-//! The policy of `stepfs.toml` on stores that are not mounted: what goes, what stays, and what a crash leaves.
+//! The policy of `stepfs.toml` on stores that are not mounted: removed files, kept files, and the state after a crash.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ fn rule(glob: &str, keep: &str) -> String {
     format!("[[retention]]\nglob = {glob:?}\n{keep}\n")
 }
 
-/// `stepfs gc ARGS... STORE`: exit code, and what it said.
+/// `stepfs gc ARGS... STORE`: exit code and output.
 fn gc(rest: &Rest, args: &[&str]) -> (i32, String) {
     let done = Command::new(env!("CARGO_BIN_EXE_stepfs")).arg("gc").args(args).arg(rest.root()).output().unwrap();
     let said = String::from_utf8(done.stdout).unwrap() + &String::from_utf8(done.stderr).unwrap();
@@ -38,7 +38,7 @@ fn report(rest: &Rest, args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&said).unwrap()
 }
 
-/// Paths that a report says go, in its order.
+/// Paths that a report removes, in its order.
 fn going(report: &serde_json::Value) -> Vec<String> {
     let lines = report["checkpoints"].as_array().unwrap().iter();
     lines.filter(|line| line["verdict"] == "remove").map(|line| line["path"].as_str().unwrap().to_string()).collect()
@@ -70,7 +70,7 @@ fn names(rest: &Rest, directory: &str) -> Vec<String> {
     names
 }
 
-/// Changes when everything in the tree was written, by so much.
+/// Shifts the times of all files in the tree.
 fn older(rest: &Rest, path: &str, seconds: u64) {
     let path = rest.path(path);
     let modified = fs::metadata(&path).unwrap().modified().unwrap() - Duration::from_secs(seconds);
@@ -123,7 +123,7 @@ fn a_dry_run_says_what_gc_then_does() {
         rest.faithful(&name);
     }
     assert_eq!(fs::read(rest.path(&step(12))).unwrap(), rest.written[&step(12)]);
-    // And a second time there is nothing to do.
+    // A second run has nothing to do.
     let before = all(&rest.root().join("tree"));
     assert_eq!(going(&report(&rest, &[])), [""; 0]);
     assert_eq!(all(&rest.root().join("tree")), before);
@@ -218,7 +218,7 @@ fn shards_are_one_checkpoint_and_versions_go_as_elasticdl_has_it() {
     let mut rest = with(&(rule("versions/version-*", "keep_checkpoint_max = 2") + &rule("flat/*", "keep_last = 1")));
     for version in [8, 9, 10, 11, 12] {
         for shard in 0..2 {
-            // Of 12 one shard is still to come, and of 9 one is missing for ever.
+            // One shard of 12 is still to come, and one of 9 is missing for ever.
             if !matches!((version, shard), (12, 1) | (9, 0)) {
                 rest.write(&format!("versions/version-{version}/variables-{shard}-of-2.ckpt"), b"model");
             }
@@ -274,7 +274,7 @@ fn names_may_be_anything() {
     }
 }
 
-/// Nobody serves the tree, but something happens just before the file of a given number is removed.
+/// Nobody serves the tree. Something happens just before the file of a given number is removed.
 struct Meddler {
     rest: AtRest,
     archive: OnceLock<std::sync::Weak<Archive>>,
@@ -307,7 +307,7 @@ impl Namespace for Meddler {
     }
 }
 
-/// Runs the policy while somebody meddles.
+/// Runs the policy while somebody interferes.
 fn meddle(rest: &Rest, what: fn(&Archive, &Path, usize) -> io::Result<()>) -> GcReport {
     let archive = rest.open();
     let count = AtomicUsize::new(0);
@@ -357,7 +357,7 @@ fn what_is_opened_or_pinned_meanwhile_stays() {
 fn what_could_not_go_just_then_goes_soon_without_any_news() {
     let rest = two_directories();
     let archive = rest.open();
-    // Open this moment, as a file that a reader has just asked for.
+    // Open at this moment, as a file that a reader has just asked for.
     let what = |_: &Archive, _: &Path, count| if count < 1 { Err(io::Error::other("in use")) } else { Ok(()) };
     let meddler =
         Meddler { rest: AtRest::of(archive.store()), archive: OnceLock::new(), count: AtomicUsize::new(0), what };
@@ -418,7 +418,7 @@ fn a_checkpoint_that_cannot_be_read_is_not_the_newest() {
     let text = fs::read_to_string(&settings).unwrap();
     fs::write(&settings, text.replace("keep_last = 1", "keep_last = 100")).unwrap();
     rest.settle();
-    // 4 is the newest and resident; without it, 3 is, whose object is gone.
+    // Step 4 is the newest, and resident. Without it step 3 would be the newest, but its object is gone.
     fs::remove_file(rest.path(&step(4))).unwrap();
     fs::remove_file(rest.object_path(&step(3))).unwrap();
     fs::write(&settings, text).unwrap();

@@ -16,7 +16,7 @@ use super::series::Rest;
 const DIRECTORIES: usize = 2000;
 const FILES: usize = 10;
 
-/// Fills the store with released files, each with an object of its own that is a copy of one but for its name.
+/// Fills the store with released files. Each has its own object, a copy of one object under another name.
 fn fill(root: &Path) -> PathBuf {
     let mut rest = Rest::new();
     for at in 1..=2 {

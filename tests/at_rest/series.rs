@@ -1,4 +1,4 @@
-//! A store at rest, small checkpoints of a training that never was, and what comes back.
+//! A store at rest, small checkpoints of an invented training, and their comparison after a release.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -56,7 +56,7 @@ impl Tensor {
 
     pub(crate) fn update(&mut self, size: f64, random: &mut Random) {
         for value in &mut self.values {
-            // Integers are like the state of a generator: nothing of what they were helps.
+            // Integers are like the state of a generator: earlier values do not help.
             *value += if self.dtype == Dtype::I64 { (1e6 * random.normal()).round() } else { size * random.normal() };
         }
     }
@@ -87,7 +87,7 @@ pub(crate) fn model(random: &mut Random) -> Vec<Tensor> {
     ]
 }
 
-/// Training goes on: everything moves but what is frozen.
+/// Training continues: everything moves but the frozen tensor.
 pub(crate) fn train(model: &mut [Tensor], size: f64, random: &mut Random) {
     model.iter_mut().filter(|t| t.name != "frozen.weight").for_each(|t| t.update(size, random));
 }
@@ -110,7 +110,7 @@ pub(crate) fn states(count: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// A store in a directory of its own, and what was written into its tree.
+/// A store in a directory of its own, and the bytes that were written into its tree.
 pub(crate) struct Rest {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) written: BTreeMap<String, Vec<u8>>,
@@ -188,7 +188,7 @@ impl Rest {
         self.written.insert(name.to_string(), bytes.to_vec());
     }
 
-    /// Does all that there is to do, and closes the store.
+    /// Does all pending work, and closes the store.
     pub(crate) fn settle(&self) {
         let archive = self.open();
         work(&archive);
@@ -224,7 +224,7 @@ impl Rest {
         path_of(&self.root().join("objects"), self.id(name))
     }
 
-    /// What a reader of the file gets, decoded as a stream if it is released.
+    /// The bytes that a reader of the file gets, decoded as a stream if it is released.
     pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>, ReadError> {
         match self.stub(name) {
             Some(stub) => {
@@ -235,8 +235,8 @@ impl Rest {
         }
     }
 
-    /// Compares what comes back with what was written: tensors on a lattice within their bound, all else exactly.
-    /// Returns the object's index.
+    /// Compares restored bytes with written bytes: tensors on a lattice within their bound, all else exactly. Returns
+    /// the object's index.
     #[track_caller]
     pub(crate) fn faithful(&self, name: &str) -> Index {
         let (written, read) = (&self.written[name], self.read(name).unwrap());
@@ -246,7 +246,7 @@ impl Rest {
     }
 }
 
-/// Compares what comes back of a file with what was written, as the index of its object says that it must be.
+/// Compares a restored file with the written one, by the rules that its object's index states.
 #[track_caller]
 pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]) {
     assert_eq!(read.len(), written.len());
@@ -254,7 +254,7 @@ pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]
     let mut end = 0;
     for tensor in &index.tensors {
         let (from, to) = (tensor.extent.start as usize, tensor.extent.end as usize);
-        same(&read[end..from], &written[end..from], &format!("what is before {}", tensor.path));
+        same(&read[end..from], &written[end..from], &format!("the part before {}", tensor.path));
         end = to;
         match tensor.coding.step() {
             None if tensor.coding.is_external() => {
@@ -273,7 +273,7 @@ pub(crate) fn is_faithful(name: &str, index: &Index, written: &[u8], read: &[u8]
         }
     }
     same(&read[end..], &written[end..], "the end");
-    // Whoever reads it with the format's own library finds the same tensors.
+    // The format's own library finds the same tensors.
     let (was, is) = (SafeTensors::deserialize(written).unwrap(), SafeTensors::deserialize(read).unwrap());
     for (name, tensor) in was.tensors() {
         let same = is.tensor(&name).unwrap();

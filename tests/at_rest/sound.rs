@@ -1,5 +1,5 @@
-//! Whether what comes back is what may come back, judged by the numbers in both files: none of the product's own checks is
-//! asked.
+//! Whether restored bytes are allowed, judged by the numbers in both files alone: it uses none of the product's own
+//! checks.
 
 use stepfs::codec::Dtype;
 use stepfs::codec::moment::Rule;
@@ -25,13 +25,13 @@ fn precision(dtype: Dtype) -> (f64, f64) {
     match dtype {
         Dtype::F16 => (2f64.powi(-24), 2f64.powi(-11)),
         Dtype::Bf16 => (2f64.powi(-133), 2f64.powi(-8)),
-        // The quotient is computed in it as well.
+        // The quotient is computed in this type as well.
         Dtype::F32 => (2f64.powi(-149), 2f64.powi(-21)),
         _ => (f64::MIN_POSITIVE, 2f64.powi(-50)),
     }
 }
 
-/// A tensor as it was written and as it comes back.
+/// A tensor as written and as restored.
 struct Both<'a> {
     entry: &'a TensorEntry,
     was: Vec<f64>,
@@ -61,15 +61,15 @@ impl Both<'_> {
         assert!((error..=most).contains(&entry.max_abs_error), "{}: {error}, not {}", entry.path, entry.max_abs_error);
     }
 
-    /// A second moment: 0 only where it was, never below, within `octaves`.
+    /// A second moment: 0 only where it was 0, never below, within `octaves`.
     #[track_caller]
     fn is_second_moment(&self, unit: u32) {
         self.are_finite();
         let path = &self.entry.path;
-        // A half of the step, or three quarters where values that moved little stay what they were; and what rounding takes.
+        // Half of the step, or three quarters where values that moved little stay the same; plus the rounding error.
         let most = f64::from(unit) / 65536.0 * (0.75 + 1.0 / 16.0);
         assert!(self.entry.bound <= most, "{path}: {} of {most}", self.entry.bound);
-        // Octaves are told by straight lines between powers of two.
+        // Octaves are measured by straight lines between powers of two.
         let most = self.entry.bound + 0.0861;
         for (was, is) in self.pairs() {
             assert!(was >= 0.0 && is >= 0.0 && is.is_sign_positive(), "{path}: {was} became {is}");
@@ -79,8 +79,8 @@ impl Both<'_> {
         }
     }
 
-    /// A first moment whose second is `second`: an update is never inflated by more than its rule allows, or not at all, and no
-    /// sign flips.
+    /// A first moment whose second is `second`: an update never grows by more than its rule allows, or not at all, and
+    /// no sign flips.
     #[track_caller]
     fn is_first_moment(&self, second: &Both, step: f64, rule: Rule) {
         self.are_finite();
@@ -95,7 +95,7 @@ impl Both<'_> {
             let grows = if rule == Rule::Inward { 0.0 } else { step * Rule::Root.steps() };
             let most = (ratio + grows) * (1.0 + rounding) + least / divisor(v_is);
             if rule == Rule::Inward {
-                // What centered RMSprop divides by the root of.
+                // Centered RMSprop divides by the root of this.
                 let (left, left_is) = ((v - m * m) / v, (v_is - m_is * m_is) / v_is);
                 assert!(left_is >= left && (left_is > 0.0 || left <= 0.0), "{path}: {m}, {v} became {m_is}, {v_is}");
             }
@@ -106,9 +106,9 @@ impl Both<'_> {
 }
 
 impl Both<'_> {
-    /// In units of the size of rows and columns, which are computed once more here: no sign flips; by `Rule::Sign` none is lost,
-    /// else no element is off by more than half a step. Sizes of small
-    /// tensors are stored in quarters of an octave.
+    /// In units of the size of rows and columns, computed here once more. No sign flips. By `Rule::Sign` no sign is
+    /// lost; otherwise no element is off by more than half a step. Sizes of small tensors are stored in quarters of an
+    /// octave.
     #[track_caller]
     fn is_sized(&self, step: f64, rule: Rule) {
         self.are_finite();
@@ -136,7 +136,7 @@ impl Both<'_> {
     }
 }
 
-/// Compares a released file with what was written; returns its index.
+/// Compares a released file with the written one; returns its index.
 #[track_caller]
 pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
     let (written, read) = (&rest.written[name], rest.read(name).unwrap());
@@ -152,7 +152,7 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
     for (entry, number) in index.tensors.iter().zip(0..) {
         let range = range(entry);
         if index.container == "safetensors" {
-            assert!(read[end..range.start] == written[end..range.start], "{name}: what is before {}", entry.path);
+            assert!(read[end..range.start] == written[end..range.start], "{name}: the part before {}", entry.path);
         }
         end = range.end;
         match entry.coding {
@@ -160,7 +160,7 @@ pub(crate) fn sound(rest: &Rest, name: &str) -> Index {
                 assert!(read[range.clone()] == written[range], "{name}: {} differs", entry.path);
             }
             Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
-                // What was a table by rows before its base went has their bounds.
+                // A tensor that was a table by rows before its base went has their bounds.
                 let was_rows = matches!(entry.coding, Coding::LatticeWithKeyframe { .. }) && entry.bound > step / 2.0;
                 assert!(entry.bound == step / 2.0 || was_rows, "{}: {}, step {step}", entry.path, entry.bound);
                 both(number).is_within_bound();

@@ -1,8 +1,8 @@
-//! Files as `torch.save` writes them, from a value like the one it is given.
+//! Files as `torch.save` writes them, made from a description.
 
 use super::series::{Dtype, Tensor};
 
-/// What a checkpoint consists of.
+/// The parts of a checkpoint.
 pub(crate) enum Value {
     Dict(Vec<(Value, Value)>),
     List(Vec<Value>),
@@ -29,7 +29,7 @@ pub(crate) fn optimizer(state: Vec<Value>) -> Value {
     Value::named([("state", Value::numbered(state)), ("param_groups", Value::List(vec![group]))])
 }
 
-/// The file, and where in it each tensor's bytes are, in their order.
+/// The file, and the offset of each tensor's bytes, in their order.
 pub(crate) fn save(value: &Value) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
     let (mut pickle, mut storages) = (vec![0x80, 2], Vec::new());
     put(value, &mut pickle, &mut storages);

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the corpus of the container tests: small checkpoints by the real writers, hostile files, and what must be
-found in them. Needs torch, numpy and safetensors; the tests themselves need none of them.
+"""Writes the corpus of the container tests: small checkpoints by the real writers, hostile files, and the expected results. Needs
+torch, numpy and safetensors; the tests themselves need none of them.
 
-  good/NAME and good/expected.json   files, and their tensors as Python finds them; an optimizer's are not told apart
+  good/NAME and good/expected.json   files, and their tensors as Python finds them; tensors of an optimizer have one common
+  role
   pairs/NAME.before, NAME.after      the same checkpoint with a few tensors altered, both written by the same writer
   bad/NAME                           inputs that must end as opaque or sane
 
-The expected offsets do not come from stepfs's way of reading: torch itself tells them, by loading into FakeTensors.
+The expected offsets do not come from stepfs's reader: torch itself gives them, by loading into FakeTensors.
 """
 
 import collections
@@ -55,7 +56,7 @@ def walk(value, path, out):
 
 
 def list_torch(name, role):
-    """Expected tensors of a torch file; `role` maps a path to a role, by the one who wrote the checkpoint."""
+    """Expected tensors of a torch file; `role` maps a path to a role, by the writer of the checkpoint."""
     with FakeTensorMode():
         loaded = torch.load(os.path.join(HERE, "good", name), weights_only=False)
     found = {}
@@ -234,7 +235,7 @@ def torch_files():
 
     for name, craft in CRAFTED.items():
         open(good(name), "wb").write(craft(open(good("tied.pt"), "rb").read()))
-        # FakeTensors know only torch's own layout: the same tensors, at the offsets that zipfile finds.
+        # FakeTensors support only torch's own layout: the same tensors, at the offsets that zipfile finds.
         keys = {offset: key for key, offset in offsets("tied.pt").items()}
         moved = offsets(name)
         tensors = [dict(t, offset=moved[keys[t["offset"]]]) for t in good_list("tied.pt")]
@@ -370,7 +371,7 @@ def pairs():
 
 
 def torch_zip(pickled, storages=(), extra=()):
-    """A zip of torch's layout around a pickle of one's own."""
+    """A zip of torch's layout around a given pickle."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as z:
         for name, data in [("archive/data.pkl", pickled), ("archive/byteorder", b"little"),

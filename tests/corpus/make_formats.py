@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes formats/NAME, formats/expected.json and formats_pairs/NAME.before and .after: legacy files of torch.save, npy and npz, as
-`make.py` does for other formats, in the same words. Files with one stem have the same tensors. Needs torch, numpy and safetensors.
+"""Writes formats/NAME, formats/expected.json and formats_pairs/NAME.before and .after: legacy files of torch.save, npy and npz.
+The layout is that of `make.py`. Files with one stem have the same tensors. Needs torch, numpy and safetensors.
 """
 
 import io

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes hdf5/NAME, hdf5/expected.json and hdf5_pairs/NAME.before and .after: files of h5py and Keras, as `make_formats.py` does for
-other formats, in the same words. Needs h5py, keras and torch.
+"""Writes hdf5/NAME, hdf5/expected.json and hdf5_pairs/NAME.before and .after: files of h5py and Keras. The layout is that of
+`make_formats.py`. Needs h5py, keras and torch.
 """
 
 import io
@@ -30,7 +30,7 @@ def role_of(path, dtype):
 
 
 def parts(dataset):
-    """Place, shape and, of a chunk, offsets."""
+    """Offset, shape and, for a chunk, its offsets in the tensor."""
     if not dataset.chunks:
         if dataset.id.get_offset() is not None:
             yield dataset.id.get_offset(), dataset.shape, None
@@ -42,7 +42,7 @@ def parts(dataset):
 
 
 def list_hdf5(name, kind="hdf5", data=None, start=0, unnoticed=()):
-    """Expected tensors of a file, by ascending offset; those below `unnoticed` are not looked at."""
+    """Expected tensors of a file, by ascending offset; those below `unnoticed` are left out."""
     tensors, by_offset = [], {}
 
     def visit(path, dataset):
@@ -72,7 +72,7 @@ def list_hdf5(name, kind="hdf5", data=None, start=0, unnoticed=()):
 
 
 def member(data, name="model.weights.h5"):
-    """Where a record of a zip begins, and its bytes."""
+    """The offset of a zip's record, and its bytes."""
     with zipfile.ZipFile(io.BytesIO(data)) as z:
         info = z.getinfo(name)
         start = info.header_offset + 30 + sum(struct.unpack("<HH", data[info.header_offset + 26:info.header_offset + 30]))

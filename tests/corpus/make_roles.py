@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes roles/NAME and roles/expected.json: small checkpoints of every optimizer and framework, and what each tensor in
-them is to training: {file: {path: [role, parameter's path or null, other moment's path or null]}}. What is expected comes
-from the ones who wrote the state, not from stepfs. Needs torch and safetensors.
+"""Writes roles/NAME and roles/expected.json: small checkpoints of every optimizer and framework, and the role of each tensor:
+{file: {path: [role, parameter's path or null, other moment's path or null]}}. The expected roles come from the writers of the
+state, not from stepfs. Needs torch and safetensors.
 """
 
 import json
@@ -62,7 +62,7 @@ def groups():
     want = expect_model(net, "model") | expect_state("adamw", net, state, "optimizer", "model", names)
     write("two_groups.pt", {"model": net.state_dict(), "optimizer": state}, want)
 
-    # Four layers alike, two in each group: nobody can tell from the file which is which.
+    # Four layers alike, two in each group: the file does not tell them apart.
     net = torch.nn.Sequential(*[torch.nn.Linear(4, 4, bias=False) for _ in range(4)], torch.nn.Linear(4, 2, bias=False))
     parts = [[net[0].weight, net[2].weight], [net[1].weight, net[3].weight, net[4].weight]]
     optimizer = torch.optim.AdamW([{"params": part} for part in parts])
@@ -137,7 +137,7 @@ def frameworks():
 
 
 def hostile():
-    """State that is not what it says, or not of an optimizer that is known: never a kind, never a weight."""
+    """State with a false name, or of an unknown optimizer: never a kind, never a weight."""
     groups = [{"params": [0, 1, 2]}]
     slot = lambda **more: {0: {"step": torch.tensor(1.0), **more}}
     m, v = torch.randn(4, 6), torch.rand(4, 6)

@@ -1,10 +1,10 @@
-//! No damage may make anything ask for memory without limit: all of this program has one.
+//! No damage may make stepfs ask for memory without limit: this whole program has a limit.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What all tests together may hold, and one may ask for at once: files here are below 200 KB. An index may be said to be up to
-/// 1 GiB long, but never longer than its object.
+/// The limits of all tests together, and of one request: files here are below 200 KB. An index may claim a length of up
+/// to 1 GiB, but never more than its object.
 const MOST: usize = 1 << 30;
 const MOST_AT_ONCE: usize = 64 << 20;
 
@@ -12,8 +12,8 @@ struct Limited;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator as it is, or refused with a null pointer, which the contract
-// of `GlobalAlloc` allows.
+// SAFETY: every call is passed on to the system's allocator as it is, or refused with a null pointer, which the
+// contract of `GlobalAlloc` allows.
 unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Bytes that changed at rest: always an error that says which object and tensor, never other bytes, and everything else is
-//! served; and what `stepfs verify --repair` saves of it.
+//! Bytes that changed at rest: always an error that names the object and tensor, never other bytes, and everything else
+//! is served. Also the files that `stepfs verify --repair` saves.
 
 mod limit;
 mod objects;

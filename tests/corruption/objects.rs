@@ -12,10 +12,10 @@ use stepfs::store::object::{FOOTER_BYTES, HEADER_BYTES, Object};
 use super::store::{Victim, each, is_full, paths};
 
 const STORES: [&str; 4] = ["adam", "published", "wide", "optimizers"];
-/// What a byte becomes: one bit, all bits, zero.
+/// The changes of a byte: one bit, all bits, zero.
 const CHANGES: [fn(u8) -> u8; 4] = [|byte| byte ^ 1, |byte| byte ^ 0x80, |byte| !byte, |_| 0];
 
-/// A place in an object, and what a read that needs it must name.
+/// A place in an object, and the names that the error of a read must give.
 struct Place {
     object: Id,
     at: u64,
@@ -25,7 +25,7 @@ struct Place {
     file: PathBuf,
 }
 
-/// Bytes of all objects that some read needs: all, or a sample in which the beginning of every structure is.
+/// Bytes of all objects that some read needs: all, or a sample that contains the beginning of every structure.
 fn places(victim: &Victim, stride: u64) -> Vec<Place> {
     let mut places = Vec::new();
     for (path, (id, _)) in &victim.files {
@@ -41,7 +41,7 @@ fn places(victim: &Victim, stride: u64) -> Vec<Place> {
         let first: BTreeSet<u64> = tensors.iter().map(|(from, ..)| *from).collect();
         let wanted = |at: &u64| {
             let edge = *at < HEADER_BYTES as u64 || *at >= len - FOOTER_BYTES as u64;
-            // Where a stride lands differs from object to object.
+            // The strides hit different places in each object.
             let spread = (at + u64::from(id.0[0]) * 7).is_multiple_of(stride);
             spread || first.contains(at) || edge && (at + u64::from(id.0[1])).is_multiple_of(stride.min(7))
         };
@@ -52,8 +52,8 @@ fn places(victim: &Victim, stride: u64) -> Vec<Place> {
     places
 }
 
-/// No changed byte of any object gives other bytes; the error names the object, and the tensor where there is one; and, of a
-/// sample, all other files are served. There is no byte of a golden object that nobody notices.
+/// No changed byte of any object gives other bytes. The error names the object, and the tensor if there is one. In a
+/// sample, all other files are served. Every byte of a golden object is noticed.
 #[test]
 fn every_byte_is_noticed_where_it_is_needed() {
     let harmless = Mutex::new(Vec::new());
@@ -72,7 +72,7 @@ fn every_byte_is_noticed_where_it_is_needed() {
                 let file = fs::File::options().read(true).write(true).open(&path).unwrap();
                 let mut byte = [0];
                 file.read_exact_at(&mut byte, place.at).unwrap();
-                // Of a sample each place gets another of the changes.
+                // In a sample each place gets another of the changes.
                 let turn = (place.at % 4) as usize;
                 let changes = if changes.len() > 1 { changes } else { &CHANGES[turn..turn + 1] };
                 for change in changes.iter().filter(|change| change(byte[0]) != byte[0]) {
@@ -126,7 +126,8 @@ fn no_length_but_its_own_will_do() {
                 for more in [&b"x"[..], &[0; 64], &[0; 5000], &whole] {
                     fs::write(&path, [&whole, more].concat()).unwrap();
                     let error = victim.check(&victim.objects(), file, "longer");
-                    // Twice the object is the object with something in between that nobody needs: its end says where its index is.
+                    // An object twice in a row is the object with unneeded bytes in between: its end gives the place of
+                    // its index.
                     assert_eq!(error.map(|error| error.object), Some(*id), "{store}, {} more", more.len());
                 }
                 fs::write(&path, &whole).unwrap();
@@ -156,7 +157,8 @@ fn pages_of_zeros_are_noticed() {
     victim.check_all("put back", |_| false);
 }
 
-/// Objects under the names of others, and others in the place of a directory, a pipe, a link: never waited for, never followed.
+/// Objects under the names of others; a directory, a pipe or a link in an object's place: never waited for, never
+/// followed.
 #[test]
 fn what_is_not_the_object_is_refused() {
     let victim = Victim::golden("adam");
@@ -202,14 +204,14 @@ fn what_is_not_the_object_is_refused() {
     check("no shard");
     fs::write(shard, b"x").unwrap();
     check("a file in the place of a shard");
-    // All of them, as in a store that was copied without.
+    // All of them, as in a store that was copied without its objects.
     fs::remove_dir_all(victim.root.join("objects")).unwrap();
     let (code, report) = victim.verify(&[]);
     assert_eq!((code, paths(&report)), (3, victim.files.keys().cloned().collect()), "{report}");
 }
 
-/// An object as it was before it was re-parented is another encoding of the same state: as good, as long as what it is a
-/// difference to is there; and an error that names that, when not.
+/// An object from before it was re-parented is another encoding of the same state. It is as good while its old parent
+/// is there; otherwise the error names the parent.
 #[test]
 fn an_older_encoding_is_as_good_or_an_error() {
     let before = super::series::Rest::of(6);
@@ -238,7 +240,7 @@ fn an_older_encoding_is_as_good_or_an_error() {
     assert!(older > 0);
 }
 
-/// `verify` names exactly the files that cannot be read, the object that is damaged, and nothing else.
+/// `verify` names exactly the unreadable files, the damaged object, and nothing else.
 #[test]
 fn verify_names_what_is_damaged_and_nothing_else() {
     for store in STORES {

@@ -1,4 +1,4 @@
-//! What `stepfs verify --repair` saves, and what it leaves.
+//! The files that `stepfs verify --repair` saves, and those that it leaves.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use stepfs::tile::Coding;
 use super::series::{Random, Rest, decode, step};
 use super::store::{Victim, is_full, paths, write_stub};
 
-/// Every file of a store but its lock, with content, mode and time: what a look must not change.
+/// Every file of a store but its lock, with content, mode and time: a check must not change them.
 fn snapshot(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let (mut found, mut rest) = (BTreeMap::new(), vec![root.to_path_buf()]);
     while let Some(path) = rest.pop() {
@@ -30,7 +30,7 @@ fn snapshot(root: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     found
 }
 
-/// A look changes nothing, and says that all can be repaired; a repair saves it all; another one finds nothing to do.
+/// A check changes nothing, and says that all can be repaired. A repair saves it all. Another one finds nothing to do.
 #[track_caller]
 fn is_saved(victim: &Victim, what: &str) -> serde_json::Value {
     let before = snapshot(&victim.root);
@@ -40,7 +40,7 @@ fn is_saved(victim: &Victim, what: &str) -> serde_json::Value {
         report["damaged"].as_array().unwrap().iter().any(|damage| damage["remedy"].is_string()),
         "{what}: {report}"
     );
-    assert!(snapshot(&victim.root) == before, "{what}: a look changes nothing");
+    assert!(snapshot(&victim.root) == before, "{what}: a check changes nothing");
     let (code, report) = victim.verify(&["--repair"]);
     assert_eq!(code, 0, "{what}: {report}");
     assert!(!report["repaired"].as_array().unwrap().is_empty(), "{what}");
@@ -56,7 +56,7 @@ fn is_saved(victim: &Victim, what: &str) -> serde_json::Value {
 #[track_caller]
 fn is_kept(victim: &Victim, bytes: &[u8]) {
     let kept = fs::read_dir(victim.root.join("damaged")).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
-    assert!(kept.into_iter().any(|kept| kept == bytes), "what was damaged is in damaged/");
+    assert!(kept.into_iter().any(|kept| kept == bytes), "the damaged bytes are in damaged/");
 }
 
 fn ids(victim: &Victim) -> Vec<Id> {
@@ -84,7 +84,7 @@ fn a_wrong_byte_is_put_right_wherever_it_is() {
             for place in places {
                 let mut changed = fs::read(&path).unwrap();
                 let place = (place as usize).min(changed.len() - 1);
-                // Of what is long one bit only can be found by trying.
+                // In a long payload, trying finds a single bit only.
                 let short = !(HEADER_BYTES..index as usize).contains(&place);
                 changed[place] ^= if short && random.below(2) == 0 { 0x5a } else { 1 << random.below(8) };
                 fs::write(&path, &changed).unwrap();
@@ -116,8 +116,8 @@ fn objects_under_other_names_get_their_own() {
     is_saved(&victim, "swapped");
 }
 
-/// More than a byte is gone of every kind of part: found in a file with the same bytes, encoded as it was, so that what is a
-/// difference to it still is.
+/// More than a byte is lost of every kind of part. The repair finds a file with the same bytes and encodes it as
+/// before, so that differences to it stay valid.
 #[test]
 fn lost_parts_are_taken_from_a_file_with_the_same_bytes() {
     let mut codings = std::collections::BTreeSet::new();
@@ -126,7 +126,7 @@ fn lost_parts_are_taken_from_a_file_with_the_same_bytes() {
         let chains = whole.chains();
         for (path, (id, bytes)) in &whole.files {
             let object = whole.object(*id);
-            // What others are differences to is lost in a way that they may need.
+            // Lost is a part of a parent that its differences may need.
             let has_heirs = chains.iter().any(|(other, chain)| other != id && chain.contains(id));
             let parts: Vec<(String, Coding, u64, u32)> = (object.index().tensors.iter())
                 .flat_map(|t| t.tiles.iter().map(|tile| (t.path.clone(), t.coding, tile.offset, tile.stored)))
@@ -141,10 +141,10 @@ fn lost_parts_are_taken_from_a_file_with_the_same_bytes() {
                     continue;
                 }
                 if object.header().ordered {
-                    // Its file has rows in another order than what is decoded here.
+                    // Its file has rows in another order than the decoded object.
                     continue;
                 }
-                // With heirs and without is not the same.
+                // The results with and without heirs differ.
                 if !codings.insert(format!("{store} {} {has_heirs}", name_of(coding))) && !is_full() {
                     continue;
                 }
@@ -165,7 +165,7 @@ fn name_of(coding: Coding) -> String {
     format!("{coding:?}").split([' ', '{']).next().unwrap().to_string()
 }
 
-/// Two models have a tensor in common: what one loses of it the other has.
+/// Two models have a tensor in common: the other model still has the lost bytes.
 #[test]
 fn lost_parts_are_taken_from_other_objects() {
     let mut rest = Rest::under("exact");
@@ -197,7 +197,7 @@ fn lost_parts_are_taken_from_other_objects() {
     }
 }
 
-/// Of an object only its header is left.
+/// Only the header of an object is left.
 #[test]
 fn an_object_is_made_anew_from_a_file_or_its_files_name_another() {
     let victim = Victim::golden("adam");
@@ -211,7 +211,7 @@ fn an_object_is_made_anew_from_a_file_or_its_files_name_another() {
     is_kept(&victim, &whole[..whole.len() - 100]);
 }
 
-/// What a file is a difference to is gone, but its bytes are still there, and nothing is a difference to it.
+/// The parent of a file is gone, but the file's bytes are still there, and nothing is a difference to it.
 #[test]
 fn a_file_whose_base_is_lost_is_made_anew_from_its_bytes() {
     let victim = Victim::golden("adam");
@@ -235,7 +235,7 @@ fn a_file_whose_base_is_lost_is_made_anew_from_its_bytes() {
     assert!(decode(&victim.objects(), *id).unwrap() == *bytes);
 }
 
-/// Nothing has the bytes: nothing changes, and what is lost is named.
+/// Nothing has the bytes: nothing changes, and the report names the lost files.
 #[test]
 fn what_cannot_be_saved_is_left_and_named() {
     let victim = Victim::golden("adam");
@@ -273,7 +273,7 @@ fn stubs_are_written_again_where_one_object_only_can_be_meant() {
             2 => changed[4088..].fill(0),
             // The id.
             3 => changed[32 + random.below(16) as usize] ^= 0x21,
-            // All but id, with other zeros than there were.
+            // All but id, with other zeros than before.
             _ => changed[200..].fill(3),
         }
         file.write_all_at(&changed, 0).unwrap();
@@ -288,7 +288,7 @@ fn stubs_are_written_again_where_one_object_only_can_be_meant() {
     }
 }
 
-/// One stub has another store's id, all others this one's: it is written again, and no object is removed meanwhile.
+/// One stub has another store's id, all others this one's: it is rewritten, and no object is removed meanwhile.
 #[test]
 fn a_stub_with_another_id_whose_object_is_here_gets_this_one() {
     let rest = Rest::of(4);
@@ -306,7 +306,7 @@ fn a_stub_with_another_id_whose_object_is_here_gets_this_one() {
     is_saved(&victim, "another id");
 }
 
-/// A page of zeros in the place of a stub: a file of zeros, but for its length and time. Nothing is removed for it.
+/// A page of zeros in the place of a stub: a file of zeros, but for its length and time. It causes no removal.
 #[test]
 fn a_stub_that_became_zeros_is_found_by_its_object() {
     let rest = Rest::of(4);
@@ -351,7 +351,7 @@ fn settings_are_written_again() {
         assert_eq!(fs::read_to_string(&path).unwrap(), now);
         now
     };
-    // The id that stubs have, all else as it was.
+    // The stubs' id, all else as before.
     let wrong = text.replace(&id.to_string(), &Id([9; 16]).to_string());
     fs::write(&path, &wrong).unwrap();
     let (code, report) = victim.verify(&[]);
@@ -362,7 +362,7 @@ fn settings_are_written_again() {
     assert_eq!(fs::read_to_string(victim.root.join("stepfs.toml.damaged")).unwrap(), wrong);
     fs::write(&path, text.replace(&id.to_string(), "xyz")).unwrap();
     assert_eq!(repaired("no id"), text);
-    // Nothing is known of what was wanted: exact from now on.
+    // The wanted profile is unknown: exact from now on.
     for damaged in ["\u{0}\u{1}garbage", ""] {
         fs::write(&path, damaged).unwrap();
         assert_eq!(victim.verify(&[]).0, 1);
@@ -371,7 +371,7 @@ fn settings_are_written_again() {
     }
     fs::remove_file(&path).unwrap();
     repaired("gone");
-    // Nobody says whose store it is.
+    // Nothing tells whose store it is.
     let nobody = tempfile::tempdir().unwrap();
     for name in ["tree", "objects"] {
         fs::create_dir(nobody.path().join(name)).unwrap();
@@ -398,7 +398,7 @@ fn a_store_that_is_in_use_is_left_alone() {
     is_saved(&victim, "let go of");
 }
 
-/// Killed at any instant, a repair is gone on with by the next one.
+/// After a kill at any instant, the next repair finishes the work.
 #[test]
 fn a_repair_that_was_killed_is_gone_on_with() {
     let mut random = Random(77);
@@ -428,7 +428,7 @@ fn a_repair_that_was_killed_is_gone_on_with() {
     assert!(killed > 0);
 }
 
-/// Tensors that can still be read come out of a file of which others are lost.
+/// The readable tensors of a partly lost file are saved.
 #[test]
 fn what_can_be_read_of_a_damaged_file_comes_out_as_safetensors() {
     let rest = Rest::of(4);
@@ -455,7 +455,7 @@ fn what_can_be_read_of_a_damaged_file_comes_out_as_safetensors() {
         let same = all.tensor(&path).unwrap();
         assert!((tensor.dtype(), tensor.shape(), tensor.data()) == (same.dtype(), same.shape(), same.data()), "{path}");
     }
-    // Without its parent, what is a difference to it is lost, and nothing else.
+    // Without its parent, a difference is lost, and nothing else.
     fs::remove_file(rest.object_path(&step(1))).unwrap();
     let to = rest.dir.path().join("alone.safetensors");
     assert_eq!(salvage(&to).status.code(), Some(3));

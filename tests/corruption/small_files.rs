@@ -41,12 +41,12 @@ fn every_byte_of_a_stub() {
         file.set_len(len).unwrap();
     }
     assert!(victim.stub(&absolute).unwrap().is_some());
-    // Below 64 KiB there are none: what is left is a plain file.
+    // Below 64 KiB there are no stubs: the rest is a plain file.
     file.set_len(65_535).unwrap();
     assert_eq!(victim.stub(&absolute).unwrap(), None);
 }
 
-/// A stub of another store is a file; one that names an object of another length, or none, is an error.
+/// A stub of another store is a plain file. A stub that names an object of another length, or none, is an error.
 #[test]
 fn stubs_of_others() {
     let victim = Victim::golden("adam");
@@ -60,7 +60,7 @@ fn stubs_of_others() {
     write(&Stub { store: Id([1; 16]), object: Id([2; 16]), logical_len: len });
     assert_eq!(victim.stub(&absolute).unwrap(), None);
     assert_eq!(victim.verify(&[]).0, 0, "it is a plain file");
-    // Its object is here: then it is the store that has another id than it says.
+    // Its object is here, so the store has another id than it says.
     write(&Stub { store: Id([1; 16]), object: *own, logical_len: len });
     assert_eq!(victim.verify(&[]).0, 3);
     let other = victim.files.values().find(|(_, bytes)| bytes.len() as u64 != len).unwrap().0;
@@ -77,7 +77,7 @@ fn stubs_of_others() {
     }
 }
 
-/// Every byte of `stepfs.toml`: refused in words, or settings that say what the text says. Never another store's id.
+/// Every byte of `stepfs.toml`: refused with an explanation, or settings that equal the text. Never another store's id.
 #[test]
 fn every_byte_of_the_settings() {
     let victim = Victim::golden("wide");
@@ -95,7 +95,8 @@ fn every_byte_of_the_settings() {
                 assert!(!error.to_string().is_empty());
             }
             Ok(store) if store.id() == id => {}
-            // Another id that can be one: then no stub is one, and the files in the tree are what they are on the device.
+            // Another valid id: then no file counts as a stub, and the files in the tree show their bytes on the
+            // device.
             Ok(_) => assert_eq!(victim.verify(&[]).0, 3, "byte {at}"),
         }
     }
@@ -108,7 +109,7 @@ fn every_byte_of_the_settings() {
     victim.check_all("put back", |_| false);
 }
 
-/// Every byte of the record of restores: begun anew, and `verify` says so.
+/// Every byte of the record of restores: the record begins anew, and `verify` says so.
 #[test]
 fn every_byte_of_the_restores() {
     let rest = Rest::of(3);
@@ -131,7 +132,7 @@ fn every_byte_of_the_restores() {
     let (code, report) = victim.verify(&[]);
     assert_eq!(code, 3);
     assert!(report["damaged"][0]["error"].as_str().unwrap().starts_with("restores: "), "{report}");
-    // It keeps nobody from working, and a repair begins it anew.
+    // It stops nobody from working, and a repair begins it anew.
     rest.settle();
     assert_eq!(victim.verify(&["--repair"]).0, 0);
     assert!(victim.root.join("damaged/restores").exists());
@@ -160,6 +161,6 @@ fn every_byte_of_a_note() {
         assert_eq!(open(&bytes[..at]), before.modified, "length {at}");
     }
     assert_eq!(open(&[&bytes[..], b"x"].concat()), before.modified);
-    // As it was written, it is carried out.
+    // The unchanged note is applied.
     assert_eq!(open(&bytes), times.modified);
 }

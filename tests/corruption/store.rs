@@ -1,4 +1,4 @@
-//! A store with many codings, to be damaged: copies of the golden stores, and what they read as.
+//! A store with many codings, to be damaged: copies of the golden stores, and the bytes of their files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,7 +22,7 @@ pub(crate) fn is_full() -> bool {
 pub(crate) struct Victim {
     _dir: tempfile::TempDir,
     pub(crate) root: PathBuf,
-    /// Path in the tree, object, and what it reads as, before anything was damaged.
+    /// Path in the tree, object, and the bytes that it reads as without damage.
     pub(crate) files: BTreeMap<PathBuf, (Id, Vec<u8>)>,
 }
 
@@ -86,13 +86,13 @@ impl Victim {
         objects.all().into_iter().map(|header| (header.id, chain(header.id))).collect()
     }
 
-    /// Reads one file: what it was, or an error that names an object.
+    /// Reads one file: the original bytes, or an error that names an object.
     #[track_caller]
     pub(crate) fn check(&self, objects: &Objects, path: &Path, what: &str) -> Option<ReadError> {
         let (id, right) = &self.files[path];
         match decode(objects, *id) {
             Ok(read) => {
-                assert!(read == *right, "{what}: {} reads as something else", path.display());
+                assert!(read == *right, "{what}: {} reads as other bytes", path.display());
                 None
             }
             Err(error) => {
@@ -102,7 +102,7 @@ impl Victim {
         }
     }
 
-    /// Reads all files: those for which `may_fail` does not hold must be what they were. Returns those that are not.
+    /// Reads all files. Those for which `may_fail` does not hold must be the originals. Returns the others.
     #[track_caller]
     pub(crate) fn check_all(&self, what: &str, may_fail: impl Fn(&Path) -> bool) -> BTreeSet<PathBuf> {
         let objects = self.objects();
@@ -116,7 +116,7 @@ impl Victim {
         failed
     }
 
-    /// `stepfs verify`: its exit code, and what it says.
+    /// `stepfs verify`: its exit code and output.
     pub(crate) fn verify(&self, arguments: &[&str]) -> (i32, serde_json::Value) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stepfs"));
         let done = command.arg("verify").arg("--json").args(arguments).arg(&self.root).output().unwrap();
@@ -134,13 +134,13 @@ pub(crate) fn paths(report: &serde_json::Value) -> BTreeSet<PathBuf> {
     paths.map(|path| path.as_str().unwrap().into()).collect()
 }
 
-/// A directory that no device is waited for in, where there is one.
+/// A directory in memory, if there is one, so that no device is waited for.
 fn in_memory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
-/// Runs `check` for each of `all` on as many threads as there are processors, each with a victim of its own.
+/// Runs `check` for each of `all` on one thread per processor, each with its own victim.
 pub(crate) fn each<T: Sync>(all: &[T], victim: impl Fn() -> Victim + Sync, check: impl Fn(&Victim, &T) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -155,7 +155,7 @@ pub(crate) fn each<T: Sync>(all: &[T], victim: impl Fn() -> Victim + Sync, check
     });
 }
 
-/// Makes a file the stub that is described, as a copy between stores would.
+/// Makes a file the described stub, as a copy between stores would.
 pub(crate) fn write_stub(path: &Path, stub: &Stub) -> fs::File {
     let file = fs::File::create(path).unwrap();
     file.write_all_at(&stub.encode(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! Opens a store after a failure, lets it recover and go on, and holds it to what was promised (DESIGN section 1).
+//! Opens a store after a failure, lets it recover and continue, and checks the promises (DESIGN section 1).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -20,10 +20,10 @@ use super::live::{Run, What, directory, wait};
 use super::recorder::{Entry, Node, Op, Recorder};
 use super::series::{Random, decode, is_faithful};
 
-/// Steps that recoveries came by.
+/// Steps that recoveries took.
 pub(crate) static RECOVERIES: Mutex<BTreeSet<CrashPoint>> = Mutex::new(BTreeSet::new());
 
-/// The disk, where syncs take no time: what is on it is thrown away.
+/// The disk, with syncs that take no time: its content is thrown away.
 #[derive(Debug)]
 pub(crate) struct Unsynced {
     changed: Changed,
@@ -48,19 +48,20 @@ impl Device for Unsynced {
     }
 }
 
-/// What a path may be after a failure.
+/// The allowed states of a path after a failure.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Allowed {
     /// It may be missing.
     absent: bool,
     /// Nothing was promised of its bytes.
     anything: bool,
-    /// It may have been written from these, each with the file that has them.
+    /// It may have been written from these bytes, each with the file that has them.
     bytes: Vec<(Node, Arc<Vec<u8>>)>,
 }
 
 impl Run {
-    /// When a change of the directory of `path` was made durable after the change number `at`, among the first `done`.
+    /// The time when a change of the directory of `path` was made durable, after the change number `at`, among the
+    /// first `done`.
     fn synced_after(&self, path: &str, at: usize, done: usize) -> bool {
         let path = Path::new("store/tree").join(path);
         let directory = self.record.find(path.parent().unwrap());
@@ -72,7 +73,7 @@ impl Run {
                 _ => false,
             })
         };
-        // And so was that the directories above it are there.
+        // The same for the directories above it.
         let stands = |above: &Path| {
             let node = self.record.find(above);
             let made = log.iter().position(|entry| matches!(entry.op, Op::Create { node: of, .. } if Some(of) == node));
@@ -81,8 +82,8 @@ impl Run {
         synced(directory, at) && path.ancestors().skip(1).take_while(|above| above.parent().is_some()).all(stands)
     }
 
-    /// Whether a file that was written is promised to be there: its last handle was closed and it was sealed, or it was
-    /// fsynced and all directories above it were.
+    /// Whether a written file is promised to be there: its last handle was closed and it was sealed, or it was fsynced
+    /// and all directories above it were.
     fn is_promised(&self, node: Node, end: usize, done: usize) -> bool {
         let tree = self.record.find(Path::new("store/tree"));
         let mut synced = None;
@@ -92,7 +93,7 @@ impl Run {
                 Some(CrashPoint::FileSealed) | None if of == node => synced = Some(entry.point.is_some()),
                 Some(CrashPoint::NamesSealed) if Some(of) == tree && synced == Some(true) => return true,
                 None if Some(of) == tree && synced == Some(false) => return true,
-                // Another file is sealed; that one was forgotten.
+                // Another file is sealed; this one was forgotten.
                 Some(CrashPoint::FileSealed) if synced == Some(true) => synced = None,
                 _ => {}
             }
@@ -100,7 +101,7 @@ impl Run {
         false
     }
 
-    /// What each path may be once the first `done` changes were made.
+    /// The allowed states of each path once the first `done` changes were made.
     pub(crate) fn allowed(&self, done: usize) -> BTreeMap<&str, Allowed> {
         let mut paths: BTreeMap<&str, Allowed> = BTreeMap::new();
         let absent = || Allowed { absent: true, ..Allowed::default() };
@@ -135,7 +136,7 @@ impl Run {
         paths
     }
 
-    /// The same for the same promises.
+    /// Equal for equal promises.
     pub(crate) fn promised(&self, done: usize) -> u64 {
         let mut hash = std::hash::DefaultHasher::new();
         for (path, allowed) in self.allowed(done) {
@@ -156,8 +157,8 @@ impl Run {
             if matches!(entry.op, Op::Sync { node } if node == directory) || matches!(entry.op, Op::SyncAll) {
                 times.drain(..times.len() - 1);
             }
-            // What a user asked for is as if a program had done it. A crash in the instant in which a file is brought back
-            // is the one that a directory may show (docs/SEMANTICS.md).
+            // A user's command counts like a program's action. A crash at the instant of a recall may show in the
+            // directory's times (docs/SEMANTICS.md).
             let theirs = |point| {
                 matches!(
                     point,
@@ -179,7 +180,7 @@ impl Run {
     }
 }
 
-/// What a path of the tree reads as.
+/// The bytes of a path of the tree.
 #[derive(Clone, Debug, PartialEq)]
 enum Reads {
     Absent,
@@ -215,7 +216,7 @@ pub(crate) struct Failure<'a> {
 }
 
 impl Failure<'_> {
-    /// Where it happened, for reports.
+    /// Its place, for reports.
     pub(crate) fn words(&self) -> String {
         let entry = |at: Option<usize>| at.and_then(|at| self.run.record.log.get(at));
         let name = |at| {
@@ -229,7 +230,7 @@ impl Failure<'_> {
         format!("{}: after change {} ({before}), before {next}, luck {:?}", self.run.name, self.done, self.luck)
     }
 
-    /// Checks it, and what a second failure during recovery leaves if there is to be one.
+    /// Checks it, and the state after a second failure during recovery if there is to be one.
     pub(crate) fn check(&self, image: &Image, second: Option<u64>) {
         let dir = directory();
         let root = fs::canonicalize(dir.path()).unwrap();
@@ -239,7 +240,8 @@ impl Failure<'_> {
             return;
         };
         let mut random = Random(seed);
-        // Half of the time the process alone dies first: what it had not synced is there, and as little durable as before.
+        // Half of the time the process alone dies first: its unsynced changes are there, and as little durable as
+        // before.
         let recorder = Arc::new(match self.luck {
             Luck::All => Recorder::after_a_kill(&root, &self.run.record, self.done, changed),
             _ => Recorder::new(&root, changed),
@@ -267,7 +269,7 @@ impl Failure<'_> {
         }
     }
 
-    /// Answers what the objects decode to in the end.
+    /// Returns the decoded bytes of all objects at the end.
     fn recover(&self, root: &Path, io: Io) -> HashMap<Id, Arc<Vec<u8>>> {
         let path = root.join("store");
         let allowed = self.run.allowed(self.done);
@@ -299,7 +301,7 @@ impl Failure<'_> {
             if matches!(was, Reads::Decoded(..)) || newest == Some(path) {
                 assert!(
                     was.bytes() == is.bytes(),
-                    "{path}: what it reads as has changed: {} then {}",
+                    "{path}: its bytes have changed: {} then {}",
                     was.words(),
                     is.words()
                 );
@@ -309,7 +311,7 @@ impl Failure<'_> {
         objects.all().iter().map(|header| (header.id, Arc::new(decode(&objects, header.id).unwrap()))).collect()
     }
 
-    /// Reads every file that was ever there, and verifies every object.
+    /// Reads every file that ever existed, and verifies every object.
     fn look(&self, store: &Store, allowed: &BTreeMap<&str, Allowed>, when: &str) -> BTreeMap<String, Reads> {
         let objects = Objects::load(&store.objects(), |id, error| panic!("{when}: object {id}: {error}")).unwrap();
         let mut named = BTreeSet::new();
@@ -367,10 +369,10 @@ impl Failure<'_> {
         assert!(!allowed.bytes.is_empty(), "{when}: {path} is there; it was removed, durably");
         let exact = allowed.bytes.iter().any(|(_, written)| bytes == &***written);
         if !exact {
-            let Reads::Decoded(id, _) = reads else { panic!("{when}: {path}: plain, and not what was written") };
+            let Reads::Decoded(id, _) = reads else { panic!("{when}: {path}: plain, and not as written") };
             let object = Object::open(&store.objects(), *id).unwrap();
             let close = |(_, written): &&(Node, Arc<Vec<u8>>)| close_enough(path, &object, written, bytes);
-            assert!(allowed.bytes.iter().any(|written| close(&written)), "{when}: {path}: not what was written");
+            assert!(allowed.bytes.iter().any(|written| close(&written)), "{when}: {path}: not as written");
         }
         let metadata = fs::metadata(store.tree().join(path)).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o640, "{when}: {path}: mode");
@@ -383,7 +385,7 @@ impl Failure<'_> {
         let mut queue = vec![PathBuf::from("store/tree")];
         while let Some(path) = queue.pop() {
             let Some(node) = self.run.record.find(&path) else { continue };
-            // Made anew by the recovery.
+            // The recovery made it anew.
             let is_ours = self.run.events.first().is_none_or(|event| event.at >= self.done);
             if is_ours {
                 return;
@@ -407,7 +409,7 @@ fn close_enough(path: &str, object: &Object, written: &[u8], bytes: &[u8]) -> bo
     std::panic::catch_unwind(|| is_faithful(path, index, written, bytes)).is_ok()
 }
 
-/// Says what was being looked at if it fails.
+/// Prints the case under test if it fails.
 struct Context(String);
 
 impl Context {

@@ -1,5 +1,5 @@
-//! A device that fails at any call: what was written is there, what is told is true, and when the device is well again the
-//! archive goes on by itself.
+//! A device that fails at any call: written bytes are there, reports are true, and when the device is well again the
+//! archive continues by itself.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
@@ -19,9 +19,9 @@ use super::live::directory;
 use super::series::{Dtype, Random, Tensor, decode, is_faithful, safetensors, step, train};
 use stepfs::store::object::Object;
 
-/// Runs side by side: most of the time they wait for the next try.
+/// Parallel runs: most of the time they wait for the next try.
 const AT_ONCE: usize = 24;
-/// Checkpoints that are saved, and those removed in between.
+/// Saved checkpoints, and those removed in between.
 const SAVED: usize = 6;
 const REMOVED: [usize; 2] = [1, 3];
 
@@ -42,7 +42,7 @@ fn checkpoints() -> Vec<Vec<u8>> {
     (0..SAVED).map(|_| next()).collect()
 }
 
-/// Runs a store through the history. `patient`: nobody asks for another try when the device is well again.
+/// Runs a store through the history. With `patient`, no test asks for another try when the device is well again.
 fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u8>]) -> Faulted {
     let dir = directory();
     let root = fs::canonicalize(dir.path()).unwrap().join("store");
@@ -50,7 +50,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
     let mut faulted = Faulted { device: Arc::clone(&device), written: BTreeMap::new() };
     let open = || Store::open_on(Io::new(Arc::clone(&device) as _), &root).and_then(Archive::open);
     let archive = open().unwrap_or_else(|error| {
-        // In words, and with what the device said.
+        // In words, and with the device's error.
         assert!(matches!(error, Error::Io { .. }), "{error}");
         device.heal();
         open().unwrap()
@@ -75,7 +75,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
             }
             settle(&archive, Duration::from_millis(60));
         }
-        // Whatever is wrong, what is read is right, or an error that says so.
+        // A read gives the right bytes, or an error that says so.
         faulted.readable(&archive, false);
     }
     device.heal();
@@ -91,7 +91,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
     faulted.readable(&archive, true);
     let status = archive.status();
     assert_eq!((status.stalled, status.frozen), (None, None));
-    // All that is not the newest is archived, but for what the device would not make durable: that stays as it was written.
+    // All but the newest is archived, except files that the device did not make durable: those stay as written.
     for number in faulted.written.keys() {
         let name = step(*number);
         let text = |what| String::from_utf8(archive.attribute(Path::new(&name), what).unwrap_or_default()).unwrap();
@@ -105,7 +105,7 @@ fn run(fault: Fault, at: usize, lasts: bool, patient: bool, checkpoints: &[Vec<u
     }
     archive.stop();
     drop(archive);
-    // And the next daemon finds a store in which nothing is wrong.
+    // And the next daemon finds a sound store.
     let archive = Archive::open(Store::open_on(Io::new(Arc::clone(&device) as _), &root).unwrap()).unwrap();
     archive.start(Arc::new(AtRest::of(archive.store())));
     settle(&archive, Duration::from_secs(30));
@@ -122,7 +122,7 @@ fn settle(archive: &Arc<Archive>, most: Duration) {
     }
 }
 
-/// What lies in `tmp/`, and objects that no file needs.
+/// The contents of `tmp/`, and objects that no file needs.
 fn left(root: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().into_owned();
     let mut left: Vec<String> = fs::read_dir(root.join("tmp")).unwrap().map(name).collect();
@@ -153,11 +153,11 @@ fn nothing_left(root: &Path) -> bool {
 }
 
 impl Faulted {
-    /// Every file reads as what was written, within its bound, or cannot be read while the device is not well.
+    /// Every file reads as written, within its bound, or cannot be read while the device is ill.
     fn readable(&self, archive: &Arc<Archive>, well: bool) {
         let store = archive.store();
         for (number, written) in &self.written {
-            // Opened once: the archive may put a stub in its place meanwhile.
+            // Opened once: the archive may replace it by a stub meanwhile.
             let mut file = File::open(store.tree().join(step(*number))).unwrap();
             let Some(stub) = Stub::read(&file, store.id()).unwrap() else {
                 let mut bytes = Vec::new();
@@ -183,7 +183,7 @@ impl Faulted {
         }
     }
 
-    /// Whether all that is newer counts for nothing.
+    /// Whether all newer files count for nothing.
     fn newer_is_excused(&self, archive: &Arc<Archive>, number: usize) -> bool {
         self.written.keys().filter(|newer| **newer > number).all(|newer| {
             let why = archive.attribute(Path::new(&step(*newer)), "why").unwrap_or_default();
@@ -196,7 +196,7 @@ fn number(name: &str, usual: usize) -> usize {
     std::env::var(name).map_or(usual, |text| text.parse().unwrap())
 }
 
-/// Runs these, many at once; answers the steps at which calls failed.
+/// Runs these, many at once; returns the steps at which calls failed.
 fn all(cases: &[(Fault, usize, bool)], patient: bool) -> HashSet<String> {
     let checkpoints = checkpoints();
     let (next, met, failures) = (AtomicUsize::new(0), Mutex::new(HashSet::new()), Mutex::new(Vec::new()));
@@ -225,7 +225,7 @@ fn all(cases: &[(Fault, usize, bool)], patient: bool) -> HashSet<String> {
 #[test]
 fn whichever_call_fails_nothing_is_lost_and_the_archive_heals_by_itself() {
     let calls = run(Fault::Errno(0), usize::MAX, false, false, &checkpoints()).device.calls();
-    // Every one in the long run (scripts/crash.sh).
+    // Every call in the long run (scripts/crash.sh).
     let stride = number("STEPFS_FAULT_STRIDE", 9);
     let kinds = [
         (Fault::Errno(libc::EIO), false),

@@ -8,23 +8,23 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use stepfs::store::durable::{Attribute, CrashPoint, Device, Disk};
 
-/// What is wrong.
+/// The kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// The call fails with this errno.
     Errno(i32),
-    /// Writes and reads do a part of what they are asked, other calls are interrupted.
+    /// Writes and reads do a part of the request, other calls are interrupted.
     Short,
-    /// What makes things durable fails with this errno; all else works.
+    /// Calls that make data durable fail with this errno; all others work.
     Sync(i32),
 }
 
 #[derive(Debug)]
 pub(crate) struct Faulty {
     fault: Fault,
-    /// The call that it begins with.
+    /// The first failing call.
     at: usize,
-    /// It stays so until it is healed.
+    /// It lasts until the device is healed.
     lasts: bool,
     calls: AtomicUsize,
     healed: AtomicBool,
@@ -32,7 +32,7 @@ pub(crate) struct Faulty {
     failed: Mutex<Vec<String>>,
 }
 
-/// What becomes of a call.
+/// The outcome of a call.
 enum Answer {
     Do,
     DoPart,

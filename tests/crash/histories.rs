@@ -26,7 +26,7 @@ fn series() -> Run {
     live.end("series")
 }
 
-/// A chain with a super-step; then names go, its first among them, and what is left is merged.
+/// A chain with a super-step; then names go, its first among them, and the rest is merged.
 fn merge() -> Run {
     let mut live = Live::new(plain);
     for at in 1..=11 {
@@ -54,7 +54,7 @@ fn groups() -> Run {
     live.end("groups")
 }
 
-/// The policy removes what is older than the last two.
+/// The policy removes all but the last two.
 fn policy() -> Run {
     let mut live = Live::new(|text| format!("{text}\n[[retention]]\nglob = \"run/*\"\nkeep_last = 2\n"));
     for at in 1..=5 {
@@ -65,7 +65,7 @@ fn policy() -> Run {
     live.end("policy")
 }
 
-/// A released file is brought back: once to be changed, once only looked at.
+/// A released file is recalled: once to change it, once only to look at it.
 fn recall() -> Run {
     let mut live = Live::new(plain);
     for at in 1..=4 {
@@ -98,7 +98,7 @@ fn rewrite() -> Run {
     live.end("rewrite")
 }
 
-/// Restores are counted, a profile is made the default one, the daemon ends and begins.
+/// Restores are counted, a profile is made the default one, the daemon ends and starts.
 fn settings() -> Run {
     let mut live = Live::new(plain);
     for at in 1..=3 {

@@ -1,10 +1,10 @@
-//! What a power failure leaves: any state of the device that the syncs before it allow.
+//! The device after a power failure: any state that the syncs before it allow.
 //!
-//! Durable for certain is what was synced: a file's bytes and attributes by an fsync of the file, names in a directory by
-//! one of the directory. Of all else each part may be durable by luck, in any order but for these rules: what happens to
-//! one name happens in order; a rename is never seen as neither name, and within one directory never as both; attributes
-//! come in order; a directory whose names are durable has the times of the last of them at least. Bytes that were not synced
-//! come by sectors or pages, or not at all, and where the length is durable before them there are zeros.
+//! Synced parts are durable for certain: a file's bytes and attributes by an fsync of the file, names in a directory by
+//! one of the directory. Every other part may be durable by luck, in any order, under these rules. The changes of one
+//! name happen in order. A rename is never seen as neither name, and within one directory never as both. Attributes
+//! come in order. A directory whose names are durable has at least the times of the last of them. Unsynced bytes come
+//! by sectors or pages, or not at all; if the length is durable before them, they read as zeros.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ use stepfs::store::durable::{Attribute, CrashPoint, Device, Disk, Times};
 use super::recorder::{Name, Node, Op, Record};
 use super::series::Random;
 
-/// What of that which was not synced is durable nevertheless.
+/// The unsynced parts that are durable nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Luck {
     /// Nothing.
@@ -39,7 +39,7 @@ pub(crate) struct Image {
     nodes: Vec<Left>,
 }
 
-/// What is left of a node.
+/// The remaining state of a node.
 #[derive(Clone, Debug, PartialEq)]
 struct Left {
     is_dir: bool,
@@ -56,11 +56,11 @@ struct Left {
 /// When files were last renamed, by device and inode number.
 pub(crate) type Changed = HashMap<(u64, u64), (i64, i64)>;
 
-/// For one name: when it changed, and to what.
+/// For one name: the time of its change, and its target.
 type Changes = BTreeMap<Name, Vec<(usize, Option<Node>)>>;
 
 impl Image {
-    /// What is left when the first `done` changes were made.
+    /// The state after the first `done` changes.
     pub(crate) fn after(record: &Record, done: usize, luck: Luck) -> Image {
         let mut random = Random(match luck {
             Luck::Some(seed) => seed ^ (done as u64) << 32,
@@ -105,7 +105,7 @@ impl Image {
         image
     }
 
-    /// So that images that a mount finds to be the same are.
+    /// So that images that look the same to a mount are equal.
     fn forget_what_has_no_name(&mut self) {
         let mut named = vec![false; self.nodes.len()];
         let mut queue = vec![0];
@@ -121,7 +121,7 @@ impl Image {
         }
     }
 
-    /// The same for the same image.
+    /// Equal for equal images.
     pub(crate) fn key(&self) -> u64 {
         let mut hash = std::hash::DefaultHasher::new();
         for left in &self.nodes {
@@ -132,8 +132,7 @@ impl Image {
         hash.finish()
     }
 
-    /// Writes it into an empty directory.
-    /// Answers when what was renamed was: nobody can give a file the time of that.
+    /// Writes it into an empty directory. Returns the times of renames: nobody can set those of a file.
     pub(crate) fn write(&self, root: &Path) -> Changed {
         let mut first = HashMap::new();
         self.put(0, root, &mut first);
@@ -184,7 +183,7 @@ struct Names {
     applied: HashSet<(Node, usize)>,
 }
 
-/// Which names there are.
+/// The existing names.
 fn names(
     record: &Record,
     log: &[super::recorder::Entry],
@@ -208,7 +207,7 @@ fn names(
             _ => {}
         }
     }
-    // How many of the changes of each name are durable.
+    // The number of durable changes of each name.
     let mut kept: BTreeMap<&Name, usize> = BTreeMap::new();
     for (name, changes) in &changes {
         let certain = changes.iter().take_while(|(at, _)| synced(name.0).is_some_and(|synced| *at < synced)).count();
@@ -262,7 +261,7 @@ fn stamp(
 ) {
     let mut stamps: Vec<(usize, Times)> = Vec::new();
     for (at, entry) in log.iter().enumerate() {
-        // With the change that it is of, or not at all.
+        // With its change, or not at all.
         if applied.contains(&(node, at)) {
             stamps.extend(entry.stamped.iter().filter(|(dir, _)| *dir == node).map(|(_, times)| (at, *times)));
         }
@@ -298,7 +297,7 @@ fn fill(
     let mut length = left.bytes.len();
     let mut lengths = vec![length];
     let mut attributes = true;
-    // Of all that is not synced, in one image in two: none, or all, or some.
+    // In one image in two: none, all, or some of the unsynced bytes.
     let (share, block) = (random.below(4), if random.below(2) == 0 { 512 } else { 4096 });
     for (at, entry) in log.iter().enumerate() {
         let certain = is_certain(at);

@@ -1,4 +1,5 @@
-//! A store at work on a recorder, a program that writes into its tree, and what was promised to that program when.
+//! A store at work on a recorder, a program that writes into its tree, and the promises to that program with their
+//! times.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -14,10 +15,10 @@ use stepfs::store::{Id, Objects, Store, Stub, export_file, import_file, replace_
 use super::recorder::{Node, Op, Record, Recorder};
 use super::series::{Dtype, Random, Tensor, decode, safetensors, train};
 
-/// What a program did to a path of the tree, and when.
+/// A program's action on a path of the tree, and its time.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
-    /// Changes recorded before it was done: for what is one change, before that one.
+    /// Changes recorded before it was done; an action of one change counts before that change.
     pub(crate) at: usize,
     /// Changes recorded when the last byte was written.
     pub(crate) end: usize,
@@ -37,20 +38,20 @@ pub(crate) enum What {
     Removed,
 }
 
-/// The run of a history: all that a check needs.
+/// The run of a history: everything that a check needs.
 pub(crate) struct Run {
     pub(crate) name: &'static str,
     pub(crate) record: Record,
     pub(crate) events: Vec<Event>,
-    /// What each object decodes to.
+    /// The decoded bytes of each object.
     pub(crate) finals: HashMap<Id, Arc<Vec<u8>>>,
 }
 
-/// What is taken for one rename's (`store/release.rs`).
+/// The time span that counts as one rename's (`store/release.rs`).
 const ONE_RENAME: Duration = Duration::from_millis(10);
 
-/// What a program does next gets a time that is later than what was done for it, and by more than is taken for one rename's: else
-/// the two cannot be told apart, and a note that comes back gives the directory the time that it had before either.
+/// A program's next action gets a time that is later than the work for it, by more than one rename's span. Otherwise
+/// the two look the same, and a restored note gives the directory the time that it had before either.
 fn let_the_clock_tick() {
     let now = SystemTime::now() + ONE_RENAME;
     while tempfile::tempfile().and_then(|file| file.metadata()?.modified()).unwrap() <= now {
@@ -58,7 +59,7 @@ fn let_the_clock_tick() {
     }
 }
 
-/// Nobody serves the tree, but a program works in it: no name changes while the archive counts on that.
+/// Nobody serves the tree, but a program works in it: no name changes while the archive relies on that.
 struct Beside {
     rest: AtRest,
     names: Arc<Mutex<()>>,
@@ -107,14 +108,14 @@ pub(crate) struct Live {
     model: Vec<Tensor>,
 }
 
-/// A directory in memory where there is one: thousands of images are written.
+/// A directory in memory if there is one: thousands of images are written.
 pub(crate) fn directory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
 }
 
 impl Live {
-    /// A store that is made, with these settings, while it is recorded.
+    /// A new store with these settings, recorded from its creation.
     pub(crate) fn new(settings: impl Fn(String) -> String + 'static) -> Live {
         let dir = directory();
         let root = fs::canonicalize(dir.path()).unwrap();
@@ -237,7 +238,7 @@ impl Live {
         self.node(path)
     }
 
-    /// As [`Live::write`], and fsyncs it and the directories above it before it closes it.
+    /// As [`Live::write`], but fsyncs it and the directories above it before its close.
     pub(crate) fn write_durably(&mut self, name: &str, bytes: &[u8]) {
         let path = self.path(name);
         self.archive().opened_for_writing(Path::new(name));
@@ -276,13 +277,13 @@ impl Live {
         self.archive().removed(Path::new(name));
     }
 
-    /// What [`Live::remove`] does, while nobody serves the store.
+    /// The same as [`Live::remove`], while nobody serves the store.
     pub(crate) fn remove_at_rest(&mut self, name: &str) {
         self.event(name, What::Removed);
         self.recorder.program().remove(&self.path(name));
     }
 
-    /// Opens a released file for writing: it is brought back as `fs` does.
+    /// Opens a released file for writing: it is recalled as in `fs`.
     pub(crate) fn recall(&mut self, name: &str) -> Vec<u8> {
         let (archive, path) = (Arc::clone(self.archive()), self.path(name));
         let stub = Stub::read(&File::open(&path).unwrap(), archive.store().id()).unwrap().unwrap();
@@ -297,7 +298,7 @@ impl Live {
         bytes.to_vec()
     }
 
-    /// What a file reads as.
+    /// The bytes of a file.
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         let (file, id) = (File::open(self.path(name)).unwrap(), self.archive().store().id());
         match Stub::read(&file, id).unwrap() {
@@ -306,7 +307,7 @@ impl Live {
         }
     }
 
-    /// Copies a file into the store, which nobody serves meanwhile.
+    /// Copies a file into the store while nobody serves it.
     pub(crate) fn import(&mut self, name: &str, bytes: &[u8]) {
         self.close();
         let source = self.outside("source");
@@ -332,7 +333,7 @@ impl Live {
         self.open();
     }
 
-    /// Copies a file out of the store, and looks at the copy.
+    /// Copies a file out of the store, and compares the copy.
     pub(crate) fn export(&self, name: &str, to: &str) {
         let bytes = self.bytes(name);
         let target = self.outside(to);
@@ -346,7 +347,7 @@ impl Live {
         store.set_default_profile(name.parse().unwrap()).unwrap();
     }
 
-    /// Recalls a file, changes some of it and fsyncs that: only the file, since its name is an old one.
+    /// Recalls a file, changes a part of it and fsyncs that: only the file, since its name is an old one.
     pub(crate) fn rewrite(&mut self, name: &str) {
         let mut bytes = self.recall(name);
         self.archive().opened_for_writing(Path::new(name));
@@ -368,7 +369,7 @@ impl Live {
         self.archive().restored(stub.object);
     }
 
-    /// Waits until everything is done, and looks at what the released files read as.
+    /// Waits until everything is done, and reads the released files.
     pub(crate) fn settle(&mut self) {
         wait(self.archive());
         self.look();
@@ -390,7 +391,7 @@ impl Live {
         self.close();
         let record = self.recorder.record().clone();
         let mut events = std::mem::take(&mut self.events);
-        // When what a program does at once was done.
+        // The time when a program's single action was done.
         for event in events.iter_mut().filter(|event| event.end == usize::MAX) {
             let is_it = |entry: &super::recorder::Entry| {
                 let step = matches!(entry.point, None | Some(CrashPoint::RecallInPlace));
@@ -399,7 +400,7 @@ impl Live {
             event.at += record.log[event.at..].iter().position(is_it).unwrap();
             event.end = event.at;
         }
-        // What the policy removed.
+        // The policy's removals.
         for (at, entry) in record.log.iter().enumerate() {
             if let (Op::Remove { name, .. }, Some(CrashPoint::NameRemoved)) = (&entry.op, entry.point) {
                 let directory = record.path(name.0).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Crashes and faults of the device (docs/DESIGN.md, "Crashes"): histories of a store on a device that remembers what was
-//! done, and every state that a power failure may leave after any of it.
+//! Crashes and faults of the device (docs/DESIGN.md, "Crashes"). Histories of a store run on a device that records
+//! every change. Then every state is built that a power failure may leave after any change.
 
 mod check;
 mod faults;
@@ -25,14 +25,14 @@ use live::Run;
 use recorder::{Op, Record};
 use stepfs::store::durable::CrashPoint;
 
-/// Images that are looked at side by side: while one waits for its archive another is written.
+/// Images that are checked in parallel: while one waits for its archive another is written.
 const AT_ONCE: usize = 4;
 
-/// A failure to be looked at: its history, the changes before it, what is durable by luck, and whether there is another one
-/// while the store recovers.
+/// A failure to check: its history, the changes before it, the parts that are durable by luck, and whether there is
+/// another one while the store recovers.
 type Case = (usize, usize, Luck, Option<u64>);
 
-/// Orders in which names become durable that are tried to notice a sync that is left out.
+/// Orders in which names become durable, tried to notice an omitted sync.
 const ORDERS: u64 = 8;
 
 /// Seeds per sync point and per change: many in the long run (scripts/crash.sh).
@@ -50,12 +50,12 @@ fn cases(runs: &[Run]) -> Vec<Case> {
             let is_name = matches!(entry.op, Op::Rename { .. } | Op::Remove { .. } | Op::Link { .. });
             let lucks = [Luck::Names, Luck::Bytes, Luck::All, Luck::None];
             if is_sync {
-                // Before it: nothing but the last sync holds. After it: nothing else does.
+                // Before it only the last sync holds; after it nothing else does.
                 cases.extend((0..seeds).map(|seed| (number, at, Luck::Some(seed as u64), None)));
                 cases.push((number, at + 1, Luck::None, None));
             }
             if is_name {
-                // The process alone is killed, and the machine after the next one has done all that there is to do.
+                // The process alone is killed, and the machine after the next one has done all work.
                 cases.push((number, at + 1, Luck::All, Some(at as u64)));
             }
             if is_sync || is_name || every > 0 {
@@ -90,7 +90,7 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
                 while let Some((number, done, luck, second)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let failure = Failure { run: &runs[*number], done: *done, luck: *luck, again: false };
                     let image = Image::after(&failure.run.record, *done, *luck);
-                    // The same was looked at before, and no less was promised.
+                    // The same image was checked before, and with no fewer promises.
                     let key = (*number, image.key() ^ failure.run.promised(*done));
                     if second.is_none() && !seen.lock().unwrap().insert(key) {
                         again.fetch_add(1, Ordering::Relaxed);
@@ -107,8 +107,9 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
             });
         }
     });
-    // Steps of recoveries, which were recorded to let them fail. `reshard` looks at its own; what a repair does is tried with
-    // every kind of damage, and killed, in tests/corruption/repair.rs. Pins are set through a mount: tests/mount_slow.rs.
+    // Steps of recoveries, which were recorded to let them fail. `reshard` checks its own steps.
+    // tests/corruption/repair.rs tries repairs with every kind of damage, and kills them. Pins are set through a mount:
+    // tests/mount_slow.rs.
     for point in check::RECOVERIES.lock().unwrap().iter() {
         met.entry(*point).or_default();
     }
@@ -137,7 +138,7 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
         began.elapsed(),
         failures.len()
     );
-    // One of each kind: what differs in numbers only is one.
+    // One of each kind: names that differ in numbers only are one kind.
     let mut kinds: BTreeMap<String, (usize, &String)> = BTreeMap::new();
     for failure in &failures {
         let what = failure.split(": ").skip(2).collect::<Vec<_>>().join(": ");
@@ -147,8 +148,8 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
     assert!(failures.is_empty(), "{} broke a promise", failures.len());
 }
 
-/// Whether a promise is broken when the syncs of a step are left out: first where nothing is durable by luck, then where names are
-/// that were changed after others that are not, which is what a sync between two names is for.
+/// Whether omitting the syncs of a step breaks a promise. First where nothing is durable by luck. Then where a name is
+/// durable that was changed after others that are not, because a sync between two names prevents that.
 fn is_noticed(runs: &[Run], point: CrashPoint) -> bool {
     let lucks = std::iter::once(Luck::None).chain([Luck::Names]).chain((0..ORDERS).map(Luck::Some));
     lucks.into_iter().any(|luck| {
@@ -166,15 +167,16 @@ fn is_noticed(runs: &[Run], point: CrashPoint) -> bool {
                     let image = Image::after(record, at + 1, luck);
                     catch_unwind(AssertUnwindSafe(|| failure.check(&image, None))).is_err()
                 };
-                // With the sync nothing is broken there: it is what is missed.
+                // With the sync the promise holds, so the missing sync broke it.
                 breaks(&record) && !breaks(&run.record)
             })
         })
     })
 }
 
-/// Every one of these syncs keeps a promise: without it one is broken, and the test above says so. Not among them is that of an
-/// object's name (`ObjectInPlace`): where renames are whole, the sync of `tmp/` for the note before a stub makes it durable, too.
+/// Every one of these syncs keeps a promise: without it one is broken, and the test above says so. The sync of an
+/// object's name (`ObjectInPlace`) is not among them: where renames are whole, the sync of `tmp/` for the note before a
+/// stub makes it durable, too.
 #[test]
 fn a_sync_that_is_left_out_is_noticed() {
     let runs = histories::all();
@@ -193,7 +195,7 @@ fn a_sync_that_is_left_out_is_noticed() {
         CrashPoint::ImportInPlace,
         CrashPoint::SettingsWritten,
     ];
-    // What is expected here is not worth a page each.
+    // These failures are expected, and need no page of output each.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let unnoticed: Vec<_> = std::thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! A device that works on a real directory and remembers every change, so that what a power failure may leave after any of
-//! them can be built (`image.rs`).
+//! A device that works on a real directory and records every change, so that `image.rs` can build the device after a
+//! power failure at any point.
 //!
 //! It knows files by device and inode number, as the kernel does, and paths by its own model of the directory.
 
@@ -19,7 +19,7 @@ pub(crate) type Node = usize;
 /// A name in a directory.
 pub(crate) type Name = (Node, OsString);
 
-/// What was done.
+/// A recorded change.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Create {
@@ -58,7 +58,7 @@ pub(crate) enum Op {
         node: Node,
     },
     SyncAll,
-    /// A sync that was left out, to see whether somebody notices.
+    /// An omitted sync, to see whether a test notices.
     Omitted,
     Rename {
         from: Name,
@@ -74,7 +74,7 @@ pub(crate) enum Op {
     },
 }
 
-/// One change, whose it was, and what it did to the times of the directories that it changed names in.
+/// One change, its author, and its effect on the times of the directories whose names it changed.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) op: Op,
@@ -83,7 +83,7 @@ pub(crate) struct Entry {
     pub(crate) stamped: Vec<(Node, Times)>,
 }
 
-/// A file or directory as it was when the record began, or as it is made.
+/// A file or directory at the start of the record, or at its creation.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
     pub(crate) is_dir: bool,
@@ -92,9 +92,9 @@ pub(crate) struct Start {
     pub(crate) times: Times,
     pub(crate) bytes: Vec<u8>,
     pub(crate) extended: BTreeMap<OsString, Vec<u8>>,
-    /// Of a directory that was there already.
+    /// The names in a directory that existed already.
     pub(crate) names: BTreeMap<OsString, Node>,
-    /// When it was renamed, if that was before.
+    /// The time of its rename, if before the record.
     pub(crate) changed: Option<(i64, i64)>,
 }
 
@@ -111,12 +111,13 @@ pub(crate) struct Record {
 pub(crate) struct Recorder {
     root: PathBuf,
     record: Mutex<Record>,
-    /// Of files that were not renamed since the record began.
+    /// Rename times of files that were not renamed since the record began.
     changed: Mutex<Changed>,
 }
 
 impl Recorder {
-    /// Records what is done below `root` from now on; what is there is durable, and was renamed at these times.
+    /// Records everything done below `root` from now on. The present content is durable, and was renamed at these
+    /// times.
     pub(crate) fn new(root: &Path, changed: Changed) -> Recorder {
         let mut record = Record::default();
         let root = fs::canonicalize(root).unwrap();
@@ -128,8 +129,8 @@ impl Recorder {
         Recorder { root, record: Mutex::new(record), changed: Mutex::new(changed) }
     }
 
-    /// Goes on with the record of another after its first `done` changes; `root` is a copy of its directory with all that was
-    /// done by then, durable or not: as if the process had been killed, and the machine had not.
+    /// Continues another record after its first `done` changes. `root` is a copy of its directory with all changes by
+    /// then, durable or not: as if the process had been killed, and the machine had not.
     pub(crate) fn after_a_kill(root: &Path, record: &Record, done: usize, changed: Changed) -> Recorder {
         let root = fs::canonicalize(root).unwrap();
         let mut record = record.clone();
@@ -145,7 +146,7 @@ impl Recorder {
         self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// How much was done so far.
+    /// The number of changes so far.
     pub(crate) fn now(&self) -> usize {
         self.record().log.len()
     }
@@ -160,7 +161,7 @@ impl Recorder {
         path.strip_prefix(&self.root).ok()
     }
 
-    /// Does something with the disk and remembers it, as one.
+    /// Does something with the disk and records it, as one change.
     fn done<T>(
         &self,
         point: Option<CrashPoint>,
@@ -179,7 +180,7 @@ impl Recorder {
         record.name(self.relative(path)?)
     }
 
-    // What a program does, by the same means.
+    // A program's actions, by the same means.
 
     pub(crate) fn program(&self) -> Program<'_> {
         Program(self)
@@ -266,7 +267,7 @@ impl Recorder {
             },
             |record, ()| {
                 let name = self.name(record, path)?;
-                // A file of the cache, or the lock: what may be lost is not recorded.
+                // A file of the cache, or the lock: files that may be lost are not recorded.
                 record.names.contains_key(&name).then_some(Op::Remove { name })
             },
         )
@@ -292,7 +293,7 @@ impl Record {
         }
     }
 
-    /// A new node for what was just made.
+    /// A new node for a newly made file or directory.
     fn admit(&mut self, metadata: &fs::Metadata, is_dir: bool) -> Node {
         self.nodes.push(Record::start(metadata, is_dir));
         let node = self.nodes.len() - 1;
@@ -324,7 +325,7 @@ impl Record {
         node
     }
 
-    /// Learns which inodes of `path`, a copy, are which nodes.
+    /// Maps the inodes of `path`, a copy, to nodes.
     fn know(&mut self, node: Node, path: &Path) {
         let metadata = fs::symlink_metadata(path).unwrap();
         self.known.insert((metadata.dev(), metadata.ino()), node);
@@ -337,7 +338,7 @@ impl Record {
         }
     }
 
-    /// The names as all that was done left them.
+    /// The names after all changes.
     fn live(&self) -> BTreeMap<Name, Node> {
         let mut names = BTreeMap::new();
         for (dir, start) in self.nodes.iter().enumerate() {
@@ -481,7 +482,7 @@ impl Device for Recorder {
     }
 }
 
-/// What a program does in the tree.
+/// A program's actions in the tree.
 pub(crate) struct Program<'a>(&'a Recorder);
 
 impl Program<'_> {

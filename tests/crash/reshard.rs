@@ -1,4 +1,4 @@
-//! `stepfs reshard`: the new version is there as a whole, or it has no name.
+//! `stepfs reshard`: the new version is whole, or it has no name.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! Every input of the fuzzer that is kept: what covers the most with the least, and all that ever broke a promise. Long runs
-//! are `scripts/fuzz.sh`; `docs/FUZZING.md` counts them.
+//! Every kept input of the fuzzer: the smallest inputs with the most coverage, and all that ever broke a promise. Long
+//! runs are `scripts/fuzz.sh`; `docs/FUZZING.md` counts them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn replay(kind: &str, least: usize) {
                     let inputs = inputs(kind, target);
                     assert!(inputs.len() >= least, "{target} has no {kind}");
                     for (path, input) in inputs {
-                        // A panic says what is wrong; this, with what.
+                        // The panic names the fault; this names the input.
                         let shown = path.display().to_string();
                         let result = std::panic::catch_unwind(|| run(&input));
                         assert!(result.is_ok(), "{target}: {shown}");
@@ -49,7 +49,7 @@ fn what_was_found_once_is_found_no_more() {
     replay("findings", 0);
 }
 
-/// A folder by a name that no target has would never be looked at.
+/// A folder without a target of its name would never be read.
 #[test]
 fn every_folder_is_a_target() {
     for kind in ["corpus", "findings"] {

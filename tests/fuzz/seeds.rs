@@ -7,7 +7,7 @@ use stepfs::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header};
 
 use super::targets::TARGETS;
 
-/// Longer ones slow the fuzzer down more than they tell it.
+/// Longer ones slow the fuzzer down more than they help it.
 const MOST: usize = 13_000;
 
 fn files(folder: &str) -> Vec<(PathBuf, Vec<u8>)> {
@@ -34,7 +34,7 @@ fn pickle(zip: &[u8]) -> Option<&[u8]> {
     Some(&zip[start..end])
 }
 
-/// The index of an object, not compressed, with its header and where payloads end.
+/// The index of an object, not compressed, with its header and the end of the payloads.
 fn index(object: &[u8]) -> (Header, u64, Vec<u8>) {
     let header = Header::decode(object[..HEADER_BYTES].try_into().unwrap()).unwrap();
     let footer = Footer::decode(object[object.len() - FOOTER_BYTES..].try_into().unwrap()).unwrap();
@@ -42,7 +42,7 @@ fn index(object: &[u8]) -> (Header, u64, Vec<u8>) {
     (header, footer.index_offset, zstd::bulk::decompress(stored, footer.index_len as usize).unwrap())
 }
 
-/// Writes the first inputs where `STEPFS_SEEDS` names a folder; else sees that they can be made.
+/// Writes the first inputs if `STEPFS_SEEDS` names a folder; otherwise checks that they can be made.
 #[test]
 fn seeds_are_made_of_real_files() {
     let to = std::env::var_os("STEPFS_SEEDS").map(PathBuf::from);
@@ -127,7 +127,7 @@ fn seeds_are_made_of_real_files() {
     (0..20).for_each(|at| restores.restored(at % 3, at as i64 * 1000, at as u32 / 2, "run/step_1.pt"));
     let restores = restores.encode();
     put("restores", "some", &restores[..restores.len() - 8]);
-    // Of these the fuzzer makes its own from any bytes at all.
+    // For these the fuzzer makes its own inputs from any bytes.
     for (target, _) in TARGETS {
         let bytes: Vec<u8> = (0..400u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         put(target, "any", &bytes);

@@ -1,4 +1,4 @@
-//! What the model says that an operation must answer.
+//! The model's expected answer to an operation.
 
 use super::model::{Held, Model, Node, Span};
 use super::op::{Op, TARGETS, XATTRS};
@@ -8,11 +8,11 @@ use super::world::{Answer, Said};
 #[derive(Debug)]
 pub(crate) enum Expected {
     Is(Said),
-    /// The first is what POSIX says; on the mount, readers of released files that somebody writes to may get another.
+    /// The first is POSIX's answer. On the mount, readers of a released file that somebody writes to may get another.
     OneOf(Vec<Said>),
     /// Attributes of this file.
     Stat(Node),
-    /// The next data or hole: file systems may differ in what they keep as a hole.
+    /// The next data or hole: file systems may keep different holes.
     Edge {
         node: Node,
         from: u64,
@@ -130,7 +130,7 @@ pub(crate) fn expected(model: &mut Model, op: &Op, data: &[u8], span: Span) -> E
             }
             None => failed(libc::EBADF),
         },
-        // The history takes it away: it knows when that was.
+        // The history takes it away, because it knows the time.
         Op::MapDrop(map) => plain(model.maps[usize::from(map)].as_ref().map(drop).ok_or(libc::EBADF)),
         Op::Rename(from, to, how) => plain(model.rename(from, to, how, span)),
         Op::Link(from, to) => plain(model.link(from, to, span)),

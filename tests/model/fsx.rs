@@ -1,9 +1,9 @@
-//! What fsx does, on a checkpoint that is released and recalled between bursts.
+//! fsx on a checkpoint that is released and recalled between bursts.
 //!
-//! fsx itself knows nothing of that: it holds its file, and a file that is held is not released. So here is the same
-//! exerciser (reads, writes, mappings, truncation, holes, copies within the file, closing and opening, all compared with
-//! bytes in memory) for one file of a lineage. After each burst it is closed, a newer state is saved beside it, and what
-//! follows begins when it has been released: with a read, a recall by hand, or a change that recalls it.
+//! fsx itself holds its file open, and an open file is not released. So this is the same exerciser (reads, writes,
+//! mappings, truncation, holes, copies within the file, closing and opening, all compared with bytes in memory) for one
+//! file of a lineage. After each burst the file is closed, and a newer state is saved beside it. The next burst begins
+//! after the release: with a read, a recall by hand, or a change that recalls it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use super::sys::{self, Map};
 const OPERATIONS: u64 = 1500;
 /// Operations between two releases.
 const BURST: u64 = 150;
-/// Longest that the file becomes, and what it never falls short of when it is to be released.
+/// The file's greatest length, and its least length before a release.
 const LONGEST: u64 = 256 * 1024;
 const SHORTEST: usize = 80 * 1024;
 
@@ -63,7 +63,7 @@ impl Exerciser {
         let within = len.min(self.bytes.len() - inside);
         let what = self.random.below(11);
         self.log.push(format!("{what}: {at} {len} of {}", self.bytes.len()));
-        // Bytes that compress: what does not become smaller is not released.
+        // Bytes that compress: a file that would not become smaller is not released.
         let data = vec![pattern(1, self.random.next() as u8)[0]; len];
         match what {
             0 | 1 => {
@@ -132,7 +132,7 @@ impl Exerciser {
         self.fd = self.check("open", sys::open(&self.path, flags, 0));
     }
 
-    /// Closes it, has it released, and comes back to it one way or the other.
+    /// Closes it, has it released, and opens it again in one way or another.
     fn released(&mut self, newer: &std::path::Path) {
         if self.bytes.len() < SHORTEST {
             self.check("truncate", sys::ftruncate(&self.fd, SHORTEST as i64));
@@ -161,7 +161,7 @@ impl Exerciser {
                 self.bytes.truncate(len);
             }
             _ => {
-                // While somebody reads it, in the one way or the other.
+                // While somebody reads it, in one way or another.
                 let reader = self.check("open", sys::open(&self.path, libc::O_RDONLY, 0));
                 let part = self.check("read", sys::pread(&reader, 5000, 70_000));
                 self.compare("a part", 70_000, &part);

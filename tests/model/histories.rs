@@ -18,7 +18,7 @@ pub(crate) fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// So many histories on one mount; those that failed once come first.
+/// Runs this many histories on one mount; earlier failures come first.
 fn run(passthrough: bool) {
     let cases = setting("STEPFS_MODEL_HISTORIES").map_or(CASES, |count| count as u32);
     let persistence = FileFailurePersistence::Direct("proptest-regressions/model.txt");
@@ -47,7 +47,7 @@ fn run(passthrough: bool) {
         }
         Err(error) => panic!("{error}"),
     }
-    // A run in which nothing was released, or nothing failed, has shown little.
+    // A run without any release, or without any error, has shown little.
     assert!(counts.released.load(Ordering::Relaxed) > u64::from(cases / 20), "{counts:?}");
     assert!(counts.quantized.load(Ordering::Relaxed) > u64::from(cases / 60), "{counts:?}");
     assert!(counts.failing.load(Ordering::Relaxed) > u64::from(cases), "{counts:?}");

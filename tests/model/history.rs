@@ -1,7 +1,7 @@
 //! One history: the same operations on the mount, on a plain directory and in the model, and all three compared.
 //!
-//! What an operation says (its answer, or its errno) is compared each time. The whole tree is compared as often as the
-//! history says, and at its end.
+//! Answers and errnos are compared after each operation. The whole tree is compared as often as the history says, and
+//! at its end.
 
 use std::path::{Path, PathBuf};
 use std::sync::RwLock;
@@ -20,9 +20,9 @@ use super::sys;
 use super::tree;
 use super::world::{Answer, Said, World};
 
-/// Longest that the archive may take with what one history wrote; it takes milliseconds.
+/// Longest time of the archive for one history's files; it takes milliseconds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// Among other threads, which give it more to do all the time.
+/// Among other threads, which always give it more work.
 const A_WHILE: Duration = Duration::from_secs(1);
 
 /// A mount that many histories share, each in a directory of its own.
@@ -36,7 +36,7 @@ pub(crate) struct Ground {
     pub(crate) counts: Counts,
 }
 
-/// What was met, so that a run that met nothing is noticed.
+/// Events of a run, so that a run without any is noticed.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) histories: AtomicU64,
@@ -53,7 +53,7 @@ impl Ground {
         Ground { alone: true, ..Self::shared(passthrough) }
     }
 
-    /// For several threads at once.
+    /// A mount for several threads at once.
     pub(crate) fn shared(passthrough: bool) -> Ground {
         let mounted = Mounted::new(passthrough);
         let dir = mounted.dir.path().to_path_buf();
@@ -99,7 +99,7 @@ impl Ground {
     /// Runs a history in a new directory, which goes afterwards, also if the history fails.
     ///
     /// # Errors
-    /// What differed, with the last operations.
+    /// The difference, with the last operations.
     pub(crate) fn history(&self, cadence: usize, operations: &[Op]) -> Result<(), String> {
         let name = format!("h{}", self.next.fetch_add(1, Ordering::Relaxed));
         let (on_mount, beside) = (self.dir.join("mnt").join(&name), self.dir.join("plain").join(&name));
@@ -118,7 +118,7 @@ impl Ground {
 
 pub(crate) struct History<'a> {
     pub(crate) ground: &'a Ground,
-    /// On the mount, and beside it.
+    /// The mount, and the plain directory beside it.
     pub(crate) worlds: [World; 2],
     pub(crate) model: Model,
     run: Run,
@@ -184,7 +184,7 @@ impl<'a> History<'a> {
         self.model.nodes.iter().any(|inode| inode.names > 0 && may_be_released(&inode.data))
     }
 
-    /// A held mapping is gone: what was stored through it is written back by now.
+    /// A held mapping is gone: stores through it are written back by now.
     fn forget_map(&mut self, map: usize, now: i128) {
         if let Some(held) = self.model.maps[map].take()
             && let Some(since) = held.stored
@@ -212,7 +212,7 @@ impl<'a> History<'a> {
         }
         let begin = sys::stamp();
         if let Op::MapHold(map, _) = op {
-            // The one that was there goes, also if there will be no other.
+            // The old one goes, also if there will be no other.
             for world in &mut self.worlds {
                 let _ = world.apply(&Op::MapDrop(map), &[]);
             }
@@ -232,8 +232,8 @@ impl<'a> History<'a> {
         self.afterwards(&op, &bytes, span)
     }
 
-    /// The operation with what it depends on filled in: bytes to write, and offsets of mappings cut to what is there. None if
-    /// it would hang, kill the process, or say what nobody can know.
+    /// The operation with its dependent values: bytes to write, and offsets of mappings cut to the present length. None
+    /// if it would hang, kill the process, or have an unknowable result.
     fn prepared(&mut self, op: &Op) -> Option<(Op, Vec<u8>)> {
         let model = &self.model;
         let len_of = |node: Node| model.nodes[node].data.len() as u32;
@@ -319,7 +319,7 @@ impl<'a> History<'a> {
             match &expected {
                 Expected::Is(answer) if said != *answer => return wrong(who, &said, answer),
                 Expected::Is(_) => {}
-                // Only the mount may have another opinion than the first.
+                // Only the mount may differ from the first answer.
                 Expected::OneOf(answers) => {
                     if !answers[..if which == 0 { answers.len() } else { 1 }].contains(&said) {
                         return wrong(who, &said, answers);
@@ -338,7 +338,7 @@ impl<'a> History<'a> {
                             let at = at as usize;
                             (from..bytes.len()).contains(&at) && zeros(from..at)
                         }
-                        // Where a hole begins there are no bytes but zeros, or it is the end.
+                        // At the start of a hole there are zeros, or it is the end.
                         Ok(Answer::Number(at)) => (from..=bytes.len()).contains(&(at as usize)),
                         Err(libc::ENXIO) => from >= bytes.len() || (*data && zeros(from..bytes.len())),
                         _ => false,
@@ -356,14 +356,14 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// What a call has shown of releases, and what may be released from now on.
+    /// The releases that a call has shown, and the files that may be released from now on.
     fn afterwards(&mut self, op: &Op, bytes: &[u8], span: Span) -> Result<(), String> {
         if let Op::Open(slot, at, ..) = *op
             && let Ok(handle) = self.model.handle(slot).cloned()
             && self.model.nodes[handle.node].kind == Kind::File
             && may_be_released(&self.model.nodes[handle.node].data)
         {
-            // From here on it cannot be released: what it is now it stays.
+            // From here on it cannot be released, and keeps its state.
             self.settle(handle.node, &self.worlds[0].path(at), Some(slot))?;
             let fd = self.worlds[0].handles[usize::from(slot)].as_ref().expect("it was opened");
             if tree::state(fd).as_deref() == Some("released") {
@@ -386,8 +386,8 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// Reads a file of the mount and judges what it reads; the model and the plain directory take it over.
-    /// `opened` is the handle that was just opened, when nobody had looked before.
+    /// Reads a file of the mount and judges the bytes; the model and the plain directory take them over. `opened` is
+    /// the handle that was just opened, if nobody had looked before.
     pub(crate) fn settle(&mut self, node: Node, path: &Path, opened: Option<Slot>) -> Result<(), String> {
         // Asked first: it may be released while it is read.
         let large = may_be_released(&self.model.nodes[node].data);
@@ -402,14 +402,14 @@ impl<'a> History<'a> {
             }
             if !inode.fate.superseded {
                 return say(format!(
-                    "not what was written, although it is the newest; {}",
+                    "differs from its write, although it is the newest; {}",
                     difference(&inode.data, &bytes)
                 ));
             }
             let mut handles = self.model.handles.iter().enumerate();
             let open = |(slot, handle): (usize, &Option<Handle>)| {
-                // With passthrough such a reader has the inode that was there before (SEMANTICS, "Deviations from POSIX"). Without, it
-                // goes on with the new bytes, and they must stay.
+                // With passthrough such a reader keeps the old inode (SEMANTICS, "Deviations from POSIX"). Without, it
+                // continues with the new bytes, and they must stay.
                 let is_left_behind = self.ground.passthrough && self.model.uncertain(slot as Slot);
                 let here = handle.as_ref().is_some_and(|handle| handle.node == node) && !is_left_behind;
                 here && opened.map(usize::from) != Some(slot)
@@ -440,7 +440,7 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    /// From now on these are the bytes: in the model, in mappings that only read, and beside the mount.
+    /// From now on these are the bytes: in the model, in read-only mappings, and beside the mount.
     fn adopt(&mut self, node: Node, path: &Path, bytes: Vec<u8>) -> Result<(), String> {
         let inside = path.strip_prefix(&self.worlds[0].top).expect("of this history");
         let twin = self.worlds[1].top.join(inside);
@@ -469,7 +469,7 @@ impl<'a> History<'a> {
         })
     }
 
-    // --- what only the mount has
+    // --- calls that only the mount has
 
     fn settle_archive(&self) -> Result<(), String> {
         let code = sys::setxattr(&self.worlds[0].top, "user.stepfs.sync", b"1", 0);
@@ -522,7 +522,7 @@ impl<'a> History<'a> {
     }
 }
 
-/// Which inodes take attributes of `user.`
+/// The inodes that take attributes of `user.`
 fn marks(kind: Kind) -> Result<(), i32> {
     if matches!(kind, Kind::File | Kind::Directory) { Ok(()) } else { Err(libc::EPERM) }
 }
@@ -532,5 +532,5 @@ pub(crate) fn difference(expected: &[u8], found: &[u8]) -> String {
     format!("{} bytes, expected {}, the first difference at {at}", found.len(), expected.len())
 }
 
-// The tables of names are what the worlds and the model index.
+// The worlds and the model index the tables of names.
 const _: () = assert!(PATHS.len() < 256 && XATTRS.len() < 256 && ALL_SLOTS < 256);

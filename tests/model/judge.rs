@@ -1,15 +1,15 @@
-//! Checkpoints of a training that never was, and whether other bytes can be their released form.
+//! Checkpoints of an invented training, and whether other bytes can be their released form.
 
 use safetensors::SafeTensors;
 
 use super::op::Data;
 use super::series::{Dtype, Random, Tensor, safetensors, train};
 
-/// Where no bound is at hand (the file was recalled before anybody looked): the walk moves a weight by 1e-3 a step, and
-/// by fewer than 100 steps between two states that meet in a history. More than this is not rounding.
+/// For a file without a known bound (it was recalled before anybody looked). The walk moves a weight by 1e-3 a step,
+/// and by fewer than 100 steps between two states that meet in a history. A larger error is not rounding.
 const LOOSE_BOUND: f64 = 5e-2;
 
-/// One training run, as long as it is asked for.
+/// One training run of any length.
 pub(crate) struct Run {
     salt: u64,
     random: Random,
@@ -25,7 +25,8 @@ impl Run {
 
     pub(crate) fn state(&mut self, number: u8) -> Vec<u8> {
         if self.model.is_empty() {
-            // A matrix of 64 KiB, a vector, and integers that must not be touched: as little as is ever released.
+            // A matrix of 64 KiB, a vector, and integers that must not be touched: the least size that is ever
+            // released.
             self.model = vec![
                 Tensor::new("w.weight", Dtype::F32, &[128, 128], &mut self.random),
                 Tensor::new("w.bias", Dtype::F32, &[512], &mut self.random),
@@ -39,7 +40,7 @@ impl Run {
         self.states[usize::from(number)].clone()
     }
 
-    /// What an operation writes.
+    /// The bytes that an operation writes.
     pub(crate) fn bytes(&mut self, data: Data) -> Vec<u8> {
         match data {
             Data::Pattern(len, seed) => pattern(len as usize, seed),
@@ -65,8 +66,8 @@ pub(crate) fn may_be_released(bytes: &[u8]) -> bool {
     bytes.len() >= LEAST_RELEASED
 }
 
-/// Why `read` cannot be the released form of `written`, of which `cut` bytes are left; none when it can. `bounds` are those of
-/// the tensors by their path, if the file is released now.
+/// Why `read` cannot be the released form of `written` after a cut to `cut` bytes; none if it can. `bounds` are those
+/// of the tensors by their path, if the file is released now.
 pub(crate) fn not_released_from(
     written: &[u8],
     read: &[u8],
@@ -78,10 +79,10 @@ pub(crate) fn not_released_from(
     }
     let whole;
     let (written, read, end) = match cut {
-        // The header is whole, or nothing could have been lost; what is missing is as good as anything.
+        // Without a whole header nothing could have been lost. Any value may stand for the missing part.
         Some(cut) => {
             let Some(len) = full_len(written).filter(|len| *len >= cut) else {
-                return Some("no checkpoint, and not what was written".into());
+                return Some("no checkpoint, and not as written".into());
             };
             let fill = |bytes: &[u8]| {
                 let mut bytes = bytes[..cut].to_vec();
@@ -89,7 +90,7 @@ pub(crate) fn not_released_from(
                 bytes
             };
             if written[cut..] != read[cut..] {
-                return Some(format!("what follows the first {cut} bytes is not what was written"));
+                return Some(format!("the bytes after the first {cut} are not as written"));
             }
             whole = (fill(written), fill(read));
             (&whole.0[..], &whole.1[..], cut)
@@ -97,7 +98,7 @@ pub(crate) fn not_released_from(
         None => (written, read, written.len()),
     };
     let (Ok(was), Ok(is)) = (SafeTensors::deserialize(written), SafeTensors::deserialize(read)) else {
-        return Some("no checkpoint, and not what was written".into());
+        return Some("no checkpoint, and not as written".into());
     };
     if was.len() != is.len() || was.names().into_iter().any(|name| is.tensor(name).is_err()) {
         return Some("other tensors".into());
@@ -135,7 +136,7 @@ fn header_len(bytes: &[u8]) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?)).ok()
 }
 
-/// How long the checkpoint is that these bytes begin.
+/// The length of the checkpoint that begins with these bytes.
 fn full_len(bytes: &[u8]) -> Option<usize> {
     let begin = 8 + header_len(bytes)?;
     let header: serde_json::Value = serde_json::from_slice(bytes.get(8..begin)?).ok()?;

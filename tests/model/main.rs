@@ -1,7 +1,8 @@
-//! A model of a file system, a plain directory and the mount, compared after every operation; and system calls one by one.
+//! A model of a file system, a plain directory and the mount, compared after every operation; and system calls one by
+//! one.
 //!
-//! - `op`: what can be done, and how histories of it are made. `sys`: the calls themselves.
-//! - `model`, `expect`: what must come of it. `judge`: what a release may do to bytes.
+//! - `op`: the operations, and how histories of them are made. `sys`: the calls themselves.
+//! - `model`, `expect`: the expected results. `judge`: the allowed effect of a release on bytes.
 //! - `world`, `history`, `tree`: doing it in both places, and comparing.
 //! - `histories`: generated ones. `pinned`: those that once failed. `threads`: several at once.
 //! - `fsx`: one file, exercised between its releases.

@@ -1,4 +1,4 @@
-//! What programs and people do to files, one at a time.
+//! Single operations of programs and people on files.
 //!
 //! Paths come from a short table, so that operations meet the same files again and again: in directories that come and
 //! go, over links, under handles and mappings that are held.
@@ -7,13 +7,13 @@ use proptest::prelude::*;
 
 use super::sys::Stamp;
 
-/// Handles that operations may hold; two more are for what is made of several calls.
+/// Handles that operations may hold; two more are for operations of several calls.
 pub(crate) const SLOTS: usize = 3;
 pub(crate) const ALL_SLOTS: usize = SLOTS + 2;
 /// Mappings that operations may hold.
 pub(crate) const MAPS: usize = 2;
 
-/// Where things happen. The directories `s` and `t` are there from the beginning: series of checkpoints are saved there.
+/// The places of operations. The directories `s` and `t` always exist: series of checkpoints are saved there.
 pub(crate) const PATHS: [&str; 22] = [
     "a",
     "b",
@@ -41,7 +41,7 @@ pub(crate) const PATHS: [&str; 22] = [
 /// Steps of a series that have a name in the table; after the last the first is written again.
 pub(crate) const STEPS: u8 = 4;
 
-/// Where symbolic links lead to.
+/// The targets of symbolic links.
 pub(crate) const TARGETS: [&str; 8] = ["a", "b/b", "../a", "c", "none", "s/step_1.safetensors", ".", "../s"];
 
 /// Index into [`PATHS`].
@@ -49,10 +49,10 @@ pub(crate) type At = u8;
 /// Index of a handle.
 pub(crate) type Slot = u8;
 
-/// What is written.
+/// The bytes to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Data {
-    /// So many bytes of a pattern.
+    /// This many bytes of a pattern.
     Pattern(u32, u8),
     /// A state of training: a file of safetensors.
     State(u8),
@@ -75,7 +75,7 @@ pub(crate) enum Mode {
     Exchange,
 }
 
-/// One operation. Those that are made of several calls are taken apart by [`Op::calls`].
+/// One operation. [`Op::calls`] splits those of several calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Open(Slot, At, i32, u32),
@@ -96,7 +96,7 @@ pub(crate) enum Op {
     MapRead(Slot, u32, u32),
     /// Maps, stores, syncs, and unmaps.
     MapWrite(Slot, u32, Data),
-    /// A mapping that stays, whatever becomes of the handle and the name.
+    /// A mapping that stays, whatever happens to the handle and the name.
     MapHold(u8, Slot),
     MapStore(u8, u32, Data),
     MapLoad(u8, u32, u32),
@@ -122,7 +122,7 @@ pub(crate) enum Op {
     Save(Series, bool),
     /// Reads one file and writes another, as `cp`.
     Copy(At, At),
-    /// Everything is archived and released that can be.
+    /// Everything possible is archived and released.
     Sync,
     Release(At),
     Recall(At),
@@ -137,7 +137,7 @@ pub(crate) enum Op {
 pub(crate) const XATTRS: [&str; 4] = ["user.a", "user.b", "trusted.c", "user.stepfs_is_not_ours"];
 
 impl Op {
-    /// The calls that it is made of; itself, for most. `step` counts the files of each series.
+    /// Its calls; for most operations itself. `step` counts the files of each series.
     pub(crate) fn calls(&self, steps: &mut [u8; 2]) -> Vec<Op> {
         let (from, to) = (SLOTS as Slot, SLOTS as Slot + 1);
         let create = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
@@ -328,10 +328,11 @@ fn on_checkpoints(remounts: bool) -> impl Strategy<Value = Op> {
     ]
 }
 
-/// How often the whole tree is compared: looking is itself an operation, so some histories do it seldom.
+/// The interval between comparisons of the whole tree. A comparison is itself an operation, so some histories do it
+/// seldom.
 pub(crate) const CADENCES: [usize; 3] = [1, 4, usize::MAX];
 
-/// What a history may find: most of what is generated would else be refused for want of a file.
+/// The initial content of a history: without it most generated operations would fail for want of a file.
 fn furniture() -> impl Strategy<Value = Vec<Op>> {
     let create = libc::O_RDWR | libc::O_CREAT;
     let all = vec![
@@ -352,13 +353,13 @@ fn furniture() -> impl Strategy<Value = Vec<Op>> {
     proptest::sample::subsequence(all, 0..=count)
 }
 
-/// Operations of one history and after how many of them the whole tree is compared. About a third of them have checkpoints
-/// in them, which cost a hundred times what other operations do.
+/// Operations of one history, and the interval of whole comparisons. About a third of them have checkpoints in them,
+/// which cost a hundred times as much as other operations.
 pub(crate) fn histories(remounts: bool) -> impl Strategy<Value = (usize, Vec<Op>)> {
     let files = prop_oneof![4 => on_handles(), 3 => on_names()].boxed();
     let all = prop_oneof![5 => on_handles(), 4 => on_names(), 3 => on_checkpoints(remounts)].boxed();
     let cadence = prop_oneof![2 => Just(CADENCES[0]), 1 => Just(CADENCES[1]), 1 => Just(CADENCES[2])];
-    // Released files are there from the beginning, or there are few of them in sixty operations.
+    // Released files are there from the beginning, because sixty operations make few of them.
     let saved = vec![
         Op::Save(Series::States, false),
         Op::Save(Series::Texts, true),

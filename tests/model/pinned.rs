@@ -1,4 +1,4 @@
-//! Histories that once failed, as they were shrunk: run in both modes, compared after each operation and at the end only.
+//! Histories that once failed, in shrunk form: run in both modes, compared after each operation and at the end only.
 
 use super::history::Ground;
 use super::op::{At, Data, Mode, Op, Series, index};
@@ -23,7 +23,7 @@ fn step(number: u8) -> At {
     index("s/step_1.safetensors") + number - 1
 }
 
-/// The model had taken the exact bytes for the last ones, as they were read just before the release.
+/// The model had taken the exact bytes for the last ones, as read just before the release.
 #[test]
 fn released_between_reading_it_and_asking_for_its_state() {
     run(&[
@@ -53,7 +53,7 @@ fn a_copy_within_a_file_ends_where_the_file_did() {
     ]);
 }
 
-/// Without passthrough a page that is stored to is written back later, and the time moves then, whatever was set meanwhile.
+/// Without passthrough a page that is stored to is written back later. The time moves then, whatever was set meanwhile.
 #[test]
 fn stored_written_and_mapped_twice() {
     let file = index("t/step-3.txt");
@@ -78,7 +78,7 @@ fn truncated_to_the_length_that_it_had() {
     run(&[Op::Copy(index("a"), step(3)), Op::Open(0, index("a"), CREATE, 0o640), Op::Truncate(index("a"), 0)]);
 }
 
-/// All ways by which a file that was released is met again, with a reader that stays.
+/// All ways of meeting a once released file again, with a reader that stays.
 #[test]
 fn a_reader_stays_while_its_file_is_written_renamed_and_removed() {
     let mut operations = vec![save(), save(), Op::Sync, Op::Open(0, step(1), libc::O_RDONLY, 0)];
@@ -97,7 +97,7 @@ fn a_reader_stays_while_its_file_is_written_renamed_and_removed() {
     run(&operations);
 }
 
-/// The reader has the decoded file, which is longer than what is there after.
+/// The reader has the decoded file, which is longer than the present one.
 #[test]
 fn a_reader_keeps_what_it_opened_when_the_file_is_emptied() {
     let open = |slot, flags| Op::Open(slot, step(1), flags, 0);
@@ -125,7 +125,7 @@ fn a_pin_survives_being_emptied_and_exchanged() {
     ]);
 }
 
-/// Fails if a released file that is emptied or cut loses its attributes, or what is left of its bytes.
+/// Fails if a released file loses its attributes, or the rest of its bytes, when it is emptied or cut.
 #[test]
 fn a_released_file_is_emptied_and_another_cut() {
     run(&[

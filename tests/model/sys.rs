@@ -1,4 +1,4 @@
-//! System calls as safe functions: what they answer, or the errno. Nothing is retried, nothing is smoothed over.
+//! System calls as safe functions: their answer or errno. Nothing is retried, nothing is hidden.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// What a system call says: a value, or its errno.
+/// The answer of a system call: a value, or its errno.
 pub(crate) type Sys<T> = Result<T, i32>;
 
 pub(crate) fn last() -> i32 {
@@ -29,7 +29,7 @@ pub(crate) fn count(result: libc::ssize_t) -> Sys<u64> {
     u64::try_from(result).map_err(|_| last())
 }
 
-/// What stat shows of a file, as far as it is the same on all file systems.
+/// The fields of stat that are the same on all file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) mode: u32,
@@ -301,7 +301,7 @@ impl Map {
     pub(crate) fn load(&self, at: usize, len: usize) -> Vec<u8> {
         assert!(at + len <= self.len);
         let mut bytes = vec![0; len];
-        // SAFETY: within the mapping; the source is shared with other processes' writes, of which these tests have none.
+        // SAFETY: within the mapping; other processes could write to the source, but these tests have no such writer.
         unsafe { std::ptr::copy_nonoverlapping(self.at.cast::<u8>().add(at), bytes.as_mut_ptr(), len) };
         bytes
     }
@@ -326,12 +326,13 @@ impl Drop for Map {
     }
 }
 
-/// No file that has been changed by now was modified later.
+/// Every file changed so far has at most this modification time.
 pub(crate) fn now() -> i128 {
     clock(libc::CLOCK_REALTIME)
 }
 
-/// No file that is changed from now on was modified earlier: the kernel's last tick, which on a busy guest is long ago.
+/// Every file changed from now on has at least this modification time: the kernel's last tick, which on a busy guest is
+/// long ago.
 pub(crate) fn stamp() -> i128 {
     clock(libc::CLOCK_REALTIME_COARSE)
 }

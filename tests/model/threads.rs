@@ -1,5 +1,5 @@
-//! Several histories at once on one mount, each in a directory of its own, while others move files about in directories
-//! that they share.
+//! Several histories at once on one mount, each in a directory of its own, while other threads move files around in
+//! shared directories.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ const SHARING: u64 = 3;
 const DIRECTORIES: u64 = 3;
 const TOKENS: u8 = 10;
 
-/// A file that is moved about: its bytes say which it is. Some are large enough to be released.
+/// A file that is moved around: its bytes identify it. Some are large enough to be released.
 fn token(number: u8) -> Vec<u8> {
     let len = if number.is_multiple_of(3) { 70_000 } else { 500 };
     let mut bytes = vec![number; len];
@@ -34,7 +34,7 @@ fn token(number: u8) -> Vec<u8> {
     bytes
 }
 
-/// One thread in the shared directories. What it may meet: a name that somebody else was quicker to take.
+/// One thread in the shared directories. The possible errors: another thread was quicker to take a name.
 fn share(dir: &Path, seed: u64, over: &AtomicBool, met: &AtomicU64) {
     let mut random = Random(seed);
     let (mut number, own) = (0, dir.join(format!("own-{seed}")));
@@ -71,7 +71,7 @@ fn share(dir: &Path, seed: u64, over: &AtomicBool, met: &AtomicU64) {
             Ok(()) | Err(libc::ENOENT) => {}
             Err(code) => fail("cannot change", &path, code),
         }
-        // The archive is to have its turn, too.
+        // The archive needs its turn, too.
         std::thread::sleep(std::time::Duration::from_millis(2));
     }
 }
@@ -137,7 +137,7 @@ fn run(passthrough: bool) {
         }
     });
     all_there(&shared);
-    // Nobody gives the archive work any more, and it has lost count of nothing.
+    // Nobody gives the archive work any more, and its counts are right.
     ground.wait_for_archive(PATIENCE, true).unwrap();
     all_there(&shared);
     let files = ground.with(|mounted| mounted.archive.status().files);

@@ -10,10 +10,10 @@ use super::model::{Kind, Model, Node, TOP};
 use super::sys::{self, Stat};
 use super::world::list;
 
-/// On the mount; beside it is 1.
+/// Index of the world on the mount; the plain directory is 1.
 const MOUNT: usize = 0;
 
-/// Everything of both worlds. What was found of times is what is expected from then on.
+/// Compares everything of both worlds. The times found are the times expected from then on.
 pub(crate) fn compare(history: &mut History<'_>) -> Result<(), String> {
     for world in [1, MOUNT] {
         let top = history.worlds[world].top.clone();
@@ -108,7 +108,7 @@ pub(crate) fn check_stat(history: &History<'_>, node: Node, stat: &Stat, world: 
     let size = match inode.kind {
         Kind::File => inode.data.len() as u64,
         Kind::Link => inode.target.len() as u64,
-        // As large as the store's file system makes it.
+        // The size that the store's file system gives it.
         Kind::Directory => stat.size,
         _ => 0,
     };
@@ -118,7 +118,7 @@ pub(crate) fn check_stat(history: &History<'_>, node: Node, stat: &Stat, world: 
         return Err(format!("(mode, owner, group, links, size) is {found:?}, expected is {wanted:?}"));
     }
     let spans = &inode.mtime[world];
-    // What was stored through a mapping may be written back any time.
+    // Stores through a mapping may be written back at any time.
     let stored = history.model.stored(node).is_some_and(|since| stat.mtime >= since);
     if node != TOP && !stored && !spans.iter().any(|span| (span.0..=span.1).contains(&stat.mtime)) {
         return Err(format!("was modified at {}, expected is one of {spans:?}", stat.mtime));
@@ -126,7 +126,7 @@ pub(crate) fn check_stat(history: &History<'_>, node: Node, stat: &Stat, world: 
     Ok(())
 }
 
-/// Whoever still has a file open reads what is in it, with a name or without.
+/// An open file shows its content, with a name or without.
 pub(crate) fn compare_handles(history: &mut History<'_>) -> Result<(), String> {
     for slot in 0..history.model.handles.len() {
         let Some(handle) = &history.model.handles[slot] else { continue };
@@ -137,7 +137,7 @@ pub(crate) fn compare_handles(history: &mut History<'_>) -> Result<(), String> {
         let kept = handle.kept.as_ref().filter(|_| history.model.uncertain(slot as u8));
         for world in [MOUNT, 1] {
             let fd = history.worlds[world].handles[slot].as_ref().expect("as in the model");
-            // All of either: what a reader kept may be longer than what is there now.
+            // The whole of either: a reader may keep more bytes than the file has now.
             let len = kept.map_or(0, Vec::len).max(inode.data.len()) + 1;
             let bytes = sys::pread(fd, len, 0).map_err(|code| format!("handle {slot}: errno {code}"))?;
             if bytes != inode.data && (world != MOUNT || kept != Some(&bytes)) {
@@ -148,9 +148,9 @@ pub(crate) fn compare_handles(history: &mut History<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Which files may be released from now on: those of which there is a newer state in their lineage, and copies of them.
+/// The files that may be released from now on: those with a newer state in their lineage, and copies of them.
 ///
-/// What stepfs calls a lineage is narrower. Here it is all paths that differ in digits only.
+/// stepfs's lineages are narrower. Here a lineage is all paths that differ in digits only.
 pub(crate) fn note_superseded(history: &mut History<'_>) {
     let nodes = &history.model.nodes;
     if !nodes.iter().any(|inode| inode.names > 0 && may_be_released(&inode.data)) {
@@ -189,7 +189,7 @@ fn large_files(model: &Model, node: Node, path: &str, found: &mut Vec<(String, N
     }
 }
 
-/// What stepfs says of the state of an open file.
+/// The state of an open file by stepfs.
 pub(crate) fn state(fd: &OwnedFd) -> Option<String> {
     let mut value = [0u8; 32];
     let name = c"user.stepfs.state";

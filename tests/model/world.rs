@@ -7,7 +7,7 @@ use super::model::BASE;
 use super::op::{ALL_SLOTS, MAPS, Mode, Op, PATHS, Slot, TARGETS, XATTRS};
 use super::sys::{self, Map, Stat, Sys};
 
-/// What an operation says when it succeeds.
+/// The answer of a successful operation.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done,
@@ -32,7 +32,7 @@ impl std::fmt::Debug for Answer {
     }
 }
 
-/// What is as POSIX has it in both worlds, with the errno if it fails.
+/// Runs a part that is as in POSIX in both worlds, with the errno if it fails.
 pub(crate) type Said = Sys<Answer>;
 
 pub(crate) struct World {
@@ -43,7 +43,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A new directory with what the model begins with.
+    /// A new directory with the model's initial content.
     pub(crate) fn new(top: &Path) -> World {
         for path in [top.to_path_buf(), top.join(BASE), top.join(BASE).join("s"), top.join(BASE).join("t")] {
             sys::mkdir(&path, 0o755).unwrap_or_else(|code| panic!("{}: errno {code}", path.display()));
@@ -64,13 +64,13 @@ impl World {
         self.maps = std::array::from_fn(|_| None);
     }
 
-    /// Does it. `bytes` are what is written or stored; those of mappings have been cut to what is in the file.
+    /// Does it. `bytes` are written or stored; those of mappings have been cut to the file's length.
     pub(crate) fn apply(&mut self, op: &Op, bytes: &[u8]) -> Said {
         let number = |result: Sys<u64>| result.map(Answer::Number);
         let plain = |result: Sys<()>| result.map(|()| Answer::Done);
         match *op {
             Op::Open(slot, at, flags, mode) => {
-                // What was there goes first, as the model has it.
+                // The old content goes first, as in the model.
                 self.handles[usize::from(slot)] = None;
                 let opened = sys::open(&self.path(at), flags, mode)?;
                 self.handles[usize::from(slot)] = Some(opened);
@@ -88,7 +88,7 @@ impl World {
                 let handle = self.handle(slot)?;
                 let found = sys::lseek(handle, at, whence)?;
                 if whence == libc::SEEK_DATA || whence == libc::SEEK_HOLE {
-                    // Each file system may have its own opinion; the position should be the same.
+                    // Each file system may have its own answer; the position should be the same.
                     sys::lseek(handle, 0, libc::SEEK_SET)?;
                 }
                 Ok(Answer::Number(found))
@@ -103,7 +103,7 @@ impl World {
             Op::Flock(slot, how) => plain(sys::flock(self.handle(slot)?, how | libc::LOCK_NB)),
             Op::CopyRange(from, at, to, to_at, len) => {
                 let (from, to) = (self.handle(from)?, self.handle(to)?);
-                // As far as there is something now: within one file it may grow by what is copied.
+                // As far as there is something now: within one file it may grow by the copied bytes.
                 let most = (sys::fstat(from)?.size as i64 - i64::from(at)).clamp(0, i64::from(len));
                 let mut copied = 0;
                 loop {
@@ -180,7 +180,7 @@ impl World {
     }
 }
 
-/// What is in a directory, sorted, with the type as readdir tells it.
+/// The content of a directory, sorted, with the type by readdir.
 pub(crate) fn list(path: &Path) -> Sys<Vec<String>> {
     let code = |error: std::io::Error| error.raw_os_error().unwrap_or(-1);
     let mut names = Vec::new();

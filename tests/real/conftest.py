@@ -23,7 +23,7 @@ from harness import make_base, open_mount, remove_base  # noqa: E402
 # Processes that run tests at the same time share the cores.
 torch.set_num_threads(max(1, 2 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))))
 
-# What these fixtures make takes long, and every process would make it. So the tests of a file that has one run in one process.
+# These fixtures take long to make, once per process. So one process runs all tests of a file that uses one.
 EXPENSIVE = {"shared_mount", "zoo", "small_gpt", "distributed"}
 TOGETHER = {"test_torch.py", "test_dcp.py", "test_zoo.py", "test_tune.py"}
 
@@ -44,7 +44,7 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Like `--dist loadgroup`, which pytest 9.2 and pytest-xdist 3.8 together do not do."""
+    """Like `--dist loadgroup`, which does not work with pytest 9.2 and pytest-xdist 3.8 together."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -80,7 +80,7 @@ def mount():
 
 @pytest.fixture(params=[True, False], ids=["passthrough", "no-passthrough"])
 def both(request):
-    """The same, with and without passthrough: for what must not depend on it."""
+    """The same, with and without passthrough: for results that must not depend on it."""
     yield from open_mount(request.param)
 
 
@@ -104,7 +104,7 @@ class Series:
 
     @property
     def older(self):
-        """What may be released after sync: all but the newest."""
+        """The files that may be released after sync: all but the newest."""
         return self.names[:-1]
 
     @property
@@ -116,7 +116,7 @@ SERIES = {"iters": 150, "every": 25}
 
 
 def series_folder():
-    """Where the training series of this trainer, torch and Python lies once it was made; their bytes depend on nothing else."""
+    """The path of the training series of this trainer, torch and Python. The bytes depend on nothing else."""
     import gpt
 
     of = repr((Path(gpt.__file__).read_bytes(), torch.__version__, sys.version, platform.machine(), SERIES))

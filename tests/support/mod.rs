@@ -38,12 +38,12 @@ impl Mounted {
         Self::with(dir, &Io::disk(), options)
     }
 
-    /// Mounts a new store in `dir`, which decides the file system it lies on.
+    /// Mounts a new store in `dir`, on that directory's file system.
     pub fn on(dir: tempfile::TempDir, passthrough: bool) -> Self {
         Self::with_io(dir, &Io::disk(), passthrough)
     }
 
-    /// The same, on a device of the test's.
+    /// The same, on the test's device.
     pub fn with_io(dir: tempfile::TempDir, io: &Io, passthrough: bool) -> Self {
         Self::with(dir, io, MountOptions { no_passthrough: !passthrough, ..MountOptions::default() })
     }
@@ -75,7 +75,7 @@ impl Mounted {
         self.dir.path().join("store/tree")
     }
 
-    /// Runs the same on the mount and on a plain directory; both must say the same.
+    /// Runs the same on the mount and on a plain directory; both outputs must be the same.
     pub fn same<T: PartialEq + std::fmt::Debug>(&self, run: impl Fn(&Path) -> T) {
         let (mounted, plain) = (run(&self.mnt()), run(&self.plain()));
         assert_eq!(mounted, plain, "on the mount (left) and on a plain directory (right)");
@@ -90,7 +90,7 @@ impl Mounted {
         drop(self.unmount_keeping());
     }
 
-    /// Unmounts and hands over the directory with the store, to be mounted again.
+    /// Unmounts and returns the directory with the store, to be mounted again.
     pub fn unmount_keeping(mut self) -> tempfile::TempDir {
         self.end();
         std::mem::replace(&mut self.dir, tempfile::tempdir().unwrap())
@@ -100,7 +100,7 @@ impl Mounted {
         let Some(served) = self.served.take() else {
             return;
         };
-        // The release of what a test closed last is on its way.
+        // The release of the file that a test closed last is on its way.
         for attempt in 0.. {
             match unmount(&self.mnt()) {
                 Ok(()) => break,
@@ -122,7 +122,7 @@ impl Drop for Mounted {
     }
 }
 
-/// An extended attribute as text; none when there is none.
+/// An extended attribute as text; none if there is none.
 pub fn attribute(path: &Path, name: &str) -> Option<String> {
     let (path, name) = (c(path), CString::new(name).unwrap());
     let mut value = vec![0u8; 4096];
@@ -132,14 +132,14 @@ pub fn attribute(path: &Path, name: &str) -> Option<String> {
     String::from_utf8(value).ok()
 }
 
-/// What stepfs says the state of a file is.
+/// The state of a file by stepfs.
 pub fn state(path: &Path) -> String {
     attribute(path, "user.stepfs.state").unwrap_or_default()
 }
 
 /// Waits until `done`, at most two minutes.
 pub fn wait_until(what: &str, done: impl Fn() -> bool) {
-    // Long: on a machine with other things to do nothing is found out by giving up.
+    // Long: on a busy machine giving up finds nothing out.
     let began = std::time::Instant::now();
     while began.elapsed() < std::time::Duration::from_secs(120) {
         if done() {

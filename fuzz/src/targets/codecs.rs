@@ -1,4 +1,4 @@
-//! Tiles of stepfs's own codecs: payloads that nobody vouches for, and what is written and read back.
+//! Tiles of stepfs's own codecs: untrusted payloads, and round trips.
 
 use stepfs::codec::Rows;
 use stepfs::codec::along::{self, From};
@@ -43,7 +43,7 @@ fn exceptions(input: &mut Input, n: usize) -> Vec<lattice::Exception> {
     places.into_iter().map(|index| lattice::Exception { index, raw: u64::from(input.byte()) }).collect()
 }
 
-/// A run of lattice payloads: one after the other, and all in one pass.
+/// A run of lattice payloads: decoded one after the other, and all in one pass.
 pub(crate) fn lattice_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.float();
@@ -86,13 +86,13 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     let from = wide.as_ref().map_or(From::Zeros, From::Integers);
     let fused = along::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
     let fused = fused.ok().map(|()| out);
-    // Of no elements nothing is computed in a block, so a step that is none goes unnoticed there, and does no harm.
+    // A block without elements computes nothing, so an invalid step goes unnoticed there, and does no harm.
     if n > 0 {
-        assert!(fused == one_by_one(), "one pass gives what many give");
+        assert!(fused == one_by_one(), "one pass equals many passes");
     }
 }
 
-/// Rows with codes; what decodes is written again.
+/// Rows with codes; decoded values are encoded again.
 pub(crate) fn rows_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let n = count(&mut input);
@@ -108,12 +108,12 @@ pub(crate) fn rows_decode(data: &[u8]) {
     let mut out = Vec::new();
     if rows::encode_tile(&a, parent.as_deref(), rows, &exceptions, &mut out).is_ok() {
         let (mut again, mut kept) = (parent.unwrap_or_else(|| vec![0; n]), Vec::new());
-        rows::decode_tile_add(&out, &mut again, rows, &mut kept).expect("what was written can be read");
+        rows::decode_tile_add(&out, &mut again, rows, &mut kept).expect("written bytes can be read");
         assert_eq!((again, kept), (a, exceptions));
     }
 }
 
-/// Factors, a state that has them, and differences to it: one after the other, and all in one pass.
+/// Factors, a state that has them, and differences to it: decoded one after the other, and all in one pass.
 pub(crate) fn log_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.float();
@@ -157,19 +157,19 @@ pub(crate) fn log_decode(data: &[u8]) {
         along::log(dtype, (grid, unit), From::Factors(grid), &runs, n, &mut out, Some(&mut kept)).ok().map(|()| out);
     let (single, q) = one_by_one().unzip();
     if n > 0 {
-        assert!(fused == single, "one pass gives what many give");
+        assert!(fused == single, "one pass equals many passes");
     }
     if let (Some(q), Some(bytes)) = (q, single) {
         assert!(values(dtype, &bytes).iter().all(|value| value.is_finite() && !value.is_sign_negative()));
         let mut out = Vec::new();
         log::encode_tile(&q, Parent::Factors(grid), &mut out).expect("each is a q");
         let mut again = vec![0; n];
-        log::decode_tile(&out, Some(grid), &mut again).expect("what was written can be read");
+        log::decode_tile(&out, Some(grid), &mut again).expect("written bytes can be read");
         assert_eq!(again, q);
     }
 }
 
-/// First moments in units of the root of others.
+/// First moments in units of the root of second moments.
 pub(crate) fn moment_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.float();
@@ -191,11 +191,11 @@ pub(crate) fn moment_decode(data: &[u8]) {
     let mut out = Vec::new();
     let fused = along::moment((rule, dtype), &second, step, &payload, &mut out).ok().map(|()| out);
     if n > 0 {
-        assert!(fused == one_by_one(), "one pass gives what many give");
+        assert!(fused == one_by_one(), "one pass equals many passes");
     }
 }
 
-/// A lossless tile of any type; what decodes is written again.
+/// A lossless tile of any type; decoded bytes are encoded again.
 pub(crate) fn lossless_decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.pick(&Dtype::ALL);
@@ -211,7 +211,7 @@ pub(crate) fn lossless_decode(data: &[u8]) {
 fn lossless_returns(dtype: Dtype, bytes: &[u8], parent: Option<&[u8]>) {
     let (mut payload, mut back) = (Vec::new(), vec![0x33; bytes.len()]);
     lossless::encode(dtype, bytes, parent, &mut payload);
-    lossless::decode(dtype, &payload, parent, &mut back).expect("what was written can be read");
+    lossless::decode(dtype, &payload, parent, &mut back).expect("written bytes can be read");
     assert!(back == bytes);
 }
 
@@ -238,11 +238,11 @@ pub(crate) fn round_trip(data: &[u8]) {
         let mut out = Vec::new();
         if lattice::encode_tile(&a, prior.as_deref(), Some(grid), &kept, &mut out).is_ok() {
             let (mut sums, mut exceptions) = (prior.unwrap_or_else(|| vec![0; n]), Vec::new());
-            lattice::decode_tile_add(&out, &mut sums, &mut exceptions).expect("what was written can be read");
+            lattice::decode_tile_add(&out, &mut sums, &mut exceptions).expect("written bytes can be read");
             let mut back = vec![0; w.len()];
             lattice::reconstruct(dtype, k, step, &sums, &mut back).expect("the same step and keyframe");
             lattice::apply_exceptions(dtype, &exceptions, &mut back).expect("they are of this tile");
-            assert!(back == r, "what decodes is what was promised");
+            assert!(back == r, "the tile decodes as promised");
         }
     }
     let rows = Rows { width: 1 + input.upto(20) as u64, first: u64::from(input.byte()) };
@@ -253,11 +253,11 @@ pub(crate) fn round_trip(data: &[u8]) {
         let mut out = Vec::new();
         if rows::encode_tile(&a, prior.as_deref(), rows, &kept, &mut out).is_ok() {
             let (mut sums, mut exceptions) = (prior.unwrap_or_else(|| vec![0; n]), Vec::new());
-            rows::decode_tile_add(&out, &mut sums, rows, &mut exceptions).expect("what was written can be read");
+            rows::decode_tile_add(&out, &mut sums, rows, &mut exceptions).expect("written bytes can be read");
             let mut back = vec![0; w.len()];
             lattice::reconstruct(dtype, k, step, &sums, &mut back).expect("the same step and keyframe");
             lattice::apply_exceptions(dtype, &exceptions, &mut back).expect("they are of this tile");
-            assert!(back == r, "what decodes is what was promised");
+            assert!(back == r, "the tile decodes as promised");
         }
     }
     let v: Vec<f64> = values(dtype, &w).iter().map(|value| value.abs()).collect();
@@ -295,7 +295,7 @@ fn moments(input: &mut Input, dtype: Dtype, n: usize, v: &[u8], m: &[u8]) {
     let mut out = Vec::new();
     log::encode_tile(&q, Parent::Factors(grid), &mut out).expect("each is a q");
     let mut back = vec![0; n];
-    log::decode_tile(&out, Some(grid), &mut back).expect("what was written can be read");
+    log::decode_tile(&out, Some(grid), &mut back).expect("written bytes can be read");
     assert_eq!(back, q);
     let (step, rule, outward) = (input.step(), input.pick(&Rule::ALL), input.pick(&[0.0, moment::OUTWARD]));
     let (mut a, mut kept) = (vec![0; n], Vec::new());

@@ -1,4 +1,4 @@
-//! Files that are, or look like, checkpoints.
+//! Files that are checkpoints, or look like them.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Model, Order,
 
 use super::input::Input;
 
-/// What every description must keep, whatever the input.
+/// Promises that every description keeps, whatever the input.
 fn described(bytes: &[u8]) -> Description {
     let d = describe(&bytes).expect("bytes in memory have no errors of a device");
     let mut end = 0;
@@ -64,7 +64,7 @@ fn patched(bytes: &[u8], d: &Description) {
     }
 }
 
-/// The ordered file is a permutation, and goes back to the file.
+/// The ordered file is a permutation, and converts back to the file.
 fn ordered(bytes: &[u8], d: &Description) {
     let own: &(dyn ReadAt + Sync) = &bytes;
     let view = InOrder::new(own, d);
@@ -86,7 +86,7 @@ pub(crate) fn torch_zip(data: &[u8]) {
     described(data);
 }
 
-/// The pickle in a sound zip: no checksum is in the fuzzer's way.
+/// The pickle in a sound zip, so that no checksum stops the fuzzer.
 pub(crate) fn pickle(data: &[u8]) {
     let mut input = Input::new(data);
     let lengths = [input.byte(), input.byte()];
@@ -101,7 +101,7 @@ pub(crate) fn zip_with(pickle: &[u8], storages: &[Vec<u8>]) -> Vec<u8> {
     zip_of(std::iter::once(("a/data.pkl".to_string(), pickle)).chain(storages))
 }
 
-/// A zip of records that are stored.
+/// A zip of stored records.
 fn zip_of<'a>(records: impl Iterator<Item = (String, &'a [u8])>) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     let mut count = 0u16;
@@ -140,7 +140,7 @@ pub(crate) fn legacy(data: &[u8]) {
     described(data);
 }
 
-/// A `.metadata` of a distributed checkpoint, raw, beside a rank's file that is sound. Whatever it says, no tensor moves.
+/// A raw `.metadata` of a distributed checkpoint, beside a sound file of a rank. Whatever it says, no tensor moves.
 pub(crate) fn dcp_metadata(data: &[u8]) {
     const FILE: &str = "__0_0.distcp";
     static CHUNKS: &[u8] = include_bytes!("../../../tests/corpus/dcp/__0_0.distcp");
@@ -160,7 +160,8 @@ pub(crate) fn npy(data: &[u8]) {
     described(data);
 }
 
-/// A zip of arrays, raw; or arrays in a sound zip, some with a header that may lie. Whatever becomes of the weights, the patched file is sound, too.
+/// A raw zip of arrays, or arrays in a sound zip, some with a header that may lie. The patched file is sound, whatever
+/// the weights become.
 pub(crate) fn npz(data: &[u8]) {
     if data.starts_with(b"PK\x03\x04") {
         described(data);
@@ -197,7 +198,7 @@ pub(crate) fn npz(data: &[u8]) {
     patched_is_sound(file, &d);
 }
 
-/// An HDF5 file, raw; and the same in a sound zip of Keras, which says with it whose optimizer it is.
+/// A raw HDF5 file; and the same in a sound zip of Keras, which names the optimizer.
 pub(crate) fn hdf5(data: &[u8]) {
     let alone = described(data);
     let config = br#"{"compile_config": {"optimizer": {"class_name": "Adam", "config": {}}}}"#;
@@ -216,7 +217,7 @@ pub(crate) fn hdf5(data: &[u8]) {
     patched_is_sound(file, &zipped);
 }
 
-/// Whatever becomes of the weights of a zip, its CRCs are right.
+/// The CRCs of a zip are right, whatever its weights become.
 fn patched_is_sound(mut file: Vec<u8>, d: &Description) {
     assert!(d.is_intact(&file).expect("bytes in memory have no errors of a device"));
     let mut changed = Vec::new();
@@ -238,14 +239,14 @@ fn patched_is_sound(mut file: Vec<u8>, d: &Description) {
     );
 }
 
-/// A safetensors file, raw; what the format's own library reads is read, and is the same.
+/// A raw safetensors file. stepfs reads every file that the format's own library reads, and reads the same.
 pub(crate) fn safetensors(data: &[u8]) {
     let d = described(data);
     let Ok(theirs) = SafeTensors::deserialize(data) else { return };
     let known = |dtype: safetensors::Dtype| Dtype::from_name(&dtype.to_string());
     let refused = |why: &str| d.note.as_deref().is_some_and(|note| note.contains(why));
     if d.kind != Kind::Safetensors {
-        // Shorter than any file that could have a tensor; limits that theirs does not have; what JSON leaves open.
+        // Shorter than any file with a tensor; limits that the library lacks; cases that JSON leaves open.
         let limits = ["64 dimensions", "same name", "recursion limit", "none of the formats"];
         assert!(limits.iter().any(|why| refused(why)), "{:?}", d.note);
         return;
@@ -274,7 +275,7 @@ pub(crate) fn elasticdl(data: &[u8]) {
     described(data);
 }
 
-/// A model of ElasticDL that is one, or nearly: variables and tables of any size, ids in any order.
+/// A model of ElasticDL, valid or nearly: variables and tables of any size, ids in any order.
 pub(crate) fn elasticdl_model(data: &[u8]) {
     let mut input = Input::new(data);
     let mut file = Vec::new();
@@ -310,7 +311,7 @@ pub(crate) fn elasticdl_model(data: &[u8]) {
             put_entry(3, &name, &array, &mut file);
         }
     }
-    // Perhaps not to the last byte.
+    // Perhaps cut short by a byte.
     let extra = input.bytes(3);
     file.extend_from_slice(extra);
     let d = described(&file);

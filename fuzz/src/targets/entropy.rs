@@ -8,7 +8,7 @@ use super::input::Input;
 /// More than one chunk of every loop, more than a Huffman body with one stream.
 const MOST: usize = 70_000;
 
-/// Any payload, decoded to any number of symbols. What decodes is written again, and decodes to the same.
+/// Any payload, decoded to any number of symbols. Decoded symbols are encoded again, and decode to the same.
 pub(crate) fn decode(data: &[u8]) {
     let mut input = Input::new(data);
     let (kind, long) = (input.byte() % 4, input.flag());
@@ -51,7 +51,7 @@ pub(crate) fn round_trip(data: &[u8]) {
     let raw = input.filled(count);
     let mut symbols: Vec<u8> = Vec::with_capacity(count);
     if runs {
-        // A symbol, and how often.
+        // A symbol and its count.
         for pair in raw.chunks(2) {
             if symbols.len() > MOST {
                 break;
@@ -83,7 +83,7 @@ fn bytes_return(symbols: &[u8], shape: Shape) {
         // FORMAT.md: raw costs a byte, and nothing costs more.
         assert!(payload.len() <= symbols.len() + 1);
         let mut back = vec![0x55; symbols.len()];
-        bytes::decode(payload, &mut back).expect("what was written can be read");
+        bytes::decode(payload, &mut back).expect("written bytes can be read");
         assert!(back == symbols);
         if let Some((_, short)) = payload.split_last() {
             let _ = bytes::decode(short, &mut back);
@@ -95,6 +95,6 @@ fn ints_return(values: &[i32]) {
     let mut payload = Vec::new();
     ints::encode(values, &mut payload);
     let mut back = vec![1; values.len()];
-    ints::decode(&payload, &mut back).expect("what was written can be read");
+    ints::decode(&payload, &mut back).expect("written bytes can be read");
     assert!(back == values);
 }

@@ -1,4 +1,4 @@
-//! Takes an input apart into what a target needs.
+//! Splits an input into the values that a target needs.
 
 use arbitrary::Unstructured;
 use stepfs::codec::Dtype;
@@ -6,7 +6,7 @@ use stepfs::codec::Dtype;
 /// The types that are quantized.
 pub(crate) const FLOATS: [Dtype; 4] = [Dtype::F16, Dtype::Bf16, Dtype::F32, Dtype::F64];
 
-/// Values made of an input. At its end they are all 0, so that every input is one.
+/// Values drawn from an input. After its end all values are 0, so that every input is valid.
 pub(crate) struct Input<'a>(Unstructured<'a>);
 
 impl<'a> Input<'a> {
@@ -39,13 +39,13 @@ impl<'a> Input<'a> {
         from[self.upto(from.len() - 1)]
     }
 
-    /// Up to `most` bytes, as many as the input says.
+    /// Up to `most` bytes; the input gives the number.
     pub(crate) fn bytes(&mut self, most: usize) -> &'a [u8] {
         let length = self.upto(most).min(self.0.len());
         self.0.bytes(length).unwrap_or(&[])
     }
 
-    /// Exactly so many: the input's, then others that follow from them. An input need not be as long as what it is about.
+    /// Exactly so many bytes: the input's, then others derived from them. So a short input can describe a long tile.
     pub(crate) fn filled(&mut self, length: usize) -> Vec<u8> {
         let own = self.bytes(length.min(u16::MAX.into()));
         let mut state = own.iter().fold(0x9e37_79b9_7f4a_7c15u64, |state, byte| mix(state ^ u64::from(*byte)));
@@ -66,7 +66,7 @@ impl<'a> Input<'a> {
         self.pick(&FLOATS)
     }
 
-    /// A step of a lattice, most often one that can be.
+    /// A step of a lattice, usually a valid one.
     pub(crate) fn step(&mut self) -> f64 {
         match self.byte() {
             0 => f64::from_bits(self.u64()),
@@ -75,7 +75,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// A finite number near what tensors hold, or any at all.
+    /// A finite number of a usual size, or any number.
     pub(crate) fn value(&mut self) -> f64 {
         match self.byte() {
             0 => f64::from_bits(self.u64()),
@@ -88,7 +88,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0.take_rest()
     }

@@ -1,5 +1,5 @@
-//! One function for each fuzz target: it takes any bytes, and panics when a promise is broken. What reads a store must return
-//! an error or the right answer, whatever it is given; what writes must give back what it was given.
+//! One function for each fuzz target: it takes any bytes, and panics when a promise is broken. A reader of a store must
+//! return an error or the right answer for any bytes. A round trip must give the same values back.
 //!
 //! Shared by the fuzzer and, through `tests/fuzz/`, by the tests.
 
@@ -14,7 +14,7 @@ mod records;
 mod settings;
 mod store;
 
-/// What a target does with one input.
+/// The action of a target on one input.
 pub(crate) type Target = fn(&[u8]);
 
 /// All targets by name.

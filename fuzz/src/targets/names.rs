@@ -1,4 +1,4 @@
-//! Paths: which files are states of one thing.
+//! Paths: which files are states of one lineage.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

@@ -1,4 +1,4 @@
-//! Objects: their parts, whole ones whose checksums are right, and chains of them.
+//! Objects: their parts, whole ones with right checksums, and chains of them.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::input::{Input, elements};
 
-/// Longest file that objects here stand for.
+/// Longest file that an object here represents.
 const MOST: u64 = 1 << 17;
 
 /// The header's bytes before its checksum, and the footer's.
@@ -50,11 +50,11 @@ pub(crate) fn index(data: &[u8]) {
     sound(&index, logical_len, payload_end);
     let written = index.encode();
     let again = Index::decode(&written, logical_len, payload_end);
-    // As bytes: a bound may be NaN.
-    assert!(again.expect("what was written can be read").encode() == written);
+    // Compared as bytes, because a bound may be NaN.
+    assert!(again.expect("written bytes can be read").encode() == written);
 }
 
-/// What a reader may believe of an index.
+/// The facts that a reader may rely on in an index.
 fn sound(index: &Index, logical_len: u64, payload_end: u64) {
     let mut end = 0;
     for tensor in &index.tensors {
@@ -74,7 +74,7 @@ fn sound(index: &Index, logical_len: u64, payload_end: u64) {
 }
 
 thread_local! {
-    /// A directory for objects, in memory where there is one; and one beside it for those that are being written.
+    /// A directory for objects, in memory if possible, and one beside it for objects that are being written.
     static PLACE: tempfile::TempDir = {
         let memory = Path::new("/dev/shm");
         match memory.is_dir() {
@@ -93,7 +93,7 @@ fn in_place(run: impl FnOnce(&Path, &Path)) {
     });
 }
 
-/// Everything there is to say about an object: each unit by itself, and the whole.
+/// Every read of an object: each unit by itself, and the whole.
 fn read(objects: &Path, id: Id) -> Result<Vec<u8>, ReadError> {
     let known = Objects::load(objects, |_, _| {}).expect("the directory is there");
     let chain = Chain::open(&known, id)?;
@@ -162,8 +162,8 @@ pub(crate) fn file(data: &[u8]) {
     });
 }
 
-/// A chain of up to three objects, with tensors of any coding and any payloads. Where a state decodes, the pass that needs
-/// no state gives the same bytes.
+/// A chain of up to three objects, with tensors of any coding and any payloads. If a state decodes, the pass without a
+/// state gives the same bytes.
 pub(crate) fn chain(data: &[u8]) {
     let mut input = Input::new(data);
     let depth = 1 + input.upto(2);
@@ -225,7 +225,7 @@ pub(crate) fn chain(data: &[u8]) {
     });
 }
 
-/// Gives each tile of the leaf the hash of what its state decodes to; then all must decode.
+/// Gives each tile of the leaf the hash of its decoded state; then all must decode.
 fn agree(objects: &Path, tmp: &Path, id: Id) {
     let known = Objects::load(objects, |_, _| {}).expect("the directory is there");
     let Ok(chain) = Chain::open(&known, id) else { return };
@@ -238,7 +238,7 @@ fn agree(objects: &Path, tmp: &Path, id: Id) {
             match state.and_then(|state| state.bytes(entry.dtype).ok()) {
                 Some(bytes) => entry.tiles[at].decoded_hash = xxh3_64(&bytes),
                 None => {
-                    // What has no state has no bytes.
+                    // A tile without a state has no bytes.
                     sound = false;
                     assert!(walk::decode(&chain, number, at).is_err());
                 }
@@ -257,7 +257,7 @@ fn agree(objects: &Path, tmp: &Path, id: Id) {
     }
     writer.close(&index).expect("room");
     writer.finish(leaf.header(), objects).expect("room");
-    read(objects, id).expect("every tile has the hash of what it decodes to");
+    read(objects, id).expect("every tile has the hash of its state");
 }
 
 fn shape(input: &mut Input) -> (Dtype, Vec<u64>) {
@@ -271,7 +271,7 @@ fn shape(input: &mut Input) -> (Dtype, Vec<u64>) {
     (dtype, shape)
 }
 
-/// A coding of a tensor, most often one that can be.
+/// A coding of a tensor, usually a valid one.
 fn coding(input: &mut Input, with_parent: bool, tensors: u32) -> Coding {
     let step = input.step();
     let unit = if input.byte() == 0 { input.u32() } else { 1 << (14 + input.upto(6)) };
@@ -310,7 +310,7 @@ fn factors(input: &mut Input, shape: &[u64]) -> Vec<u8> {
     out
 }
 
-/// A payload for this coding: one that an encoder writes, perhaps with a byte changed, or anything.
+/// A payload for this coding: an encoder's, perhaps with a byte changed, or any bytes.
 fn payload(input: &mut Input, coding: Coding, dtype: Dtype, n: usize) -> Vec<u8> {
     use stepfs::codec::{lattice, lossless, rows};
     if input.byte() < 24 {

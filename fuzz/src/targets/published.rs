@@ -11,7 +11,7 @@ use super::input::{Input, elements};
 
 const TYPES: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
 
-/// Any payload as a tile, with a state before and without.
+/// Any payload as a tile, with a state before it and without.
 pub(crate) fn decode(data: &[u8]) {
     let mut input = Input::new(data);
     let dtype = input.pick(&TYPES);
@@ -26,18 +26,18 @@ pub(crate) fn decode(data: &[u8]) {
     let payload = input.rest();
     if let Ok(decoded) = tile::decode(dtype, payload, before, n * dtype.size()) {
         as_it_is(dtype, &decoded, before);
-        // The inverse of the same says the same again.
+        // Decoding is deterministic.
         assert!(tile::decode(dtype, payload, before, n * dtype.size()) == Ok(decoded));
     }
 }
 
-/// A state that lost what it was a difference to is written as it is.
+/// A state that lost its base is encoded as it is.
 fn as_it_is(dtype: Dtype, decoded: &Decoded, before: Option<Before>) {
     let bytes = Arc::new(decoded.bytes.clone());
     let own = Before { bytes: &bytes, bins: decoded.bins.as_deref() };
     let mut payload = Vec::new();
     tile::encode_as_it_is(dtype, own, before.map(|before| before.bytes.as_slice()), &mut payload);
-    let back = tile::decode(dtype, &payload, before, decoded.bytes.len()).expect("what was written can be read");
+    let back = tile::decode(dtype, &payload, before, decoded.bytes.len()).expect("written bytes can be read");
     assert!(back.bytes == decoded.bytes);
     // Bins of no elements take no bytes.
     assert!(decoded.bytes.is_empty() || back.bins == decoded.bins);
@@ -89,7 +89,7 @@ pub(crate) fn round_trip(data: &[u8]) {
         let tensor = Small { width, tile: tile.clone() };
         let finite = tile.values.iter().all(|value| value.is_finite());
         if !finite {
-            // The archive asks no system about such a tensor.
+            // The archive gives no system such a tensor.
             let mut out = Vec::new();
             assert!(tile::encode((family.id, &*system), &Vec::new(), dtype, &tile, &mut out).is_none());
             return;
@@ -103,8 +103,8 @@ pub(crate) fn round_trip(data: &[u8]) {
         let before = bytes
             .as_ref()
             .map(|bytes| Before { bytes, bins: previous.as_ref().and_then(|state| state.bins.as_deref()) });
-        let back = tile::decode(dtype, &payload, before, n * dtype.size()).expect("what was written can be read");
-        assert!(back == decoded, "{word}: what decodes is what was promised");
+        let back = tile::decode(dtype, &payload, before, n * dtype.size()).expect("written bytes can be read");
+        assert!(back == decoded, "{word}: the tile decodes as promised");
         previous = Before { bytes: &Arc::new(back.bytes), bins: back.bins.as_deref() }.state(dtype);
         let sound = previous.as_ref().is_some_and(|state| state.values.iter().all(|value| value.is_finite()));
         if !sound {

@@ -1,4 +1,4 @@
-//! Stubs, and the small files of a store. Each input is looked at as it is, and with a right checksum at its end.
+//! Stubs, and the small files of a store. Each input is read as it is, and with a right checksum at its end.
 
 use stepfs::store::{Restores, STUB_BYTES, Stub, StubNote};
 use xxhash_rust::xxh3::xxh3_64;
@@ -28,7 +28,7 @@ pub(crate) fn note(data: &[u8]) {
     let fixed = with_checksum(data);
     if let Ok(note) = StubNote::decode(&fixed) {
         assert_eq!(StubNote::decode(&note.encode()), Ok(note.clone()));
-        // Nothing is in it that is not read.
+        // All bytes are read.
         assert!(note.encode() == fixed);
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn retention(data: &[u8]) {
         let stays = |(other, verdict): (&Unit, &stepfs::store::retention::Verdict)| same(other) && !verdict.removes();
         assert!(units.iter().zip(&verdicts).any(stays), "the last of a series never goes");
     }
-    // Planned again for what is left, nothing more goes.
+    // A second plan for the remaining checkpoints removes nothing.
     let mut removed = verdicts.iter().map(|verdict| verdict.removes());
     units.retain(|_| removed.next() != Some(true));
     assert!(plan(&units, rules, now).iter().all(|verdict| !verdict.removes()));

@@ -1,4 +1,5 @@
-//! A store at rest, driven by operations, against a model: what was written comes back, and what came back once stays.
+//! A store at rest, driven by operations, against a model: written bytes come back, and once read after a release they
+//! stay.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +15,7 @@ use stepfs::store::{Objects, Store, Stub};
 
 use super::input::Input;
 
-/// Elements of the one weight, and of what fills the file up to the length from which files are released.
+/// Elements of the one weight, and of the padding up to the least size that is released.
 const WEIGHTS: usize = 600;
 const PADDING: usize = 66_000;
 
@@ -22,7 +23,7 @@ const PADDING: usize = 66_000;
 #[derive(Clone)]
 struct Known {
     written: Vec<u8>,
-    /// What it was read as since it was released.
+    /// The bytes read since it was released.
     read: Option<Vec<u8>>,
 }
 
@@ -33,7 +34,7 @@ struct Model {
     clock: u64,
 }
 
-/// At most so many operations, of which a few work: each opens the store.
+/// A limited number of operations. Few of them run the archive, because each run opens the store.
 pub(crate) fn operations(data: &[u8]) {
     let mut input = Input::new(data);
     let memory = Path::new("/dev/shm");
@@ -70,14 +71,14 @@ impl Model {
         self.root().join("tree").join(name)
     }
 
-    /// A minute later than all before.
+    /// A minute later than all others before.
     fn touch(&mut self, name: &str) {
         self.clock += 60;
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000 + self.clock);
         File::options().write(true).open(self.path(name)).expect("a file").set_modified(time).expect("its time");
     }
 
-    /// Writes a new file over what is there.
+    /// Replaces a file by a new one.
     fn put(&mut self, name: &str, bytes: &[u8]) {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
@@ -122,7 +123,7 @@ impl Model {
         self.files.insert(to.to_string(), known);
     }
 
-    /// What a reader gets, as another file.
+    /// Writes the bytes that a reader gets into another file.
     fn copy(&mut self, from: &str, to: &str) {
         if from == to || !self.files.contains_key(from) {
             return;
@@ -142,7 +143,7 @@ impl Model {
         self.files.insert(name.to_string(), Known { written: bytes, read: None });
     }
 
-    /// Archives, releases, merges and collects all that there is, then compares.
+    /// Archives, releases, merges and collects everything, then compares.
     fn work(&mut self) {
         let store = Store::open(&self.root()).expect("a store");
         let archive = Archive::open_with(store, 1 << 20).expect("a store");
@@ -158,7 +159,7 @@ impl Model {
         self.compare();
     }
 
-    /// What a reader of a file gets, and the bound of its weights if it is released.
+    /// The bytes that a reader of a file gets, and the bound of its weights if it is released.
     fn read(&self, name: &str) -> (Vec<u8>, Option<f64>) {
         let store = Store::look(&self.root()).expect("a store");
         let file = File::open(self.path(name)).expect("a file");
@@ -183,7 +184,7 @@ impl Model {
             let (read, bound) = self.read(&name);
             let known = self.files.get_mut(&name).expect("it is there");
             let Some(bound) = bound else {
-                // Resident: exact, unless it is a copy of what was.
+                // Resident: exact, unless it is a copy of a released file.
                 assert!(read == known.written, "{name} is resident and another");
                 continue;
             };

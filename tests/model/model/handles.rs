@@ -1,4 +1,4 @@
-//! What is done through handles and mappings.
+//! Operations on handles and mappings.
 
 use super::super::op::Slot;
 use super::super::sys::Sys;
@@ -13,7 +13,7 @@ impl Model {
         self.handles[usize::from(slot)].as_mut().ok_or(libc::EBADF)
     }
 
-    /// Whether a reader of a released file may have been left behind with the bytes that it opened.
+    /// Whether a reader of a released file may still have the bytes that it opened.
     pub(crate) fn uncertain(&self, slot: Slot) -> bool {
         self.handle(slot).is_ok_and(|handle| handle.kept.is_some() && self.nodes[handle.node].writers != handle.writers)
     }
@@ -25,7 +25,7 @@ impl Model {
         }
     }
 
-    /// What is in `bytes` at `at`, at most `len`.
+    /// The content of `bytes` at `at`, at most `len`.
     pub(crate) fn part(bytes: &[u8], at: u64, len: u32) -> Vec<u8> {
         let from = bytes.len().min(at as usize);
         bytes[from..bytes.len().min(from + len as usize)].to_vec()
@@ -130,7 +130,7 @@ impl Model {
             lock.filter(|lock| how == libc::LOCK_EX || *lock == libc::LOCK_EX)
         };
         if how != libc::LOCK_UN && self.handles.iter().enumerate().find_map(others).is_some() {
-            // A lock that is to be changed goes first, and does not come back (flock(2)).
+            // A changed lock is dropped first, and does not come back (flock(2)).
             self.handle_mut(slot)?.lock = None;
             return Err(libc::EWOULDBLOCK);
         }

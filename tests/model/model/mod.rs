@@ -1,7 +1,8 @@
-//! A file system in memory: what POSIX and Linux say that each operation does to names, bytes and metadata.
+//! A file system in memory: the effect of each operation on names, bytes and metadata, by POSIX and Linux.
 //!
-//! It knows nothing of stepfs but that a released file reads as other bytes, which [`super::history`] tells it. It is the
-//! third opinion beside the mount and the plain directory: of bytes, names, modes, owners, links, times and errnos.
+//! It knows nothing of stepfs except that a released file reads as other bytes, which [`super::history`] tells it. It
+//! is the third witness beside the mount and the plain directory: of bytes, names, modes, owners, links, times and
+//! errnos.
 
 mod handles;
 
@@ -14,10 +15,10 @@ use super::sys::{Stamp, Sys};
 /// Number of an inode of the model.
 pub(crate) type Node = usize;
 
-/// The directory that the history has to itself.
+/// The directory of this history alone.
 pub(crate) const TOP: Node = 0;
 
-/// In [`TOP`]: where the paths of operations begin. So `..` leads nowhere else.
+/// In [`TOP`]: the start of all paths of operations. So `..` leads nowhere else.
 pub(crate) const BASE: &str = "r";
 
 /// Links that the kernel follows on the way to a file.
@@ -67,24 +68,24 @@ pub(crate) struct Inode {
     pub(crate) xattrs: BTreeMap<String, Vec<u8>>,
     /// The modification time lies in one of these: on the mount, and in the plain directory.
     pub(crate) mtime: [Vec<Span>; 2],
-    /// `stepfs pin` was said of it.
+    /// `stepfs pin` was run on it.
     pub(crate) pinned: bool,
-    /// Somebody opened it for writing or truncated it so often: readers of a released file may have been left behind.
+    /// The number of opens for writing and truncations: readers of a released file may have been left behind.
     pub(crate) writers: u64,
-    /// What a release may have done to it.
+    /// The possible effect of a release.
     pub(crate) fate: Fate,
 }
 
-/// What is known of a file's releases.
+/// The known facts of a file's releases.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fate {
     /// It was seen released: its bytes never change again, unless somebody writes.
     pub(crate) last: bool,
-    /// A newer state of its lineage has been there since it was written.
+    /// A newer state of its lineage has existed since it was written.
     pub(crate) superseded: bool,
-    /// It is pinned, and was resident by then.
+    /// It is pinned, and was resident at that time.
     pub(crate) stays: bool,
-    /// Of bytes that may have been released, and were truncated before anybody looked: so many.
+    /// The remaining length of bytes that may have been released, and were truncated before anybody looked.
     pub(crate) cut: Option<usize>,
 }
 
@@ -95,10 +96,10 @@ pub(crate) struct Handle {
     pub(crate) write: bool,
     append: bool,
     pub(crate) position: u64,
-    /// What it could read when it was opened, if the file was released then: should somebody write to the file, such a
-    /// reader may keep these bytes.
+    /// The bytes at its opening, if the file was released then. If somebody writes to the file, such a reader may keep
+    /// these bytes.
     pub(crate) kept: Option<Vec<u8>>,
-    /// [`Inode::writers`] by then.
+    /// [`Inode::writers`] at its opening.
     writers: u64,
     lock: Option<i32>,
 }
@@ -110,11 +111,11 @@ pub(crate) struct Held {
     pub(crate) len: usize,
     /// When it was first stored to.
     pub(crate) stored: Option<i128>,
-    /// Bytes that the file had before it was released: a mapping that only reads keeps them.
+    /// Bytes that the file had before it was released: a read-only mapping keeps them.
     pub(crate) kept: Vec<Vec<u8>>,
 }
 
-/// Where a path leads.
+/// The target of a path.
 pub(crate) struct Found {
     pub(crate) parent: Node,
     pub(crate) name: String,
@@ -193,7 +194,7 @@ impl Model {
         self.resolve(PATHS[usize::from(at)], follow)?.node.ok_or(libc::ENOENT)
     }
 
-    /// A name where something new can be.
+    /// A name for something new.
     fn vacant(&self, at: u8) -> Sys<Found> {
         let found = self.resolve(PATHS[usize::from(at)], false)?;
         if found.node.is_some() { Err(libc::EEXIST) } else { Ok(found) }
@@ -242,7 +243,7 @@ impl Model {
         2 + inode.children.values().filter(|child| self.nodes[**child].kind == Kind::Directory).count() as u64
     }
 
-    /// What is in a directory, as [`super::world::list`] says it.
+    /// The content of a directory, in the form of [`super::world::list`].
     pub(crate) fn names(&self, node: Node) -> Vec<String> {
         let mark = |child: &Node| match self.nodes[*child].kind {
             Kind::Directory => '/',
@@ -470,12 +471,12 @@ impl Model {
         Ok(())
     }
 
-    /// Since when a mapping of the file has been stored to.
+    /// The time of the first store through a mapping of the file.
     pub(crate) fn stored(&self, node: Node) -> Option<i128> {
         self.maps.iter().flatten().filter(|map| map.node == node).filter_map(|map| map.stored).min()
     }
 
-    /// On which inodes an attribute can be: `user.` on files and directories only.
+    /// The inodes that can have an attribute: `user.` on files and directories only.
     fn takes(&self, node: Node, name: &str) -> bool {
         !name.starts_with("user.") || matches!(self.nodes[node].kind, Kind::File | Kind::Directory)
     }
@@ -520,7 +521,7 @@ impl Model {
         let (before, fate) = (self.nodes[node].data.len(), self.nodes[node].fate.clone());
         self.resize(node, len, span);
         if fate.superseded && !fate.last && len > 0 && before >= LEAST_RELEASED {
-            // Perhaps it had been released when it was cut; nobody had looked.
+            // Perhaps it had been released before the cut; nobody had looked.
             self.nodes[node].fate.superseded = true;
             self.nodes[node].fate.cut = Some(fate.cut.unwrap_or(usize::MAX).min(before).min(len));
         }
@@ -552,7 +553,7 @@ impl Inode {
         self.data.get(at as usize..).is_none_or(|rest| rest.iter().all(|byte| *byte == 0))
     }
 
-    /// Somebody wrote: what a release did to it before is over.
+    /// Somebody wrote: the effect of an earlier release is over.
     fn changed(&mut self, span: Span) {
         self.modified(span);
         self.fate = Fate { stays: self.pinned, ..Fate::default() };

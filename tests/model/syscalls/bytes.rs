@@ -329,7 +329,7 @@ pub(super) fn copying_in_the_kernel(t: &mut Talk) {
         let mut to_at = 7i64;
         let back = libc::splice(out.as_raw_fd(), null, to.as_raw_fd(), &raw mut to_at, 4096, 0);
         t.say("splice", (spliced, back, content(&t.at("b"))));
-        // FICLONE and FIDEDUPERANGE are no business of these file systems.
+        // FICLONE and FIDEDUPERANGE are left to the file systems.
         let clone = libc::ioctl(to.as_raw_fd(), 0x4004_9409, from.as_raw_fd());
         t.say("clone", sys::done(clone));
     }

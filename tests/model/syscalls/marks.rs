@@ -1,4 +1,4 @@
-//! Times, extended attributes, locks, notifications, and what else can be asked of a file.
+//! Times, extended attributes, locks, notifications, and other questions about a file.
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -54,7 +54,7 @@ pub(super) fn times_are_set(t: &mut Talk) {
     );
 }
 
-/// Which of mtime and ctime something moves.
+/// Which of mtime and ctime an operation moves.
 pub(super) fn times_that_move(t: &mut Talk) {
     t.directory("d", 0o755);
     t.directory("e", 0o755);
@@ -158,7 +158,7 @@ pub(super) fn access_times(t: &mut Talk) {
 fn statx(path: &Path, mask: u32) -> sys::Sys<libc::statx> {
     let name = sys::c(path);
     let mut found = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    // Not what the kernel knows already.
+    // Not the kernel's cached answer.
     let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_STATX_FORCE_SYNC;
     // SAFETY: the path ends with NUL, the answer is a writable statx; zeroed is a valid one.
     unsafe {
@@ -287,7 +287,7 @@ pub(super) fn other_requests(t: &mut Talk) {
     sys::write(&fd, b"ten bytes!").unwrap();
     sys::lseek(&fd, 3, 0).unwrap();
     let mut answer = 0i64;
-    // FIONREAD, FIGETBSZ, TCGETS, and one that nobody knows.
+    // FIONREAD, FIGETBSZ, TCGETS, and an unknown one.
     for (name, request) in [("left", 0x541bu64), ("block", 2), ("terminal", 0x5401), ("unknown", 0x1234)] {
         // SAFETY: the descriptor is open; a terminal's attributes would be more than that, but it is none.
         let done = sys::done(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut answer) });
@@ -342,7 +342,7 @@ pub(super) fn handles_without_names(t: &mut Talk) {
     sys::rename(&t.at("f"), &t.at("g"), 0).unwrap();
     t.say("after a rename", open(&mut handle));
     sys::unlink(&t.at("g")).unwrap();
-    // The kernel tells of a close later, and knows the file until then.
+    // The kernel reports a close later, and knows the file until then.
     let mut last = open(&mut handle);
     for _ in 0..100 {
         if last.is_err() {

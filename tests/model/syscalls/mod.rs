@@ -1,5 +1,5 @@
 //! One system call after the other, on the mount and on a plain directory: the same answers and the same errnos, except
-//! where [`DEVIATIONS`] says otherwise. One that disappears fails the test as one that appears does.
+//! where [`DEVIATIONS`] says otherwise. A deviation that disappears fails the test, as a new one does.
 //!
 //! The cases run in a process of their own (this program again), which may change its user, its limits and its umask.
 
@@ -40,7 +40,8 @@ cases! {
         access_control_lists flags_of_files other_requests handles_without_names notifications locks leases holes;
 }
 
-/// Where the mount differs: the beginning of the lines, in which modes, and why. docs/SEMANTICS.md has them in words.
+/// The deviations of the mount: the beginning of the lines, the modes, and the reason. docs/SEMANTICS.md has them in
+/// words.
 const DEVIATIONS: &[(&str, Modes, &str)] = &[
     ("a_whiteout: RENAME_WHITEOUT", Modes::Both, "only for layers of an overlay"),
     ("a_device_is_opened: opened", Modes::Both, "mounted nodev"),
@@ -67,10 +68,10 @@ enum Modes {
     Daemon,
 }
 
-/// Names the directory that the cases run in, in the process that runs them.
+/// Names the directory of the cases, for the process that runs them.
 const DIRECTORY: &str = "STEPFS_SYSCALLS_DIRECTORY";
 
-/// Not a test: what the other process runs.
+/// Not a test: the other process runs this.
 #[test]
 #[ignore = "run by the other tests here"]
 fn the_cases_themselves() {

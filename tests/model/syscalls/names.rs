@@ -296,7 +296,7 @@ pub(super) fn listing_while_it_changes(t: &mut Talk) {
     unsafe { libc::seekdir(stream, place) };
     t.say("back to a place", names_of(stream, 5) == next);
     seen.extend(next);
-    // Half of what was not seen goes; what stays must be listed once, what was seen must not come again.
+    // Half of the unseen entries go. The others must be listed once, and no seen entry may come again.
     let unseen: Vec<_> = (0..3000).map(|i| format!("file-{i:04}")).filter(|name| !seen.contains(name)).collect();
     for name in unseen.iter().step_by(2) {
         fs::remove_file(t.at(name)).unwrap();

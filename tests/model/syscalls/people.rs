@@ -1,4 +1,4 @@
-//! Who may do what: permissions, owners, sticky and setgid directories, umask.
+//! Access rights: permissions, owners, sticky and setgid directories, umask.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -10,7 +10,7 @@ use super::talk::{GROUP, STRANGER, Talk, content, mode, opens, owners};
 
 const ALL: [i32; 3] = [libc::O_RDONLY, libc::O_WRONLY, libc::O_RDWR];
 
-/// Everything that can be done to a file, said in one line.
+/// Every operation on a file, its outcome in one line.
 fn everything(t: &mut Talk, what: &str, path: &Path) {
     let open = ALL.map(|flags| opens(path, flags));
     t.say(
@@ -241,7 +241,7 @@ pub(super) fn opened_for_writing_and_not_written(t: &mut Talk) {
     chown(&path, Some(STRANGER), Some(STRANGER)).unwrap();
     sys::chmod(&path, 0o6755).unwrap();
     t.stranger(false, |t| t.say("opened", opens(&path, libc::O_RDWR)));
-    // The kernel is told of it.
+    // The kernel gets the news.
     std::thread::sleep(std::time::Duration::from_millis(300));
     t.say("then", mode(&path));
 }

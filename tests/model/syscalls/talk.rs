@@ -1,4 +1,4 @@
-//! What one case says, line by line, so that the same case on another directory can be compared.
+//! The output of one case, line by line, so that the same case on another directory can be compared.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ pub(super) struct Talk {
     pub(super) lines: Vec<String>,
 }
 
-/// Somebody who is not root and owns nothing.
+/// A user who is not root and owns nothing.
 pub(super) const STRANGER: u32 = 65_534;
-/// A group that [`STRANGER`] is in when asked for.
+/// A group of [`STRANGER`], on request.
 pub(super) const GROUP: u32 = 1234;
 
 impl Talk {
@@ -26,12 +26,12 @@ impl Talk {
         self.dir.join(name)
     }
 
-    /// Says what came of something. What differs from directory to directory (numbers, times) has no place here.
+    /// Prints the outcome of an operation. Values that differ between directories (numbers, times) have no place here.
     pub(super) fn say(&mut self, what: &str, found: impl std::fmt::Debug) {
         self.lines.push(format!("{}: {what}: {found:?}", self.case));
     }
 
-    /// Writes a file, and makes it what is said.
+    /// Writes a file, and gives it the stated owner and mode.
     pub(super) fn file(&self, name: &str, bytes: &[u8], mode: u32) -> PathBuf {
         let path = self.at(name);
         std::fs::write(&path, bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -46,7 +46,7 @@ impl Talk {
         path
     }
 
-    /// Runs it in a process of its own; answers its exit code, or the signal that ended it as a negative number.
+    /// Runs it in a process of its own; returns its exit code, or minus the signal that ended it.
     pub(super) fn forked(&mut self, run: impl FnOnce(&mut Talk)) -> i32 {
         let mut ends = [0; 2];
         // SAFETY: room for two descriptors.
@@ -65,7 +65,7 @@ impl Talk {
             let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(self)));
             let text: String = self.lines[before..].iter().map(|line| format!("{line}\n")).collect();
             let _ = to.write_all(text.as_bytes());
-            // SAFETY: ends this process without running what belongs to the parent.
+            // SAFETY: ends this process without running the parent's code.
             unsafe { libc::_exit(i32::from(ran.is_err())) };
         }
         drop(to);
@@ -110,7 +110,7 @@ pub(super) fn opens(path: &Path, flags: i32) -> Sys<()> {
     sys::open(path, flags | libc::O_NONBLOCK, 0o666).map(drop)
 }
 
-/// What is in a file.
+/// The content of a file.
 pub(super) fn content(path: &Path) -> Sys<String> {
     let bytes = std::fs::read(path).map_err(|error| error.raw_os_error().unwrap_or(-1))?;
     match std::str::from_utf8(&bytes) {

@@ -1,4 +1,4 @@
-"""Files that lie, damaged objects, full disks: nothing hangs, nothing is lost, and what is not understood is bit-exact."""
+"""Lying files, damaged objects, full disks: nothing hangs, nothing is lost, and unknown bytes stay exact."""
 
 import errno
 import io
@@ -91,7 +91,7 @@ def directory_far_away(data):
 
 
 def checksum_wrong(data):
-    """A payload byte changed after the save: a zip that says of itself that it is damaged."""
+    """A payload byte changed after the save, so that the zip's own CRC reports damage."""
     at = next(m[2] for m in members(data) if m[1].endswith(b"/data/0"))
     data[at + 4096] ^= 0x40
     return data
@@ -277,7 +277,7 @@ def test_file_that_changes_while_it_is_archived(mount):
     names = save_walk(mount.dir, 3, seed=47)
     for i, state in enumerate(walk(12, seed=48)):
         with open(mount / names[0], "r+b") as f:
-            # Until it is opened it may be released, and lose what its profile allows.
+            # Until it is opened it may be released, and lose as much as its profile allows.
             base = f.read()
             f.seek(90_000 + 1000 * i)
             f.write(b"%016d" % i)
@@ -308,7 +308,7 @@ def released_series(mount, count=5, seed=51):
 
 
 def object_of(mount, name):
-    """The object a released file stands for."""
+    """The object of a released file."""
     number = mount.entry(name)["object"]
     found = [path for path in objects(mount.store) if path.name.split(".")[0].endswith(number[2:])]
     assert len(found) == 1, f"object {number} of {name}: {found} of {objects(mount.store)}"
@@ -383,7 +383,7 @@ def test_damage_anywhere_is_noticed(mount, where):
     assert code == DAMAGE, text
     mount.mount()
     check_only_one_is_damaged(mount, names, content, names[-2])
-    # A damaged one can be deleted, and the job goes on.
+    # A damaged file can be deleted, and the job continues.
     os.unlink(mount / names[-2])
     save_walk(mount.dir, 5, seed=53)
     mount.sync()
@@ -452,7 +452,7 @@ def small_disk(plain):
 
 
 def fill(disk, leave):
-    """Take all but `leave` bytes of the disk."""
+    """Fill the disk up to `leave` bytes."""
     stat = os.statvfs(disk)
     with open(disk / "filler", "wb") as f:
         remaining = stat.f_bavail * stat.f_bsize - leave
@@ -476,7 +476,7 @@ def test_full_disk(small_disk, plain):
         shell(f"cp {plain / 'exact' / name} {mount / name}")
     mount.sync()
     fill(disk, int(2.5 * size))
-    # Two more fit, encoding them may not; one of the next cannot, and its writer is told.
+    # Two more files fit, but perhaps not their objects. One of the next does not fit, and its writer gets an error.
     written = {name: plain / "exact" / name for name in names[:2]}
     with pytest.raises(OSError) as error:
         for name in names[2:] * 3:
@@ -497,7 +497,7 @@ def test_full_disk(small_disk, plain):
 
     os.unlink(disk / "filler")
     if mount.pid:
-        # By itself: nobody calls sync.
+        # Without a call of sync.
         wait_until(lambda: len(mount.released()) >= len(written) - 1, 90, f"all but the newest released, have {mount.states()}")
     check_nothing_lost(mount, written)
     if mount.pid:

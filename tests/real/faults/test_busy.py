@@ -1,4 +1,4 @@
-"""Commands that look at a whole store, while files in it come and go: they speak of no damage that is not there."""
+"""Commands that look at a whole store while its files come and go report no false damage."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.stepfs
 
 
 def while_it_changes(change, look, times):
-    """Calls `look` so many times while `change` goes on in a thread; what went wrong in either."""
+    """Calls `look` so many times while `change` runs in a thread; returns the problems of both."""
     stop, trouble = threading.Event(), []
 
     def loop():
@@ -40,15 +40,16 @@ def while_it_changes(change, look, times):
 
 @pytest.mark.slow
 def test_verify_while_checkpoints_go(mount):
-    """An object that was collected since the store was listed is not missing, nor is one that has another parent since then.
-    Verify is stopped for a moment, somewhere between its list and the end of its reading, and files go meanwhile."""
+    """Verify must not report an object as missing that was collected after the listing, or that has another parent since then.
+    Verify is stopped for a moment between its list and the end of its reading, and files go meanwhile.
+    """
     runs = [f"run-{letter}" for letter in "abcd"]
     for number, folder in enumerate(runs):
         os.mkdir(mount / folder)
-        # Different ones: an object of which there are copies does not go with the first.
+        # Different ones: an object with copies does not go with the first.
         names = save_walk(mount / folder, 12, seed=401 + number)
     mount.sync()
-    # The later ones first, since nothing is a difference to them; then in the middle, so that others get another parent.
+    # The later ones first, since nothing is a difference to them; then middle ones, so that others get another parent.
     for number, name in enumerate([*names[-2:5:-1], *names[1:4]]):
         process = subprocess.Popen([BIN, "verify", mount.store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         time.sleep(0.02 + 0.015 * number)
@@ -63,7 +64,7 @@ def test_verify_while_checkpoints_go(mount):
 
 @pytest.mark.slow
 def test_ls_while_directories_go(mount):
-    """A directory that went between two looks is no reason to say nothing of all others."""
+    """If a directory goes between two looks, the command still reports all others."""
     for n in range(50):
         (mount / f"stays-{n}").write_text("there")
 
@@ -83,10 +84,12 @@ def test_ls_while_directories_go(mount):
 
 @pytest.mark.slow
 def test_decoded_files_leave_descriptors_for_others(mount):
-    """The cache keeps decoded files open. With a low limit on open files, reading many small ones left none for anybody."""
+    """The cache keeps decoded files open. With a low limit on open files, it must leave descriptors for others after many small
+    reads.
+    """
     mount.umount()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # More than what chains that are kept open may take, which is 192.
+    # More than the 192 that chains kept open may take.
     done = subprocess.run([BIN, *map(str, mount.arguments())], preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300)))
     assert done.returncode == OK and resource.getrlimit(resource.RLIMIT_NOFILE) == limits
     mount.pid = mount.find_daemon()

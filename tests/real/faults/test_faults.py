@@ -1,5 +1,6 @@
-"""Stores in surroundings that are not as they should be: read-only, copied badly, wanted by two, under a clock that jumps,
-with hardly any memory. Whoever asks is told the truth, nothing is lost, and what can be served is."""
+"""Stores in bad conditions: read-only, badly copied, wanted by two daemons, under a jumping clock, with hardly any memory. Every
+caller gets a true error, nothing is lost, and readable files are served.
+"""
 
 import contextlib
 import ctypes
@@ -24,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system 
 
 
 def series(mount, count=4, seed=91):
-    """A released series, and what each file of it reads as."""
+    """A released series, and the bytes that each of its files reads as."""
     names = save_walk(mount.dir, count, seed=seed)
     mount.sync()
     mount.require_released(*names[:-1])
@@ -50,7 +51,7 @@ def test_a_store_on_a_read_only_file_system(plain):
         refused = run(*mount.arguments(), check=False)
         assert refused.returncode == 1 and "Read-only file system" in refused.stderr, refused
         assert not harness.is_mounted(mount.dir)
-        # What only reads works.
+        # Commands that only read work.
         for name, data in content.items():
             assert run("cat", mount.store, name, text=False).stdout == data
         require_clean(mount.store)
@@ -63,7 +64,7 @@ def test_a_store_on_a_read_only_file_system(plain):
 
 
 def disk_that_can_fail(plain):
-    """An ext4 of its own that becomes read-only at its first error, where it is mounted, and what gives it that error."""
+    """An ext4 of its own that becomes read-only at its first error: its mount point, and a function that causes the error."""
     image, disk = plain / "image", plain / "disk"
     disk.mkdir()
     with open(image, "wb") as file:
@@ -88,7 +89,7 @@ def test_a_file_system_that_becomes_read_only_below_a_daemon(plain):
         newest = list(content)[-1]
         open_file = open(mount / newest, "r+b")
         fail()
-        # Whoever writes is told, and whoever makes durable what he wrote before.
+        # A writer gets an error, and so does fsync of earlier writes.
         for attempt in (lambda: (mount / "new.pt").write_bytes(b"x" * 100_000), lambda: os.unlink(mount / newest),
                         lambda: os.rename(mount / newest, mount / "renamed.pt"), lambda: os.mkdir(mount / "dir"),
                         lambda: os.fsync(open_file.fileno()), lambda: open(mount / next(iter(content)), "r+b")):  # fmt: skip
@@ -96,7 +97,7 @@ def test_a_file_system_that_becomes_read_only_below_a_daemon(plain):
                 attempt()
             assert told.value.errno in (errno.EROFS, errno.EIO), told.value
         open_file.close()
-        # Everything is read, what is resident and what must be decoded, and the daemon says how it is.
+        # Everything can be read, resident and decoded, and the daemon reports its state.
         check(mount, content)
         assert run("status", mount.dir).returncode == 0
         assert sorted(os.listdir(mount.dir)) == sorted(content)
@@ -120,7 +121,7 @@ FAN_CLASS_CONTENT, FAN_MARK_ADD, FAN_OPEN_PERM, FAN_DENY = 0x04, 0x01, 0x0001000
 
 @contextlib.contextmanager
 def unreadable(path):
-    """Whoever opens the file is refused, root too."""
+    """Opening the file is refused, for root too."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch = libc.fanotify_init(FAN_CLASS_CONTENT, os.O_RDONLY)
     here = -100  # AT_FDCWD
@@ -145,7 +146,7 @@ def unreadable(path):
     finally:
         over.set()
         who.join()
-        # Who asks from now on is allowed to.
+        # Later opens are allowed.
         os.close(watch)
 
 
@@ -166,7 +167,7 @@ def test_a_stub_that_cannot_be_read_when_it_is_looked_up(mount, then):
         for attempt in (lambda: open(path, "rb"), lambda: open(path, "r+b"), lambda: os.truncate(path, 5000)):
             with pytest.raises(OSError):
                 attempt()
-    # Once it can be, it is what it was: nobody takes the stub for its bytes.
+    # Once readable, it has its old bytes: stepfs never took the stub for them.
     if then == "truncate":
         os.truncate(path, 5000)
         whole = whole[:5000]
@@ -211,7 +212,7 @@ def test_a_name_whose_inode_is_damaged_is_not_left_out_in_silence(plain):
         with pytest.raises(OSError):
             os.stat(mount.store / "tree" / names[1])
         mount.mount()
-        # Fewer names and no error would make whoever copies the directory believe that he has all.
+        # A shorter list without an error would make a copying program believe that it has everything.
         try:
             assert sorted(os.listdir(mount.dir)) == sorted(names)
         except OSError:
@@ -276,12 +277,12 @@ def test_a_store_that_was_copied_without_its_objects(mount, plain):
             with pytest.raises(OSError) as error:
                 (other / name).read_bytes()
             assert error.value.errno == errno.EIO
-        # It goes on from there.
+        # It continues from there.
         for at in (100, 101):
             shutil.copyfile(other / newest, other / f"again_{at}.pt")
         other.sync()
         assert (other / "again_100.pt").read_bytes() == content[newest]
-        # The objects come back: so do the files.
+        # The objects return, and so do the files.
         other.umount()
         assert verify(copied)[0] == DAMAGE
         shell(f"cp -a '{mount.store}/objects/.' '{copied}/objects/'")
@@ -318,7 +319,7 @@ def test_a_clock_that_jumps(mount, plain):
 
 
 def test_hardly_any_memory(mount):
-    """`--memory 0`: every state that is needed comes from the device, and nothing else changes."""
+    """`--memory 0`: every needed state comes from the device, and nothing else changes."""
     mount.umount()
     usual = mount.arguments()
     mount.arguments = lambda: [*usual, "--memory", "0"]

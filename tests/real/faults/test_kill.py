@@ -1,8 +1,8 @@
 """SIGKILL at random instants while saving, archiving, releasing and recalling.
 
-A ledger says what may be read of each file; it is updated only when a call has returned. After each kill and the next
-mount every file must hold bytes that the ledger allows: the exact ones, or its final ones. Final bytes may be met at
-any time, must lie within the stated bound of the exact ones, and never change again.
+A ledger holds the bytes that each file may show; it is updated only when a call has returned. After each kill and the next
+mount every file must hold bytes that the ledger allows: the exact ones, or its final ones. Final bytes may appear at any time,
+must lie within the stated bound of the exact ones, and never change again.
 
     STEPFS_KILLS=100 pytest tests/real/faults/test_kill.py -s      (scripts/kill.sh)
 """
@@ -26,16 +26,16 @@ KEEP = 7  # files per store: enough for chains, few enough that a round stays sh
 
 
 class File:
-    """What one file may read as."""
+    """The bytes that one file may show."""
 
     def __init__(self, exact):
         self.exact = exact  # the bytes of the last write that returned
-        self.final = None  # what it reads since it was quantized, once seen
+        self.final = None  # the bytes after it was quantized, once seen
         self.pending = None  # (test of bytes) while a write is under way
         self.gone = False  # an unlink is under way
 
     def settle(self, data):
-        """Judge bytes that were read; remember them when they are the final ones. None: all is well."""
+        """Judge bytes that were read; remember the final ones. None: all is well."""
         if self.pending and self.pending(data):
             self.exact, self.final, self.pending = data, None, None
             return None
@@ -56,19 +56,19 @@ def describe(data, expected):
 
 
 def not_quantized(exact, data):
-    """Why `data` cannot be the quantized form of `exact`; None when it can. The stated bound is checked after sync."""
+    """Why `data` cannot be the quantized form of `exact`; None if it can. The stated bound is checked after sync."""
     if len(data) != len(exact):
         return describe(data, exact)
     try:
         a, b = (tensors_of(torch.load(io.BytesIO(bytes_))) for bytes_ in (exact, data))
-    except Exception as error:  # whatever it is, the file is not a checkpoint any more
+    except Exception as error:  # in any case the file is not a checkpoint any more
         return f"does not load: {error}; {describe(data, exact)}"
     for name, tensor in a.items():
         if not tensor.is_floating_point() or tensor.numel() < 2:
             if not bits_equal(tensor, b[name]):
                 return f"{name} must be exact"
-        # The walk moves by about 1e-3 a state. States an iteration apart get steps of 12 rms, so an error of 6 rms.
-        # The job skips states (it overwrites and deletes), so the update of a file may be several times as large.
+        # The walk moves by about 1e-3 a state. States an iteration apart get steps of 12 rms, so an error of 6 rms. The job skips
+        # states (it overwrites and deletes), so the update of a file may be several times as large.
         elif difference(tensor, b[name]) > 3e-2:
             return f"{name} is off by {difference(tensor, b[name])}"
     return None
@@ -97,7 +97,7 @@ class Job:
         return buffer.getvalue()
 
     def write(self, name, data):
-        """Write like torch.save does: truncate, then in order; anything may be there until close returns."""
+        """Write as torch.save does: truncate, then in order; the content is arbitrary until close returns."""
         file = self.files.setdefault(name, File(b""))
         file.pending = lambda read: data.startswith(read)
         with open(self.mount / name, "wb", buffering=0) as f:
@@ -147,7 +147,7 @@ class Job:
         self.done.append("fsync")
 
     def recall(self):
-        """Open an old one for writing and change some bytes of it: the same size, everything else as it reads."""
+        """Open an old one for writing and change some of its bytes: the same size, all other bytes as it reads."""
         old = sorted(name for name in self.files if name.startswith("step_"))[:-1]
         if old:
             name = self.rng.choice(old)
@@ -158,7 +158,7 @@ class Job:
                     self.problems.append(f"{name}, opened for writing: {problem}")
                 if len(data) < 3000:
                     return  # a save that was cut off left no more
-                # Eight bytes from close by: values like their neighbours, so that the bounds below stay meaningful.
+                # Eight nearby bytes: values like their neighbours, so that the bounds below stay meaningful.
                 at = self.rng.randrange(1000, len(data) - 1000) & ~7
                 patch = data[at + 64 : at + 72]
                 changed = data[:at] + patch + data[at + 8 :]
@@ -211,7 +211,7 @@ def start(mount):
 
 
 def check_all(mount, files, when):
-    """Every file the ledger knows reads as it may, and there is no other."""
+    """Every file of the ledger reads as it may, and there is no other."""
     for name, file in list(files.items()):
         try:
             data = (mount / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Short runs of two stress scenarios, and the ledger's own eyes: what it must call wrong, it does.
+"""Short runs of two stress scenarios, and tests of the ledger itself: it must find every kind of error.
 
     scripts/stress.sh                                                                 (the long runs)
 """
@@ -13,11 +13,11 @@ from stress.driver import Run
 from stress.ledger import Ledger
 
 SCENARIOS = Path(__file__).resolve().parents[2] / "stress"
-# Together with the beginnings and the checks at the end about half a minute on two cores.
+# With the start and the checks at the end about half a minute on two cores.
 SECONDS = 10
 
 
-# What its programs get done in ten seconds is asserted.
+# The test asserts the work that its programs finish in ten seconds.
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.stepfs
@@ -33,7 +33,7 @@ def test_scenario(name, did):
         for what in did:
             assert any(counts.get(what) for counts in run.actors.values()), f"nothing was {what}:\n{report.table(run)}"
         assert run.counts["kills"] + run.counts["remounts"] > 0
-        # A run in which nothing is released, or nothing is compared with what was written, says little.
+        # A run without releases or comparisons proves little.
         assert run.counts["released"] > 5 and sum(counts.get("compared", 0) for counts in run.actors.values()) > 2
     finally:
         run.clean_up(keep=False)
@@ -58,7 +58,7 @@ OLD, NEW = Stamp(1, 0, 1), Stamp(1, 0, 2)
 
 
 def saved(*stamps, exact=False, in_place=False):
-    """A ledger that knows of one series with these states, all closed."""
+    """A ledger with one series of these states, all closed."""
     ledger = Ledger()
     ledger.begin_series(1, "run-a", exact, False, in_place)
     for stamp in stamps:
@@ -105,7 +105,7 @@ def test_the_newest_is_exact_and_so_is_what_asks_for_it():
     assert "is pinned" in saw(ledger, OLD, "final 1")
     ledger.unpinning(path_of(OLD))
     assert saw(ledger, OLD, "final 1") is None
-    # What was brought back may have its final form already, though nobody has read that.
+    # A recalled file may have its final form already, though nobody has read that.
     ledger = saved(OLD, NEW)
     ledger.recalling(path_of(OLD))
     ledger.pinned(path_of(OLD))
@@ -135,7 +135,7 @@ def test_a_part_of_a_file_is_seen_only_while_it_is_written():
     ledger.written(path_of(OLD), OLD)
     assert ledger.unreadable(path_of(OLD), before, "does not load") is None, "it was when it was opened"
     assert ledger.unreadable(path_of(OLD), time.monotonic(), "does not load")
-    # Renamed over, it is the one or the other.
+    # After a rename over it, the file is the one or the other.
     ledger = saved(OLD, NEW)
     ledger.begin(path_of(OLD))
     assert ledger.unreadable(path_of(OLD), time.monotonic(), "does not load")
@@ -158,7 +158,7 @@ def test_what_a_kill_cut_off_may_be_anything_until_it_is_known():
 
 
 def test_what_a_kill_cut_off_may_have_become_the_newest():
-    """A rewrite of an old file whose bytes are there but which nobody has seen closed."""
+    """A rewrite of an old file whose bytes are there, but whose close nobody has seen."""
     ledger = saved(OLD, NEW)
     assert "is the newest" in saw(ledger, NEW, "final 2")
     ledger.begin(path_of(OLD), torn=True)
@@ -167,7 +167,7 @@ def test_what_a_kill_cut_off_may_have_become_the_newest():
 
 
 def test_of_two_that_are_written_at_a_time_nobody_knows_which_is_the_newest():
-    """A saver and somebody who writes into an old file."""
+    """A saver and a program that writes into an old file."""
     ledger, other = saved(OLD, NEW), Stamp(1, 0, 3)
     exact = {"bytes": "exact 3", "tensors": "tensors 3"}
     ledger.begin(path_of(OLD), torn=True)
@@ -178,7 +178,7 @@ def test_of_two_that_are_written_at_a_time_nobody_knows_which_is_the_newest():
     ledger.written(path_of(OLD), other)
     assert saw(ledger, NEW, "final 2") is None
     assert saw(ledger, other, "final 3", path=path_of(OLD)) is None
-    # One after the other it is known.
+    # One after the other, the result is known.
     last = Stamp(1, 0, 4)
     ledger.begin(path_of(NEW), torn=True)
     ledger.closing(last, "", {"bytes": "exact 4", "tensors": "tensors 4"}, 100, None)

@@ -3,8 +3,8 @@
 
     python -m torch.distributed.run --nproc-per-node 2 dcp_gpt.py --out DIR... --iters 100 --every 25
 
-Each checkpoint goes into every DIR: `step_0025/__0_0.distcp`, ..., `.metadata`. Rank 0 prints the held-out loss at the end. The
-same seed, ranks and threads give the same bytes. `--resume DIR` goes on from a checkpoint, whichever number of ranks wrote it.
+Each checkpoint goes into every DIR: `step_0025/__0_0.distcp`, ..., `.metadata`. Rank 0 prints the held-out loss at the end.
+The same seed, ranks and threads give the same bytes. `--resume DIR` continues from a checkpoint of any number of ranks.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main():
         done = state["step"]
     train, held_out = gpt.corpus()
     for step in range(done + 1, done + args.iters + 1):
-        # Every rank has windows of its own, the same whenever this step is run.
+        # Every rank has its own windows, the same whenever this step runs.
         draw = random.Random(1000 * step + dist.get_rank())
         x, y = gpt.batch(train, config, [draw.randrange(len(train) - config.context - 1) for _ in range(config.batch)])
         gpt.loss_of(model, x, y).backward()

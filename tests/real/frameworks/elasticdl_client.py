@@ -1,4 +1,4 @@
-"""ElasticDL's own client on a mount; run by test_elasticdl.py with the Python that STEPFS_ELASTICDL_PYTHON names (3.8):
+"""ElasticDL's own client on a mount; run by test_elasticdl.py with the Python of STEPFS_ELASTICDL_PYTHON (3.8):
 
     pip install --pre --no-deps elasticdl==0.2.0rc3
     pip install 'tensorflow-cpu==2.5.3' 'protobuf<3.21' odps pyodps
@@ -25,7 +25,7 @@ SHAPES = {"dense/kernel": (64, 128), "dense/bias": (128,), "out/kernel": (128, 6
 
 
 def train(rng):
-    """(version, variables, ids, rows), as they were in training."""
+    """(version, variables, ids, rows), as in training."""
     normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)
     dense = {name: 0.1 * normal(*shape) for name, shape in SHAPES.items()}
     ids, rows = rng.permutation(4 * IDS)[:IDS], 0.1 * normal(IDS, DIM)
@@ -77,7 +77,7 @@ def main(stepfs, mount, store, target):
             run("reshard", "%s:ckpt/version-%d" % (store, version), servers, folder)
             assert CheckpointSaver.check_checkpoint_valid(folder)
             assert restore(folder, servers) == expected
-    # The last state is still at hand: the newest version is exact.
+    # The last state is still in memory: the newest version is exact.
     assert expected[1] == {name: values.tobytes() for name, values in state[1].items()}
     assert expected[2] == {int(i): row.tobytes() for i, row in zip(state[2], state[3])}
 

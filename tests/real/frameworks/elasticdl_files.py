@@ -1,5 +1,6 @@
-"""ElasticDL's checkpoints, written and read by hand: the wire format of its `Model` message, and the rules by which its
-servers place and restore variables and embedding rows. Made from its design document and its code, not from stepfs's."""
+"""ElasticDL's checkpoints, written and read by hand: the wire format of its `Model` message, and the rules by which its servers
+place and restore variables and embedding rows. Made from its design document and its code, not from stepfs's.
+"""
 
 import hashlib
 import os
@@ -30,7 +31,7 @@ def block(field, content):
 
 
 def read_varint(message, at):
-    """The number at a place, and the place behind it."""
+    """The number at an offset, and the offset behind it."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -118,7 +119,7 @@ def server_of(name, servers):
 
 
 def save(folder, version, state, servers, rng=None, ending="ckpt"):
-    """Each server writes its part into `folder`. With `rng` in an order of its own, as hash maps do."""
+    """Each server writes its part into `folder`. With `rng` the order is random, as in hash maps."""
     dense, tables = state
     os.makedirs(folder, exist_ok=True)
     for server in range(servers):
@@ -144,7 +145,7 @@ def is_valid(folder):
 
 
 def restore(folder, server, servers):
-    """What one of `servers` takes from a version, whoever wrote it: (version, dense, row by table and id)."""
+    """The part of a version that one of `servers` takes, whoever wrote it: (version, dense, row by table and id)."""
     assert is_valid(folder)
     versions, dense, rows = set(), {}, {}
     for entry in os.listdir(folder):
@@ -169,7 +170,9 @@ def same(a, b):
 
 
 def train(count, seed=0, rows=6000, dim=16, moved=0.2, growth=0):
-    """States of a small recommender: every variable moves a little, of each table some rows; `growth` rows come each time."""
+    """States of a small recommender: every variable moves a little, and so do some rows of each table; `growth` rows are new each
+    time.
+    """
     rng = np.random.default_rng(seed)
     normal = lambda *shape: rng.standard_normal(shape, dtype=np.float32)
     shapes = {"dense/kernel": (96, 128), "dense/bias": (128,), "out/kernel": (128, 160), "out/bias": (160,)}

@@ -83,7 +83,7 @@ def test_every_value_is_exact_or_within_its_bound(distributed, tmp_path):
 
 
 def test_the_checkpoint_has_the_roles_of_the_same_state_saved_whole(distributed, tmp_path):
-    """As a file of torch.save has them: same paths, same roles, same proof."""
+    """The same paths, roles and proof as in a file of torch.save."""
     dcp_to_torch_save(distributed.plain / STEPS[0], tmp_path / "whole.pt")
     fields = ("path", "role", "trained", "of", "partner", "shape")
     listed = [{tuple(str(tensor[field]) for field in fields) for tensor in run_json("inspect", "--json", path)["tensors"]
@@ -136,7 +136,7 @@ def test_a_save_without_metadata_is_no_newer_state(mount, plain):
     for number, state in enumerate(states(3), 1):
         write(state, plain / f"step_{number}")
     copy(plain / "step_1", mount / "step_1")
-    # As a save that is cut short leaves it.
+    # As an interrupted save leaves it.
     (mount / "step_2").mkdir()
     shutil.copy(plain / "step_2/__0_0.distcp", mount / "step_2")
     mount.sync()
@@ -223,7 +223,7 @@ def test_a_checkpoint_that_lost_its_metadata_is_no_newer_state(mount, plain):
 
 
 def test_ranks_are_no_states_of_each_other(mount):
-    """Cut evenly, so that their files look alike, in a directory that counts nothing."""
+    """Cut evenly, so that their files look alike, in a directory whose name counts nothing."""
     train(2, "--out", mount.dir, "--iters", 5, "--every", 5, *SMALL)
     (mount / "step_0005").rename(mount / "last.ckpt")
     shutil.copyfile(mount / "last.ckpt/__0_0.distcp", mount.base / "rank")

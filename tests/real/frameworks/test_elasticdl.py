@@ -1,5 +1,6 @@
-"""ElasticDL's version directories on a mount: several servers, variables and rows in another order at every save; and
-`stepfs reshard`."""
+"""ElasticDL's version directories on a mount: several servers, variables and rows in another order at every save; and `stepfs
+reshard`.
+"""
 
 import itertools
 import os
@@ -19,7 +20,7 @@ VERSIONS = [10, 20, 30, 40, 50, 60]
 
 
 def save_series(folders, shuffled=True, servers=2, ending="ckpt", name="version-{}", **options):
-    """The same files into each folder; returns their paths, those of the newest version last."""
+    """Writes the same files into each folder; returns their paths, those of the newest version last."""
     rng = np.random.default_rng(7) if shuffled else None
     for version, state in zip(VERSIONS, elasticdl.train(len(VERSIONS), **options)):
         first = folders[0] / name.format(version)
@@ -41,7 +42,7 @@ def settled(mount, names, servers=2):
 
 
 def check_file(mount, plain, name):
-    """Everything but the values is what was written, in its place; the values are within their bounds. Returns how many."""
+    """All but the values is as written, in its place; the values are within their bounds. Returns their number."""
     was, is_now = (plain / name).read_bytes(), (mount / name).read_bytes()
     assert len(was) == len(is_now)
     said = {about["path"]: about for about in mount.tensors(name)}
@@ -83,7 +84,7 @@ def test_series_in_any_order(both, plain, style):
         shell(f"cmp {both / name} {plain / name}")
     both.umount()
     require_clean(both.store)
-    # Without a mount, too: decoded once more, bytes in the file's order.
+    # Without a mount, too: decoded again, with bytes in the file's order.
     both.mount()
     for name in names[:2]:
         assert run("cat", both.store, name, text=False).stdout == (both / name).read_bytes()
@@ -93,7 +94,7 @@ def test_series_in_any_order(both, plain, style):
 
 @pytest.mark.stepfs
 def test_order_costs_little(mount, plain):
-    """Rows in an order that changes take little more than rows that stay where they are: their ids, which are exact."""
+    """Rows in a changing order take little more than rows in a fixed order: their ids, which are exact."""
     for kind in ("shuffled", "fixed"):
         os.makedirs(plain / kind)
         os.makedirs(mount / kind)
@@ -120,7 +121,7 @@ def test_exact_is_bit_exact(mount, plain):
 
 @pytest.mark.stepfs
 def test_tables_grow(mount, plain):
-    """Rows come with every state: the files are of one lineage all the same, and within their bounds."""
+    """New rows come with every state. The files are of one lineage all the same, and within their bounds."""
     names = save_series([plain, mount.dir], growth=150)
     quantized = sum(check_file(mount, plain, name) for name in settled(mount, names))
     assert quantized >= 2 * (len(names) - 2), "tables that grow are quantized"
@@ -138,7 +139,7 @@ def test_any_piece_of_a_released_file(both, plain):
         for _ in range(60):
             at, length = rng.randrange(len(whole)), rng.choice([1, 7, 64, 5000, 70_000])
             assert os.pread(file.fileno(), length, at) == whole[at:at + length]
-    # Recalled it is the same file.
+    # After a recall it is the same file.
     run("recall", both / name)
     assert (both / name).read_bytes() == whole
     both.sync()
@@ -147,7 +148,7 @@ def test_any_piece_of_a_released_file(both, plain):
 
 @pytest.mark.stepfs
 def test_a_copy_is_stored_once(mount, plain):
-    """Whatever order its rows have, a copy of a released file is recognised."""
+    """A copy of a released file is recognised, whatever order its rows have."""
     name = settled(mount, save_series([plain, mount.dir]))[3]
     os.makedirs(mount / "copies")
     shutil.copyfile(mount / name, mount / "copies/best.ckpt")
@@ -160,7 +161,7 @@ def test_a_copy_is_stored_once(mount, plain):
 
 @pytest.mark.stepfs
 def test_without_room_in_the_cache(mount, plain):
-    """Each read decodes what it needs: the same bytes."""
+    """Each read decodes only the tiles that it needs, and gives the same bytes."""
     names = save_series([plain, mount.dir])
     name = settled(mount, names)[3]
     whole = run("cat", mount.store, name, text=False).stdout
@@ -176,7 +177,7 @@ def test_without_room_in_the_cache(mount, plain):
 
 @pytest.mark.stepfs
 def test_what_stays_keeps_its_bytes(mount, plain):
-    """Versions go, and others become differences to others: their rows are where they were."""
+    """Versions go, and the remaining ones get new bases: their rows stay in place."""
     names = save_series([plain, mount.dir])
     older = settled(mount, names)
     before = {name: (mount / name).read_bytes() for name in older}
@@ -196,7 +197,7 @@ def test_what_stays_keeps_its_bytes(mount, plain):
 @pytest.mark.stepfs
 @pytest.mark.parametrize("damage", ["cut", "longer", "name", "id", "noise"])
 def test_what_is_no_model_is_kept_as_it_is(mount, plain, damage):
-    """A file that was cut short, or only looks like one, is bytes."""
+    """A file that is cut short, or only looks like a version, is plain bytes."""
     names = save_series([plain])
     rng = np.random.default_rng(1)
     for name in names:
@@ -227,7 +228,7 @@ def test_what_is_no_model_is_kept_as_it_is(mount, plain, damage):
 @pytest.mark.stepfs
 @pytest.mark.parametrize("servers", [1, 2, 3, 7])
 def test_reshard_is_what_a_restore_takes(plain, servers):
-    """Each file holds what ElasticDL's restore to so many servers takes from all files, and nothing else."""
+    """Each file holds exactly the values that ElasticDL's restore to so many servers takes from all files."""
     save_series([plain])
     source, target = plain / "version-40", plain / "new" / "version-40"
     os.makedirs(target.parent)
@@ -250,7 +251,7 @@ def test_reshard_is_what_a_restore_takes(plain, servers):
 
 @pytest.mark.stepfs
 def test_reshard_from_a_store(mount, plain):
-    """From the store and through the mount, released versions and the newest: what one reads is what one gets."""
+    """From the store and through the mount, released versions and the newest: the result equals the values read."""
     names = save_series([mount.dir, plain])
     settled(mount, names)
     for at, version in enumerate((10, 50, 60)):
@@ -268,7 +269,7 @@ def test_reshard_from_a_store(mount, plain):
 
 @pytest.mark.stepfs
 def test_reshard_refuses(plain):
-    """All or nothing: whatever is wrong is said, and nothing is left behind."""
+    """All or nothing: any error is reported, and leaves no files behind."""
     save_series([plain], rows=200)
     version = plain / "version-40"
 

@@ -1,4 +1,4 @@
-"""What stays exact: the best of a run as the run's own files name it, links, the highest step. And how what is lossy shows."""
+"""Files that stay exact: the best of a run as the run's own files name it, links, the highest step. And how lossy files show."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.stepfs
 
 
 class Text(torch.utils.data.Dataset):
-    """Fixed random tokens: what is learned of one set makes the other worse, so that an early checkpoint is the best."""
+    """Fixed random tokens. Learning one set makes the other worse, so an early checkpoint is the best."""
 
     def __init__(self, seed):
         self.tokens = torch.randint(0, 256, (32, 32), generator=torch.Generator().manual_seed(seed))
@@ -32,7 +32,7 @@ class Text(torch.utils.data.Dataset):
 
 
 class Copy(TrainerCallback):
-    """Keeps what each checkpoint was when it was saved, and lets stepfs work after each."""
+    """Keeps each checkpoint's original bytes, and lets stepfs work after each save."""
 
     def __init__(self, mount, plain):
         self.mount, self.plain = mount, plain
@@ -66,7 +66,7 @@ def test_trainers_best_model_stays_as_it_was_saved(mount, plain):
     assert is_as_saved(mount, plain, best) and is_as_saved(mount, plain, "checkpoint-25")
     assert not is_as_saved(mount, plain, "checkpoint-20" if best != "checkpoint-20" else "checkpoint-15")
     assert mount.entry(f"{best}/model.safetensors")["best"] == "checkpoint-25/trainer_state.json"
-    # By hand neither, and it says why. Also after the run was moved and mounted again.
+    # Release by hand refuses both, with a reason. Also after the run was moved and mounted again.
     answer = run("release", mount / best, check=False)
     assert answer.returncode == FAILURE and "names it as the best" in answer.stdout + answer.stderr
     (mount / "moved").mkdir()
@@ -85,7 +85,7 @@ def test_the_highest_step_stays_beside_the_newest(mount, plain):
     trainer(mount, plain, max_steps=10, save_steps=5).train(resume_from_checkpoint=str(mount / "checkpoint-8"))
     mount.sync()
     assert {f"checkpoint-{n}" for n in (4, 8, 10, 12, 16, 20)} <= set(os.listdir(mount.dir))
-    # What `resume_from_checkpoint=True` picks, and what was written last.
+    # The choice of `resume_from_checkpoint=True`, and the file written last.
     assert os.path.basename(get_last_checkpoint(str(mount.dir))) == "checkpoint-20"
     assert is_as_saved(mount, plain, "checkpoint-20") and is_as_saved(mount, plain, "checkpoint-10")
     assert mount.state("checkpoint-16/model.safetensors") == "released"
@@ -114,7 +114,7 @@ class Regression(lightning.LightningModule):
 
 
 class Save(ModelCheckpoint):
-    """Keeps what each checkpoint was when it was saved."""
+    """Keeps each checkpoint's original bytes."""
 
     plain = None
 
@@ -181,7 +181,7 @@ def against(mount, manifest, place=None):
 
 
 def test_a_manifest_tells_what_has_become_of_each_file(mount, plain):
-    # Of what is saved, not of what the mount gives: a file may be released before it is hashed.
+    # Of the saved bytes, not of the mount's: a file may be released before it is hashed.
     names = save_walk(plain, 4, seed=35)
     (plain / "runs").mkdir()
     (plain / "runs/a\nb.txt").write_text("small")
@@ -196,10 +196,10 @@ def test_a_manifest_tells_what_has_become_of_each_file(mount, plain):
     code, verdicts = against(mount, manifest)
     assert code == OK
     assert verdicts == {**{name: "lossy" if name in released else "same" for name in names}, "runs/a\nb.txt": "same"}
-    # sha256sum itself cannot know.
+    # sha256sum alone cannot know this.
     check = shell(f"sha256sum --quiet -c {manifest}", cwd=mount.dir, check=False)
     assert {line.split(":")[0] for line in check.stdout.splitlines()} == set(released)
-    # What is lossy now is what everybody reads from now on: a manifest of that holds.
+    # Every later reader gets the lossy bytes, so a manifest of these holds.
     shell(f"sha256sum --tag *.pt > {manifest}.now", cwd=mount.dir)
     mount.remount()
     assert against(mount, f"{manifest}.now") == (OK, dict.fromkeys(names, "same"))

@@ -1,4 +1,6 @@
-"""Legacy files of torch.save, npz and npy on a mount, each written and read by its own library, beside a torch zip of the same tensors."""
+"""Legacy files of torch.save, npz and npy on a mount, each written and read by its own library, beside a torch zip of the same
+tensors.
+"""
 
 import os
 import shutil
@@ -61,7 +63,7 @@ def npz(state, path):
 
 
 def load_npz(path):
-    """As tensors; numpy compares each CRC."""
+    """The arrays as tensors; numpy compares each CRC."""
     with warnings.catch_warnings(action="error"), np.load(path) as arrays:
         return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
 
@@ -76,8 +78,9 @@ FORMATS = {
 
 @contextmanager
 def released(kind, profile):
-    """A mount with the series in one format, a plain directory with the same, and the names. One mount each: of two files
-    with the same tensors one would be a difference to the other."""
+    """A mount with the series in one format, a plain directory with the same, and the names. One mount for each format: of two
+    files with the same tensors one would be a difference to the other.
+    """
     name, save, _ = FORMATS[kind]
     names, plain = [name.format(step) for step in range(COUNT)], make_base()
     mounts = open_mount(True)
@@ -97,7 +100,7 @@ def released(kind, profile):
 
 
 def share(mount, names):
-    """What is stored of the released files, of their bytes."""
+    """The stored share of the released files."""
     rows = [mount.entry(name) for name in names[:-1]]
     return sum(row["stored_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows)
 
@@ -126,7 +129,7 @@ def test_as_small_as_a_zip_and_within_bounds(kind, like, profile):
 
 
 def test_a_released_npz_is_what_numpy_writes(mount, plain):
-    """Also its CRCs, so that every tool that looks into zips is content."""
+    """Its CRCs, too, so that every zip tool accepts it."""
     names = [f"step_{step}.npz" for step in range(4)]
     for name, state in zip(names, walk(4)):
         np.savez(mount / name, **{key: tensor.numpy() for key, tensor in named(state).items()})
@@ -142,7 +145,7 @@ def test_a_released_npz_is_what_numpy_writes(mount, plain):
 
 
 def test_legacy_files_of_other_processes_are_one_series(mount, plain):
-    """Keys are addresses, and the payloads lie in their order: both are others in each process."""
+    """Keys are addresses, and the payloads lie in their order: both differ in each process."""
     names = [f"step_{step}.pt" for step in range(4)]
     code = ("import sys, torch; sys.path.insert(0, sys.argv[3]); from series import walk; step = int(sys.argv[2]); "
             "junk = [torch.randn(1 << 12) for _ in range(100 * step)]; state = list(walk(step + 1))[-1]; "
@@ -159,7 +162,7 @@ def test_legacy_files_of_other_processes_are_one_series(mount, plain):
 
 
 def arrays(folder, count=4):
-    """Arrays that move like weights, and names that say nothing else."""
+    """Arrays that move like weights, with names that prove nothing."""
     names = [f"weight-{step}.npy" for step in range(count)]
     for name, state in zip(names, walk(count, scale=2)):
         np.save(folder / name, state["model"]["block.up.weight"].numpy())
@@ -167,7 +170,7 @@ def arrays(folder, count=4):
 
 
 def test_an_npy_is_exact(mount, plain):
-    """Nothing proves that it is a parameter. Small it becomes nonetheless: it is a difference to the one before."""
+    """Nothing proves that it is a parameter. Yet it becomes small as a difference to the previous one."""
     names = arrays(mount.dir)
     arrays(plain)
     mount.sync()

@@ -20,11 +20,11 @@ from bounds import check_within_bounds
 from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, run_json, shell
 from series import walk
 
-# Of Keras itself, at each look at a tensor.
+# Keras itself raises this warning at each look at a tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 COUNT = 6
-# Points of the file's size by which Keras's formats may take more: vectors of a length that statistics have, too, stay exact.
+# Points of the file's size by which Keras's formats may take more: vectors as long as statistics stay exact.
 MORE = 0.01
 
 
@@ -120,7 +120,7 @@ def released(kind, profile="balanced"):
 
 
 def share(mount, names):
-    """What is stored of the released files, of their bytes."""
+    """The stored share of the released files."""
     rows = [mount.entry(name) for name in names[:-1]]
     return sum(row["stored_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows)
 
@@ -133,7 +133,7 @@ def share_of_zip():
         return share(mount, names)
 
 
-# What is quantized of a file: four kernels and all of Adam's moments; with names, all vectors but the statistics, too.
+# The quantized tensors of a file: four kernels and all of Adam's moments; with names also all vectors but the statistics.
 QUANTIZED = {"keras": 4 + 20, "weights": 4 + 20, "legacy": 10 + 20}
 
 
@@ -184,7 +184,7 @@ def test_exact_is_exact(kind):
 
 
 def test_arrays_of_h5py_without_proof_are_exact(mount, plain):
-    """Plain arrays, chunks and compressed ones, named like nothing in training."""
+    """Plain arrays, chunks and compressed ones, with names that training never uses."""
     names = [f"step_{step}.h5" for step in range(4)]
     for name, state in zip(names, walk(4)):
         with h5py.File(mount / name, "w") as file:

@@ -1,5 +1,6 @@
-"""Optimizers as their own libraries write them: what each slot is told to be, what it takes, and that training goes on from a
-released checkpoint. scripts/optimizers.sh looks at more restores for longer."""
+"""Optimizers as their own libraries write them: the role of each slot, its size, and training that resumes from a released
+checkpoint. scripts/optimizers.sh looks at more restores for longer.
+"""
 
 import warnings
 
@@ -11,7 +12,7 @@ from optim.series import ENTRIES, Run
 
 pytestmark = pytest.mark.stepfs
 
-# Of matrices: {slot: role}. What is not here is the optimizer's own, and lossless.
+# Of matrices: {slot: role}. All other slots are the optimizer's own, and lossless.
 ROLES = {
     "AdamW": {"exp_avg": "first_moment", "exp_avg_sq": "second_moment"},
     "Adam, AMSGrad": {"exp_avg": "first_moment", "exp_avg_sq": "second_moment", "max_exp_avg_sq": "second_moment"},
@@ -36,8 +37,8 @@ ROLES = {
     "AdamW, 8 bits of torchao": {},
 }
 
-# Most of a whole file that a difference takes under balanced and compact, in percent, and each slot's codec. Of files of a
-# megabyte the stub and the words around the tensors are two to three points.
+# The largest share of a whole file that a difference takes under balanced and compact, in percent, and each slot's codec. In
+# files of a megabyte the stub and the bytes around the tensors are two to three points.
 STORED = {
     "Lion": (11, 9, {"exp_avg": "sized"}),
     "Adamax": (10, 8, {"exp_avg": "moment", "exp_inf": "log"}),
@@ -65,13 +66,13 @@ def test_what_each_library_writes_is_told_apart(name, plain):
     run.steps(2)
     run.save(plain / "state.pt")
     tensors = run_json("inspect", "--json", plain / "state.pt")["tensors"]
-    # Smaller ones are of 32 bits in optimizers of 8.
+    # Small tensors have 32 bits in 8-bit optimizers.
     is_large = lambda shape: len(shape) == 2 and min(shape) > 8 and shape[0] * shape[1] >= 4096
     large = [t for t in tensors if t["path"].startswith("optimizer/") and is_large(t["shape"])]
     # Below the slot's own name there may be more: codes, scales, bases.
     slots = {(t["path"].split("/")[-1], t["role"]) for t in large if t["role"] not in ("optimizer", "other")}
     assert slots == set(ROLES[name].items())
-    if name not in ("SOAP", "Shampoo"):  # Those have nothing but matrices of other shapes beside it.
+    if name not in ("SOAP", "Shampoo"):  # these have only matrices of other shapes beside it
         assert large or name in ("Adafactor", "AdamW, 8 bits of torchao")
 
 
@@ -92,8 +93,8 @@ def test_training_goes_on(name):
         remove_base(base)
         torch.set_num_threads(2)
     balanced, compact, codecs = STORED[name]
-    # The promises are .5 and 2; two restores of one small model tell that to about two iterations. What this test is for is a
-    # state that harms: those cost tens.
+    # The promises are .5 and 2 iterations; two restores of one small model measure that to about two. This test looks for harmful
+    # states, which cost tens.
     for profile, most, late in (("balanced", balanced, 3), ("compact", compact, 6)):
         one = found[profile]
         assert max(one.stored) <= most, f"{profile}: {one.stored}% of the file"

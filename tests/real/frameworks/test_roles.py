@@ -10,7 +10,7 @@ pytestmark = pytest.mark.stepfs
 
 
 def told(path):
-    """{tensor path: [role, parameter's path, other moment's path]} as `inspect` tells it."""
+    """{tensor path: [role, parameter's path, other moment's path]} by `inspect`."""
     tensors = run_json("inspect", "--json", path)["tensors"]
     assert all(t["why"] for t in tensors)
     return {t["path"]: [t["role"], t["of"], t["partner"]] for t in tensors}
@@ -27,7 +27,7 @@ def test_every_optimizer_of_torch(plain, name):
 
 
 def test_the_names_in_torch_optim_are_all_known():
-    """A new torch may bring a new optimizer: it must be looked at."""
+    """A new torch may bring a new optimizer, and somebody must look at it."""
     classes = {n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)}
     assert classes - {"Optimizer", "SparseAdam"} == {type(make(list(model().parameters()))).__name__ for make in OPTIMIZERS.values()}
 

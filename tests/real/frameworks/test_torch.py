@@ -200,7 +200,7 @@ def test_order_of_writing_decides_not_the_name(mount, plain):
 
 @pytest.mark.parametrize("how", ["one huge value", "all huge", "not a number", "zeros"])
 def test_a_diverged_successor_does_not_coarsen_what_came_before(mount, plain, how):
-    """When a run blows up, the checkpoint before is the one that is needed: it must be as good as any other."""
+    """When a run blows up, the previous checkpoint is needed: it must be as good as any other."""
     states = list(walk(5, seed=19))
     for name, tensor in states[-1]["model"].items():
         if how == "one huge value":
@@ -213,7 +213,8 @@ def test_a_diverged_successor_does_not_coarsen_what_came_before(mount, plain, ho
     for n, state in enumerate(states[:-1]):
         read = torch.load(mount / f"step_{n}.pt")
         for name, tensor in state["model"].items():
-            # Steps between ordinary neighbours. An iteration apart, states get steps of 12 of their rms, and half of that as bound.
+            # Steps between ordinary neighbours. An iteration apart, states get steps of 12 of their rms, and half of that as
+            # bound.
             near = states[n + 1] if n < 3 else states[n - 1]
             step = (near["model"][name] - tensor).double().square().mean().sqrt().item()
             assert difference(tensor, read["model"][name]) <= 6.2 * step, f"step_{n}.pt, {name}"
@@ -221,7 +222,7 @@ def test_a_diverged_successor_does_not_coarsen_what_came_before(mount, plain, ho
 
 
 def test_large_tensors_are_whole_to_their_edges(mount, plain):
-    """Of tensors above 8 MiB the first and last pages are kept apart from the rest."""
+    """In tensors above 8 MiB the first and last pages are stored apart from the rest."""
     generator = torch.Generator().manual_seed(7)
     state = {"model": {f"{n}.weight": torch.randn(rows, 1024, generator=generator) for n, rows in (("a", 2048), ("b", 2047), ("c", 3001))}}
     exact = []

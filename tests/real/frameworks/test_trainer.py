@@ -23,7 +23,7 @@ class Text(torch.utils.data.Dataset):
 
 
 class Watch(TrainerCallback):
-    """After each save: wait for stepfs, and note what it did to the checkpoints and to their directories' times."""
+    """After each save: wait for stepfs, and note the states of the checkpoints and the times of their directories."""
 
     def __init__(self, mount):
         self.mount, self.times, self.kept, self.released, self.changed = mount, {}, [], set(), []
@@ -61,12 +61,12 @@ def test_rotation_and_resume(both):
     assert not watch.changed, f"stepfs changed the mtime of {watch.changed}"
     assert any(name.endswith("model.safetensors") for name in watch.released), f"released: {watch.released}"
 
-    # The newest is exact: what the job has in memory.
+    # The newest is exact: it equals the job's memory.
     final = {name: t.clone() for name, t in job.model.state_dict().items()}
     read = GPT2LMHeadModel.from_pretrained(mount / "checkpoint-30").state_dict()
     assert all(torch.equal(read[name], t) for name, t in final.items())
 
-    # The one before was released; both can be resumed from.
+    # The one before was released; training can resume from both.
     for last, goal in ((25, 30), (30, 35)):
         again, _ = trainer(mount, goal)
         again.train(resume_from_checkpoint=str(mount / f"checkpoint-{last}"))

@@ -1,4 +1,4 @@
-"""Every optimizer of torch.optim on a small model, and what its state is: written down from torch's sources."""
+"""Every optimizer of torch.optim on a small model, and the roles of its state, taken from torch's sources."""
 
 import torch
 
@@ -29,7 +29,7 @@ KINDS = {"exp_avg": "first_moment", "exp_avg_sq": "second_moment", "max_exp_avg_
          "exp_inf": "second_moment", "grad_avg": "first_moment", "acc_delta": "second_moment", "momentum_buffer": "momentum",
          "prev": "momentum", "sum": "square_sum", "ax": "master"}
 PARTNERS = {"exp_avg": "exp_avg_sq", "exp_avg_sq": "exp_avg", "max_exp_avg_sq": "exp_avg", "exp_inf": "exp_avg", "grad_avg": "square_avg"}
-# What the update divides by is not what its name says elsewhere.
+# These slots have another divisor than usual.
 OTHER_PARTNERS = {("adam_amsgrad", "exp_avg"): "max_exp_avg_sq", ("adamax", "exp_avg"): "exp_inf",
                   ("rmsprop_centered", "square_avg"): "grad_avg"}
 
@@ -60,8 +60,9 @@ def expect_model(net, at):
 
 
 def expect_state(optimizer, net, state, at, weights, names=None):
-    """The same of an optimizer's state dict below `at`. `weights`: where the model is, or None; `names`: of its parameters in
-    the optimizer's order, None for one that cannot be told."""
+    """The same of an optimizer's state dict below `at`. `weights`: the place of the model, or None. `names`: its parameters in
+    the optimizer's order, None for one that cannot be known.
+    """
     want = {}
     prefix = f"{at}/" if at else ""
     if names is None:

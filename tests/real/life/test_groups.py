@@ -54,10 +54,10 @@ def test_a_checkpoint_stays_exact_until_the_next_is_complete(both):
     saves.note(10)
     state = saves.save(20, optimizer=False)
     mount.sync()
-    # The kernel tells of a close after it has returned: the sync may have come before.
+    # The kernel reports a close after it has returned: the sync may have come before.
     wait_until(lambda: mount.status()["settling"] == 1, 10, "the model of checkpoint 10 waits for its optimizer")
     assert not mount.released()
-    # Still being written, for however long it takes.
+    # Still being written, for any length of time.
     with open(mount / "checkpoint-20/optimizer.pt", "wb") as f:
         f.write(b"PK")
         f.flush()
@@ -87,7 +87,7 @@ def test_killed_between_two_files_of_a_checkpoint(both):
     mount.mount()
     mount.sync()
     assert saves.exact(10) and not mount.released(), mount.states()
-    # The job goes on from checkpoint-10 and saves 20 again.
+    # The job resumes from checkpoint-10 and saves 20 again.
     shutil.rmtree(mount / "checkpoint-20")
     saves.save(20)
     mount.sync()
@@ -125,7 +125,7 @@ def test_pins(both):
     mount = both
     names = save_walk(mount.dir, 2, seed=3)
     first = (mount / names[0]).read_bytes()
-    # Before it could go: the pin may come too late otherwise.
+    # Before it could be released: otherwise the pin may come too late.
     settle_names = save_walk(mount.dir, 1, seed=4, name="other_{:04d}.pt")
     kept = (mount / settle_names[0]).read_bytes()
     run("pin", mount / settle_names[0])
@@ -141,7 +141,7 @@ def test_pins(both):
     assert pin == b"1" and "user.stepfs.pin" not in os.listxattr(mount / "other_0001.pt")
     done = run("release", mount / "other_0001.pt", check=False)
     assert done.returncode == FAILURE and "pinned" in done.stderr
-    # It goes with the name, a remount, a copy of nothing; and through release and recall.
+    # The pin survives a rename, a remount, a release and a recall; a copy does not get it.
     shell("cp -a other_0001.pt copy.pt && mkdir d && mv other_0001.pt d/other_0001.pt", cwd=mount.dir)
     with pytest.raises(OSError):
         os.getxattr(mount / "copy.pt", "user.stepfs.pin")
@@ -153,7 +153,7 @@ def test_pins(both):
     run("unpin", mount / names[0])
     run("release", mount / names[0])
     assert first and mount.state(names[0]) == "released"
-    # A directory's pin holds for all below; the pin of a file is its own.
+    # A directory's pin holds for everything below; the pin of a file is its own.
     os.rename(mount / "d/other_0001.pt", mount / "other_0001.pt")
     run("unpin", mount / "other_0001.pt")
     assert run("unpin", mount / "other_0001.pt", check=False).returncode == FAILURE

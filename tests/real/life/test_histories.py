@@ -1,4 +1,4 @@
-"""Random histories of a checkpoint directory against a model: nothing that is done to one file changes another.
+"""Random histories of a checkpoint directory against a model: no operation on one file changes another.
 
     STEPFS_HISTORIES=20 STEPFS_HISTORY_SEED=7 STEPFS_HISTORY_OPERATIONS=2000 pytest tests/real/life/test_histories.py -s
                                                                                             (scripts/histories.sh)
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.stepfs
 COUNT = int(os.environ.get("STEPFS_HISTORIES", 4))
 FIRST = int(os.environ.get("STEPFS_HISTORY_SEED", 1))
 OPERATIONS = int(os.environ.get("STEPFS_HISTORY_OPERATIONS", 500))
-# Of a history of 500 operations more than a hundred files are seen released; with far fewer the checks mean little.
+# In a history of 500 operations more than a hundred files are seen released; with far fewer the checks mean little.
 LEAST_RELEASED = OPERATIONS // 20
 
 

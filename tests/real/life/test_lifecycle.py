@@ -18,7 +18,7 @@ pytestmark = pytest.mark.stepfs
 
 
 def metadata(root):
-    """Everything about each file and directory that an application can set."""
+    """All metadata of each file and directory that an application can set."""
     found = {}
     for folder, _, files in os.walk(root):
         for path in [folder, *(os.path.join(folder, name) for name in files)]:
@@ -47,7 +47,7 @@ def test_metadata_is_what_the_application_made_it(both):
     try:
         os.setxattr(both / names[2], "user.run", b"17")
     except OSError:
-        pass  # the disk below has none
+        pass  # the file system below has none
     before, numbers = metadata(both.dir), inodes(both.dir)
     both.sync()
     both.require_released(*names[:3])
@@ -98,7 +98,7 @@ def test_remount_gives_the_same_bytes(both):
 
 
 def test_sync_waits_for_nothing_that_is_saved_later(mount):
-    """Two programs save all the time, so that there is always something left to do; what was there before is done all the same."""
+    """Two programs save all the time, so that work never runs out. Earlier work is finished all the same."""
     names = save_walk(mount.dir, 6, seed=76)
     newest = (mount / names[-1]).read_bytes()
     other = torch.arange(200_000, dtype=torch.float32)
@@ -136,7 +136,7 @@ def test_sync_waits_for_nothing_that_is_saved_later(mount):
 
 
 def test_umount_in_the_middle_of_work(mount):
-    """Unmounted while the queue is full: nothing is lost, and the next mount goes on."""
+    """Unmounted while the queue is full: nothing is lost, and the next mount continues."""
     names = save_walk(mount.dir, 6, seed=77)
     newest = (mount / names[-1]).read_bytes()
     mount.umount()
@@ -276,7 +276,7 @@ def test_signals_unmount_cleanly(mount, how, foreground):
 
 
 def test_sigterm_with_a_file_open(mount):
-    """A daemon asked to stop while a file is held: it goes, the written bytes stay."""
+    """A daemon is asked to stop while a file is held open: it ends, and the written bytes stay."""
     f = open(mount / "held.bin", "wb", buffering=0)
     f.write(b"a" * 200_000)
     os.fsync(f.fileno())
@@ -367,7 +367,7 @@ def test_import_export_cat_ls_verify(plain):
 
 
 def test_inspect_any_checkpoint(plain):
-    """`inspect` needs no store: paths, types, shapes, and offsets where the bytes really are."""
+    """`inspect` needs no store: paths, types, shapes, and the real offsets of the bytes."""
     save_walk(plain, 1, seed=95)
     answer = run_json("inspect", "--json", plain / "step_0001.pt")
     tensors = answer["tensors"] if isinstance(answer, dict) else answer

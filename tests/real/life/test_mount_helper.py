@@ -34,7 +34,7 @@ def mounted(plain):
 
 @pytest.fixture
 def kind():
-    """A type of file system whose helper is this program. Other sessions on the machine have their own, so its name is new."""
+    """A file system type whose helper is this program. Its name is new, because other tests on the machine have their own."""
     kind = f"t{os.getpid()}.mount.stepfs"
     link = Path(f"/sbin/mount.{kind}")
     link.symlink_to(BIN)
@@ -54,7 +54,7 @@ def source_and_options(point):
 
 
 def helper(*arguments):
-    """The command as mount(8) calls it."""
+    """The command line that mount(8) uses."""
     words = [BIN, "mount.stepfs", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
 
@@ -64,14 +64,14 @@ def mount8(*arguments):
 
 
 def serve_again(mount):
-    """After a mount that the harness did not make."""
+    """Cleans up a mount that the harness did not make."""
     mount.pid = mount.find_daemon()
     assert is_mounted(mount.dir)
 
 
 @contextlib.contextmanager
 def locked(store):
-    """The store is in use by this process, which mounts nothing."""
+    """This process holds the store's lock, and mounts nothing."""
     with open(store / "lock", "r+") as lock:
         fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         lock.truncate(0)
@@ -105,7 +105,7 @@ def test_a_line_of_fstab(mounted, kind):
     assert done.returncode == DONE, done.stderr
     serve_again(mounted)
     assert "allow_other" in source_and_options(mounted.dir)[1]
-    # By its source mount(8) knows that it is there.
+    # By its source mount(8) knows that it is mounted.
     again = mount8("-T", fstab, "-a", "-v")
     assert again.returncode == DONE and "already mounted" in again.stdout + again.stderr, again
 
@@ -150,7 +150,7 @@ def test_wrong_usage_has_mounts_exit_code(plain):
 
 
 def test_nothing_is_made_where_a_disk_may_be_missing(plain):
-    """At boot a directory that is not there more often means that what it lies on is not mounted."""
+    """At boot a missing directory usually means that its file system is not mounted."""
     (plain / "mnt").mkdir()
     done = helper(plain / "store", plain / "mnt")
     assert done.returncode == FAILED and "no stepfs store" in done.stderr, done
@@ -185,7 +185,7 @@ def test_the_source_is_the_store_whatever_its_name(plain, name):
 
 
 def test_mount_right_after_umount(mounted):
-    """umount(8) returns before the daemon is done; the next mount waits for it."""
+    """umount(8) returns before the daemon has ended; the next mount waits for it."""
     for seed in range(4):
         names = save_walk(mounted.dir, 4, seed=20 + seed)
         newest = (mounted / names[-1]).read_bytes()

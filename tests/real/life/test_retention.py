@@ -1,4 +1,4 @@
-"""Retention by the rules of stepfs.toml: what real programs write, and what is left of it."""
+"""Retention by the rules of stepfs.toml: files of real programs, and the ones that remain."""
 
 import os
 import subprocess
@@ -134,7 +134,7 @@ def test_version_directories_of_two_writers(mount):
                 if is_valid(root / name):
                     valid.add(int(name.split("-")[1]))
             except (FileNotFoundError, ValueError):
-                pass  # it went meanwhile
+                pass  # it has gone meanwhile
         return valid
 
     while any(writer.poll() is None for writer in writers):
@@ -153,7 +153,7 @@ def test_version_directories_of_two_writers(mount):
 
 
 def test_checkpoint_directories_under_load(mount):
-    """A trainer's directories come and go while others read; nothing half removed is ever left."""
+    """A trainer's directories come and go while others read; nothing half removed ever remains."""
     set_rules(mount, ("**/checkpoint-*/", "keep_last = 2"))
     stop, trouble = threading.Event(), []
 

@@ -20,7 +20,7 @@ def set_up(mount, settings):
 
 
 class Training:
-    """Saves states one after the other, as a run does, and remembers what it saved."""
+    """Saves states one after the other, as a run does, and remembers their bytes."""
 
     def __init__(self, mount):
         self.mount, self.states, self.saved, self.step = mount, walk(40, seed=11), {}, 0
@@ -40,13 +40,13 @@ class Training:
 
 
 def lineage(mount):
-    """What `status` says of the only lineage; its count is 0 before it was ever restored."""
+    """The `status` of the only lineage; its count is 0 before the first restore."""
     rows = mount.status()["restored"]
     return rows[0] if rows else {"restores": 0}
 
 
 def restore(mount, name):
-    """As a job that starts again does; returns when the daemon has noticed."""
+    """As a restarted job does; returns when the daemon has noticed."""
     before = lineage(mount)["restores"]
     state = torch.load(mount / name, weights_only=True)
     wait_until(lambda: lineage(mount)["restores"] == before + 1, 10, f"the restore of {name} is noticed")
@@ -75,7 +75,7 @@ def test_a_run_that_is_restored_more_often_than_expected_goes_on_exact(both):
     assert run_.is_exact("step_0008.pt") and not run_.is_exact("step_0002.pt")
     assert "exact instead of balanced: restored 2 times, 1 expected" in mount.log.read_text()
     assert "profile: exact; 2 lossy restores behind it" in run("inspect", mount / "step_0008.pt").stdout
-    # What was released before stays what it was, and all of this survives a remount.
+    # Files released before stay the same, and all of this survives a remount.
     mount.remount()
     assert mount.entry("step_0006.pt")["profile"] == "balanced" and lineage(mount)["restores"] >= 2
     run_.go_on(1)
@@ -127,7 +127,7 @@ def test_profiles_by_command(mount):
     assert mount.entry("step_0004.pt")["profile"] == "exact" and run_.is_exact("step_0004.pt")
     shown = run("profile", mount / "keep", mount / "step_0005.pt", mount.dir).stdout
     assert [line.split()[1] for line in shown.splitlines()] == ["exact"] * 3
-    # It is not a program's attribute, and goes with the file.
+    # The attribute is hidden from programs, and goes with the file.
     assert not os.listxattr(mount / "step_0002.pt")
     os.rename(mount / "step_0002.pt", mount / "other.pt")
     run("profile", mount.dir, "--unset")

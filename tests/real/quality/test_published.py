@@ -1,4 +1,4 @@
-"""Published systems as profiles of a real mount: a torch series is saved into it, read back, merged and gone on with."""
+"""Published systems as profiles of a real mount: a torch series is saved into it, read back, merged and continued."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from series import bits_equal, difference, save_walk, tensors_of, walk
 
 pytestmark = pytest.mark.stepfs
 
-# LC-Checkpoint sends nothing twice: what is not among the largest exponents waits, with its error.
+# LC-Checkpoint never sends a value twice. Values outside of the largest exponents wait, with their error.
 SYSTEMS = ["lc-2", "lc-3", "lc", "lc-layer-3", "scar-5", "scar-priority-5", "topn-10"]
 
 
@@ -23,7 +23,7 @@ def saved(count, seed):
 
 
 def errors(mount, name, state):
-    """Largest error of each tensor that is not what was saved."""
+    """Largest error of each tensor against its saved value."""
     read = tensors_of(torch.load(mount / name, weights_only=True))
     assert read.keys() == tensors_of(state).keys()
     return {path: difference(tensor, read[path]) for path, tensor in tensors_of(state).items()
@@ -40,7 +40,7 @@ def test_a_torch_series_under_a_published_system(mount, system):
     for at in range(2, 7):
         assert mount.entry(names[at - 1])["profile"] == system
         wrong = errors(mount, names[at - 1], states[at])
-        # Weights, and nothing else; whatever a state does not send is off by no more than it has moved since the first.
+        # Only weights. A value that a state does not send is off by at most its movement since the first state.
         assert wrong and all(path.startswith("model") for path in wrong), wrong.keys()
         moves = [(tensors_of(states[i]), tensors_of(states[i + 1])) for i in range(1, at)]
         for path, error in wrong.items():
@@ -69,7 +69,7 @@ def test_a_profile_of_the_mount_by_command(mount):
     for name, state in zip(names, walk(4, seed=3)):
         torch.save(state, mount / name)
         if name == names[1]:
-            # While it is the newest: once another one follows, it may be archived before the command arrives.
+            # While it is the newest: after the next one, it may be archived before the command arrives.
             run("profile", mount / name, "--set", "topn-5")
     mount.sync()
     assert [mount.entry(name)["profile"] for name in names[:3]] == ["lc-3", "topn-5", "lc-3"]

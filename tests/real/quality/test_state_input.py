@@ -1,4 +1,4 @@
-"""Optimizer state as no training should save it and some do, written by torch through a mount: archived, and loadable."""
+"""Odd optimizer state that no training should save and some does, written by torch through a mount: archived, and loadable."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from series import bits_equal, tensors_of, walk
 pytestmark = pytest.mark.stepfs
 
 COUNT = 6
-LEAST = 128  # elements of a copy that is looked for
+LEAST = 128  # elements from which on copies are looked for
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 
 
@@ -34,7 +34,7 @@ def save(mount, change, count=COUNT, **options):
 
 
 def check(mount, saved, exact=()):
-    """Everything loads and is as faithful as it must be; tensors below paths with a part of `exact` are bit for bit."""
+    """Everything loads and is as faithful as it must be. Tensors whose paths contain a part of `exact` are bit for bit."""
     lossy = 0
     for name, state in saved.items():
         read = torch.load(mount / name, weights_only=True)
@@ -46,7 +46,7 @@ def check(mount, saved, exact=()):
                 continue
             lossy += 1
             assert not any(part in path for part in exact), f"{name}: {path} is not exact"
-            # Only what training can bear is quantized: numbers, of parameters and their moments.
+            # Only parameters and their moments are quantized.
             assert torch.isfinite(tensor.double()).all() and torch.isfinite(now[path].double()).all(), f"{name}: {path}"
         for i, slot in read["optimizer"]["state"].items():
             if "exp_avg" in slot and "exp_avg_sq" in slot:
@@ -60,7 +60,7 @@ def check(mount, saved, exact=()):
 
 
 def check_update(was, now, where):
-    """Adam's update: nowhere divided by less than before, unless it was; nowhere much larger than the largest was."""
+    """Adam's update m / sqrt(v): zeros of v stay zeros, no sign changes, and no ratio grows by much more than the mean ratio."""
     m, v, m_now, v_now = (s[k].double() for s in (was, now) for k in ("exp_avg", "exp_avg_sq"))
     assert torch.equal(v == 0, v_now == 0), where
     regular = (v > 0) & torch.isfinite(v) & torch.isfinite(m)
@@ -87,7 +87,7 @@ def test_not_a_number(mount, slot, value):
 
 def test_negative_second_moment(mount):
     saved = save(mount, lambda step, state: poke(slots(state, "exp_avg_sq")[0], -1e-8))
-    # Neither it nor what is measured by it.
+    # Neither the moment nor its partner is quantized.
     check(mount, saved, exact=["state.0.exp_avg_sq", "state.0.exp_avg"])
 
 
@@ -124,7 +124,7 @@ def test_a_moment_without_its_partner(mount, missing):
         for slot in state["optimizer"]["state"].values():
             del slot[missing]
 
-    # `exp_avg` alone is Lion's state, and `exp_avg_sq` alone is that of no optimizer.
+    # `exp_avg` alone is Lion's state, and `exp_avg_sq` alone belongs to no optimizer.
     exact = {"exp_avg": [".exp_avg_sq"], "exp_avg_sq": []}[missing]
     assert check(mount, save(mount, change), exact=exact) > 0
 
@@ -191,7 +191,7 @@ def test_a_copy_beside_its_master(mount, copy):
 
 
 def test_restoring_goes_on_as_torch_does(mount):
-    """A state that comes back is one that torch.optim takes, and its next step is a finite one."""
+    """torch.optim accepts a restored state, and its next step is finite."""
     torch.manual_seed(5)
     net = torch.nn.Sequential(torch.nn.Linear(96, 128), torch.nn.ReLU(), torch.nn.Linear(128, 96))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
@@ -218,7 +218,7 @@ def test_restoring_goes_on_as_torch_does(mount):
 
 
 def sparse_state(path, seed):
-    """One fp32 tensor of 2^31 elements, nearly all of it a hole: what stands in it moves from state to state."""
+    """One fp32 tensor of 2^31 elements, nearly all of it a hole: its few values move from state to state."""
     elements = 1 << 31
     header = json.dumps({"w": {"dtype": "F32", "shape": [1 << 15, 1 << 16], "data_offsets": [0, 4 * elements]}}).encode()
     header += b" " * (-len(header) % 8)
@@ -250,7 +250,7 @@ def test_a_tensor_of_two_to_the_31_elements(mount):
             was = [1e-3 * (place + i % 50) + 1e-4 * (i % 7) for i in range(1000)]
             now = struct.unpack("<1000f", f.read(4000))
             assert max(abs(a - b) for a, b in zip(was, now)) <= bound + 1e-8, place
-        # Holes are what they were.
+        # Holes stay holes.
         for at in (5000, elements * 2 + 12345, elements * 4 - 9000):
             f.seek(begin + at // 4 * 4)
             assert f.read(4000) == bytes(4000)

@@ -1,6 +1,6 @@
 """Real files of many libraries on one mount: after its release each is as good for its use as before.
 
-docs/ZOO.md lists them, with what an earlier program did to them.
+docs/ZOO.md lists them.
 """
 
 import math
@@ -14,7 +14,7 @@ from zoo.keeper import STEPS, breach, load, require_finite, require_no_zero, req
 from zoo.record import describe
 
 pytestmark = pytest.mark.stepfs
-# A bound in octaves is one of the linear pseudo-logarithm, which differs from the true one by this much at most.
+# A bound in octaves is stated in the linear pseudo-logarithm, which differs from the true one by this much at most.
 OCTAVES_OF_LOGARITHM = 0.1
 every_animal = pytest.mark.parametrize("name", ANIMALS)
 
@@ -28,7 +28,7 @@ def zoo(request):
     try:
         zoo = Zoo(next(mounts), plain, wanted)
         yield zoo
-        # Tensors of safetensors files are mapped: as long as one is there, the daemon waits for it.
+        # Tensors of safetensors files are mapped: the daemon waits until all are gone.
         zoo.forget()
     finally:
         mounts.close()
@@ -51,8 +51,8 @@ def test_there_is_a_floor_under_every_lossy_value(zoo, name):
     broken = []
     for file, path, was, now in zoo.changed(name):
         about = zoo.said(file)[same_words(path)]
-        # Of second moments the bound is in octaves: that much is promised of them, and never more than two.
-        # Of means of gradients their sign, and that they are not 0: nobody divides by one.
+        # For second moments the promised bound is in octaves, and never more than two. For means of gradients only the sign is
+        # promised, and that no value becomes 0: nothing divides by them.
         if about["codec"] == "log":
             most = 2 ** min(about["bound"] + OCTAVES_OF_LOGARITHM, 2)
         else:
@@ -64,7 +64,7 @@ def test_there_is_a_floor_under_every_lossy_value(zoo, name):
 
 @every_animal
 def test_inspect_tells_what_is_lossy(zoo, name):
-    """Every tensor that changed has a bound and a reason; what is said to be exact did not change."""
+    """Every tensor that changed has a bound and a reason; no tensor that is called exact changed."""
     changed = zoo.changed(name)
     for file in {row[0] for row in changed}:
         assert all(tensor["why"] and tensor["role"] for tensor in zoo.said(file).values())
@@ -113,7 +113,7 @@ def test_a_probability_next_to_nothing_is_not_nothing(zoo, name):
 
 
 def test_the_record_lists_every_animal():
-    """A new animal needs a row that says what it is, and what happened to it before."""
+    """A new animal needs a row in docs/ZOO.md."""
     rows = [line for line in (ROOT / "docs/ZOO.md").read_text().splitlines() if line.startswith("| ")]
     missing = [describe(name) for name in ANIMALS if not any(row.startswith(describe(name)) for row in rows)]
     assert not missing, "not in docs/ZOO.md:\n" + "\n".join(missing)

@@ -1,4 +1,4 @@
-"""compare_papers.py in small: it runs to the end, keeps what it did, and its tables and pictures have what they should."""
+"""compare_papers.py in small: it runs to the end, keeps finished runs, and its tables and pictures are complete."""
 
 import os
 import re
@@ -14,7 +14,7 @@ FIGURES = Path(os.environ.get("STEPFS_FIGURES", harness.ROOT / "target/release/e
 
 
 def figures_program():
-    """The program that shows the codecs by themselves; built if only stepfs was."""
+    """The program that measures the codecs alone; built if only stepfs was."""
     if not FIGURES.exists():
         subprocess.run(["cargo", "build", "--release", "--locked", "--quiet", "--example", "published_figures"], cwd=harness.ROOT, check=True, timeout=1200)
     return FIGURES
@@ -39,7 +39,7 @@ def test_quick_comparison():
             assert figure in text, figure
         tables = [line for line in text.splitlines() if line.startswith("| ")]
         assert not any("not run" in line for line in tables), text
-        # Under exact nothing is lost, so nothing is done again.
+        # `exact` loses nothing, so nothing runs again.
         assert re.search(r"\| mlr_sgd5 \|  \| exact \| [\d.]+% \| 4 \| 0.00 ", text), text
         linked = set(re.findall(r"\(comparison/(\w+\.png)\)", text))
         there = {path.name for path in (base / "out/comparison").iterdir()}
@@ -53,7 +53,7 @@ def test_quick_comparison():
 
 @pytest.mark.slow
 def test_what_was_not_run_is_not_made_up():
-    """Without time nothing is run, and no table has a number of ours."""
+    """Without time nothing runs, and no table has a number of ours."""
     pytest.importorskip("torch")
     base = make_base()
     try:

@@ -1,4 +1,4 @@
-"""The study of restores in small: that its protocol is exact where nothing is lost, and that its figures mean what they say."""
+"""The study of restores in small: its protocol is exact where nothing is lost, and its figures are right."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from study import gaps, lean, protocol, sizes, tasks, training
 @pytest.mark.slow
 @pytest.mark.stepfs
 def test_quick_study():
-    """resume_study.py itself fails when a run under `exact` ends in other bits than the one never interrupted."""
+    """resume_study.py itself fails when a run under `exact` ends in other bits than the uninterrupted one."""
     base = make_base()
     try:
         chosen = ["gpt_i25", "gpt_bf16", "mlr_sgd5", "recommend"]
@@ -59,7 +59,7 @@ def test_quick_judging():
         assert list(results) == chosen
         for name, found in results.items():
             assert found["exact"]["each"] == [0, 0] and found["exact"]["upper"] == 0, f"{name}: nothing was lost, but it is behind"
-            assert found["balanced"]["each"] != [0, 0], f"{name}: what was restored is exact"
+            assert found["balanced"]["each"] != [0, 0], f"{name}: the restored state is exact"
             assert found["balanced"]["verdict"] is not None and found["exact"]["verdict"] is None
             assert found["balanced"]["total"]["share"] < found["exact"]["total"]["share"], name
     finally:
@@ -79,7 +79,7 @@ def test_a_judged_run_goes_on_as_if_never_interrupted(name):
 
 
 def test_what_judges_is_not_what_chooses():
-    """No task, and no settings of one, are in two of the sets."""
+    """The two sets share no task, and no settings of one."""
     sets = {}
     for task in tasks.JUDGED:
         sets.setdefault(task.set, []).append(f"{sorted(task.settings.items())} every {task.every}")
@@ -99,7 +99,7 @@ def test_chains_find_the_checkpoints_they_begin_with():
 
 
 def test_a_chain_that_loses_two_iterations_a_restore():
-    """However the loss falls, and though the loss dips at first after each restore."""
+    """For any curve of the loss, and although the loss dips at first after each restore."""
     task = tasks.TASKS["gpt_w64_i20"]
     loss = lambda n: 1 + 4 * n**-0.4
     base = {"averaged": {}, **{what: {str(n): loss(n) for n in range(10, task.length + 1)} for what in ("held_out", "train")}}
@@ -141,7 +141,7 @@ def test_coarse_steps_keep_less_of_what_training_did():
 
 @pytest.mark.slow
 def test_two_processes_share_jobs(tmp_path):
-    """Each job is done once, though both ask for all of them."""
+    """Each job is done once, though both processes ask for all of them."""
     program = (
         "import sys, time; from study import chains\n"
         "def job(n):\n"
@@ -167,7 +167,7 @@ def test_settings_are_replaced_and_appended():
 
 
 def test_iterations_behind_of_a_late_run():
-    """A run that simply is 3 iterations late is 3 iterations behind, whatever the curve."""
+    """A run that is 3 iterations late is 3 iterations behind, for any curve."""
     task = tasks.TASKS["gpt_i25"]
     loss = lambda n: 2 + 3 * (n + 50) ** -0.5
     base = {"held_out": {str(n): loss(n) for n in range(0, 900)}, "train": {str(n): 0.0 for n in range(900)}}
@@ -175,7 +175,7 @@ def test_iterations_behind_of_a_late_run():
     found = gaps.of_segment(task, late, base)
     assert found["train_mean"] == 0
     assert found["late_behind"] == pytest.approx(3, rel=0.05)
-    # The state that was read had the loss of iteration 397: 3 iterations bring back that of 400.
+    # The restored state had the loss of iteration 397: 3 iterations bring back that of 400.
     assert gaps.rework(late, base) == (3, True)
 
 

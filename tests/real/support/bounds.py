@@ -1,4 +1,4 @@
-"""What stepfs says of each tensor of a file, and whether what is read keeps to it."""
+"""The bounds that stepfs states for each tensor of a file, and whether reads keep them."""
 
 import re
 
@@ -12,13 +12,13 @@ def same_words(path):
 
 
 def stated(mount, name):
-    """{tensor path: what `inspect` says of it}."""
+    """{tensor path: answer of `inspect`}."""
     tensors = mount.tensors(name)
     return {same_words(path): tensor for tensor in tensors for path in [tensor["path"], *tensor.get("aliases", [])]}
 
 
 def check_within_bounds(mount, name, exact, read):
-    """Everything not quantized is bit-equal, everything quantized within what stepfs states; returns how many were."""
+    """Unquantized tensors are bit-equal, quantized ones within the stated bound; returns the number of quantized ones."""
     said, limit, quantized = stated(mount, name), mount.entry(name)["max_abs_error"] or 0.0, 0
     assert flatten(exact).keys() == flatten(read).keys()
     for path, leaf in flatten(exact).items():
@@ -35,7 +35,7 @@ def check_within_bounds(mount, name, exact, read):
             quantized += 1
             assert tensor.is_floating_point()
             assert error <= about["max_abs_error"], f"{path}: off by {error}, stated {about}"
-            # Of moments it is a bound of something else: of octaves, or of their ratio.
+            # A moment's bound is of something else: of octaves, or of their ratio.
             assert about["codec"] in ("log", "moment") or error <= about["bound"], f"{path}: off by {error}, stated {about}"
             assert about["max_abs_error"] <= limit, f"{path}: ls states less than inspect"
     return quantized

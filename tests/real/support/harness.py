@@ -1,4 +1,4 @@
-"""Drive the stepfs binary: a store, a mount on it, and what the commands say about them."""
+"""Drive the stepfs binary: a store, a mount on it, and the answers of its commands."""
 
 import json
 import os
@@ -18,7 +18,7 @@ OK, FAILURE, USAGE, DAMAGE = 0, 1, 2, 3
 
 
 def run(*args, check=True, timeout=180, text=True):
-    """`stepfs ARGS...`; with `check`, anything but exit code 0 fails the test with what the command printed."""
+    """`stepfs ARGS...`; with `check`, any exit code but 0 fails the test with the command's output."""
     done = subprocess.run([BIN, *map(str, args)], stdin=subprocess.DEVNULL, capture_output=True, text=text, timeout=timeout)
     if check and done.returncode != OK:
         raise AssertionError(f"stepfs {' '.join(map(str, args))}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -49,21 +49,21 @@ def is_mounted(path):
 
 
 def is_alive(pid):
-    """Also of a killed process some of whose threads are still in a call to the device: it holds its locks until they are out."""
+    """A killed process counts, too, while some of its threads are in a call to the device: it holds its locks until they return."""
     try:
         states = [(task / "stat").read_text().rsplit(")", 1)[1].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
-        # It is gone, or a thread of it just now.
+        # It is gone, or a thread of it has just ended.
         return os.path.exists(f"/proc/{pid}/task") and is_alive(pid)
     return any(state not in "ZX" for state in states)
 
 
-# A machine with other things to do takes so many times as long: a test that fails then has found nothing.
+# A busy machine takes so many times as long; a test that fails then has found nothing.
 PATIENCE = 3
 
 
 def wait_until(condition, timeout, what):
-    """Waits for what takes `timeout` seconds at most where nobody else works."""
+    """Waits for a condition that takes `timeout` seconds at most on an idle machine."""
     end = time.monotonic() + PATIENCE * timeout
     while not condition():
         if time.monotonic() > end:
@@ -76,7 +76,7 @@ def wait_dead(pid, timeout=30):
 
 
 class Mount:
-    """A mounted store. `dir` is where programs work, `store` where the bytes lie."""
+    """A mounted store. `dir` is the directory for programs, `store` holds the bytes."""
 
     def __init__(self, base, passthrough=True, store=None):
         self.base = Path(base)
@@ -128,7 +128,7 @@ class Mount:
         wait_dead(self.pid)
 
     def close(self):
-        """For teardown: whatever the test did, no mount and no daemon stays."""
+        """For teardown: no mount and no daemon stays, whatever the test did."""
         if is_mounted(self.dir):
             try:
                 subprocess.run([BIN, "umount", str(self.dir)], capture_output=True, timeout=60)
@@ -146,7 +146,7 @@ class Mount:
                 os.kill(self.pid, signal.SIGKILL)
         self.pid = None
 
-    # --- what stepfs says
+    # --- answers of stepfs
 
     def sync(self, timeout=300):
         run("sync", self.dir, timeout=timeout)
@@ -221,17 +221,17 @@ class PlainMount(Mount):
 
 
 def make_base():
-    """Not pytest's tmp_path: that keeps the files of three runs, and these are large."""
+    """Not pytest's tmp_path: it keeps the files of three runs, and these are large."""
     return Path(tempfile.mkdtemp(prefix="stepfs-test-", dir=os.environ.get("STEPFS_TEST_DIR")))
 
 
 def remove_base(base):
-    """Remove a test's files, after anything a failed test left mounted there: never through a mount."""
+    """Remove a test's files, and first any mount that a failed test left there: never remove through a mount."""
     for _ in range(3):
         for path in mounts_below(base):
             subprocess.run(["umount", "-l", path] if os.geteuid() == 0 else ["fusermount3", "-u", "-z", path], capture_output=True)
     if left := mounts_below(base):
-        # Nothing below a mount may be removed, and the next test would meet the same.
+        # Nothing below a mount may be removed, and the next test would meet the same mount.
         import pytest
 
         pytest.exit(f"{left} could not be unmounted; left as they are", 1)
@@ -249,7 +249,7 @@ def open_mount(passthrough):
 
 
 def verify(store):
-    """`stepfs verify`: (exit code, everything it printed)."""
+    """`stepfs verify`: (exit code, all of its output)."""
     done = run("verify", store, check=False, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
@@ -258,7 +258,7 @@ def require_clean(store):
     code, text = verify(store)
     assert code == OK, f"verify: exit code {code}\n{text}"
     left = lambda: [p.name for p in (Path(store) / "tmp").iterdir()]
-    # A mounted store may be writing down what was read a moment ago.
+    # A mounted store may just be writing its record of reads.
     wait_until(lambda: not left(), 5, f"tmp/ is empty; it has {left()}")
 
 

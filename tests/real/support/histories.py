@@ -1,7 +1,7 @@
-"""Random histories of a checkpoint directory: what people and programs do to files, in an order that a seed decides.
+"""Random histories of a checkpoint directory: operations of people and programs on files, in an order that a seed decides.
 
-Nothing depends on the clock or on what stepfs has released by then, so a history is the same each time; modification
-times are set before a file is closed, because they decide which state is the newest.
+Nothing depends on the clock, or on the files that stepfs has released by then, so a history is the same each time.
+Modification times are set before a file is closed, because they decide which state is the newest.
 """
 
 import os
@@ -17,10 +17,10 @@ from tree_model import Inode, Tree, require, wants_exact
 
 # A quarter of a megabyte as .pt with two moments, above the 64 KiB below which nothing is released.
 SHAPES = {"wte.weight": (96, 64), "block.attn.weight": (128, 64), "block.attn.bias": (128,), "block.up.weight": (64, 96), "ln.weight": (64,)}
-# Modification times begin here, in 2036: after those that `cp` makes of the clock, so that a copy is never taken for the
-# newest state in the moment before its time is set; before 2038, for file systems that end there.
+# Modification times begin here, in 2036. That is after the clock's times that `cp` gives, so that a copy never counts as the
+# newest state before its time is set. It is before 2038, for file systems that end there.
 FIRST_SECOND = 2_100_000_000
-# More files than this and removing is tried first: a history should go deep, not wide.
+# With more files than this, removing is tried first: a history should go deep, not wide.
 MANY_FILES = 45
 CHECK_EVERY = 50
 WORDS = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu", "hen", "ibis", "jay"]  # names without numbers: no lineage but their own
@@ -116,7 +116,7 @@ class History:
         self.done[-1] += f" {words}"
         self.touched += paths
 
-    # --- choosing; only by what the model knows
+    # --- choosing; only by the model's knowledge
 
     def tick(self):
         self.clock += 1
@@ -138,7 +138,7 @@ class History:
                 return path
 
     def target_for(self, source):
-        """Where a file goes: a new name in some directory, now and then the name of another file."""
+        """The target of a file: a new name in some directory, now and then the name of another file."""
         if self.rng.random() < 0.2 and len(self.tree.files) > 1:
             return self.rng.choice(sorted(path for path in self.tree.files if path != source))
         directory = self.rng.choice([os.path.dirname(source), os.path.dirname(source), self.any_directory() or "", "keep", "best"])
@@ -155,7 +155,7 @@ class History:
     # --- saving
 
     def write(self, path, data, kind, replace=False):
-        """Write a file as programs do, in place or beside it; the model holds what was written when close returned."""
+        """Write a file as programs do, in place or beside it. The model takes the bytes when close returns."""
         self.make_directory(os.path.dirname(path))
         mtime = self.tick()
         target = path + ".tmp" if replace else path
@@ -197,7 +197,7 @@ class History:
         self.write(f"best/step_{source.step}.safetensors", safetensors.torch.save(state["model"]), ".safetensors")
 
     def overwrite(self):
-        """Another state of a run under a name that exists."""
+        """Another state of a run under an existing name."""
         if self.tree.files:
             path = self.any_file()
             state = self.sources["gamma"].next()
@@ -247,7 +247,7 @@ class History:
             self.note(f"{source} = {target}", source, target)
 
     def copy(self):
-        """With an open handle on the source, so that it cannot be released between what we read and what is copied."""
+        """With an open handle on the source, so that it cannot be released between our read and the copy."""
         if not self.tree.files:
             return
         source, how = self.any_file(), self.rng.choice(["cp", "cp --reflink=auto", "cp -p", "copyfile", "copy"])
@@ -272,7 +272,7 @@ class History:
             inode.mode = 0o644 if how == "copyfile" else origin.mode & ~0o022
         self.tree.files[target] = inode
         self.rewritten(inode, data, origin.kind, origin.mtime if how == "cp -p" else mtime, origin.final or origin.carried)
-        # Until its time is set it is older than all others of a lineage that it may be in.
+        # Until its time is set, it is older than all others of any lineage that it may be in.
         inode.superseded = True if len(self.tree.files) > 1 else False
         if how != "cp -p":
             os.utime(self.tree.full(target), ns=(mtime, mtime))
@@ -285,7 +285,7 @@ class History:
         path, to_nothing = self.any_file(), self.rng.random() < 0.4
         inode = self.tree.files[path]
         mtime, size = self.tick(), 0 if to_nothing else len(inode.data) // 2
-        coin = self.rng.random() < 0.5  # drawn in any case: what comes next must not depend on what was released
+        coin = self.rng.random() < 0.5  # drawn in any case: the next operations must not depend on released files
         by_path = to_nothing or (coin and bool(inode.final))
         if by_path:
             os.truncate(self.tree.full(path), size)
@@ -325,7 +325,7 @@ class History:
             self.note(f"{path} {mode:o}", path)
 
     def utime(self):
-        """To now, or back among the older ones: what is the newest may change."""
+        """To now, or back among the older ones: the newest may change."""
         if self.tree.files:
             path, mtime = self.any_file(), self.tick()
             if self.rng.random() < 0.5:
@@ -350,7 +350,7 @@ class History:
         harness.run("gc", self.mount.dir)
 
     def pin(self):
-        """From now on a file that is not released stays so."""
+        """From now on a resident file stays resident."""
         if self.tree.files:
             path = self.any_file()
             harness.run("pin", self.tree.full(path))
@@ -368,7 +368,7 @@ class History:
             self.note(path, path)
 
     def recall(self):
-        """Back to a plain file: what it reads stays what it is, now and when it is released again."""
+        """Back to a plain file: its bytes stay the same, now and after another release."""
         if self.tree.files:
             path = self.any_file()
             harness.run("recall", self.tree.full(path))
@@ -396,7 +396,7 @@ class History:
         self.mount.mount()
 
     def kill(self):
-        """SIGKILL, wherever the daemon is just now."""
+        """SIGKILL at any point of the daemon's work."""
         self.mount.kill()
         self.mount.passthrough = self.rng.random() < 0.7
         self.mount.mount()

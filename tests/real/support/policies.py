@@ -1,4 +1,4 @@
-"""Retention rules and pins in a history, against an implementation of their own in the model."""
+"""Retention rules and pins in a history, against a separate implementation in the model."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def rule(glob, last, every):
 
 
 def survivors(steps, last, every, pinned):
-    """The steps that stay: what any keep wants, the newest, and pinned ones."""
+    """The steps that stay: those that any keep line wants, the newest, and pinned ones."""
     kept = {max(steps)} | pinned
     if last:
         kept |= set(sorted(steps)[-last:])
@@ -36,7 +36,7 @@ def survivors(steps, last, every, pinned):
 def policy(history):
     """A new short series, of files or of directories; a rule for it while nothing is mounted; a mount that follows it.
 
-    The rule goes again at the end: what it removes later depends on when files are sealed.
+    The rule goes again at the end, because its later removals would depend on the time of sealing.
     """
     rng, tree, mount = history.rng, history.tree, history.mount
     source = history.sources["gamma"]
@@ -77,8 +77,8 @@ def policy(history):
         names = {os.path.basename(name(step)) for step in kept}
         harness.wait_until(lambda: set(os.listdir(tree.full(folder))) <= names, 60, f"{folder} holds {sorted(names)} only")
     gone = [tree.full(name(step)) for step in set(steps) - kept]
-    # The kernel is told by a thread of its own, and believes what it was told before for a second.
-    harness.wait_until(lambda: not any(map(os.path.lexists, gone)), 5, "the kernel knows what went")
+    # A separate thread tells the kernel, which believes its older answers for a second.
+    harness.wait_until(lambda: not any(map(os.path.lexists, gone)), 5, "the kernel knows the removed names")
     for step in set(steps) - kept:
         if directories:
             tree.remove_tree(name(step))

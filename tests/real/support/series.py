@@ -50,7 +50,7 @@ def save_walk(folder, count, name="step_{:04d}.pt", save=torch.save, **options):
 
 
 def torch_bytes(state, name="archive"):
-    """What `torch.save` writes for it; saved to a path, the file's parts are named after that."""
+    """The bytes that `torch.save` writes for it. If saved to a path, the file's parts are named after the path."""
     if name == "archive":
         buffer = io.BytesIO()
         torch.save(state, buffer)
@@ -62,7 +62,7 @@ def torch_bytes(state, name="archive"):
 
 
 def archive_name(data):
-    """What the parts of a .pt are named after."""
+    """The name that the parts of a .pt share."""
     return data[30 : 30 + int.from_bytes(data[26:28], "little")].split(b"/")[0].decode()
 
 

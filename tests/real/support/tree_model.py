@@ -1,7 +1,8 @@
-"""What a mounted tree must look like: a model in memory that is compared with it after every operation.
+"""The expected state of a mounted tree: a model in memory that is compared with it after every operation.
 
-Of each file it keeps the exact bytes that were written. Once the file was seen released it keeps the SHA-256 of what it
-read then: from that moment nothing may change it. What a release may do is checked once per file against the exact bytes.
+For each file it keeps the exact bytes that were written. Once the file is seen released, it keeps the SHA-256 of the bytes
+that it read then: nothing may change them from then on. The effect of a release is checked once per file against the exact
+bytes.
 """
 
 import hashlib
@@ -15,16 +16,16 @@ import torch
 from harness import run_json
 from series import archive_name, bits_equal, difference, flatten, torch_bytes
 
-# A tensor that is smaller is never quantized.
+# A smaller tensor is never quantized.
 MIN_QUANTIZED_BYTES = 256
-# Where no bound is at hand (a file recalled before `ls` could be asked): the walk moves a weight by about 1e-3 a step, by
-# a few steps at most between two states; more than this is not rounding.
+# For a file without a known bound (recalled before `ls` could be asked). The walk moves a weight by about 1e-3 a step, by a few
+# steps at most between two states. A larger error is not rounding.
 LOOSE_BOUND = 5e-2
 EXACT_NAMES = re.compile(r"best|final", re.I)  # the profile rules of a new store
 
 
 class Mismatch(AssertionError):
-    """The tree is not what the model says."""
+    """The tree differs from the model."""
 
 
 def require(condition, words):
@@ -49,7 +50,7 @@ class Inode:
         self.data = data  # the bytes that were written last
         self.kind = kind  # ".pt", ".safetensors", or None: not a checkpoint, never to be quantized
         self.final = None  # SHA-256 since it was seen released
-        self.superseded = False  # a newer state of its lineage has been there
+        self.superseded = False  # a newer state of its lineage has existed
         self.exact = exact  # its name has asked for an exact file ever since it was written
         self.carried = carried  # SHA-256 of the released file that it is a copy of
 
@@ -76,12 +77,12 @@ class Tree:
         return [path for path in self.files if path.startswith(directory + "/")]
 
     def move(self, source, target):
-        """A rename, as POSIX has it."""
+        """A rename, as POSIX defines it."""
         if source in self.files:
             if self.files.get(target) is self.files[source]:
                 return  # two names of one file: nothing happens
             inode = self.files[target] = self.files.pop(source)
-            # Not released yet for sure only if nothing newer has ever been there.
+            # It is surely unreleased only if nothing newer has ever been there.
             inode.exact = wants_exact(target) and (inode.exact or not inode.superseded)
             return
         for table in (self.files, self.dir_times):
@@ -99,7 +100,7 @@ class Tree:
         self.dir_times = {d: t for d, t in self.dir_times.items() if d in self.dirs}
 
     def note_superseded(self):
-        """Call after every operation: which files may have been released from now on."""
+        """Call after every operation: computes which files may have been released from now on."""
         lineages = {}
         for path, inode in self.files.items():
             lineages.setdefault(lineage(path), []).append(inode)
@@ -116,7 +117,7 @@ class Tree:
                 self.dir_times[path] = os.stat(self.full(path)).st_mtime_ns
 
     def check_path(self, path):
-        """Metadata of one path, or that it is not there; and what is in its directory."""
+        """Metadata of one path, or its absence; and the content of its directory."""
         parent = os.path.dirname(path)
         if parent in self.dirs:
             there = set(os.listdir(self.full(parent)))
@@ -171,8 +172,9 @@ class Tree:
                 f"{'final' if inode.final else 'not final'}, {'superseded' if inode.superseded else 'the newest'}")
 
     def settle(self, path, data, released=False):
-        """Judge what a file reads. `released`: it was before it was read, so `ls` tells its bound. A file that is open for
-        writing, or was recalled, has none to be asked for."""
+        """Judge the bytes of a file. `released`: it was released before the read, so `ls` tells its bound. A file that is open
+        for writing, or was recalled, has no bound.
+        """
         inode = self.files[path]
         if inode.final:
             require(sha(data) == inode.final, lambda: f"{path}: WAS FINAL, AND CHANGED: {first_difference(data, inode.data)}; {self.describe(path)}")
@@ -193,7 +195,7 @@ class Tree:
         require(inode.superseded, lambda: words("the newest is not exact"))
         require(not inode.exact, lambda: words("its name asks for an exact file"))
         if inode.carried:
-            # A copy loses nothing while the file that it was made from, or another copy, is there to share an object with.
+            # A copy loses nothing while its source, or another copy, is there to share an object with.
             alive = [p for p, other in self.files.items() if other.final == inode.carried]
             require(not alive, lambda: words(f"a copy of the released {alive[:1]} lost a second time"))
             self.counts["second losses"] += 1
@@ -216,7 +218,7 @@ def wants_exact(path):
 
 
 def lineage(path):
-    """Files with different ones are in different lineages; the reverse need not hold."""
+    """Files with different keys are in different lineages; the reverse need not hold."""
     return re.sub(r"\d+", "#", path.lower())
 
 
@@ -231,14 +233,14 @@ def load(kind, data):
 
 
 def not_quantized(kind, exact, data, limit):
-    """Why `data` cannot be the released form of `exact` with this bound; None when it can."""
+    """Why `data` cannot be the released form of `exact` with this bound; None if it can."""
     if kind is None:
         return "not a checkpoint, and not bit-exact"
     if len(data) != len(exact):
         return "the size changed"
     try:
         a, b = flatten(load(kind, exact)), flatten(load(kind, data))
-    except Exception as error:  # whatever it is, the file is not a checkpoint any more
+    except Exception as error:  # in any case the file is not a checkpoint any more
         return f"does not load: {error}"
     if a.keys() != b.keys():
         return f"keys differ: {a.keys() ^ b.keys()}"
@@ -259,8 +261,8 @@ def not_quantized(kind, exact, data, limit):
 
 
 def not_as_written(kind, exact, data):
-    """Bytes outside the tensors: those of a .pt are what torch.save writes for the tensors that it now has."""
+    """Bytes outside the tensors: those of a .pt equal torch.save's output for the present tensors."""
     if kind == ".pt":
-        return None if torch_bytes(torch.load(io.BytesIO(data)), archive_name(exact)) == data else "not what torch.save writes for these tensors"
+        return None if torch_bytes(torch.load(io.BytesIO(data)), archive_name(exact)) == data else "not the bytes of torch.save for these tensors"
     header = 8 + int.from_bytes(exact[:8], "little")
     return None if exact[:header] == data[:header] else "the header differs"

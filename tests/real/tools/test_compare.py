@@ -1,4 +1,4 @@
-"""`stepfs compare` on a real torch series: what a user would ask before choosing."""
+"""`stepfs compare` on a real torch series: the questions of a user before choosing."""
 
 import struct
 import xml.etree.ElementTree as ElementTree
@@ -27,7 +27,7 @@ def parameters():
 
 
 def read_png(data):
-    """(width, height, filtered rows) of a PNG, every checksum of which is looked at."""
+    """(width, height, filtered rows) of a PNG; checks every checksum."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     chunks, at = [], 8
     while at < len(data):

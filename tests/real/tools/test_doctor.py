@@ -1,4 +1,4 @@
-"""`stepfs doctor`: what it finds on this machine, and on file systems that lack something."""
+"""`stepfs doctor`: its findings on this machine, and on file systems that lack something."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_a_mount_and_its_store_are_known(mount):
 
 
 def test_the_words_on_passthrough_are_true(mount):
-    """The daemon's log says when it does without."""
+    """The daemon's log says when it works without passthrough."""
     (mount / "file").write_text("opened")
     without = "without kernel passthrough" in mount.log_tail() or "no FUSE passthrough" in mount.log_tail()
     assert (doctor(mount.dir)["passthrough"]["level"] == "warning") == without
@@ -109,7 +109,7 @@ def test_without_privileges(plain):
     done = subprocess.run(command, capture_output=True, text=True)
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}
     assert levels(found, "privileges", "passthrough") == ["warning"] * 2 and "CAP_SYS_ADMIN" in found["passthrough"]["says"]
-    # Nothing mounts for it where there is no fusermount3.
+    # Nothing mounts for it without fusermount3.
     without = [shutil.which("setpriv"), *command[1:]]
     done = subprocess.run(without, capture_output=True, text=True, env={**os.environ, "PATH": f"{plain}/bin"})
     found = {finding["check"]: finding for finding in json.loads(done.stdout)}

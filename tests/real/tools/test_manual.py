@@ -1,4 +1,4 @@
-"""What the shell and man(1) are told of the commands."""
+"""The commands' texts for the shell and man(1)."""
 
 import re
 import shutil

@@ -31,7 +31,7 @@ class Released:
             assert (self.dir / name).read_bytes() == self.bytes[name], name
 
     def check_copy(self, copy, name):
-        """A copy inside the mount is a file of its own: exact, or within the bound that is stated for it."""
+        """A copy inside the mount is a file of its own: exact, or within its stated bound."""
         data, expected = (self.dir / copy).read_bytes(), self.bytes[name]
         if data != expected:
             limit = self.mount.entry(copy)["max_abs_error"]
@@ -248,7 +248,7 @@ def test_mapped_and_open_files_do_not_change_under_the_reader(mount):
     """Mapped while newest: the mapping keeps the exact bytes while newer ones arrive; so does an open handle."""
     states = list(walk(4, seed=31))
     torch.save(states[0], mount / "a_1.pt")
-    # Before there is a newer one: on a busy machine it would be released by the time it is opened.
+    # Before there is a newer one: on a busy machine it would be released before the open.
     held = open(mount / "a_1.pt", "rb")
     torch.save(states[1], mount / "a_2.pt")
     before = {n: (mount / f"a_{n}.pt").read_bytes() for n in (1, 2)}
@@ -275,7 +275,7 @@ def test_writing_into_a_released_file_recalls_it(released_both):
     assert (r.dir / name).read_bytes() == expected
     r.bytes[name] = expected
     r.mount.sync()
-    # The file written last is now this one, so the former newest may have been released.
+    # This file is now the one written last, so the former newest may have been released.
     r.check(*r.names[:-1])
     r.check_copy(r.newest, r.newest)
 
@@ -344,7 +344,7 @@ def test_unlink_while_open(released_both):
 
 @pytest.mark.parametrize("index", range(4))
 def test_any_name_can_go(released, index):
-    """Deleting one, the base of others or not, harms none; after a remount neither."""
+    """Deleting any file, a base of others or not, harms no other, also after a remount."""
     gone = released.names.pop(index)
     os.unlink(released.dir / gone)
     released.mount.sync()
@@ -420,7 +420,7 @@ def test_unusual_names(mount, plain):
 
 
 def test_writes_through_every_name_of_a_released_file_arrive(released_both):
-    """A reader served from the decoded file keeps the old inode; the other name must not write to it unseen."""
+    """A reader that is served from the decoded file keeps the old inode; the other name must not write to it unseen."""
     r = released_both
     f, g = r.dir / r.names[1], r.dir / "run/link"
     os.link(f, g)

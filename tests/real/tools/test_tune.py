@@ -26,9 +26,9 @@ asked.sendall(sys.argv[2].encode() + b"\\n")
 print("score of", sys.argv[2])
 print(asked.makefile().readline().strip())
 """
-# A model that is trained in seconds; its checkpoints are those of any other.
+# A model that trains in seconds; its checkpoints are like any other's.
 SMALL = dict(layers=2, width=64)
-# What depends on no size is asked of a series of half a megabyte: a search tries 183 configurations.
+# Tests that depend on no size use a series of half a megabyte: a search tries 183 configurations.
 SHAPES = {"wte.weight": (128, 64), "block.attn.weight": (192, 64), "block.attn.bias": (192,), "block.up.weight": (256, 64), "ln.weight": (64,)}
 
 
@@ -36,14 +36,14 @@ class Scorer(socketserver.StreamRequestHandler):
     def handle(self):
         try:
             answer = self.server.score(self.rfile.readline().decode().strip())
-        except Exception as error:  # The command's answer is then no number.
+        except Exception as error:  # the command's answer is then no number
             answer = repr(error)
         self.wfile.write(f"{answer}\n".encode())
 
 
 @contextlib.contextmanager
 def scoring(folder, score):
-    """A command that prints what `score` says of its last argument, a path."""
+    """A command that prints the `score` of its last argument, a path."""
     (folder / "ask.py").write_text(ASK)
     with socketserver.UnixStreamServer(str(folder / "scorer"), Scorer) as server:
         server.score = score
@@ -65,7 +65,7 @@ HELD_OUT = gpt.corpus()[1]
 
 @pytest.fixture(scope="module")
 def small_gpt(tmp_path_factory):
-    """Four checkpoints of a small GPT, and the command that says how good one is."""
+    """Four checkpoints of a small GPT, and the command that scores one."""
     folder = tmp_path_factory.mktemp("gpt")
     names = gpt.train([str(folder)], 60, 15, config=gpt.Config(**SMALL), say=lambda line: None)
     with scoring(folder, held_out_loss) as command:
@@ -115,7 +115,7 @@ def test_a_real_score_decides_and_the_store_gets_it(small_gpt, tmp_path):
     assert any(not candidate["good"] for candidate in tried), "the most aggressive are too much"
     chosen = candidates[found["chosen"]]
     assert chosen["good"] and chosen["bytes"] == min(c["bytes"] for c in candidates.values() if c["good"])
-    # Nothing but the one word is another one.
+    # Only the one word changes.
     assert settings.read_text() == before.replace('"balanced" # for now', f'"{found["chosen"]}" # for now')
     assert not list(scratch.iterdir())
     run("import", store, files[1], files[2])
@@ -124,7 +124,7 @@ def test_a_real_score_decides_and_the_store_gets_it(small_gpt, tmp_path):
 
 @pytest.mark.slow
 def test_a_configuration_that_was_found_works_in_a_store(small_gpt, tmp_path):
-    """What comes back from a store under the configuration is what was scored."""
+    """The score is of the file that a store gives back under the configuration."""
     files, command = small_gpt
     seen = tmp_path / "seen.pt"
     found = run_json("tune", *files[:3], "--eval", f"cp \"$1\" {seen}; {command} \"$1\"", "--tolerance", "20%", "--near",
@@ -178,7 +178,7 @@ def test_higher_is_better(files, tmp_path):
     ("echo nan #", "must print a finite number"),
     ("echo 0 #", "--absolute"),
     ("/nowhere/to/be/found", "failed"),
-    # Of what comes back only: its path is another one.
+    # Only of the restored file: its path is another one.
     ("case $1 in */stepfs-tune-*) exit 9;; esac; echo 1", "exact: --eval"),
     ("case $1 in */stepfs-tune-*) echo 2;; *) echo 1;; esac", "same bytes"),
 ])
@@ -191,7 +191,7 @@ def test_commands_that_fail(files, tmp_path, command, words):
 
 @pytest.mark.slow
 def test_what_is_not_a_number_is_not_good_enough(files):
-    """A model that was destroyed may well say NaN: an answer, and not the one that is wanted."""
+    """A destroyed model may well score NaN: a valid answer, but a failed one."""
     command = f"cmp -s \"$1\" {files[-1]} && echo 1 || echo nan"
     found = run_json("tune", *files, "--eval", command, "--json")
     assert found["chosen"] == "exact" and found["best_inshrinkerator"] is None
@@ -221,7 +221,7 @@ def test_an_interrupt_leaves_nothing(files, tmp_path, when):
     assert tune.returncode == FAILURE and "interrupted" in said
     assert not list(scratch.iterdir()) and (store / "stepfs.toml").read_text() == settings
     pids = started.read_text().split()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "what it started is gone"
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids), "its processes are gone"
 
 
 def test_wrong_files(files, tmp_path):

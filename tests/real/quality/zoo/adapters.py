@@ -1,4 +1,4 @@
-"""LoRA: small files beside a base that nobody saves."""
+"""LoRA: small files beside a base that is never saved."""
 
 import logging
 

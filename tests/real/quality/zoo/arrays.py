@@ -1,4 +1,4 @@
-"""Files of numpy's own formats, and what torch.save wrote before it wrote zips."""
+"""Files of numpy's own formats, and torch.save's format before zips."""
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class EmbeddingsArray(Observed):
 
 
 class Agent:
-    """A policy, its Adam, and the statistics by which it normalises what it sees."""
+    """A policy, its Adam, and the statistics that normalise its observations."""
 
     def __init__(self):
         self.policy, self.scaler = actor(), RunningStandardScaler(DIM, device="cpu")

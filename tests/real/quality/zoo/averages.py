@@ -1,4 +1,4 @@
-"""Averages of weights and of other things, and networks that follow others."""
+"""Averages of weights and of other values, and networks that follow others."""
 
 import copy
 
@@ -164,7 +164,7 @@ class Prototypes:
 
     def use(self, was, now):
         before, after = load(was), load(now)
-        # Balanced sampling divides by how often a class came.
+        # Balanced sampling divides by the count of a class.
         require_same(1 / before["frequency"], 1 / after["frequency"], "weights of classes")
         require_same(before["loss_ema"].log(), after["loss_ema"].log(), "averages of losses")
         x = torch.randn(500, DIM, generator=torch.Generator().manual_seed(1))

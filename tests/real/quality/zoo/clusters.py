@@ -1,4 +1,4 @@
-"""Codebooks and centres: averages of data, whose use is which one is nearest."""
+"""Codebooks and centres: averages of data, used to find the nearest one."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ DIM, CODES = 64, 512
 
 
 def features(count=1024, seed=None):
-    """Points about three hundred places, some of which are often visited."""
+    """Points around three hundred places, some of which are visited often."""
     places = torch.randn(300, DIM, generator=torch.Generator().manual_seed(7))
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     chosen = torch.multinomial(torch.logspace(0, -3, 300), count, replacement=True, generator=generator)
@@ -78,7 +78,7 @@ class VectorQuantizerWithOptimizer(Encoder):
 class CodebookNamedWeight:
     """A VQ-VAE as widely copied: the codebook `_embedding.weight` moves as an average of data; model-only."""
 
-    # Its name is that of a trained embedding, and it moves a little everywhere, except where no data came.
+    # It has the name of a trained embedding, and moves a little everywhere, except where no data came.
 
     def __init__(self):
         self.encoder, self.book = nn.Linear(DIM, DIM), nn.Embedding(CODES, DIM)

@@ -1,4 +1,4 @@
-"""Data and what is kept of them: nobody trains these, and nothing in them may change."""
+"""Data: nobody trains these, and nothing in them may change."""
 
 import torch
 from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""What frameworks write: Trainer's directories, Lightning's .ckpt, DeepSpeed's parts, and the plain files of scripts."""
+"""Files of frameworks: Trainer's directories, Lightning's .ckpt, DeepSpeed's parts, and the plain files of scripts."""
 
 import logging
 import warnings
@@ -26,7 +26,7 @@ class Tokens(torch.utils.data.Dataset):
 
 
 class Pause(TrainerCallback):
-    """Stops after each save, so that the next call goes on from there."""
+    """Stops after each save, so that the next call continues there."""
 
     def on_save(self, args, state, control, **rest):
         control.should_training_stop = True
@@ -141,7 +141,7 @@ class Language:
     def __init__(self):
         self.net = base().train()
         self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-3)
-        # A model that knows nothing yet has no clear choice.
+        # An untrained model has no clear choice.
         self.train(), self.train()
 
     def train(self):

@@ -1,4 +1,4 @@
-"""The registry of the animals, the mount that they live in, and what their tests have in common."""
+"""The registry of the animals, their mount, and helpers of their tests."""
 
 import fnmatch
 import gc
@@ -20,9 +20,9 @@ STEPS = range(10, 60, 10)
 def animal(pattern, lossy=(), small=None, stays=False):
     """Registers a class under its name in lower case.
 
-    `pattern`: name of the file of a step; with `/`, of a checkpoint's main file. `lossy`: patterns of the tensors that
-    may change (all others must not). `small`: the largest share of a difference's bytes that may be stored. `stays`: of
-    its files some are never released, because they would not become smaller.
+    `pattern`: name of the file of a step; with `/`, of a checkpoint's main file. `lossy`: patterns of the tensors that may
+    change (all others must not). `small`: the largest stored share of a difference. `stays`: some of its files are never
+    released, because they would not become smaller.
     """
 
     def register(kind):
@@ -40,7 +40,7 @@ class Zoo:
 
     def __init__(self, mount, plain, names):
         self.mount, self.plain, self.animals = mount, plain, {}
-        # What was asked before; nothing changes after the release.
+        # Earlier answers; nothing changes after the release.
         self.differences, self.inspected = {}, {}
         # Nets as small as these gain nothing from a second thread, and on a busy machine they wait for it.
         threads = torch.get_num_threads()
@@ -66,7 +66,7 @@ class Zoo:
                     shutil.copyfile(file, copy)
 
     def forget(self):
-        """Lets go of all that was read."""
+        """Lets go of all tensors that were read."""
         self.animals, self.differences, self.inspected = {}, {}, {}
         gc.collect()
 
@@ -88,7 +88,7 @@ class Zoo:
             self.animals[name].use(was, now)
 
     def changed(self, name):
-        """(file, tensor path, as written, as read) of every tensor that is not what was written."""
+        """(file, tensor path, as written, as read) of every tensor that differs from the written one."""
         if name not in self.differences:
             self.differences[name] = [row for was, now in self.older_files(name) for row in self.compare(was, now)]
         return self.differences[name]
@@ -104,7 +104,7 @@ class Zoo:
         return [(file, path, t, after[path]) for path, t in before.items() if not bits_equal(t, after[path])]
 
     def said(self, file):
-        """What `inspect` says of each tensor of a file, by its path."""
+        """The answer of `inspect` for each tensor of a file, by its path."""
         if file not in self.inspected:
             self.inspected[file] = stated(self.mount, file)
         return self.inspected[file]
@@ -115,7 +115,7 @@ class Zoo:
 
 
 def load(path):
-    """What a file holds: a state of torch's, the tensors of a safetensors file, or arrays of numpy as tensors."""
+    """The content of a file: a state of torch's, the tensors of a safetensors file, or arrays of numpy as tensors."""
     if path.suffix == ".safetensors":
         return safetensors.torch.load_file(path)
     if path.suffix == ".npy":
@@ -127,7 +127,7 @@ def load(path):
 
 
 def tensors_in(path):
-    """{path: tensor} of a file, or None if it is not one of tensors."""
+    """{path: tensor} of a file, or None if it has no tensors."""
     try:
         return {name: t.int_repr() if t.is_quantized else t for name, t in tensors_of(load(path)).items()}
     except (RuntimeError, OSError, ValueError):
@@ -145,7 +145,7 @@ def fit(optimizer, loss, steps=20):
 
 
 def breach(was, now, most=2.0):
-    """What breaks the floor under a lossy tensor, in words; None if nothing does.
+    """The breach of the floor under a lossy tensor, in words; None if there is none.
 
     In a tensor of one sign no entry becomes 0, changes its sign, or is off by more than a factor of `most`.
     """
@@ -162,13 +162,13 @@ def breach(was, now, most=2.0):
 
 
 def require_same(was, now, what):
-    """Bit for bit: where anything else than equality would be a loss."""
+    """Bit for bit: for values where any difference would be a loss."""
     differ = (was != now).sum().item()
     assert bits_equal(was, now), f"{differ} of {was.numel()} {what} changed"
 
 
 def require_no_zero(was, now, what):
-    """What one divides by, or takes the logarithm of: no entry becomes 0 or changes its sign."""
+    """For divisors and arguments of logarithms: no entry becomes 0 or changes its sign."""
     lost, turned = (((now == 0) & (was != 0)).sum().item(), (now * was.sign() < 0).sum().item())
     assert not lost, f"{lost} of {was.numel()} {what} read as 0"
     assert not turned, f"{turned} of {was.numel()} {what} changed their sign"
@@ -186,7 +186,7 @@ def require_same_choice(was, now, what):
 
 
 def require_choices(was, now, what):
-    """The same argmax of a trained model's outputs, where the best is ahead of the second by a tenth of the outputs' range.
+    """The same argmax of a trained model's outputs, if the best is ahead of the second by a tenth of the outputs' range.
 
     A near tie may fall to the other side, as it does in the next iteration of training.
     """
@@ -197,7 +197,9 @@ def require_choices(was, now, what):
 
 
 def require_same_loss(was, now, share=0.06):
-    """The loss of a trained model. `balanced` promises half an iteration in the mean; one gains some 5 % in runs as young as these."""
+    """The loss of a trained model. `balanced` promises half an iteration in the mean; an iteration gains some 5 % in such young
+    runs.
+    """
     assert abs(now - was) <= share * abs(was) + 1e-6, f"the loss is {now:.6g}, and was {was:.6g}"
 
 

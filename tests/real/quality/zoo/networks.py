@@ -1,4 +1,4 @@
-"""Networks of which not all is trained at all times: the parts that rest must not be harmed by those that move."""
+"""Networks that train only in part at any time: the moving parts must not harm the resting ones."""
 
 import torch
 from torch import nn
@@ -211,7 +211,7 @@ class PaddedEmbedding:
 
 @animal("sparse_{}.pt", lossy=["model.*", "optimizer.state.*"])
 class SparseWeights:
-    """Weights with the pruned entries set to 0 in place: what is 0 stays 0, and nothing else becomes it; with AdamW."""
+    """Weights with the pruned entries set to 0 in place: zeros stay 0, and no other entry becomes 0; with AdamW."""
 
     def __init__(self):
         self.net = nn.Sequential(nn.Linear(DIM, 256), nn.ReLU(), nn.Linear(256, DIM))

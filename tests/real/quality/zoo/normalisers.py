@@ -1,4 +1,4 @@
-"""Statistics by which networks normalise their inputs: one divides by them, and most of them are small."""
+"""Statistics by which networks normalise their inputs: divisors, and most of them are small."""
 
 import importlib.util
 import pickle
@@ -13,13 +13,13 @@ from torch import nn
 
 from .keeper import animal, fit, load, require_finite, require_near, require_no_zero, require_same
 
-# A humanoid of MuJoCo has 376 observations: joints of order 1, and contact forces that are nearly always next to nothing.
+# A humanoid of MuJoCo has 376 observations: joints of order 1, and contact forces that are nearly always tiny.
 DIM = 376
 SCALES = torch.logspace(-5, 1, DIM)[torch.randperm(DIM, generator=torch.Generator().manual_seed(1))]
 
 
 def observations(step, count=256):
-    """What a policy sees that gets better: the means move, and the scales grow."""
+    """The observations of an improving policy: the means move, and the scales grow."""
     return SCALES * (1 + step / 100) * (torch.randn(count, DIM) + torch.sin(torch.arange(DIM) + step / 20))
 
 
@@ -39,7 +39,7 @@ def train(net, normalise, step, optimizer, steps=5):
 
 
 def rsl_rl_normalization():
-    """rsl_rl's class. Importing the whole package asks for TensorBoard; this module of it needs torch alone."""
+    """rsl_rl's class. Importing the whole package needs TensorBoard; this module of it needs torch alone."""
     place = importlib.util.find_spec("rsl_rl").submodule_search_locations[0] + "/modules/normalization.py"
     spec = importlib.util.spec_from_file_location("rsl_rl_normalization", place)
     module = importlib.util.module_from_spec(spec)
@@ -48,7 +48,7 @@ def rsl_rl_normalization():
 
 
 def check_scaling(was, now, mean, variance, root=None):
-    """Normalises the same observations with both; `root`: the standard deviation is kept as well."""
+    """Normalises the same observations with both; with `root` the file also keeps the standard deviation."""
     require_no_zero(was[variance], now[variance], "variances")
     if root:
         require_no_zero(was[root], now[root], "standard deviations")
@@ -165,7 +165,7 @@ class StableBaselinesVecNormalize(StableBaselines):
     def make(self, path, step):
         self.learn()
         self.normal.save(path)
-        # What CheckpointCallback keeps beside it, in the same file so that it is large enough to be released.
+        # CheckpointCallback keeps this beside it. Here it is in the same file, so that the file is large enough to be released.
         with open(path, "ab") as f:
             pickle.dump(self.normal.normalize_obs(observations(step, 50).numpy()), f)
 

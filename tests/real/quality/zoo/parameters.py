@@ -119,7 +119,7 @@ class LogVariance(Saved):
         assert ratio < 0.05, f"a variance is off by a factor of {torch.tensor(ratio).exp():.3g}"
         x = torch.randn(500, DIM, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 0, DIM)
         losses = []
-        # A run that goes on from the released file is at most two iterations behind, 20 iterations later. `balanced` promises
+        # A run that resumes from the released file is at most two iterations behind, 20 iterations later. `balanced` promises
         # half of one in the mean.
         for path, iterations in ((was, 18), (now, 20)):
             torch.manual_seed(1)

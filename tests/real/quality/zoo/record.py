@@ -1,4 +1,4 @@
-"""Prints the table of docs/ZOO.md: what the program in STEPFS_BIN does to each animal.
+"""Prints the table of docs/ZOO.md, with two more columns: the harm that the program in STEPFS_BIN does to each animal.
 
     STEPFS_BIN=... PYTHONPATH=../support python -m zoo.record [NAME...]      (in tests/real/quality, after scripts/setup.sh)
 """
@@ -12,7 +12,7 @@ from .keeper import ANIMALS, Zoo, breach
 
 
 def describe(name):
-    """The columns of the table that say what an animal is."""
+    """The columns of docs/ZOO.md."""
     kind = ANIMALS[name]
     return f"| {name} | `{kind.pattern.replace('{}', 'N')}` | {kind.__doc__.splitlines()[0]} |"
 
@@ -24,7 +24,7 @@ def shorten(paths):
 
 
 def harm(zoo, name):
-    """What became lossy without a proof, and what was seen in use; both empty if nothing was."""
+    """The tensors that became lossy without a proof, and the first harm in use; each empty if there is none."""
     changed = zoo.changed(name)
     without = list(dict.fromkeys(path for _, path, _, _ in changed if not zoo.may_change(name, path)))
     try:

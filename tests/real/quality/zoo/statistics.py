@@ -9,7 +9,7 @@ DIM = 128
 
 
 def pictures(count=64):
-    """Two kinds of noise, and which kind each is."""
+    """Two kinds of noise, with their labels."""
     kind = torch.randint(0, 4, (count,))
     base = torch.randn(4, 8, 16, 16, generator=torch.Generator().manual_seed(5))
     return base[kind] * 0.3 + torch.randn(count, 8, 16, 16), kind
@@ -39,12 +39,12 @@ class Convolutions:
     def __init__(self):
         self.net = convolutions(self.normal)
         with torch.no_grad():
-            # A third of the channels hardly speaks: their variances are far below the others'.
+            # A third of the channels is nearly silent: their variances are far below the others'.
             self.net[0].weight[::3] *= 1e-4
             self.net[0].bias[::3] = 0
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.02, momentum=0.9)
         self.test = pictures(200)
-        # One iteration of a net that knows nothing yet changes a fifth of its choices.
+        # One iteration of an untrained net changes a fifth of its choices.
         self.train(20)
 
     def train(self, iterations=6):

@@ -1,4 +1,4 @@
-"""Tables that are computed or counted and stand in a model's state dict like its parameters."""
+"""Computed or counted tables that stand in a model's state dict like its parameters."""
 
 import math
 
@@ -23,7 +23,7 @@ class Body(nn.Module):
 
 
 class Beside:
-    """Trains a body, whose state dict also has what `tables` makes of a step."""
+    """Trains a body whose state dict also has the `tables` of a step."""
 
     def __init__(self):
         self.body = Body()
@@ -94,7 +94,7 @@ class PositionalTable(Beside):
 
 @animal("ddpm_{}.pt", lossy=BODY)
 class DiffusionSchedule(Beside):
-    """A diffusion model's buffers, as in common DDPM code: betas, `alphas_cumprod` and what is made of them; model-only."""
+    """A diffusion model's buffers, as in common DDPM code: betas, `alphas_cumprod` and tables made of them; model-only."""
 
     def tables(self, step):
         betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)

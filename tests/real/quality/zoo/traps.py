@@ -1,4 +1,4 @@
-"""Tensors that look as if an optimizer trained them: by shape, by number, by name or by the way they move."""
+"""Tensors that look as if an optimizer trained them: by shape, by number, by name or by their movement."""
 
 import torch
 from torch import nn
