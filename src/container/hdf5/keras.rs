@@ -84,9 +84,9 @@ fn configuration(text: &[u8]) -> Option<bool> {
 }
 
 impl Compiled {
-    fn is_adam(self, is_legacy: bool) -> Option<bool> {
-        self.optimizer.map(|optimizer| match optimizer {
-            Given::Name(name) => is_adam(&name),
+    fn is_adam(&self, is_legacy: bool) -> Option<bool> {
+        self.optimizer.as_ref().map(|optimizer| match optimizer {
+            Given::Name(name) => is_adam(name),
             Given::Object(optimizer) => optimizer.is_adam(is_legacy),
         })
     }
