@@ -18,6 +18,7 @@ const MAX_NUMBERED: usize = 64;
 /// Gives optimizer state its kind and pairs it with its parameter and its other moment; finds averages of weights.
 /// `tensors` by ascending extent, with what is known of where each stands; roles as `role` has them.
 pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) {
+    moments_by_name(tensors, standings);
     averages(tensors, standings);
     let masters = masters(tensors, standings);
     let mut owners: BTreeMap<u32, BTreeMap<&Parameter, Slots>> = BTreeMap::new();
@@ -77,6 +78,33 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
             (tensor.role, tensor.why) =
                 (Role::Other, "named like optimizer state, but nothing beside it bears that out");
         }
+    }
+}
+
+/// Takes the role of a weight away from two tensors whose names differ in one part only, which names Adam's first moment in one, its second
+/// in the other: `opt_state/0/mu/dense/kernel` and `opt_state/0/nu/dense/kernel`. A moment moves as a weight does.
+fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
+    let listed = |i: usize| match &standings[i] {
+        Some(Standing::Listed { mapping, key, .. }) if tensors[i].role == Role::Weight => {
+            Some((*mapping, key.as_str()))
+        }
+        _ => None,
+    };
+    let keys: HashMap<(u32, &str), usize> = (0..tensors.len()).filter_map(|i| Some((listed(i)?, i))).collect();
+    let mut found = Vec::new();
+    for (&(mapping, key), &first) in &keys {
+        let mut at = 0;
+        for part in key.split_inclusive(['.', '/', ':']) {
+            let name = part.trim_end_matches(['.', '/', ':']);
+            if let Some(other) = role::second_moment(name) {
+                let second = format!("{}{other}{}", &key[..at], &key[at + name.len()..]);
+                found.extend(keys.get(&(mapping, second.as_str())).map(|&second| [first, second]));
+            }
+            at += part.len();
+        }
+    }
+    for tensor in found.into_iter().flatten() {
+        (tensors[tensor].role, tensors[tensor].why) = (Role::Other, "named like one of Adam's two moments");
     }
 }
 

@@ -223,6 +223,11 @@ pub(super) fn moments(has: impl Fn(&str) -> bool) -> Option<[&'static str; 2]> {
     MOMENTS.into_iter().find(|pair| pair.iter().all(|k| has(k)))
 }
 
+/// The key of the second moment beside that of the first.
+pub(super) fn second_moment(first: &str) -> Option<&'static str> {
+    MOMENTS.into_iter().find_map(|[m, v]| (m == first).then_some(v))
+}
+
 /// Whether a container's name says that it is a model.
 pub(super) fn names_model(name: &str) -> bool {
     words(name).any(|w| w.starts_with("net") || MODELS.contains(&w.as_str()))
@@ -235,7 +240,8 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
     }
     let lower = key.to_lowercase();
     let mut parts = lower.split(['.', '/', ':']);
-    if parts.clone().next().is_some_and(is_optimizer_word) {
+    let is_optimizer = |part: &str| is_optimizer_word(part) || part.starts_with("opt_");
+    if parts.clone().next().is_some_and(is_optimizer) {
         return (Role::Optimizer, "its name begins with an optimizer");
     }
     let last = parts.next_back().unwrap_or("");
@@ -294,6 +300,7 @@ mod tests {
             (&[], "exp_avg.layer.weight", Optimizer),
             (&[], "layer.weight.momentum_buffer", Optimizer),
             (&[], "optimizer.state.0.x", Optimizer),
+            (&[], "opt_state/0/trace/dense/kernel", Optimizer),
             (&[], "mu", Optimizer),
         ] {
             assert_eq!(role_of(containers, key, Dtype::F32), role, "{containers:?} {key}");

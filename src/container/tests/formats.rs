@@ -189,3 +189,28 @@ fn opaque_files_are_named_by_their_format() {
     assert_eq!(note(b"GGUF and more"), "GGUF, which stepfs does not look into");
     assert!(note(b"nothing that anybody knows").starts_with("none of the formats"));
 }
+
+#[test]
+fn two_names_of_moments_are_no_weights() {
+    let names = [
+        "params/a/kernel",
+        "opt/0/mu/a/kernel",
+        "mu/a",
+        "nu/a",
+        "m.b.weight",
+        "v.b.weight",
+        "c.m",
+        "c.v",
+        "m.d.weight",
+    ];
+    let places: Vec<String> = (0..names.len())
+        .map(|i| {
+            format!("\"{}\":{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[{},{}]}}", names[i], 4 * i, 4 * i + 4)
+        })
+        .collect();
+    let header = format!("{{{}}}", places.join(","));
+    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; 4 * names.len()]].concat();
+    let d = check(&file);
+    let weights: Vec<&str> = d.tensors.iter().filter(|t| t.role == Role::Weight).map(|t| t.path.as_str()).collect();
+    assert_eq!(weights, ["params/a/kernel", "m.d.weight"]);
+}
