@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measure what stepfs makes of the checkpoints of many libraries, and write docs/FRAMEWORKS.md. scripts/frameworks.sh calls it.
+"""Measure what stepfs makes of the checkpoints of many libraries. scripts/frameworks.sh calls it.
 
-    table.py [NAME...]     these writers only; without names all of them, and then the page
-    table.py --list        what there is
+    table.py [NAME...]          these writers only; without names all of them
+    table.py --page [NAME...]   then write docs/FRAMEWORKS.md; rows that were not made now are those of an earlier run
+    table.py --list             what there is
 """
 
 import argparse
@@ -26,11 +27,11 @@ def main():
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--needs-second", action="store_true", help="exit with 0 if one of them needs the second environment")
-    parser.add_argument("--page", action="store_true", help="write the page from what target/frameworks/ has of earlier runs, too")
+    parser.add_argument("--page", action="store_true", help="write docs/FRAMEWORKS.md")
     args = parser.parse_args()
     if unknown := [name for name in args.names if name not in ENTRIES]:
         sys.exit(f"frameworks: no writer {', '.join(unknown)}; there are: {' '.join(ENTRIES)}")
-    chosen = [ENTRIES[name] for name in args.names or ([] if args.page else ENTRIES)]
+    chosen = [ENTRIES[name] for name in args.names or ENTRIES]
     if args.list:
         for entry in ENTRIES.values():
             print(f"{entry.name:18} {entry.says}")
@@ -46,7 +47,9 @@ def main():
         (KEPT / entry.name / "row.json").write_text(json.dumps(asdict(row), indent=1))
         print(f"{time.monotonic() - began:.0f} s\n    {line_of(entry, row)}", flush=True)
     rows = {name: Row(**json.loads(path.read_text())) for name in ENTRIES if (path := KEPT / name / "row.json").exists()}
-    if args.page or not args.names:
+    if args.page:
+        if missing := [name for name in ENTRIES if name not in rows]:
+            sys.exit(f"frameworks: no rows of {', '.join(missing)} for the page yet")
         write_page(ROOT / "docs/FRAMEWORKS.md", ENTRIES, rows)
         print("wrote docs/FRAMEWORKS.md")
     bad = [entry.name for entry in chosen if rows[entry.name].is_bad]

@@ -7,6 +7,9 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedTensor
 
+# Its save waits for the GPU, and counts failures on it. There is none here.
+torch.cuda.synchronize = lambda *device: None
+torch.cuda.current_device = lambda: "cpu"
 SLOTS = ("exp_avg", "exp_avg_sq")
 
 

@@ -7,12 +7,10 @@ import points
 def build():
     paddle.set_device("cpu")
     paddle.seed(1)
-    # A second network of one process would get other names, which its optimizer's state goes by.
-    with paddle.utils.unique_name.guard():
-        linear, tanh = paddle.nn.Linear, paddle.nn.Tanh
-        net = paddle.nn.Sequential(linear(points.DIM, points.HIDDEN), tanh(), linear(points.HIDDEN, points.HIDDEN), tanh(),
-                                   linear(points.HIDDEN, points.CLASSES))
-        return net, paddle.optimizer.Adam(1e-3, parameters=net.parameters())
+    linear, tanh = paddle.nn.Linear, paddle.nn.Tanh
+    net = paddle.nn.Sequential(linear(points.DIM, points.HIDDEN), tanh(), linear(points.HIDDEN, points.HIDDEN), tanh(),
+                               linear(points.HIDDEN, points.CLASSES))
+    return net, paddle.optimizer.Adam(1e-3, parameters=net.parameters())
 
 
 def update(net, adam, step, seed):
@@ -38,9 +36,11 @@ def train(job):
 
 
 def resume(job):
-    net, adam = build()
-    net.set_state_dict(paddle.load(str(job.folder / f"step_{job.at}.pdparams")))
-    adam.set_state_dict(paddle.load(str(job.folder / f"step_{job.at}.pdopt")))
-    for step in job.steps():
-        update(net, adam, step, job.seed)
-    return float(loss_of(net, *points.HELD_OUT))
+    # A second network of one process would get other names, which its optimizer's state goes by.
+    with paddle.utils.unique_name.guard():
+        net, adam = build()
+        net.set_state_dict(paddle.load(str(job.folder / f"step_{job.at}.pdparams")))
+        adam.set_state_dict(paddle.load(str(job.folder / f"step_{job.at}.pdopt")))
+        for step in job.steps():
+            update(net, adam, step, job.seed)
+        return float(loss_of(net, *points.HELD_OUT))

@@ -34,7 +34,7 @@ def convert(folder, tag):
     if dist.get_rank() == 0:
         ds_to_universal.main(argparse.Namespace(input_folder=str(folder / tag), output_folder=str(folder / f"{tag}_universal"),
                                                 num_extract_workers=1, num_merge_workers=1, keep_temp_folder=False, strict=True,
-                                                inject_missing_state=False))
+                                                inject_missing_state=True))
         shutil.rmtree(folder / tag)
     dist.barrier()
 
