@@ -15,8 +15,12 @@ def build():
     layers = keras.layers
     model = keras.Sequential([layers.Input((points.DIM,)), layers.Dense(points.HIDDEN, "tanh"), layers.Dense(points.HIDDEN, "tanh"),
                               layers.Dense(points.CLASSES)])
-    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    prepare(model)
     return model
+
+
+def prepare(model):
+    model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
 
 def path(job, step):
@@ -38,6 +42,10 @@ def resume(job):
         model = build()
         model.optimizer.build(model.trainable_variables)
         model.load_weights(path(job, job.at))
+    elif job.variant == "h5":
+        # Keras itself cannot train on with the optimizer that it loads from such a file.
+        model = keras.saving.load_model(path(job, job.at), compile=False)
+        prepare(model)
     else:
         model = keras.saving.load_model(path(job, job.at))
     for step in job.steps():

@@ -1,5 +1,5 @@
-"""Megatron-core's dist_checkpointing on two ranks: rows of each parameter, of its fp32 master and of its moments are sharded, as the
-distributed optimizer shards them. The tracker file is written in place, as by Megatron's training script."""
+"""Megatron-core's dist_checkpointing on two ranks: each saves half of the rows of each parameter and of its moments, under the names that
+Megatron's distributed optimizer gives them. The tracker file is written in place, as by Megatron's training script."""
 
 import text
 import torch
@@ -38,7 +38,7 @@ def rows(key, tensor):
 def sharded(model, optimizer, step):
     state = {"iteration": step, "model": {}, "optimizer": {slot: {} for slot in SLOTS}}
     for name, p in model.named_parameters():
-        state["model"][name] = rows(f"model.{name}", p)
+        state["model"][name] = rows(name, p)
         for slot in SLOTS:
             moments = optimizer.state[p].get(slot, torch.zeros_like(p))
             state["optimizer"][slot][name] = rows(f"optimizer.state.{slot}.{name}", moments)

@@ -40,7 +40,8 @@ def loss(w):
 
 
 def parts(w, m, v):
-    return [("params", w), ("exp_avg", m), ("exp_avg_sq", v)]
+    """Each part, and how its arrays are named."""
+    return [("params/{}", w), ("optimizer/{}/exp_avg", m), ("optimizer/{}/exp_avg_sq", v)]
 
 
 def train(job):
@@ -50,7 +51,7 @@ def train(job):
         if not job.due(step):
             continue
         if job.variant == "npz":
-            arrays = {f"{part}/{name}": values for part, own in parts(*state) for name, values in own.items()}
+            arrays = {part.format(name): values for part, own in parts(*state) for name, values in own.items()}
             np.savez(job.folder / f"step_{step}.npz", step=step, **arrays)
         else:
             np.save(job.folder / f"step_{step}.npy", np.concatenate([values.ravel() for _, own in parts(*state) for values in own.values()]))
@@ -63,7 +64,7 @@ def resume(job):
     if job.variant == "npz":
         with np.load(job.folder / f"step_{job.at}.npz") as arrays:
             for part, own in parts(*state):
-                own.update({name: arrays[f"{part}/{name}"] for name in own})
+                own.update({name: arrays[part.format(name)] for name in own})
     else:
         flat, at = np.load(job.folder / f"step_{job.at}.npy"), 0
         for _, own in parts(*state):
