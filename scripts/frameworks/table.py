@@ -9,6 +9,7 @@
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -39,6 +40,8 @@ def main():
     if args.needs_second:
         sys.exit(0 if any(entry.environment == 2 for entry in chosen) else 1)
 
+    # As Ctrl-C: what is mounted is taken down, and what runs is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for number, entry in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {entry.name} ...", end=" ", flush=True)
         began = time.monotonic()
@@ -58,4 +61,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
