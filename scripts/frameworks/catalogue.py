@@ -68,9 +68,8 @@ TWO = [
           note="The weights lie at the root of the checkpoint, beside `optimizer`, not below a key such as `model`. stepfs "
                "does not take them for weights, and they stay exact. The moments are quantized."),
     Entry("megatron", "Megatron-core's dist_checkpointing, 2 ranks", "megatron_core", ("megatron-core", "torch"), environment=2, ranks=2,
-          note="The weights lie at the root, as torchtitan has them, and the moments are called "
-               "`optimizer.state.exp_avg.NAME`, with the slot in front. stepfs pairs neither. The save waits for a GPU in two "
-               "places; the script makes these do nothing."),
+          note="The moments have the names `optimizer.state.exp_avg.NAME`, with the slot in front, which stepfs does not pair: they "
+               "stay exact, and so do vectors of weights. The save waits for a GPU in two places; the script makes these do nothing."),
     Entry("ignite", "PyTorch-Ignite's Checkpoint, `n_saved`", "ignite_checkpoint", ("pytorch-ignite",), environment=2),
     Entry("mmengine", "MMEngine's Runner, `max_keep_ckpts`", "mmengine_runner", ("mmengine",), environment=2),
     Entry("fvcore", "fvcore's PeriodicCheckpointer, `max_to_keep`", "fvcore_checkpointer", ("fvcore",), environment=2, first=-1),

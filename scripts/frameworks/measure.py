@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,12 +83,30 @@ class Workers:
 
     def stop(self):
         for _, process, _, _ in self.running:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            # torchrun's processes lead sessions of their own: they are known by the file that they were given.
+            while found := processes_of(self.base):
+                for pid in found:
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
+                process.poll()
+                time.sleep(0.05)
             process.wait()
         self.running = []
+
+
+def processes_of(base):
+    """Those whose command line names a file below `base`, but for the daemon's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes() if entry.name.isdigit() else b""
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"worker.py" in words and os.fsencode(base) + b"/" in words:
+            found.append(int(entry.name))
+    return found
 
 
 def said(log):

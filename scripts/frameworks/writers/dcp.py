@@ -40,13 +40,15 @@ def update(model, optimizer, step, seed):
 
 def train(job):
     model, optimizer = build()
+    # The thread that saves must not meet the training's own messages.
+    background = dist.new_group(backend="gloo")
     for step in job.steps():
         update(model, optimizer, step, job.seed)
         if not job.due(step):
             continue
         folder, state = str(job.folder / f"step-{step}"), state_of(model, optimizer, job.variant)
         if job.variant == "async":
-            dcp.async_save(state, checkpoint_id=folder).result()
+            dcp.async_save(state, checkpoint_id=folder, process_group=background).result()
         elif job.variant == "hf":
             dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(path=folder, save_distributed=True))
         else:
