@@ -37,14 +37,17 @@ def line_of(entry, row):
 
 INTRO = f"""# Libraries, and what stepfs makes of their checkpoints
 
-`scripts/frameworks.sh` makes this page. Each library trains something small and saves {SAVES} checkpoints with its own code, once into a mount
+`scripts/frameworks.sh --page` makes this page. Each library trains something small and saves {SAVES} checkpoints with its own code, once into a mount
 and once into a plain directory. Its own rotation leaves {KEEP}; where a library has none, the script removes the oldest. stepfs releases the
 older ones while the training goes on. Then the mount is taken down and mounted again. The library resumes with its own code from the
 checkpoint of step {OLD}, which is released, and from the newest, of step {NEWEST}, and trains {MORE} steps more.
 
-    scripts/frameworks.sh                   # all, and this page; about 30 minutes
+    scripts/frameworks.sh --page            # all, and this page; under an hour on two idle cores
     scripts/frameworks.sh trainer keras     # these only, and no page
+    scripts/frameworks.sh --page megatron   # this one anew, in the page
     scripts/frameworks.sh --list            # their names
+
+The first run makes a second Python environment in `.venv-frameworks/` beside that of the tests, some 3 GB from PyPI.
 
 How to read a row:
 
@@ -66,6 +69,7 @@ def write_page(path, entries, rows):
     for entry in entries.values():
         row = rows.get(entry.name)
         if row is None:
+            lines.append(f"| {entry.says} | | not run yet: `scripts/frameworks.sh --page {entry.name}` |")
             continue
         lines.append("| " + " | ".join(cells(entry, row)) + " |")
         if words := note(entry, row):
