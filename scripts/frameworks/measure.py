@@ -18,7 +18,7 @@ from harness import BIN, Mount, make_base, remove_base, require_clean, run_json 
 
 # Below this stepfs lets a file stay as it is.
 SMALL = 65536
-TIMEOUT = 600
+TIMEOUT = 1200  # of what takes half a minute on an idle machine
 
 
 class Failed(Exception):
