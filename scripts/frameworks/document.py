@@ -1,5 +1,7 @@
 """The table in words: a line for the terminal, and docs/FRAMEWORKS.md."""
 
+import textwrap
+
 from job import KEEP, MORE, NEWEST, OLD, SAVES
 
 HEAD = "| writer | version | format | MiB | kept | stored %: all / differences | loss from an old one: mount / directory / other batches | newest | rotation |"
@@ -73,7 +75,7 @@ def write_page(path, entries, rows):
             continue
         lines.append("| " + " | ".join(cells(entry, row)) + " |")
         if words := note(entry, row):
-            notes.append(f"- **{entry.says}** (`{entry.name}`): {words}")
+            notes.append(textwrap.fill(f"- **{entry.says}** (`{entry.name}`): {words}", 140, subsequent_indent="  ", break_on_hyphens=False))
     path.write_text("\n".join([*lines, "", "## Notes", "", *notes, ""]))
 
 
