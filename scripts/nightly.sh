@@ -19,6 +19,7 @@ jobs=(
     "posix"
     "crash"
     "sanitize"
+    "frameworks"
     "fuzz 120"
     "corrupt"
     "soak"
