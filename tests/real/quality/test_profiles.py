@@ -68,7 +68,7 @@ def test_a_run_that_is_restored_more_often_than_expected_goes_on_exact(both):
     restore(mount, "step_0006.pt")
     said = lineage(mount)
     assert (said["restores"], said["expected_restores"], said["asked"], said["profile"]) == (2, 1, "balanced", "exact")
-    assert "its next ones are exact instead of balanced" in run("status", mount.dir).stdout
+    assert "its next states are exact instead of balanced" in run("status", mount.dir).stdout
     run_.go_on(2)
     assert {mount.entry(f"step_000{n}.pt")["profile"] for n in (7, 8)} == {"exact"}
     assert [mount.entry(f"step_000{n}.pt")["generations"] for n in (8, 9)] == [2, 2]

@@ -58,7 +58,7 @@ def test_the_words_on_passthrough_are_true(mount):
 def test_a_place_for_a_store(plain):
     (plain / "full").mkdir()
     (plain / "full/file").write_text("mine")
-    assert "makes it" in doctor(plain / "none/deeper")["store"]["says"]
+    assert "creates it" in doctor(plain / "none/deeper")["store"]["says"]
     (plain / "empty").mkdir()
     assert doctor(plain / "empty")["store"]["level"] == "ok" and os.listdir(plain / "empty") == []
     assert doctor(plain / "full")["store"]["level"] == "warning" and os.listdir(plain / "full") == ["file"]
