@@ -130,8 +130,11 @@ pub fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         // The reader may close the pipe early: `stepfs ls | head`.
-        let closed = |e: &std::io::Error| e.kind() == std::io::ErrorKind::BrokenPipe;
-        if error.chain().any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(closed)) {
+        let kind = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref::<serde_json::Error>() {
+            Some(error) => error.io_error_kind(),
+            None => cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind),
+        };
+        if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
             return ExitCode::SUCCESS;
         }
         eprintln!("stepfs: {}", words::lines(&words::causes(&error)));
