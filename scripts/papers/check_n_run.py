@@ -73,7 +73,7 @@ def figure_14(found):
     yield "### Figure 14: loss against restores, by bit width"
     yield ""
     yield ("Restores are spread evenly over the run, each from a released checkpoint, one after the other, without the fall-back to 8 bits. "
-           "Gap: held-out loss less that of the uninterrupted run, after the last iteration, in % of that loss; in brackets the accuracy's. "
+           "Gap: the held-out loss minus the uninterrupted loss, after the last iteration, in % of the uninterrupted loss; in brackets the accuracy's. "
            "Behind: iterations after the last third of the restores.")
     yield ""
     yield from head("bits", *[f"{count} restores" for count in found["restores"]], *[f"behind, {count}" for count in found["restores"]])

@@ -93,7 +93,7 @@ def markdown(found):
 def figure_3(found):
     yield "### Figure 3: rework at 5% and 10%"
     yield ""
-    yield ("Rework counts iterations from the state that was read back until the loss reaches that of the lost state (section 4.2). Each "
+    yield ("Rework counts the iterations from the restored state until the loss is as low as before the crash (section 4.2). Each "
            "restore reads another released checkpoint of the run through a mount. Given are the mean and its 95% interval. Weights: stored "
            "bytes in % of raw ones, without the first keyframe, which these systems need. Behind: iterations lost for good, by the gap of the"
            " held-out loss 10 and more iterations later (docs/QUALITY.md). Rework alone rewards states that happen to have a lower loss.")

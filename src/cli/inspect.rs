@@ -38,11 +38,11 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     for path in &args.paths {
         let is_overview = overview::is_of(path);
-        let files = if is_overview { overview::below(path)? } else { vec![path.clone()] };
+        let files = if is_overview { overview::below(path) } else { vec![Ok(path.clone())] };
         let mut rows = Vec::new();
         for file in files {
-            let report = match report::of(&file) {
-                Ok(report) => report,
+            let (file, report) = match file.and_then(|file| Ok((report::of(&file)?, file))) {
+                Ok((report, file)) => (file, report),
                 Err(error) => {
                     failed = true;
                     eprintln!("stepfs: {}", lines(&causes(&error)));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::named::UNKNOWN;
 use super::proof::Training;
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, begins_with};
 use super::{Description, Kind, ReadAt, Role, Tensor};
 use crate::codec::Dtype;
 
@@ -40,12 +40,7 @@ impl Array {
 
 /// Describes a file with one array, or `None` if its beginning is not that of one.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
-    let mut start = [0; MAGIC.len()];
-    if size < MAGIC.len() as u64 {
-        return Ok(None);
-    }
-    src.read_exact_at(&mut start, 0)?;
-    if start != MAGIC {
+    if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
     }
     let array = read(src, &(0..size))?;

@@ -76,6 +76,21 @@ pub(super) fn bad<T>(why: impl Into<String>) -> Result<T, Fail> {
     Err(Fail::Bad(why.into()))
 }
 
+/// Whether the file of this size begins with these bytes.
+pub(super) fn begins_with<const N: usize>(src: &dyn ReadAt, size: u64, magic: &[u8; N]) -> io::Result<bool> {
+    if size < N as u64 {
+        return Ok(false);
+    }
+    let mut start = [0; N];
+    src.read_exact_at(&mut start, 0)?;
+    Ok(start == *magic)
+}
+
+/// The little-endian number in at most 8 bytes.
+pub(super) fn uint(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte))
+}
+
 /// The little-endian u16 at `at`. Callers have checked the length.
 pub(super) fn u16_at(b: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([b[at], b[at + 1]])

@@ -20,27 +20,31 @@ fn is_model(directory: &Path) -> bool {
     directory.join(METADATA).is_file()
 }
 
-/// The regular files below a directory, by name. A distributed checkpoint counts as one entry.
-///
-/// # Errors
-/// A directory cannot be read.
-pub(super) fn below(directory: &Path) -> Result<Vec<PathBuf>> {
-    let (mut found, mut rest) = (Vec::new(), vec![directory.to_path_buf()]);
+/// The regular files below a directory, by name; a distributed checkpoint stands for its files. A directory that cannot be read is an error
+/// among them.
+pub(super) fn below(directory: &Path) -> Vec<Result<PathBuf>> {
+    let (mut found, mut errors, mut rest) = (Vec::new(), Vec::new(), vec![directory.to_path_buf()]);
     while let Some(directory) = rest.pop() {
-        let of = || directory.display().to_string();
-        for entry in std::fs::read_dir(&directory).with_context(of)? {
-            let entry = entry.with_context(of)?;
-            let (path, file_type) = (entry.path(), entry.file_type().with_context(of)?);
-            match file_type.is_dir() {
-                true if is_model(&path) => found.push(path),
-                true => rest.push(path),
-                false if file_type.is_file() => found.push(path),
-                false => {}
-            }
+        if let Err(error) = list(&directory, &mut found, &mut rest) {
+            errors.push(Err(error).with_context(|| directory.display().to_string()));
         }
     }
     found.sort_by(|a, b| natural::order(a, b));
-    Ok(found)
+    found.into_iter().map(Ok).chain(errors).collect()
+}
+
+fn list(directory: &Path, found: &mut Vec<PathBuf>, rest: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let entry = entry?;
+        let (path, file_type) = (entry.path(), entry.file_type()?);
+        match file_type.is_dir() {
+            true if is_model(&path) => found.push(path),
+            true => rest.push(path),
+            false if file_type.is_file() => found.push(path),
+            false => {}
+        }
+    }
+    Ok(())
 }
 
 /// The cells of a file's line.

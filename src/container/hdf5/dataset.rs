@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::super::read::{Fail, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, u16_at, u32_at, u64_at, uint};
 use super::chunks::{self, Index};
 use super::header::{DATASPACE, DATATYPE, EXTERNAL, FILTERS, Header, LAYOUT};
 use super::source::{NOWHERE, Source};
@@ -180,8 +180,7 @@ impl Layout {
             [4, 2, flags, rank, width @ 1..=8, rest @ ..] => {
                 let (rank, width) = (usize::from(*rank), usize::from(*width));
                 let (dims, rest) = rest.split_at_checked(width * rank)?;
-                let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte));
-                let chunk = chunk(dims.chunks_exact(width).map(number).collect(), shape, unit)?;
+                let chunk = chunk(dims.chunks_exact(width).map(uint).collect(), shape, unit)?;
                 let index = match rest {
                     // With a size and a mask it is filtered.
                     [1, rest @ ..] if rest.len() >= 8 && flags & 2 == 0 => Index::Single(u64_at(rest, 0)),

@@ -1,6 +1,6 @@
 //! What a group holds: names, and addresses of object headers.
 
-use super::super::read::{Fail, bad, u16_at, u64_at};
+use super::super::read::{Fail, bad, u16_at, u64_at, uint};
 use super::header::{Header, LINK, LINK_INFO, SYMBOL_TABLE};
 use super::source::{NOWHERE, Source};
 
@@ -110,7 +110,7 @@ fn link(body: &[u8]) -> Result<Option<Link>, Fail> {
     at += usize::from(flags & 16 != 0);
     let width = 1usize << (flags & 3);
     let Some(len) = body.get(at..at + width) else { return bad(DAMAGED) };
-    let len = len.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+    let len = uint(len);
     at += width;
     let Some(name) = usize::try_from(len).ok().filter(|len| *len <= MAX_NAME).and_then(|len| body.get(at..at + len))
     else {

@@ -1,6 +1,6 @@
 //! Object headers, of both versions: the messages that say what an object is.
 
-use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
+use super::super::read::{Fail, bad, u16_at, u32_at, u64_at, uint};
 use super::source::Source;
 
 /// Kinds of messages that are looked at.
@@ -58,7 +58,7 @@ impl Header {
                 fixed += if flags & 0x10 != 0 { 4 } else { 0 };
                 let width = 1usize << (flags & 3);
                 let Some(size) = prefix.get(fixed..fixed + width) else { return bad(CUT) };
-                let size = size.iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+                let size = uint(size);
                 let fixed = fixed + width;
                 if size > MAX_PART {
                     return bad("HDF5: an object header larger than 16 MiB");

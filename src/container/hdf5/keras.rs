@@ -317,7 +317,8 @@ fn by_name(tensors: &[Tensor], standings: &mut [Option<Standing>]) {
         known.iter().find_map(|(end, slot)| name.strip_suffix(end).map(|name| (name.to_string(), *slot)))
     };
     let is_adams = |(_, optimizer, name): &(usize, String, String)| {
-        *optimizer == slots[0].1 && (["iteration", "learning_rate"].contains(&name.as_str()) || of(name).is_some())
+        slots.first().is_some_and(|(_, first, _)| optimizer == first)
+            && (["iteration", "learning_rate"].contains(&name.as_str()) || of(name).is_some())
     };
     let beside = tensors.iter().filter(|t| t.path.starts_with(OPTIMIZER_WEIGHTS)).count();
     if slots.is_empty() || slots.len() != beside || !slots.iter().all(is_adams) {

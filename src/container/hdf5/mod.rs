@@ -20,7 +20,7 @@ mod source;
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::read::{Fail, bad};
+use super::read::{Fail, bad, begins_with};
 use super::{Description, Kind, ReadAt, Role, Tensor, named, path};
 use crate::codec::Dtype;
 
@@ -42,12 +42,7 @@ const MAX_ALIASES: usize = 16;
 
 /// Describes the file, or `None` if its beginning is not that of an HDF5 file.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
-    let mut start = [0; MAGIC.len()];
-    if size < MAGIC.len() as u64 {
-        return Ok(None);
-    }
-    src.read_exact_at(&mut start, 0)?;
-    if start != MAGIC {
+    if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
     }
     let Contents { mut tensors, note, adam } = read(src, 0..size)?;

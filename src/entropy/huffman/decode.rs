@@ -132,8 +132,7 @@ impl<'a> Stream<'a> {
             let index = acc as usize % TABLE;
             let symbols = table.symbols[index].to_le_bytes();
             let used = table.used[index];
-            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on, and each look-up advances by at most the 8
-            // it writes.
+            // SAFETY: `has_round` saw `ROUND_BYTES` bytes from `written` on. A look-up advances by the 8 it writes at most.
             unsafe { out.add(written).cast::<[u8; 8]>().write(symbols) };
             written += usize::from(used >> 8);
             acc >>= used & 63;
