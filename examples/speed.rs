@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
-use stepfs::archive::{Archive, AtRest, STAGES};
+use stepfs::archive::{Archive, AtRest};
+use stepfs::encode::STAGES;
 use stepfs::recall::{Cache, Chain, Layout, ReadError, Recall, stream, walk};
 use stepfs::store::{Objects, Store, Stub};
 use stepfs::tile::Coding;

@@ -5,7 +5,8 @@
 //! - [`cli`]: one file per command; text for people, `--json` for programs.
 //! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
 //! - [`compare`]: compares many ways of storing a series of checkpoints.
-//! - [`archive`]: after the last close: finds the tensors, chooses the base, encodes, verifies, commits, releases.
+//! - [`archive`]: the life of a file after the last close: seal, choose a base, archive, release, remove.
+//! - [`encode`]: from a file to its object: plans, encodes, reads back, compares.
 //! - [`recall`]: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
 //! - [`tile`]: the codec of a tile: every coding from bytes to a payload and back (pure).
@@ -26,6 +27,7 @@ mod clock;
 pub mod codec;
 pub mod compare;
 pub mod container;
+pub mod encode;
 pub mod entropy;
 pub mod fs;
 mod hash;

@@ -7,17 +7,15 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::container::{Description, InOrder, ReadAt, describe, is_of_chunks};
+use crate::encode::{Base, Difference, StepError, StepResult, Written, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{Profile, Profiles, is_pinned};
 
-use super::base::Base;
 use super::catalog::{Held, Sealed, State, Task};
-use super::difference::{Difference, Written};
-use super::error::{StepError, StepResult};
 use super::resident::ResidentReason;
 use super::threads::Pause;
-use super::{Archive, Outcome, lineage, yield_to_others};
+use super::{Archive, Outcome, lineage};
 
 impl Archive {
     /// What each encoder does until the archive stops.
@@ -173,7 +171,7 @@ impl Archive {
     ) -> StepResult<Option<Id>> {
         let difference = Difference {
             path,
-            sealed,
+            facts: sealed.facts(),
             own: (source, description),
             newer: (after, of_newer),
             written,

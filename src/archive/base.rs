@@ -1,97 +1,23 @@
-//! What the state of a file becomes a difference to.
+//! Chooses the base of a new state among the archived states.
 
 use std::io;
 
 use crate::container::{Description, ReadAt, Tensor};
+use crate::encode::plan::{read_tile, without_edges};
+use crate::encode::{Base, LONGEST_READ, Place, StepError, StepResult};
 use crate::published::{Policy, check_n_run};
 use crate::recall::{Chain, walk};
-use crate::store::object::{Header, SUPER_STEP};
-use crate::store::{Hold, Id, MAX_CHAIN};
+use crate::store::Id;
+use crate::store::object::Header;
 
 use super::Archive;
 use super::catalog::Sealed;
-use super::error::{StepError, StepResult};
-use super::plan::{read_tile, without_edges};
 
-/// Another lineage's state is the base when its distance is below this share of the own one's. The same state saved
-/// twice is off by its quantization only, a thirteenth of what it is off by from the state before.
+/// Another lineage's state is the base if its distance is below this share of the distance to the own lineage's. The same
+/// state saved twice differs by its quantization only: a thirteenth of the distance to the state before.
 const MUCH_NEARER: f64 = 0.25;
-/// Objects that a read applies at most: a keyframe, three super-steps, seven states after the last, and one more where the
-/// last is the same state as another lineage's.
-const LONGEST_READ: u32 = 12;
-/// Tensors whose middle tiles tell how far two states are apart: the largest ones.
+/// The middle tiles of this many tensors, the largest ones, give the distance of two states.
 const COMPARED: usize = 4;
-
-/// What a state is to become a difference to.
-#[derive(Default)]
-pub(super) struct Base {
-    /// The object and its ancestors; none for a keyframe.
-    pub(super) chain: Option<Chain>,
-    /// Keeps the object from being removed before the new one needs it.
-    pub(super) hold: Option<Hold>,
-    /// The state before, which the updates are measured from.
-    pub(super) previous: Option<Chain>,
-    /// Why there is no base though the lineage goes on; for people.
-    pub(super) note: &'static str,
-    /// Number of the new state in its chain.
-    pub(super) position: u32,
-    /// The new state is a super-step.
-    pub(super) super_step: bool,
-}
-
-/// The place that the new state would have.
-pub(super) struct Place {
-    /// In the chain.
-    pub(super) position: u32,
-    /// Objects that a read of the state before applies.
-    pub(super) chain_len: u32,
-    /// It is the state before, saved once more.
-    pub(super) twin: bool,
-}
-
-impl Base {
-    /// For a state that comes after the one that a chain is for. `wants_baseline`: whether a new full checkpoint costs less than
-    /// another difference to this one, for policies that ask.
-    pub(super) fn after(
-        chain: Chain,
-        place: Place,
-        policy: Option<Policy>,
-        wants_baseline: impl FnOnce(&Chain) -> bool,
-    ) -> Base {
-        let mut base = Base::default();
-        if place.position.max(place.chain_len) >= MAX_CHAIN {
-            base.note = "keyframe: the chain has as many states as it may";
-            return base;
-        }
-        base.position = place.position;
-        base.chain = match policy {
-            Some(Policy::OneShot) => chain.root(),
-            Some(Policy::Intermittent) => {
-                let root = chain.root();
-                if root.as_ref().is_some_and(wants_baseline) {
-                    let note = "keyframe: differences have grown so much that a new one costs less";
-                    return Base { note, ..Base::default() };
-                }
-                root
-            }
-            Some(Policy::Consecutive) => Some(chain.clone()),
-            None => {
-                base.super_step = !place.twin && place.position.is_multiple_of(SUPER_STEP);
-                // Where twins have made a chain longer than it would be, as if it were one.
-                let far = base.super_step || place.chain_len >= LONGEST_READ;
-                Some(if far { last_super_step(&chain) } else { chain.clone() })
-            }
-        };
-        base.previous = Some(chain);
-        base
-    }
-}
-
-/// The chain from its last super-step on; from its beginning, if none is left.
-fn last_super_step(chain: &Chain) -> Chain {
-    let found = chain.objects().iter().find(|object| object.is_super_step()).or(chain.objects().last());
-    found.and_then(|object| chain.from_ancestor(object.header().id)).unwrap_or_else(|| chain.clone())
-}
 
 impl Archive {
     /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere

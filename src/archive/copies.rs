@@ -3,13 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::encode::StepResult;
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
 use crate::store::{is_pinned, mark_recalled};
 
 use super::Archive;
 use super::catalog::{Sealed, State, Task};
-use super::error::StepResult;
 
 impl Archive {
     /// Whether a file that was just closed may be a copy of what an object decodes to. Looks at no byte. A file that lay there when

@@ -9,9 +9,10 @@
 //! The catalog (`catalog.rs`) offers a step when its condition holds, and one thread claims it (`threads.rs`). A step that fails
 //! leaves the file as it was (`error.rs`). A crash between two steps loses nothing: the next mount finds the file as it is.
 
+use crate::encode::StepResult;
+
 use super::Archive;
 use super::catalog::{Step, Task};
-use super::error::StepResult;
 
 impl Archive {
     /// Takes the step that a thread has claimed.

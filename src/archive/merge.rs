@@ -5,10 +5,10 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crate::encode::{StepError, StepResult};
 use crate::recall::Chain;
 use crate::store::{Id, Merge};
 
-use super::error::{StepError, StepResult};
 use super::housekeeper::{Housekeeper, Merging};
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};

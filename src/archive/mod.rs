@@ -9,13 +9,8 @@ mod catalog;
 mod checkpoints;
 mod companions;
 mod copies;
-mod difference;
 mod distributed;
-mod encode;
-mod error;
-mod factors;
 mod housekeeper;
-mod job;
 mod life;
 mod lineage;
 mod lossy;
@@ -23,27 +18,18 @@ mod merge;
 mod namespace;
 mod notes;
 mod objects;
-mod original;
-mod plan;
-mod published;
 mod release;
 pub mod repair;
 mod reparent;
 mod resident;
 mod restores;
 mod retention;
-mod samples;
 mod sealer;
 mod settle;
-mod skeleton;
 mod source;
 mod status;
-mod tensor_writer;
 mod threads;
-mod tile_encoder;
 mod trial;
-mod verify;
-mod workers;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -51,6 +37,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
+use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::{Error, Objects, Store};
@@ -59,7 +46,6 @@ use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
 use catalog::{Catalog, State};
 use resident::ResidentReason;
 use threads::Wake;
-use workers::Workers;
 
 pub use crate::recall::{ReadError, Reader};
 pub use checkpoints::{Checkpoint, Condition, policy};
@@ -72,9 +58,6 @@ pub use retention::{GcReport, Removed};
 pub use status::{Queue, Status};
 pub use trial::{Kept, Series};
 
-/// Target of the notes, at level trace, of which stage of archiving a file ended, by the thread that worked on it.
-/// `examples/speed.rs` takes the time at each.
-pub const STAGES: &str = "stepfs::stages";
 /// Until what changed meanwhile is looked up anew.
 const SOON: Duration = Duration::from_millis(50);
 /// Longest pause: room that a user makes is used within this time.
@@ -221,14 +204,4 @@ impl Archive {
             _ => error,
         })
     }
-}
-
-/// Training comes first: the archive's threads run when nobody else wants to.
-fn yield_to_others() {
-    const WHO_PROCESS: libc::c_int = 1;
-    const BEST_EFFORT_LAST: libc::c_int = 2 << 13 | 7;
-    // Nobody in particular is the calling thread on Linux, as is 0.
-    let _ = rustix::process::setpriority_process(None, 10);
-    // SAFETY: no memory is passed.
-    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, BEST_EFFORT_LAST) };
 }

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::container::{InOrder, describe};
+use crate::encode::{StepResult, original};
 use crate::hash::Xxh3Of128;
 use crate::recall::{Chain, Layout, stream};
 use crate::store::durable::DeviceFile;
@@ -10,9 +11,8 @@ use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
 
 use super::catalog::Sealed;
-use super::error::StepResult;
+use super::settle;
 use super::{Archive, ReadError};
-use super::{original, settle};
 
 impl Archive {
     /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of

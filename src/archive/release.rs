@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
+use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
 use crate::store::{Prepared, Stub, beneath, is_pinned};
 
 use super::catalog::{Held, Sealed, State, Step, Task};
-use super::error::{StepError, StepResult};
 use super::threads::Pause;
 use super::{Archive, Outcome};
 

@@ -16,15 +16,13 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::encode::{BATCH, StepResult};
 use crate::hash::xxh3_64;
 use crate::recall::{Chain, ReadError, walk};
 use crate::store::durable::Io;
 use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 use crate::tile::{self, Coding, State, TileSpec};
-
-use super::error::StepResult;
-use super::job::BATCH;
 
 /// Tensors looked at to estimate what an object would take as a difference to another: the largest ones.
 const SAMPLED_TENSORS: usize = 32;

@@ -5,13 +5,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::encode::StepResult;
 use crate::store::durable::{CrashPoint, DeviceFile, Synced};
 use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
 
 use super::Archive;
 use super::catalog::{Sealed, State, Task, modified_ns};
-use super::error::StepResult;
 use super::resident::ResidentReason;
 use super::settle;
 use super::threads::Pause;

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
+use crate::encode::fingerprint;
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
 use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, names};
 
+use super::FileId;
 use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
 use super::resident::ResidentReason;
-use super::{FileId, samples};
 
 /// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
@@ -149,7 +150,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
         steps: names::steps(path),
-        sample: xxh3_64(&samples::read(&InOrder::new(file, &description))?),
+        sample: xxh3_64(&fingerprint::read(&InOrder::new(file, &description))?),
         signature,
         lineage: lineage(path, signature),
         copy: false,
@@ -158,7 +159,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {
-    let bytes = samples::read(file)?;
+    let bytes = fingerprint::read(file)?;
     Ok((zstd::bulk::compress(&bytes, 1)?.len() as f64) < COMPRESSIBLE * bytes.len() as f64)
 }
 

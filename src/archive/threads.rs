@@ -11,11 +11,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
+use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::sync::{Condvar, MutexGuard, thread, wait_timeout};
 
 use super::catalog::{Catalog, Failed, Task};
-use super::error::{StepError, StepResult};
 use super::housekeeper::Housekeeper;
 use super::{Archive, LONGEST_PAUSE, SOON};
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::codec::lattice;
 use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe};
+use crate::encode::{Base, Difference, Place, Workers, Written};
 use crate::published::check_n_run;
 use crate::published::inshrinkerator::Layer;
 use crate::published::tile::is_for;
@@ -17,11 +18,8 @@ use crate::store::durable::{Io, scratch};
 use crate::store::object::{Id, rows_and_width};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
 
-use super::base::{Base, Place};
 use super::catalog::{Sealed, State};
-use super::difference::{Difference, Written};
 use super::settle;
-use super::workers::Workers;
 
 /// Bytes that are compared at once.
 const PIECE: u64 = 1 << 20;
@@ -191,7 +189,7 @@ impl Series {
             };
             let difference = Difference {
                 path: &state.path,
-                sealed: &state.sealed,
+                facts: state.sealed.facts(),
                 own: (&source, &state.description),
                 newer: (&after, &of_newer),
                 written: &state.file,

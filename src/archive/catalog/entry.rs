@@ -7,6 +7,7 @@ use std::time::Instant;
 use crate::archive::FileId;
 use crate::archive::resident::ResidentReason;
 use crate::clock::wall_ns;
+use crate::encode::Facts;
 use crate::store::Id;
 
 /// Where a file is in its life.
@@ -75,6 +76,12 @@ pub(in crate::archive) struct Sealed {
 }
 
 impl Sealed {
+    /// What its object's header says of it.
+    pub(in crate::archive) fn facts(&self) -> Facts {
+        let Sealed { len, modified_ns, sample, signature, lineage, .. } = *self;
+        Facts { len, modified_ns, sample, signature, lineage }
+    }
+
     /// Whether this is still said of the file that has these metadata: content cannot have changed without its time.
     pub(in crate::archive) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
         FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use crate::codec::floor::Keep;
 use crate::codec::moment::Rule;
 use crate::container::{InOrder, describe};
+use crate::encode::skeleton;
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, walk};
 use crate::store::object::{Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
 use crate::tile::{self, Around, Coding, TileSpec};
 
-use super::super::skeleton;
 use super::patient::{Part, open_plain, parts};
 use super::set_aside;
 

@@ -10,42 +10,56 @@ use crate::store::durable::Io;
 use crate::store::object::{Header, ObjectWriter};
 
 use super::base::Base;
-use super::catalog::Sealed;
 use super::error::StepResult;
 use super::job::Job;
 use super::workers::Workers;
-use super::{STAGES, encode, original, plan, verify};
+use super::{STAGES, original, plan, tensors, verify};
 
 /// An object that takes more than this share of its file is not worth it.
 const MOST_OF_FILE: (u64, u64) = (19, 20);
 
-/// A file, and what it is to become a difference to.
-pub(super) struct Difference<'a> {
-    pub(super) path: &'a Path,
-    pub(super) sealed: &'a Sealed,
+/// What an object's header says of its file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Facts {
+    /// In bytes.
+    pub(crate) len: u64,
+    /// Modification time in nanoseconds since 1970.
+    pub(crate) modified_ns: i64,
+    /// The file's fingerprint (`fingerprint.rs`).
+    pub(crate) sample: u64,
+    /// Hash of the tensors' names, types and shapes.
+    pub(crate) signature: u64,
+    /// Hash of the signature and of the path without its step numbers.
+    pub(crate) lineage: u64,
+}
+
+/// A file, and the base that it becomes a difference to.
+pub(crate) struct Difference<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) facts: Facts,
     /// The file, with its tables in order.
-    pub(super) own: (&'a (dyn ReadAt + Sync), &'a Description),
+    pub(crate) own: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The state after it.
-    pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    pub(crate) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The file as it was written.
-    pub(super) written: &'a (dyn ReadAt + Sync),
-    pub(super) base: &'a Base,
-    pub(super) profiles: &'a Profiles,
+    pub(crate) written: &'a (dyn ReadAt + Sync),
+    pub(crate) base: &'a Base,
+    pub(crate) profiles: &'a Profiles,
     /// Restores that are behind the file; asked when all is encoded.
-    pub(super) generations: &'a (dyn Fn() -> u32 + Sync),
+    pub(crate) generations: &'a (dyn Fn() -> u32 + Sync),
     /// Where the object is written.
-    pub(super) tmp: (&'a Io, &'a Path),
-    pub(super) memory: &'a Arc<Memory>,
-    pub(super) workers: &'a Workers,
-    pub(super) cancelled: &'a (dyn Fn() -> bool + Sync),
+    pub(crate) tmp: (&'a Io, &'a Path),
+    pub(crate) memory: &'a Arc<Memory>,
+    pub(crate) workers: &'a Workers,
+    pub(crate) cancelled: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// An object that was read back and compared with its file. It has no header and no name yet.
-pub(super) struct Written {
-    pub(super) writer: ObjectWriter,
+pub(crate) struct Written {
+    pub(crate) writer: ObjectWriter,
     /// The one that it is to get.
-    pub(super) header: Header,
-    pub(super) chain: Chain,
+    pub(crate) header: Header,
+    pub(crate) chain: Chain,
 }
 
 impl Difference<'_> {
@@ -53,13 +67,13 @@ impl Difference<'_> {
     ///
     /// # Errors
     /// [`StepError::Cancelled`]; `InvalidData` when it does not decode to what it should; what the device reports.
-    pub(super) fn write(&self) -> StepResult<Option<Written>> {
-        original::beside(self.written, self.sealed.len, self.cancelled, |original| self.write_with(original))
+    pub(crate) fn write(&self) -> StepResult<Option<Written>> {
+        original::beside(self.written, self.facts.len, self.cancelled, |original| self.write_with(original))
     }
 
     /// `original` gives the hash of the file as it was written.
     fn write_with(&self, original: original::Pending<'_>) -> StepResult<Option<Written>> {
-        let Difference { sealed, base, .. } = *self;
+        let Difference { facts, base, .. } = *self;
         let (source, description) = self.own;
         let material = plan::Material {
             source,
@@ -82,7 +96,7 @@ impl Difference<'_> {
         let mut writer = ObjectWriter::create_on(self.tmp.0, self.tmp.1)?;
         let job = Job {
             source,
-            len: sealed.len,
+            len: facts.len,
             origin: self.path,
             profile: &self.profiles.words(),
             description,
@@ -92,8 +106,8 @@ impl Difference<'_> {
             note: &note,
             cancelled: self.cancelled,
         };
-        let mut encoded = encode::encode(&job, self.workers, &mut writer)?;
-        if writer.position() > sealed.len / MOST_OF_FILE.1 * MOST_OF_FILE.0 {
+        let mut encoded = tensors::encode(&job, self.workers, &mut writer)?;
+        if writer.position() > facts.len / MOST_OF_FILE.1 * MOST_OF_FILE.0 {
             return Ok(None);
         }
         encoded.index.generations = (self.generations)();
@@ -105,16 +119,16 @@ impl Difference<'_> {
             parent: chain.map(|chain| chain.leaf().header().id),
             depth: chain.map_or(0, |chain| chain.objects().len() as u32),
             position,
-            logical_len: sealed.len,
+            logical_len: facts.len,
             lossy: false,
             ordered: !rows.is_kept(),
             decoded_hash: 0,
             decoded_sample: 0,
-            source_sample: sealed.sample,
+            source_sample: facts.sample,
             original: [0; 32],
-            modified_ns: sealed.modified_ns,
-            lineage: sealed.lineage,
-            signature: sealed.signature,
+            modified_ns: facts.modified_ns,
+            lineage: facts.lineage,
+            signature: facts.signature,
         };
         // A base that went bad on the device while memory had it is found by the next super-step.
         let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.memory, base.super_step);

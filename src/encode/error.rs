@@ -3,14 +3,14 @@
 use std::fmt;
 use std::io;
 
-use super::ReadError;
+use crate::recall::ReadError;
 
 /// What a step came to.
-pub(super) type StepResult<T> = Result<T, StepError>;
+pub(crate) type StepResult<T> = Result<T, StepError>;
 
 /// Why a step of a file's life ended without its result. The file stays as it was.
 #[derive(Debug)]
-pub(super) enum StepError {
+pub(crate) enum StepError {
     /// The file, or a state that the step goes by, changed meanwhile. The catalog says what the next step is.
     Superseded,
     /// The archive stops, or the user gave up.
@@ -25,7 +25,7 @@ pub(super) enum StepError {
 
 impl StepError {
     /// Whether an object is damaged, as opposed to a device that cannot read it just now.
-    pub(super) fn is_damage(&self) -> bool {
+    pub(crate) fn is_damage(&self) -> bool {
         matches!(self, StepError::Object(error) if error.is_damage())
     }
 }

@@ -13,7 +13,7 @@ use super::error::{StepError, StepResult};
 use super::job::{BATCH, Job};
 
 /// zstd level: pickles and headers, or whole files that are not understood.
-pub(super) const LEVEL: i32 = 3;
+pub(crate) const LEVEL: i32 = 3;
 
 /// Writes the bytes between the tensors, patched, in chunks.
 ///

@@ -66,7 +66,7 @@ pub(super) fn beside<T>(
 ///
 /// # Errors
 /// What the device reports; [`StepError::Cancelled`].
-pub(super) fn hash_of(
+pub(crate) fn hash_of(
     file: &(dyn ReadAt + Sync),
     len: u64,
     cancelled: &(dyn Fn() -> bool + Sync),

@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 /// Threads for tiles. A tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so that [`LEAST_IN_FLIGHT`]
 /// take 50 MB, however many files are archived side by side.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub(crate) struct Workers {
     pool: Pool,
     /// Tiles that may be begun. Taken for moments by threads that encode a file; no other lock under it.
     free: Mutex<usize>,
@@ -85,7 +85,7 @@ impl Workers {
     ///
     /// # Errors
     /// When they cannot be started.
-    pub(super) fn new(threads: usize) -> io::Result<Workers> {
+    pub(crate) fn new(threads: usize) -> io::Result<Workers> {
         let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|n| format!("archive-{n}"))
@@ -95,7 +95,7 @@ impl Workers {
     }
 
     /// Runs `work` on one of the threads; its parallel parts take all of them.
-    pub(super) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.pool.install(work)
     }
 
@@ -104,7 +104,7 @@ impl Workers {
     ///
     /// # Errors
     /// The first error of `consume`; what is in flight then is thrown away.
-    pub(super) fn in_order<I: Send, T: Send, E: From<io::Error>>(
+    pub(crate) fn in_order<I: Send, T: Send, E: From<io::Error>>(
         &self,
         mut items: impl Iterator<Item = I>,
         make: impl Fn(I) -> T + Sync,
@@ -160,7 +160,7 @@ impl Workers {
     ///
     /// # Errors
     /// As [`Workers::in_order`].
-    pub(super) fn in_order_of_lengths<I: Send, T: Send, E: From<io::Error>>(
+    pub(crate) fn in_order_of_lengths<I: Send, T: Send, E: From<io::Error>>(
         &self,
         items: impl Iterator<Item = (usize, I)>,
         make: impl Fn(I) -> T + Sync,

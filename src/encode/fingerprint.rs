@@ -21,7 +21,7 @@ fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// The samples of a file, one after the other.
-pub(super) fn read(file: &dyn ReadAt) -> io::Result<Vec<u8>> {
+pub(crate) fn read(file: &dyn ReadAt) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     for range in ranges(file.size()) {
         let at = bytes.len();
@@ -32,21 +32,21 @@ pub(super) fn read(file: &dyn ReadAt) -> io::Result<Vec<u8>> {
 }
 
 /// The hash of the samples of a file that comes by in pieces, from its first byte to its last.
-pub(super) struct Sampler {
+pub(crate) struct Sampler {
     /// What is still to come, the next one last.
     left: Vec<Range<u64>>,
     hash: Xxh3,
 }
 
 impl Sampler {
-    pub(super) fn new(len: u64) -> Sampler {
+    pub(crate) fn new(len: u64) -> Sampler {
         let mut left: Vec<Range<u64>> = ranges(len).collect();
         left.reverse();
         Sampler { left, hash: Xxh3::new() }
     }
 
     /// The next piece, which begins at `offset`.
-    pub(super) fn update(&mut self, offset: u64, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, offset: u64, bytes: &[u8]) {
         let end = offset + bytes.len() as u64;
         while let Some(range) = self.left.pop_if(|range| range.start < end) {
             let to = range.end.min(end);
@@ -59,7 +59,7 @@ impl Sampler {
     }
 
     /// The fingerprint, as it stands in an object's header.
-    pub(super) fn finish(self) -> u64 {
+    pub(crate) fn finish(self) -> u64 {
         self.hash.digest()
     }
 }

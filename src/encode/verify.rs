@@ -12,8 +12,8 @@ use crate::recall::{Chain, Layout, decode_unit, order, walk};
 use crate::tile::{self, Coding};
 
 use super::error::{StepError, StepResult};
+use super::fingerprint::Sampler;
 use super::plan::Plan;
-use super::samples::Sampler;
 use super::skeleton::patch;
 use super::workers::Workers;
 

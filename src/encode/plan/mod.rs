@@ -341,7 +341,7 @@ fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
 }
 
 /// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing.
-pub(super) fn without_edges(tensor: &Tensor) -> Tensor {
+pub(crate) fn without_edges(tensor: &Tensor) -> Tensor {
     let mut tensor = tensor.clone();
     if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
         tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - TAIL_BYTES;
@@ -371,7 +371,7 @@ pub(super) fn spec(tensor: &Tensor, coding: Coding, tile: usize) -> TileSpec {
 }
 
 /// Reads a tile of a tensor as written.
-pub(super) fn read_tile(source: &dyn ReadAt, tensor: &Tensor, tile: usize) -> io::Result<Vec<u8>> {
+pub(crate) fn read_tile(source: &dyn ReadAt, tensor: &Tensor, tile: usize) -> io::Result<Vec<u8>> {
     let start = tensor.extent.start + tile as u64 * TILE_BYTES as u64;
     let mut data = scratch::bytes((tensor.extent.end - start).min(TILE_BYTES as u64) as usize);
     source.read_exact_at(&mut data, start)?;
