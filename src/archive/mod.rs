@@ -29,7 +29,6 @@ mod settle;
 mod source;
 mod status;
 mod threads;
-mod trial;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -56,7 +55,6 @@ pub(crate) use namespace::{found_at, unless_occupied};
 pub use restores::Restored;
 pub use retention::{GcReport, Removed};
 pub use status::{Queue, Status};
-pub use trial::{Kept, Series};
 
 /// Until what changed meanwhile is looked up anew.
 const SOON: Duration = Duration::from_millis(50);

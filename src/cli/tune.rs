@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::archive::Series;
+use crate::compare::{Series, Trial, Watch};
 use crate::published::inshrinkerator::search::{Space, search};
 use crate::published::inshrinkerator::{Config, Metric};
 use crate::published::registry::SystemId;
@@ -43,7 +43,8 @@ Example: another profile for one directory of a mount only\n  \
 stepfs tune a.safetensors b.safetensors --eval './accuracy.sh' --higher-is-better\n  \
 stepfs profile /ckpts/run --set inshrinkerator-12bins-prune30")]
 pub(super) struct Args {
-    /// Checkpoints of one run, oldest first; at least two. Sorted by number if all names have a step number.
+    /// Checkpoints of one run, oldest first; at least two. Sorted by number if all names have a step number. A directory stands
+    /// for the checkpoints in it.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1.
@@ -112,6 +113,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let files = in_order(&args.files);
     let series = Series::open(&files)?;
+    let watch = Watch { stop: &interrupted, progress: &|_, _| {} };
+    let trial = Trial::of(&series, &watch)?;
     let parent = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
     // Removed when the command ends, except by SIGKILL. Canonical, since CMD may change directories.
     let private = Permissions::from_mode(0o700);
@@ -119,7 +122,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         .and_then(|parent| tempfile::Builder::new().prefix("stepfs-tune-").permissions(private).tempdir_in(parent));
     let scratch = scratch.with_context(|| format!("{}", parent.display()))?;
     let stop = || interrupted.load(Ordering::Relaxed);
-    let report = tune(&args, &series, scratch.path(), &stop).map_err(|error| match stop() {
+    let report = tune(&args, &trial, scratch.path(), &stop).map_err(|error| match stop() {
         true => anyhow::anyhow!("interrupted; nothing was changed"),
         false => error,
     })?;
@@ -166,7 +169,7 @@ fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
 
 /// Tries profiles: size, and quality of the decoded file.
 struct Trials<'a> {
-    series: &'a Series,
+    trial: &'a Trial<'a>,
     scratch: &'a Path,
     evaluator: Option<Evaluator<'a>>,
     exact_score: Option<f64>,
@@ -193,15 +196,15 @@ impl Trials<'_> {
     }
 
     fn try_out(&self, profile: Profile) -> Result<Candidate> {
-        let kept = self.series.keep(profile, self.scratch, &self.stop)?;
+        let kept = self.trial.keep(profile, self.scratch, &self.stop)?;
         let score = match &self.evaluator {
             None => None,
             Some(evaluator) => {
-                let name = self.series.last().file_name().context("the file has no name")?;
+                let name = self.trial.last().file_name().context("the file has no name")?;
                 let path = self.scratch.join(name);
                 scratch::remove(&path)?;
                 let file = scratch::create_new(&path).with_context(|| format!("{}", path.display()))?;
-                self.series.write(&kept, &file).with_context(|| format!("{}", path.display()))?;
+                self.trial.write(&kept, &file).with_context(|| format!("{}", path.display()))?;
                 drop(file);
                 let score = evaluator.score(&path);
                 scratch::remove(&path)?;
@@ -235,16 +238,16 @@ impl Args {
     }
 }
 
-fn tune(args: &Args, series: &Series, scratch: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Report> {
+fn tune(args: &Args, trial: &Trial, scratch: &Path, stop: &(dyn Fn() -> bool + Sync)) -> Result<Report> {
     let timeout = Duration::from_secs(args.timeout);
     let evaluator = args.eval.as_ref().map(|command| Evaluator::new(command, timeout, scratch, stop));
     let exact_score = match &evaluator {
-        Some(evaluator) => Some(exact_score(args, evaluator, series.last())?),
+        Some(evaluator) => Some(exact_score(args, evaluator, trial.last())?),
         None => None,
     };
-    let table = Table::new(args.json, series, args.eval.is_some());
+    let table = Table::new(args.json, trial, args.eval.is_some());
     table.begin(exact_score, args.tolerance(), args.absolute)?;
-    let mut trials = Trials { series, scratch, evaluator, exact_score, args, stop, table, tried: Vec::new() };
+    let mut trials = Trials { trial, scratch, evaluator, exact_score, args, stop, table, tried: Vec::new() };
     let exact = trials.of(Profile::Exact)?;
     if let Some(score) = exact.score.filter(|_| exact.degradation.abs() > args.tolerance()) {
         let before = exact_score.unwrap_or(score);
@@ -255,12 +258,12 @@ fn tune(args: &Args, series: &Series, scratch: &Path, stop: &(dyn Fn() -> bool +
     for profile in [Profile::Balanced, Profile::Compact] {
         trials.of(profile)?;
     }
-    let mut space = Space::published(series.embedding_share());
+    let mut space = Space::published(trial.embedding_share());
     if space.embedding_share == 0.0 {
         // That axis has no tensors.
         space.embedding_bins.truncate(1);
     }
-    let gradients = series.has_gradients();
+    let gradients = trial.has_gradients();
     search(&space, args.near.as_ref(), args.tolerance(), |config| {
         // Without gradients the sensitivity is unknown, and both metrics are the same.
         let metric = if gradients { config.metric } else { Metric::Magnitude };
@@ -269,7 +272,7 @@ fn tune(args: &Args, series: &Series, scratch: &Path, stop: &(dyn Fn() -> bool +
         anyhow::Ok(trials.of(Profile::Published(system))?.degradation)
     })?;
     Ok(Report {
-        file_bytes: series.last_bytes(),
+        file_bytes: trial.last_bytes(),
         eval: args.eval.clone(),
         exact_score,
         tolerance: args.tolerance(),

@@ -24,6 +24,14 @@ pub enum Error {
         /// Why not.
         why: String,
     },
+    /// A profile cannot be tried on a file.
+    #[error("{}: {why}", path.display())]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
     /// There is no update without a second checkpoint.
     #[error("{}: only one checkpoint; name at least two of one run, oldest first", .0.display())]
     One(PathBuf),

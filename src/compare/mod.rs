@@ -13,6 +13,7 @@ mod plain;
 mod plot;
 mod report;
 mod series;
+mod trial;
 mod values;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ pub use error::Error;
 pub use plot::{Picture, plot};
 pub use report::{Chain, Errors, Kept, Relative, Report, RoleKept};
 pub use series::Series;
+pub use trial::Trial;
 
 use report::Measured;
 

@@ -3,8 +3,11 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use crate::archive::model_signature;
 use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe};
@@ -17,8 +20,8 @@ pub struct Series {
     pub(super) states: Vec<State>,
     /// Files of named directories that are no checkpoints, each with the reason.
     pub skipped: Vec<(PathBuf, String)>,
-    /// Only tensors with this role are parameters; none: the files have no model, and all numbers count.
-    parameters: Option<Role>,
+    /// The files have a model, and only its parameters count. Without a model all numbers count.
+    has_model: bool,
 }
 
 /// One checkpoint.
@@ -26,6 +29,7 @@ pub(super) struct State {
     pub(super) path: PathBuf,
     pub(super) file: File,
     pub(super) len: u64,
+    modified: Option<SystemTime>,
     pub(super) description: Description,
 }
 
@@ -39,15 +43,27 @@ pub(super) struct Scale {
 
 impl State {
     fn open(path: &Path) -> Result<State, Error> {
-        // Without its being taken for a restore, if it is in a mount; only the owner may.
-        let aside = File::options().read(true).custom_flags(libc::O_NOATIME).open(path);
-        let file = aside.or_else(|_| File::open(path)).map_err(Error::io(path))?;
+        // O_NONBLOCK: a pipe must not wait for a writer. O_NOATIME: in a mount this is no restore; only the owner may set it.
+        let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
+        let file = open(libc::O_NOATIME).or_else(|_| open(0)).map_err(Error::io(path))?;
         let metadata = file.metadata().map_err(Error::io(path))?;
         let description = match metadata.is_file() {
             true => describe(&file).map_err(Error::io(path))?,
             false => Description::opaque("neither a file nor a directory"),
         };
-        Ok(State { path: path.to_path_buf(), file, len: metadata.len(), description })
+        Ok(State {
+            path: path.to_path_buf(),
+            file,
+            len: metadata.len(),
+            modified: metadata.modified().ok(),
+            description,
+        })
+    }
+
+    /// False if a program wrote to the file since it was opened.
+    pub(super) fn is_unchanged(&self) -> io::Result<bool> {
+        let metadata = self.file.metadata()?;
+        Ok(metadata.len() == self.len && metadata.modified().ok() == self.modified)
     }
 
     fn not_understood(&self) -> Option<String> {
@@ -100,8 +116,8 @@ impl Series {
             return Err(Error::One(first.path.clone()));
         }
         rest.iter().try_for_each(|other| is_of_the_same_model(first, other))?;
-        let has_weights = states.iter().any(|state| state.description.tensors.iter().any(|t| t.role == Role::Weight));
-        Ok(Series { states, skipped, parameters: has_weights.then_some(Role::Weight) })
+        let has_model = states.iter().any(|state| state.description.tensors.iter().any(is_parameter));
+        Ok(Series { states, skipped, has_model })
     }
 
     /// Number of files: at least two.
@@ -122,7 +138,7 @@ impl Series {
 
     /// Whether errors of this tensor count.
     pub(super) fn counts(&self, tensor: &Tensor) -> bool {
-        tensor.dtype.is_lattice_float() && self.parameters.is_none_or(|role| tensor.role == role)
+        tensor.dtype.is_lattice_float() && (is_parameter(tensor) || !self.has_model)
     }
 
     /// Parameters in a file.
@@ -131,10 +147,25 @@ impl Series {
         tensors.map(|t| (t.extent.end - t.extent.start) / t.dtype.size() as u64).sum()
     }
 
+    /// The last file.
+    pub(super) fn last(&self) -> &State {
+        &self.states[self.states.len() - 1]
+    }
+
+    /// The size of the update that led to the last file.
+    pub(super) fn last_update(&self, watch: &Watch) -> Result<Size, Error> {
+        let from = self.states.len() - 2;
+        Ok(self.scale_of(from..from + 1, watch)?.update)
+    }
+
     /// The size of the parameters and of their updates.
     pub(super) fn scale(&self, watch: &Watch) -> Result<Scale, Error> {
+        self.scale_of(0..self.states.len(), watch)
+    }
+
+    fn scale_of(&self, files: Range<usize>, watch: &Watch) -> Result<Scale, Error> {
         let mut scale = Scale { weights: Size::default(), update: Size::default() };
-        for (at, state) in self.states.iter().enumerate() {
+        for (at, state) in self.states.iter().enumerate().take(files.end).skip(files.start) {
             watch.check()?;
             let own = state.in_order();
             // Of the last one only its own size is left to be found.
@@ -170,6 +201,11 @@ impl Series {
         }
         Ok(errors)
     }
+}
+
+/// True for the tensors that published systems quantize, and that decide a model's quality.
+pub(super) fn is_parameter(tensor: &Tensor) -> bool {
+    matches!(tensor.role, Role::Weight | Role::Master)
 }
 
 /// The regular files right below a directory but hidden ones, in natural order.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::archive::Series;
+use crate::compare::Trial;
 use crate::store::Profile;
 
 use super::super::words::{name, percent, size};
@@ -148,9 +148,9 @@ pub(super) struct Table {
 const NAME_COLUMNS: usize = 44;
 
 impl Table {
-    pub(super) fn new(json: bool, series: &Series, scored: bool) -> Table {
-        let file = name(&series.last().display().to_string());
-        Table { json, file, file_bytes: series.last_bytes(), scored }
+    pub(super) fn new(json: bool, trial: &Trial, scored: bool) -> Table {
+        let file = name(&trial.last().display().to_string());
+        Table { json, file, file_bytes: trial.last_bytes(), scored }
     }
 
     fn print(&self, line: &str) -> Result<()> {

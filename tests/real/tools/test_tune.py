@@ -226,21 +226,22 @@ def test_an_interrupt_leaves_nothing(files, tmp_path, when):
 
 def test_wrong_files(files, tmp_path):
     assert "at least two" in failure(files[0])
-    assert "no file" in failure(files[0], tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "without checkpoints" in failure(files[0], tmp_path / "empty")
     assert "No such file" in failure(files[0], tmp_path / "none.pt")
     noise = tmp_path / "noise.pt"
     noise.write_bytes(os.urandom(200_000))
-    assert "no checkpoint" in failure(files[0], noise)
+    assert "not a checkpoint" in failure(files[0], noise)
     small = tmp_path / "small.pt"
     torch.save({"a": torch.zeros(10)}, small)
-    assert "below" in failure(files[0], small)
+    assert "below" in failure(small, small)
     other = tmp_path / "other.pt"
     torch.save({"model": {"other.weight": torch.randn(256, 256)}}, other)
-    assert "not of one run" in failure(files[0], other)
-    assert "its weights are those of" in failure(files[0], files[0])
+    assert "not of the same model" in failure(files[0], other)
+    assert "its weights are the same" in failure(files[0], files[0])
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert "no file" in failure(files[0], pipe, timeout=20)
+    assert "neither a file nor a directory" in failure(files[0], pipe, timeout=20)
     failure(code=USAGE)
     for wrong in (["--tolerance", "-1"], ["--tolerance", "much"], ["--near", "lc-3"], ["--timeout", "0"], ["--higher-is-better"]):
         failure(*files, *wrong, code=USAGE)

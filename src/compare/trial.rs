@@ -1,0 +1,207 @@
+//! One profile on trial: the bytes that a store takes for a series under it, and the error of the series' last file.
+//!
+//! A trial takes the archive's own way from a file to its object ([`crate::encode`]), without a store. Objects have no names,
+//! so a trial that is interrupted leaves nothing behind.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::archive::model_signature;
+use crate::container::{InOrder, Role, Tensor};
+use crate::encode::{Base, Difference, Facts, Place, Workers, Written};
+use crate::published::check_n_run;
+use crate::published::inshrinkerator::Layer;
+use crate::published::tile::is_for;
+use crate::recall::{self, Chain, Layout, Memory, stream, usual_memory};
+use crate::store::durable::{Io, scratch};
+use crate::store::object::{Id, rows_and_width};
+use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
+
+use super::series::{State, is_parameter};
+use super::{Error, Series, Watch};
+
+/// A series whose last file profiles are tried on.
+pub struct Trial<'a> {
+    series: &'a Series,
+    /// Whether each file agrees with its own checksums. A file that does not stays exact.
+    intact: Vec<bool>,
+    /// Root mean square of the parameters' updates.
+    update: f64,
+}
+
+/// A series as a profile keeps it.
+pub struct Kept {
+    /// Bytes of each state's object; of the whole file if no object is smaller.
+    pub bytes: Vec<u64>,
+    /// The error of the last state's parameters, in updates: both are root mean squares.
+    pub error: f64,
+    /// The chain of the last state; none if it stays whole.
+    last: Option<Chain>,
+}
+
+impl<'a> Trial<'a> {
+    /// Measures the series' updates.
+    ///
+    /// # Errors
+    /// [`Error::Unfit`] for a file that a store keeps as it is, or for files between which nothing was trained; device errors.
+    pub fn of(series: &'a Series, watch: &Watch) -> Result<Trial<'a>, Error> {
+        let unfit = |state: &State, why: String| Error::Unfit { path: state.path.clone(), why };
+        for state in &series.states {
+            if state.len < MIN_RELEASE_BYTES {
+                let why = format!("it is below {MIN_RELEASE_BYTES} bytes, and stepfs keeps such files as they are");
+                return Err(unfit(state, why));
+            }
+            if !state.description.tensors.iter().any(is_parameter) {
+                return Err(unfit(state, "it has no weights; `stepfs inspect` shows its tensors".into()));
+            }
+        }
+        let update = series.last_update(watch)?.rms();
+        if !(update > 0.0 && update.is_finite()) {
+            let why =
+                "its weights are the same as in the file before; name checkpoints between which the model was trained";
+            return Err(unfit(series.last(), why.into()));
+        }
+        let intact = |state: &State| state.description.is_intact(&state.file).map_err(Error::io(&state.path));
+        Ok(Trial { series, intact: series.states.iter().map(intact).collect::<Result<_, _>>()?, update })
+    }
+
+    /// The last file.
+    pub fn last(&self) -> &Path {
+        &self.series.last().path
+    }
+
+    /// Bytes of the last file.
+    pub fn last_bytes(&self) -> u64 {
+        self.series.last().len
+    }
+
+    /// The share of the parameters that embeddings have, 0 to 1.
+    pub fn embedding_share(&self) -> f64 {
+        let (mut embeddings, mut all) = (0, 0);
+        for tensor in self.tensors().iter().filter(|tensor| is_parameter(tensor)) {
+            let elements = (tensor.extent.end - tensor.extent.start) / tensor.dtype.size() as u64;
+            all += elements;
+            if Layer::of_shape(&tensor.path, rows_and_width(&tensor.shape)) == Layer::Embedding {
+                embeddings += elements;
+            }
+        }
+        embeddings as f64 / all.max(1) as f64
+    }
+
+    /// True if the file has running means of gradients, from which sensitivity is computed.
+    pub fn has_gradients(&self) -> bool {
+        let tensors = self.tensors();
+        let of_model = |of: usize| tensors.get(of).is_some_and(is_parameter);
+        let mut first = tensors.iter().filter(|tensor| tensor.role == Role::FirstMoment && is_for(tensor.dtype));
+        first.any(|tensor| tensor.of.is_some_and(of_model))
+    }
+
+    fn tensors(&self) -> &[Tensor] {
+        &self.series.last().description.tensors
+    }
+
+    /// Encodes the series under a profile, each state as a difference to those before it, and measures the last state's error.
+    /// `dir` holds the objects while they are written. The update after the last state is not known; it counts as large as
+    /// the one before.
+    ///
+    /// # Errors
+    /// `Interrupted` if cancelled; `InvalidInput` for a file that changed meanwhile; device errors.
+    pub fn keep(&self, profile: Profile, dir: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<Kept> {
+        let states = &self.series.states;
+        let memory = Arc::new(Memory::new(usual_memory()));
+        let workers = Workers::new(std::thread::available_parallelism().map_or(2, usize::from))?;
+        let mut bytes = Vec::with_capacity(states.len());
+        let (mut previous, mut last): (Option<Chain>, Option<Chain>) = (None, None);
+        // Bytes of each difference, with the object that it is a difference to.
+        let mut differences: Vec<(Id, u64)> = Vec::new();
+        for (number, state) in states.iter().enumerate() {
+            if !state.is_unchanged()? {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "it changed meanwhile"))
+                    .map_err(with_path(&state.path));
+            }
+            let newer = &states[if number + 1 < states.len() { number + 1 } else { number - 1 }];
+            let profiles = Profiles::all(if self.intact[number] { profile } else { Profile::Exact });
+            let source = state.in_order();
+            let (after, of_newer) = InOrder::as_later_state(&newer.file, &newer.description, &state.description);
+            let wants_baseline = |root: &Chain| {
+                let (id, baseline) = (root.leaf().header().id, root.leaf().stored().max(1));
+                let to_it = differences.iter().filter(|(parent, _)| *parent == id);
+                check_n_run::wants_baseline(
+                    &to_it.map(|(_, stored)| *stored as f64 / baseline as f64).collect::<Vec<_>>(),
+                )
+            };
+            let after_it = |chain: &Chain| {
+                let position = chain.leaf().header().position.saturating_add(1);
+                let place = Place { position, chain_len: chain.objects().len() as u32, twin: false };
+                Base::after(chain.clone(), place, profiles.policy(), wants_baseline)
+            };
+            let difference = Difference {
+                path: &state.path,
+                facts: Facts {
+                    len: state.len,
+                    modified_ns: number as i64,
+                    sample: 0,
+                    signature: model_signature(&state.description),
+                    lineage: 0,
+                },
+                own: (&source, &state.description),
+                newer: (&after, &of_newer),
+                written: &state.file,
+                base: &previous.as_ref().map_or_else(Base::default, after_it),
+                profiles: &profiles,
+                generations: &|| 0,
+                tmp: (&Io::disk(), dir),
+                memory: &memory,
+                workers: &workers,
+                cancelled,
+            };
+            last = None;
+            let Some(Written { writer, header, chain }) =
+                difference.write().map_err(io::Error::from).map_err(with_path(&state.path))?
+            else {
+                bytes.push(state.len);
+                continue;
+            };
+            bytes.push(writer.file_len()?);
+            differences.extend(header.parent.map(|parent| (parent, chain.leaf().stored())));
+            last = chain.from_ancestor(header.id);
+            previous.clone_from(&last);
+            if let Some(chain) = &last {
+                memory.hold(chain);
+            }
+        }
+        let error = match &last {
+            Some(chain) => self.error(chain, dir, cancelled)?,
+            None => 0.0,
+        };
+        Ok(Kept { bytes, error, last })
+    }
+
+    /// The error of the last state's parameters, in updates.
+    fn error(&self, chain: &Chain, dir: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<f64> {
+        let decoded = tempfile::tempfile_in(dir)?;
+        stream(chain, &Layout::of(chain.leaf()), |offset, _, bytes| match cancelled() {
+            true => Err(io::ErrorKind::Interrupted.into()),
+            false => scratch::write_all_at(&decoded, bytes, offset),
+        })?;
+        let errors = self.series.errors(self.series.last(), &decoded).map_err(io::Error::other)?;
+        Ok(errors.rms() / self.update)
+    }
+
+    /// Writes the last file as it decodes, with the checksums of its container.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub fn write(&self, kept: &Kept, to: &File) -> io::Result<()> {
+        match &kept.last {
+            Some(chain) => Ok(recall::copy(chain, &|bytes, at| scratch::write_all_at(to, bytes, at))?),
+            None => io::copy(&mut File::open(self.last())?, &mut &*to).map(|_| ()),
+        }
+    }
+}
+
+fn with_path(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
