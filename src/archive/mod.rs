@@ -25,7 +25,7 @@ mod resident;
 mod restores;
 mod retention;
 mod sealer;
-mod settle;
+mod scan;
 mod source;
 mod status;
 mod threads;
@@ -107,7 +107,7 @@ impl Archive {
     pub fn open_with(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {
         // At the same time: with nothing cached both wait for the device.
         let (objects, found) = std::thread::scope(|scope| {
-            let found = scope.spawn(|| settle::scan(&store));
+            let found = scope.spawn(|| scan::scan(&store));
             let objects = Objects::load_on(store.io().clone(), &store.objects(), |id, error| {
                 log::error!("object {id}: {error}; files that need it cannot be read, `stepfs verify` lists them");
             });
@@ -130,7 +130,7 @@ impl Archive {
                        or let `stepfs verify --repair` put it right";
             return Err(Error::Settings(why.into()));
         }
-        settle::enter(found, &objects, &mut catalog);
+        scan::enter(found, &objects, &mut catalog);
         Ok(Arc::new(Archive {
             objects,
             recall,

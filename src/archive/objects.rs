@@ -11,7 +11,7 @@ use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
 
 use super::catalog::Sealed;
-use super::settle;
+use super::scan;
 use super::{Archive, ReadError};
 
 impl Archive {
@@ -69,7 +69,7 @@ impl Archive {
         if candidates.is_empty() {
             return Ok(None);
         }
-        let hash = settle::hash(&InOrder::new(source, &describe(source)?), sealed.len)?;
+        let hash = scan::hash(&InOrder::new(source, &describe(source)?), sealed.len)?;
         candidates.retain(|header| header.decoded_hash == hash);
         Ok(self.first_that_decodes(candidates))
     }

@@ -13,7 +13,7 @@ use crate::store::{Stub, beneath, recalled_from};
 use super::Archive;
 use super::catalog::{Sealed, State, Task, modified_ns};
 use super::resident::ResidentReason;
-use super::settle;
+use super::scan;
 use super::threads::Pause;
 
 /// What a sealer does next.
@@ -68,7 +68,7 @@ impl Archive {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let settle::Examined { state, words, says } = settle::examine(&file, &metadata, path)?;
+        let scan::Examined { state, words, says } = scan::examine(&file, &metadata, path)?;
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);

@@ -95,7 +95,7 @@ impl<'a> Sources<'a> {
             return Ok(false);
         }
         let description = describe(&file)?;
-        Ok(super::super::settle::hash(&InOrder::new(&file, &description), header.logical_len)? == header.decoded_hash)
+        Ok(super::super::scan::hash(&InOrder::new(&file, &description), header.logical_len)? == header.decoded_hash)
     }
 
     fn decoded(&self, id: Id, part: Part) -> io::Result<Vec<u8>> {
