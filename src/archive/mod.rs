@@ -8,7 +8,7 @@ mod best;
 mod catalog;
 mod checkpoints;
 mod companions;
-mod copies;
+mod duplicate_files;
 mod distributed;
 mod events;
 mod housekeeper;
