@@ -1,7 +1,7 @@
 //! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
 
 mod archived;
-mod copies;
+mod casts;
 mod interval;
 mod lattice;
 mod memory;
@@ -184,14 +184,14 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     };
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
     let relief = interval::relief(material)?;
-    let mut copies = copies::copies(material.source, written)?;
+    let mut copies = casts::copies(material.source, written)?;
     // What is to be exact is a copy only of what is exact.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
     // A published system takes both as they come.
     let published = |index: usize| material.profiles.of(all[index].role).system().is_some();
     copies.retain(|copy, of| !published(*copy) && !published(*of));
     for (copy, of) in &copies {
-        all[*copy].extent = copies::matching(&written[*copy], &written[*of], &all[*of]);
+        all[*copy].extent = casts::matching(&written[*copy], &written[*of], &all[*of]);
     }
     let proven = proof::proven(material, &all, &twins)?;
     // A copy is what its original is.
