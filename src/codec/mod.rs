@@ -16,12 +16,12 @@
 //!
 //! Symbols become bits in [`crate::entropy`].
 
-pub mod along;
 pub mod cast;
 mod dtype;
 mod exception;
 pub(crate) mod float;
 pub mod floor;
+pub mod fused_decode;
 mod geometry;
 mod integers;
 pub mod lattice;

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::codec::along::{self, From};
+use crate::codec::fused_decode::{self, From};
 use crate::codec::lattice::Exception;
 use crate::codec::log::{Factors, Grid};
 use crate::codec::{Corrupt, Integers};
@@ -76,7 +76,7 @@ fn moment(link: &Link) -> Result<(Bytes, Option<State>), Corrupt> {
         return Err(NO_BASE);
     }
     let mut out = scratch::room(spec.len);
-    along::moment((rule, spec.dtype), &second, step, link.payload, &mut out)?;
+    fused_decode::moment((rule, spec.dtype), &second, step, link.payload, &mut out)?;
     Ok((Arc::new(out), None))
 }
 
@@ -102,7 +102,7 @@ fn lattice(
     let (mut out, mut exceptions) = (scratch::room(last.len), before.to_vec());
     let mut integers = keep.then(|| Integers::with_capacity(n));
     let k = keyframe.map(|keyframe| keyframe.as_slice());
-    along::lattice((last.dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())?;
+    fused_decode::lattice((last.dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())?;
     let step = deltas.last().map_or(step, |(_, step)| *step);
     let kept =
         integers.map(|accumulators| State::Lattice { keyframe: keyframe.cloned(), accumulators, step, exceptions });
@@ -134,7 +134,7 @@ fn log(base: Option<&State>, last: TileSpec, links: &[Link], keep: bool) -> Resu
     let n = last.elements();
     let (mut out, mut integers) = (scratch::room(last.len), keep.then(|| Integers::with_capacity(n)));
     let grid = Grid { factors: &factors, first: start };
-    along::log(last.dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut())?;
+    fused_decode::log(last.dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut())?;
     let kept = integers.map(|q| State::Log { factors, first: start, unit, q });
     Ok((Arc::new(out), kept))
 }
