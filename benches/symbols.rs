@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use stepfs::entropy::bytes;
 use stepfs::entropy::grid::Shape;
+use stepfs::entropy::symbols;
 
 const WIDTH: usize = 400;
 const ROWS: usize = 300;
@@ -17,19 +17,19 @@ const ROUNDS: usize = 5;
 fn main() {
     let symbols = symbols();
     let (mut plain, mut grid) = (Vec::new(), Vec::new());
-    bytes::encode(&symbols, &mut plain);
+    symbols::encode(&symbols, &mut plain);
     let shape = Shape { width: WIDTH, first: 0 };
-    bytes::encode_rows(&symbols, shape, &mut grid);
+    symbols::encode_rows(&symbols, shape, &mut grid);
     let mut out = vec![0; symbols.len()];
     for (name, payload) in [("Huffman", &plain), ("grid", &grid)] {
         let encode = speed(symbols.len(), || {
             let mut payload = Vec::new();
             match name {
-                "grid" => bytes::encode_rows(&symbols, shape, &mut payload),
-                _ => bytes::encode(&symbols, &mut payload),
+                "grid" => symbols::encode_rows(&symbols, shape, &mut payload),
+                _ => symbols::encode(&symbols, &mut payload),
             }
         });
-        let decode = speed(symbols.len(), || bytes::decode(payload, &mut out).expect("own payload"));
+        let decode = speed(symbols.len(), || symbols::decode(payload, &mut out).expect("own payload"));
         let bits = payload.len() as f64 * 8.0 / symbols.len() as f64;
         println!("{name}: {bits:.3} bits a symbol, encode {encode:.0}, decode {decode:.0} million symbols/s");
     }

@@ -21,7 +21,7 @@ use super::{Corrupt, Dtype, planes};
 use crate::entropy::cost::entropy_bits;
 use crate::entropy::level::Level;
 use crate::entropy::scratch::Scratch;
-use crate::entropy::{bytes, varint};
+use crate::entropy::{symbols, varint};
 
 /// Number of pieces of a tile that are sampled to decide how its parent helps, and elements of each.
 const SAMPLES: usize = 8;
@@ -82,7 +82,7 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
     out.push(if parent.is_some() { DIFFERENCE } else { ALONE });
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     for plane in planes.chunks(data.len() / word_of(dtype, data).0) {
-        varint::put_bytes(out, |out| bytes::encode(plane, out));
+        varint::put_bytes(out, |out| symbols::encode(plane, out));
     }
 }
 
@@ -113,7 +113,7 @@ pub fn estimate(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
 fn planes_bits(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     let plane = (data.len() / word_of(dtype, data).0).max(1);
-    planes.chunks(plane).map(|plane| entropy_bits(&bytes::histogram(plane))).sum()
+    planes.chunks(plane).map(|plane| entropy_bits(&symbols::histogram(plane))).sum()
 }
 
 /// True if differences to the parent look cheaper.
@@ -152,7 +152,7 @@ fn join<T: Word>(mut payload: &[u8], parent: Option<&[u8]>, order: Order, out: &
     let mut buffers: [Scratch; 8] = Default::default();
     let mut planes = [[].as_slice(); 8];
     for (plane, buffer) in planes.iter_mut().zip(&mut buffers).take(T::BYTES) {
-        *plane = bytes::decode_borrowed(varint::take_bytes(&mut payload)?, out.len(), buffer)?;
+        *plane = symbols::decode_borrowed(varint::take_bytes(&mut payload)?, out.len(), buffer)?;
     }
     if !payload.is_empty() {
         return Err(Corrupt("bytes after the planes"));

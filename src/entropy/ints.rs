@@ -15,7 +15,7 @@ use super::bits::{BitReader, BitWriter};
 use super::grid::Shape;
 use super::level::{Level, multiversion};
 use super::scratch::Scratch;
-use super::{Corrupt, bytes, cost, huffman, packed, varint};
+use super::{Corrupt, cost, huffman, packed, symbols, varint};
 
 /// Largest magnitude with a class of its own.
 const SMALL: i32 = 15;
@@ -135,8 +135,8 @@ pub(super) fn encode_halved(
     }
     bits.finish();
     varint::put_bytes(out, |out| match shape {
-        Some(shape) => bytes::encode_rows(&classes, shape, out),
-        None => bytes::encode(&classes, out),
+        Some(shape) => symbols::encode_rows(&classes, shape, out),
+        None => symbols::encode(&classes, out),
     });
     out.extend_from_slice(&extra);
 }
@@ -265,7 +265,7 @@ impl<'a> Blocks<'a> {
         }
         let body = varint::take_bytes(&mut payload)?;
         let mut classes = Scratch::new(n);
-        bytes::decode(body, &mut classes)?;
+        symbols::decode(body, &mut classes)?;
         Ok(Blocks { classes, extra: BitReader::new(payload), width, low, done: 0, level: Level::detect() })
     }
 

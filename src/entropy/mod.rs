@@ -18,7 +18,6 @@
 
 mod bits;
 mod blocks;
-pub mod bytes;
 pub(crate) mod cost;
 pub mod grid;
 mod huffman;
@@ -28,6 +27,7 @@ mod packed;
 mod range;
 pub(crate) mod scratch;
 mod sparse;
+pub mod symbols;
 #[cfg(test)]
 mod tests;
 pub(crate) mod varint;

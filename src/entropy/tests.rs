@@ -35,9 +35,9 @@ fn gaussian(sigma: f64) -> Vec<i32> {
 
 fn encode_bytes(symbols: &[u8]) -> Vec<u8> {
     let mut payload = Vec::new();
-    bytes::encode(symbols, &mut payload);
+    symbols::encode(symbols, &mut payload);
     let mut out = vec![0xee; symbols.len()];
-    bytes::decode(&payload, &mut out).unwrap();
+    symbols::decode(&payload, &mut out).unwrap();
     assert!(out == symbols, "{} symbols, mode {}", symbols.len(), payload[0]);
     payload
 }
@@ -202,7 +202,7 @@ fn block_shapes_all_come_back() {
             let symbols: Vec<u8> = (0..length)
                 .map(|_| base.wrapping_add(((random.next() % spread) * (random.next() % spread) % 256) as u8))
                 .collect();
-            let counts = bytes::histogram(&symbols);
+            let counts = symbols::histogram(&symbols);
             let range = (*symbols.iter().min().unwrap(), *symbols.iter().max().unwrap());
             for (k, digits) in blocks::SHAPES {
                 let shape = blocks::Shape::fit(&counts, range, k, digits);
@@ -211,9 +211,9 @@ fn block_shapes_all_come_back() {
                 }
                 let mut payload = Vec::new();
                 let literals = blocks::encode(&symbols, shape, &mut payload);
-                bytes::encode(&literals, &mut payload);
+                symbols::encode(&literals, &mut payload);
                 let mut out = vec![0; length];
-                blocks::decode(&payload, &mut out, bytes::decode).unwrap();
+                blocks::decode(&payload, &mut out, symbols::decode).unwrap();
                 assert!(out == symbols, "{length} {spread} {shape:?}");
             }
         }
@@ -322,10 +322,10 @@ proptest! {
     #[test]
     fn noise_never_panics(payload in prop::collection::vec(any::<u8>(), 0..300), mode in 0..6u8, n in 0..20_000usize) {
         let mut out = vec![0; n];
-        let _ = bytes::decode(&payload, &mut out);
+        let _ = symbols::decode(&payload, &mut out);
         let mut with_mode = vec![mode];
         with_mode.extend(&payload);
-        let _ = bytes::decode(&with_mode, &mut out);
+        let _ = symbols::decode(&with_mode, &mut out);
         let _ = ints::decode(&payload, &mut vec![0; n]);
     }
 

@@ -1,7 +1,7 @@
 //! Symbols to bits and back.
 
 use stepfs::entropy::grid::Shape;
-use stepfs::entropy::{bytes, ints};
+use stepfs::entropy::{ints, symbols};
 
 use super::input::Input;
 
@@ -17,7 +17,7 @@ pub(crate) fn decode(data: &[u8]) {
     match kind {
         0 | 1 => {
             let mut out = vec![0xaa; count];
-            if bytes::decode(payload, &mut out).is_ok() {
+            if symbols::decode(payload, &mut out).is_ok() {
                 bytes_return(&out, Shape { width: 1 + count / 7, first: 0 });
             }
         }
@@ -76,17 +76,17 @@ pub(crate) fn round_trip(data: &[u8]) {
 
 fn bytes_return(symbols: &[u8], shape: Shape) {
     let mut each: [Vec<u8>; 3] = Default::default();
-    bytes::encode(symbols, &mut each[0]);
-    bytes::encode_rows(symbols, shape, &mut each[1]);
-    bytes::encode_huffman(symbols, &mut each[2]);
+    symbols::encode(symbols, &mut each[0]);
+    symbols::encode_rows(symbols, shape, &mut each[1]);
+    symbols::encode_huffman(symbols, &mut each[2]);
     for payload in &each {
         // FORMAT.md: raw costs a byte, and nothing costs more.
         assert!(payload.len() <= symbols.len() + 1);
         let mut back = vec![0x55; symbols.len()];
-        bytes::decode(payload, &mut back).expect("written bytes can be read");
+        symbols::decode(payload, &mut back).expect("written bytes can be read");
         assert!(back == symbols);
         if let Some((_, short)) = payload.split_last() {
-            let _ = bytes::decode(short, &mut back);
+            let _ = symbols::decode(short, &mut back);
         }
     }
 }

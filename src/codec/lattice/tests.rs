@@ -304,7 +304,7 @@ fn documented_examples() {
     ints::encode(&[0], &mut out);
     assert_eq!(out, [2, 1, 15]);
     out.clear();
-    crate::entropy::bytes::encode(&[7; 5000], &mut out);
+    crate::entropy::symbols::encode(&[7; 5000], &mut out);
     assert_eq!(out, [1, 7]);
     out.clear();
     encode_tile(&[0; 5000], None, None, &[], &mut out).unwrap();

@@ -150,7 +150,7 @@ fn updates_of_one_size_are_cheaper_by_the_parents_exponent() {
     assert_eq!(payload[0], SECTIONS);
     let mut planes = vec![DIFFERENCE];
     for plane in split::<u32>(&new, Some(&old), Order::Float).chunks(100_000) {
-        varint::put_bytes(&mut planes, |out| bytes::encode(plane, out));
+        varint::put_bytes(&mut planes, |out| symbols::encode(plane, out));
     }
     assert!(payload.len() as f64 <= 0.99 * planes.len() as f64, "{} {}", payload.len(), planes.len());
 }

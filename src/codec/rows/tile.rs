@@ -6,7 +6,7 @@ use crate::codec::lattice::{Exception, Unfit};
 use crate::codec::{Corrupt, Rows};
 use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
-use crate::entropy::{bytes, ints, varint};
+use crate::entropy::{ints, symbols, varint};
 
 /// Code of a row that equals its parent's.
 const UNCHANGED: u8 = 0;
@@ -51,7 +51,7 @@ pub fn encode_tile(
     if !fits {
         return Err(Unfit("too many steps from the parent"));
     }
-    varint::put_bytes(out, |out| bytes::encode(&codes, out));
+    varint::put_bytes(out, |out| symbols::encode(&codes, out));
     varint::put_bytes(out, |out| ints::encode(&symbols, out));
     put_exceptions(exceptions, out);
     Ok(())
@@ -113,7 +113,7 @@ pub fn decode_tile_add(
     }
     let body = varint::take_bytes(&mut payload)?;
     let mut codes = Scratch::new(rows.lengths(acc.len()).count());
-    bytes::decode(body, &mut codes)?;
+    symbols::decode(body, &mut codes)?;
     if codes.iter().fold(0, |most, &code| code.max(most)) > MAX_E as u8 + 1 {
         return Err(Corrupt("code of a row"));
     }

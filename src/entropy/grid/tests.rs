@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::entropy::bytes;
+use crate::entropy::symbols;
 
 /// Symbols around [`QUIET`], in rows and columns with activity of different octaves.
 fn symbols(n: usize, shape: Shape, seed: u64) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn symbols(n: usize, shape: Shape, seed: u64) -> Vec<u8> {
 
 fn decoded(payload: &[u8], n: usize) -> Result<Vec<u8>, Corrupt> {
     let mut out = vec![0xaa; n];
-    bytes::decode(payload, &mut out)?;
+    symbols::decode(payload, &mut out)?;
     Ok(out)
 }
 
@@ -33,8 +33,8 @@ fn busy_rows_and_columns_are_cheaper_together() {
     let shape = Shape { width: 200, first: 30 };
     let symbols = symbols(20_000, shape, 7);
     let (mut plain, mut rows) = (Vec::new(), Vec::new());
-    bytes::encode(&symbols, &mut plain);
-    bytes::encode_rows(&symbols, shape, &mut rows);
+    symbols::encode(&symbols, &mut plain);
+    symbols::encode_rows(&symbols, shape, &mut rows);
     assert!(rows.len() as f64 <= 0.88 * plain.len() as f64, "{} {}", rows.len(), plain.len());
     assert_eq!(decoded(&rows, symbols.len()), Ok(symbols));
 }
@@ -45,8 +45,8 @@ fn rows_that_are_alike_cost_nothing_more() {
     let mut alike = symbols(65_536, Shape { width: 1, first: 0 }, 3);
     alike.rotate_left(1);
     let (mut plain, mut rows) = (Vec::new(), Vec::new());
-    bytes::encode(&alike, &mut plain);
-    bytes::encode_rows(&alike, shape, &mut rows);
+    symbols::encode(&alike, &mut plain);
+    symbols::encode_rows(&alike, shape, &mut rows);
     assert!(rows.len() as f64 <= 1.001 * plain.len() as f64, "{} {}", rows.len(), plain.len());
 }
 
@@ -56,7 +56,7 @@ proptest! {
         let shape = Shape { width, first: first % width };
         let symbols = symbols(n, shape, seed);
         let mut payload = Vec::new();
-        bytes::encode_rows(&symbols, shape, &mut payload);
+        symbols::encode_rows(&symbols, shape, &mut payload);
         prop_assert_eq!(decoded(&payload, n), Ok(symbols));
     }
 
@@ -70,7 +70,7 @@ proptest! {
         let shape = Shape { width: 40, first: 3 };
         let symbols = symbols(6000, shape, 11);
         let mut payload = Vec::new();
-        bytes::encode_rows(&symbols, shape, &mut payload);
+        symbols::encode_rows(&symbols, shape, &mut payload);
         prop_assert_eq!(payload[0], 5);
         let _ = decoded(&payload, n);
         for (at, flip) in &flips {
