@@ -3,7 +3,7 @@
 
 use super::float::{Float, for_float};
 use super::{Corrupt, Dtype};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// Elements widened and rounded together, in the first-level cache.
 const CHUNK: usize = 512;

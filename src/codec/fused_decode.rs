@@ -8,7 +8,7 @@ use super::log::Grid;
 use super::moment::Rule;
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
 use crate::entropy::ints::{Symbols, add};
-use crate::entropy::level::Level;
+use crate::entropy::simd::Level;
 use crate::entropy::{ints, varint};
 
 /// Values processed together, in the first-level cache.

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch;
+use crate::entropy::simd::{Level, multiversion};
 
 /// Integers of a tile; `i16::MIN` stands for `i32::MIN`.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use super::exception::{put_exceptions, take_exceptions};
 use super::float::{Float, for_float};
 use super::geometry::Rows;
 use super::{Dtype, lossless};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
 
 pub use super::exception::{Exception, apply_exceptions};

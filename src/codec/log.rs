@@ -29,7 +29,7 @@ pub use tile::{Parent, decode_tile, encode_tile};
 use super::float::{Float, for_float};
 use super::lattice::Unfit;
 use super::{Corrupt, Dtype};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// q of an element that is exactly 0.
 pub const ZERO: i32 = i32::MIN;

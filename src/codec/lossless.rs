@@ -19,8 +19,8 @@ use std::borrow::Cow;
 use super::ordered::{Order, Word};
 use super::{Corrupt, Dtype, planes};
 use crate::entropy::cost::entropy_bits;
-use crate::entropy::level::Level;
 use crate::entropy::scratch::Scratch;
+use crate::entropy::simd::Level;
 use crate::entropy::{symbols, varint};
 
 /// Number of pieces of a tile that are sampled to decide how its parent helps, and elements of each.

@@ -22,7 +22,7 @@ use super::float::{Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
 use super::{Corrupt, Dtype};
 use crate::entropy::ints::Symbol;
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// Elements quantized between two checks for failure.
 const CHUNK: usize = 512;

@@ -1,7 +1,7 @@
 //! Elements split into one stream per byte place: bytes of one place resemble each other, not their neighbours.
 
 use super::ordered::{Order, Word};
-use crate::entropy::level::multiversion;
+use crate::entropy::simd::multiversion;
 
 /// Elements transformed together, then split: a few KiB, which stay in the first-level cache in between.
 const BLOCK: usize = 512;

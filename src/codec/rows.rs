@@ -19,7 +19,7 @@ use super::Dtype;
 use super::float::{Float, for_float};
 use super::geometry::Rows;
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// Largest e: a row may move 2^24 times as much as the step of its table.
 pub const MAX_E: u32 = 24;

@@ -8,8 +8,8 @@
 //! Layout: `first`, `digits` | 0x80 if there is an escape, `k`; the length of the Huffman body, the body; the literals
 //! as a payload of [`super::bytes`].
 
-use super::level::{Level, multiversion};
 use super::scratch::Scratch;
+use super::simd::{Level, multiversion};
 use super::{Corrupt, huffman, varint};
 
 /// Maximum words of a block code: a word is a byte.

@@ -13,8 +13,8 @@
 
 use super::bits::{BitReader, BitWriter};
 use super::grid::Shape;
-use super::level::{Level, multiversion};
 use super::scratch::Scratch;
+use super::simd::{Level, multiversion};
 use super::{Corrupt, cost, huffman, packed, symbols, varint};
 
 /// Largest magnitude with a class of its own.

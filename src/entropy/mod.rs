@@ -22,10 +22,10 @@ pub(crate) mod cost;
 pub mod grid;
 mod huffman;
 pub mod ints;
-pub(crate) mod level;
 mod packed;
 mod range;
 pub(crate) mod scratch;
+pub(crate) mod simd;
 mod sparse;
 pub mod symbols;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! at bit w * floor(i / 16).
 
 use super::Corrupt;
-use super::level::{Level, multiversion};
+use super::simd::{Level, multiversion};
 
 /// Values per unit.
 pub(super) const UNIT: usize = LANES * ROWS;

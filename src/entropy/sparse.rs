@@ -5,8 +5,8 @@
 //!
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
-use super::level::{Level, multiversion};
 use super::scratch::Scratch;
+use super::simd::{Level, multiversion};
 use super::{Corrupt, varint};
 
 /// First gap byte that only skips. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes at most ten bytes.

@@ -5,8 +5,8 @@
 
 use super::cost::{block_bits, entropy_bits, flag_bits, header_bits, huffman_bits, literal_bits};
 use super::grid::{self, Shape};
-use super::level::{Level, multiversion};
 use super::scratch::Scratch;
+use super::simd::{Level, multiversion};
 use super::{Corrupt, blocks, huffman, sparse};
 
 const RAW: u8 = 0;

@@ -32,7 +32,7 @@ use std::io;
 
 use super::uniform::{self, Grid};
 use super::{Corrupt, Fit, Policy, State, System, Tensor, Tile, pack};
-use crate::entropy::{bytes, varint};
+use crate::entropy::{symbols, varint};
 
 /// First byte of a payload.
 pub const ID: u8 = 10;
@@ -157,7 +157,7 @@ impl System for CheckNRun {
         varint::put(width, out);
         varint::put(first_row(tile.first, width), out);
         if previous.is_some() {
-            varint::put_bytes(out, |out| bytes::encode(&flags, out));
+            varint::put_bytes(out, |out| symbols::encode(&flags, out));
         }
         let (zeros, scales): (Vec<f32>, Vec<f32>) = grids.iter().map(|grid| (grid.zero, grid.scale)).unzip();
         if symmetric {
@@ -190,7 +190,7 @@ impl System for CheckNRun {
         let mut flags = vec![1; rows];
         let mut values = vec![0.0; len];
         if kind & DIFFERENTIAL != 0 {
-            bytes::decode(varint::take_bytes(payload)?, &mut flags)?;
+            symbols::decode(varint::take_bytes(payload)?, &mut flags)?;
             let previous = previous.filter(|state| state.values.len() == len).ok_or(Corrupt("no previous state"))?;
             values.copy_from_slice(&previous.values);
         }

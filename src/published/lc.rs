@@ -24,9 +24,9 @@ use rayon::prelude::*;
 
 use super::{Fit, Floats, State, System, Tensor, Tile, give_back};
 use crate::codec::Corrupt;
-use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
-use crate::entropy::{bytes, varint};
+use crate::entropy::simd::{Level, multiversion};
+use crate::entropy::{symbols, varint};
 
 /// Bits of an f32's mantissa. The bits above it, sign and exponent, are the number of a bucket.
 const MANTISSA: u32 = 23;
@@ -169,14 +169,14 @@ impl System for Lc {
             return None;
         }
         if buckets.len() <= usize::from(u8::MAX) {
-            bytes::encode_huffman(&symbols, out);
+            symbols::encode_huffman(&symbols, out);
             return Some(State { values, bins: None });
         }
-        varint::put_bytes(out, |out| bytes::encode_huffman(&symbols, out));
+        varint::put_bytes(out, |out| symbols::encode_huffman(&symbols, out));
         for (symbol, (new, old)) in symbols.iter_mut().zip(tile.values.iter().zip(&previous.values)) {
             *symbol = (table.symbols[bucket_of(new - old)] >> 8) as u8;
         }
-        bytes::encode_huffman(&symbols, out);
+        symbols::encode_huffman(&symbols, out);
         Some(State { values, bins: None })
     }
 
@@ -197,16 +197,16 @@ impl System for Lc {
         let mut state = State { values: Floats::new(len), bins: None };
         state.values.copy_from_slice(&previous.values);
         if count <= usize::from(u8::MAX) {
-            bytes::decode(payload, &mut low)?;
+            symbols::decode(payload, &mut low)?;
             if low.iter().any(|&symbol| usize::from(symbol) > count) {
                 return Err(Corrupt("number of a bucket"));
             }
             state.values.iter_mut().zip(low.iter()).for_each(|(value, &symbol)| *value += steps[usize::from(symbol)]);
             return Ok(state);
         }
-        bytes::decode(varint::take_bytes(&mut payload)?, &mut low)?;
+        symbols::decode(varint::take_bytes(&mut payload)?, &mut low)?;
         let mut high = Scratch::new(len);
-        bytes::decode(payload, &mut high)?;
+        symbols::decode(payload, &mut high)?;
         for (value, (&low, &high)) in state.values.iter_mut().zip(low.iter().zip(high.iter())) {
             let symbol = usize::from(u16::from_le_bytes([low, high]));
             *value += steps[Some(symbol).filter(|symbol| *symbol <= count).ok_or(Corrupt("number of a bucket"))?];

@@ -1,6 +1,6 @@
 //! Evenly spaced values: codes 0 to `levels` (at most 255) on a grid of f32.
 
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// A grid: value = zero point + scale * code.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,7 +1,7 @@
 //! Tiles of stepfs's own codecs: untrusted payloads, and round trips.
 
 use stepfs::codec::Rows;
-use stepfs::codec::along::{self, From};
+use stepfs::codec::fused_decode::{self, From};
 use stepfs::codec::log::{Factors, FactorsBuilder, Grid, Parent};
 use stepfs::codec::moment::Rule;
 use stepfs::codec::rows::Base;
@@ -84,7 +84,7 @@ pub(crate) fn lattice_decode(data: &[u8]) {
     let (mut out, mut exceptions, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
     let wide = start.clone().map(Integers::Wide);
     let from = wide.as_ref().map_or(From::Zeros, From::Integers);
-    let fused = along::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
+    let fused = fused_decode::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
     let fused = fused.ok().map(|()| out);
     // A block without elements computes nothing, so an invalid step goes unnoticed there, and does no harm.
     if n > 0 {
@@ -153,8 +153,9 @@ pub(crate) fn log_decode(data: &[u8]) {
     };
     let runs: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
     let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
-    let fused =
-        along::log(dtype, (grid, unit), From::Factors(grid), &runs, n, &mut out, Some(&mut kept)).ok().map(|()| out);
+    let fused = fused_decode::log(dtype, (grid, unit), From::Factors(grid), &runs, n, &mut out, Some(&mut kept))
+        .ok()
+        .map(|()| out);
     let (single, q) = one_by_one().unzip();
     if n > 0 {
         assert!(fused == single, "one pass equals many passes");
@@ -189,7 +190,7 @@ pub(crate) fn moment_decode(data: &[u8]) {
         Some(out)
     };
     let mut out = Vec::new();
-    let fused = along::moment((rule, dtype), &second, step, &payload, &mut out).ok().map(|()| out);
+    let fused = fused_decode::moment((rule, dtype), &second, step, &payload, &mut out).ok().map(|()| out);
     if n > 0 {
         assert!(fused == one_by_one(), "one pass equals many passes");
     }

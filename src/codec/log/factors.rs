@@ -6,7 +6,7 @@
 use super::{FRACTION_BITS, ZERO, pseudo_log};
 use crate::codec::float::{Float, for_float};
 use crate::codec::{Corrupt, Dtype};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, varint};
 
 /// The factor of a row or column of only zeros. Its elements are 0 unless the tile says otherwise, and the prediction

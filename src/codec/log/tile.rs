@@ -8,7 +8,7 @@ use super::{MAX_Q, ZERO};
 use crate::codec::Corrupt;
 use crate::codec::lattice::Unfit;
 use crate::entropy::ints;
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// The parent of a tile.
 #[derive(Clone, Copy, Debug)]

@@ -4,8 +4,8 @@ use super::MAX_E;
 use crate::codec::exception::{put_exceptions, take_exceptions};
 use crate::codec::lattice::{Exception, Unfit};
 use crate::codec::{Corrupt, Rows};
-use crate::entropy::level::{Level, multiversion};
 use crate::entropy::scratch::Scratch;
+use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{ints, symbols, varint};
 
 /// Code of a row that equals its parent's.

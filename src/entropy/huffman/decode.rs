@@ -1,7 +1,7 @@
 //! Bit streams to symbols: one table look-up yields up to eight symbols, stored as one `u64`.
 
 use super::super::Corrupt;
-use super::super::level::{Level, multiversion};
+use super::super::simd::{Level, multiversion};
 use super::lengths::take_lengths;
 use super::{Expansion, MAX_LENGTH, STREAMS, STREAMS_FROM, codes};
 

@@ -1,6 +1,6 @@
 //! Words to bit streams.
 
-use super::super::level::{Level, multiversion};
+use super::super::simd::{Level, multiversion};
 use super::lengths::{code_lengths, put_lengths};
 use super::{MAX_LENGTH, STREAMS, STREAMS_FROM, codes};
 

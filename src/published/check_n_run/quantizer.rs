@@ -2,7 +2,7 @@
 //! search finds.
 
 use super::super::uniform::{self, Grid};
-use crate::entropy::level::{Level, multiversion};
+use crate::entropy::simd::{Level, multiversion};
 
 /// How a row's range is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@
 //! ([`ints`]) follow.
 
 use super::super::pack;
-use crate::entropy::{Corrupt, bytes, ints, varint};
+use crate::entropy::{Corrupt, ints, symbols, varint};
 
 /// The encoder's stages in use, as figure 12 compares them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +137,7 @@ fn put_group(differences: &[u8], cycle: usize, coding: Coding, out: &mut Vec<u8>
         }
     }
     varint::put(symbols.len() as u64, out);
-    varint::put_bytes(out, |out| bytes::encode_huffman(&symbols, out));
+    varint::put_bytes(out, |out| symbols::encode_huffman(&symbols, out));
     if !long.is_empty() {
         varint::put_bytes(out, |out| ints::encode(&long, out));
     }
@@ -151,7 +151,7 @@ fn take_group(payload: &mut &[u8], cycle: usize, coding: Coding, differences: &m
         return Err(Corrupt("more symbols than values"));
     }
     let mut symbols = vec![0; count];
-    bytes::decode(varint::take_bytes(payload)?, &mut symbols)?;
+    symbols::decode(varint::take_bytes(payload)?, &mut symbols)?;
     if coding == Coding::Huffman {
         if count != differences.len() || symbols.iter().any(|&symbol| usize::from(symbol) >= cycle) {
             return Err(Corrupt("symbol of a difference"));

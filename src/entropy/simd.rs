@@ -96,7 +96,7 @@ macro_rules! multiversion {
     ) => {
         $(#[$attr])*
         $vis fn $name $(<$($g: $bound),+>)? (
-            level: $crate::entropy::level::Level,
+            level: $crate::entropy::simd::Level,
             $($arg: $ty),*
         ) $(-> $ret)? {
             #[inline(always)]
