@@ -11,7 +11,6 @@ pub mod beneath;
 mod bytes;
 pub mod durable;
 mod error;
-mod layout;
 mod marks;
 pub mod names;
 pub mod object;
@@ -24,12 +23,12 @@ mod rescue;
 mod restores;
 pub mod retention;
 mod settings;
+mod store;
 mod stub;
 mod transfer;
 
 pub use access::exposed;
 pub use error::{Damage, Error};
-pub use layout::Store;
 pub use marks::{
     PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
 };
@@ -41,5 +40,6 @@ pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_n
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Settings};
+pub use store::Store;
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, write_beside};
