@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use crate::clock::wall_ns;
 use crate::container::{is_metadata, is_of_chunks};
-use crate::store::names::{self, Counted, Shard};
 use crate::store::retention::{Kind, Rule, Unit, Verdict, plan};
+use crate::store::step_pattern::{self, Counted, Shard};
 use crate::store::{Store, beneath, has_pin};
 
 use super::FileId;
@@ -100,7 +100,7 @@ impl Walk<'_> {
                 let rule = self.rules.iter().position(|rule| rule.matches(&path, is_dir));
                 match rule {
                     // `exp1` and `exp2` are no states of one thing unless the glob says so.
-                    Some(rule) if is_dir && (!self.rules[rule].is_wild() || names::counts_training(&path)) => {
+                    Some(rule) if is_dir && (!self.rules[rule].is_wild() || step_pattern::counts_training(&path)) => {
                         let mut gathered = Gathered { pinned, ..Gathered::default() };
                         self.gather(&path, &mut gathered)?;
                         self.add(rule, Kind::Directory, path, gathered);
@@ -111,7 +111,7 @@ impl Walk<'_> {
                     }
                     Some(rule) if file_type.is_file() => {
                         let Some(metadata) = found_at(self.tree, &path)? else { continue };
-                        let shard = names::shard(name(&path));
+                        let shard = step_pattern::shard(name(&path));
                         let unit = shard.as_ref().map_or(path.clone(), |s| directory.join(OsStr::from_bytes(&s.of)));
                         shards.entry((rule, unit)).or_default().push((Member::new(path, &metadata), metadata, shard));
                     }
@@ -169,7 +169,7 @@ impl Walk<'_> {
                     continue;
                 }
                 let Some(metadata) = found_at(self.tree, &path)? else { continue };
-                if let Some(shard) = names::shard(name(&path)) {
+                if let Some(shard) = step_pattern::shard(name(&path)) {
                     shards.entry(shard.of.clone()).or_default().push(shard);
                 }
                 let member = Member::new(path, &metadata);
@@ -203,8 +203,8 @@ impl Walk<'_> {
 
     fn add(&mut self, rule: usize, kind: Kind, path: PathBuf, gathered: Gathered) {
         let Counted { series, steps, step } = match kind {
-            Kind::File => names::of_file(&path),
-            Kind::Directory => names::of_directory(&path),
+            Kind::File => step_pattern::of_file(&path),
+            Kind::Directory => step_pattern::of_directory(&path),
         };
         let own = || gathered.directories.first().map(|directory| directory.modified_ns);
         let unit = Unit {
@@ -256,7 +256,7 @@ fn lacks<'a>(shards: impl Iterator<Item = &'a Shard>) -> bool {
 /// Whether the entries of a directory are what ElasticDL calls a valid version: as many as each of their names says.
 fn is_version<'a>(entries: impl Iterator<Item = (&'a [u8], fs::FileType)>) -> bool {
     let shards: Option<Vec<Shard>> =
-        entries.map(|(name, file_type)| names::shard(name).filter(|_| file_type.is_file())).collect();
+        entries.map(|(name, file_type)| step_pattern::shard(name).filter(|_| file_type.is_file())).collect();
     let Some(shards) = shards else { return false };
     let indices: BTreeSet<u64> = shards.iter().map(|shard| shard.index).collect();
     !shards.is_empty() && indices.len() == shards.len() && shards.iter().all(|s| s.total == shards.len() as u64)

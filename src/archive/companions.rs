@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::container::{Description, Trained, describe};
-use crate::store::{beneath, names};
+use crate::store::{beneath, step_pattern};
 
 use super::Archive;
 
@@ -35,13 +35,13 @@ impl Archive {
     /// Regular files in the directory of a file that are of its step.
     fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let directory = path.parent().unwrap_or(Path::new(""));
-        let steps = names::steps(path);
+        let steps = step_pattern::steps(path);
         let opened = beneath::open_dir(&self.store.tree(), directory)?;
         let mut found = Vec::new();
         for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
             let entry = entry?;
             let other = directory.join(entry.file_name());
-            if other != path && names::steps(&other) == steps && entry.file_type()?.is_file() {
+            if other != path && step_pattern::steps(&other) == steps && entry.file_type()?.is_file() {
                 found.push(other);
             }
         }

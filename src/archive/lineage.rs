@@ -1,14 +1,14 @@
 //! Which files are states of one thing in training: its lineage.
 //!
 //! A file is quantized only when a newer one of its lineage is durable, so files of different runs, ranks or shards
-//! must never share one: the paths may differ only in what [`names::pattern`] leaves out, the numbers that count
+//! must never share one: the paths may differ only in what [`step_pattern::pattern`] leaves out, the numbers that count
 //! training. What is not recognised there is the newest of its own lineage and stays exact.
 
 use std::path::Path;
 
 use crate::container::{Description, Kind, Tensor};
 use crate::hash::Xxh3;
-use crate::store::names;
+use crate::store::step_pattern;
 
 /// Tensors smaller than this many elements do not count: they come and go with schedulers and counters.
 const SIGNATURE_ELEMENTS: u64 = 1024;
@@ -64,7 +64,7 @@ pub(super) fn has_tensors(signature: u64) -> bool {
 /// The lineage of a file with this path and signature.
 pub(super) fn lineage(path: &Path, signature: u64) -> u64 {
     let mut hash = Xxh3::new();
-    hash.update(&names::pattern(path));
+    hash.update(&step_pattern::pattern(path));
     hash.update(&signature.to_le_bytes());
     hash.digest()
 }

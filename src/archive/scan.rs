@@ -10,7 +10,7 @@ use crate::container::{Description, InOrder, Kind, ReadAt, describe};
 use crate::encode::fingerprint;
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
-use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, names};
+use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, step_pattern};
 
 use super::FileId;
 use super::best::{self, Word};
@@ -149,7 +149,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         file: FileId::of(metadata),
         len: metadata.len(),
         modified_ns: modified_ns(metadata),
-        steps: names::steps(path),
+        steps: step_pattern::steps(path),
         sample: xxh3_64(&fingerprint::read(&InOrder::new(file, &description))?),
         signature,
         lineage: lineage(path, signature),

@@ -17,7 +17,7 @@ use crate::published::inshrinkerator::search::{Space, search};
 use crate::published::inshrinkerator::{Config, Metric};
 use crate::published::registry::SystemId;
 use crate::store::durable::scratch;
-use crate::store::{Error, Profile, Store, names};
+use crate::store::{Error, Profile, Store, step_pattern};
 
 use eval::Evaluator;
 use report::{Candidate, Report, Table};
@@ -159,7 +159,8 @@ const IN_USE: &str = "the store is in use, and a mount only reads its settings a
 
 /// Sorts by the step numbers in the names, if all names have them.
 fn in_order(files: &[PathBuf]) -> Vec<PathBuf> {
-    let mut numbered: Vec<(Vec<u64>, PathBuf)> = files.iter().map(|file| (names::steps(file), file.clone())).collect();
+    let mut numbered: Vec<(Vec<u64>, PathBuf)> =
+        files.iter().map(|file| (step_pattern::steps(file), file.clone())).collect();
     let len = numbered.first().map_or(0, |(steps, _)| steps.len());
     if len > 0 && numbered.iter().all(|(steps, _)| steps.len() == len) {
         numbered.sort_by(|(a, _), (b, _)| a.cmp(b));

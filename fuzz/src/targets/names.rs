@@ -5,21 +5,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use stepfs::container::elasticdl;
-use stepfs::store::names;
+use stepfs::store::step_pattern;
 
 /// Any path.
 pub(crate) fn names(data: &[u8]) {
     let path = Path::new(OsStr::from_bytes(data));
-    let pattern = names::pattern(path);
+    let pattern = step_pattern::pattern(path);
     assert!(pattern.len() <= data.len() + 1);
     assert_eq!(pattern, pattern.to_ascii_lowercase());
-    let steps = names::steps(path);
+    let steps = step_pattern::steps(path);
     assert!(pattern.iter().filter(|byte| **byte == b'#').count() >= steps.len());
-    if let Some(group) = names::group(path) {
+    if let Some(group) = step_pattern::group(path) {
         assert!(path.starts_with(&group) && group.iter().count() < path.iter().count());
     }
-    let _ = names::counts_training(path);
-    if let Some(shard) = names::shard(data) {
+    let _ = step_pattern::counts_training(path);
+    if let Some(shard) = step_pattern::shard(data) {
         assert!(shard.of.contains(&b'*'));
     }
     let Ok(text) = std::str::from_utf8(data) else { return };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::Entry;
 use super::index::Index;
-use crate::store::names;
+use crate::store::step_pattern;
 
 #[derive(Debug)]
 pub(super) struct Entries {
@@ -42,7 +42,7 @@ impl Entries {
     /// Enters one; answers what was there.
     pub(super) fn insert(&mut self, path: PathBuf, entry: Entry) -> Option<Entry> {
         let old = self.remove(&path);
-        let group = names::group(&path).map(Arc::from);
+        let group = step_pattern::group(&path).map(Arc::from);
         self.index.add(&path, group, &entry);
         self.map.insert(path, entry);
         old
@@ -65,7 +65,7 @@ impl Entries {
         if let Some(entry) = self.map.get_mut(path) {
             self.index.remove(entry.sequence);
             change(entry);
-            self.index.add(path, names::group(path).map(Arc::from), entry);
+            self.index.add(path, step_pattern::group(path).map(Arc::from), entry);
         }
     }
 

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::store::names;
+use crate::store::step_pattern;
 
 /// What one file or link says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,7 +163,7 @@ fn moved(path: &Path, from: &Path, to: &Path) -> PathBuf {
 
 /// The directory in which the checkpoints lie that a file speaks of.
 fn run(path: &Path) -> PathBuf {
-    let checkpoint = names::group(path).unwrap_or_else(|| path.to_path_buf());
+    let checkpoint = step_pattern::group(path).unwrap_or_else(|| path.to_path_buf());
     checkpoint.parent().unwrap_or(Path::new("")).to_path_buf()
 }
 
@@ -172,7 +172,7 @@ fn series(path: &Path, says: &Says) -> Vec<u8> {
     match says {
         Says::Link(_) => [b"link\0", path.as_os_str().as_bytes()].concat(),
         Says::Best(_) => {
-            let name = names::pattern(Path::new(path.file_name().unwrap_or_default()));
+            let name = step_pattern::pattern(Path::new(path.file_name().unwrap_or_default()));
             [b"best\0", run(path).as_os_str().as_bytes(), b"/", &name].concat()
         }
     }

@@ -9,7 +9,7 @@ use super::*;
 use crate::archive::FileId;
 use crate::archive::resident::ResidentReason;
 use crate::archive::sealer::Closed;
-use crate::store::names;
+use crate::store::step_pattern;
 
 /// Longer than any test, so that groups wait until they are told not to.
 const LONG: Duration = Duration::from_secs(1 << 31);
@@ -181,8 +181,8 @@ impl Scan<'_> {
     }
 
     fn is_open(&self, path: &Path) -> bool {
-        let Some(group) = names::group(path).filter(|_| self.waits) else { return true };
-        let mut files = self.catalog.entries().filter(|(path, _)| names::group(path).as_ref() == Some(&group));
+        let Some(group) = step_pattern::group(path).filter(|_| self.waits) else { return true };
+        let mut files = self.catalog.entries().filter(|(path, _)| step_pattern::group(path).as_ref() == Some(&group));
         files.all(|(_, entry)| {
             let stays = matches!(entry.state, State::Resident(_) | State::Released(_));
             stays || Self::given_up(entry) || entry.held.is_some() || self.history(entry).is_some()
@@ -243,9 +243,9 @@ impl Scan<'_> {
         let mut to_archive: HashMap<PathBuf, usize> = HashMap::new();
         let tasks = self.tasks();
         for (_, path, _) in tasks.iter().filter(|task| task.0 == 3 && (self.is_claimed(task.1) || !waits(task.1))) {
-            names::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
+            step_pattern::group(path).into_iter().for_each(|group| *to_archive.entry(group).or_default() += 1);
         }
-        let in_group = |path: &Path| names::group(path).filter(|_| self.groups);
+        let in_group = |path: &Path| step_pattern::group(path).filter(|_| self.groups);
         let first = |path: &Path| in_group(path).is_none_or(|group| !to_archive.contains_key(&group));
         let unsealed = self.waits_for_seals(waits);
         let tasks = tasks.into_iter().filter(|(urgency, path, _)| {
