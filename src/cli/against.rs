@@ -16,9 +16,9 @@ use crate::store::object::Object;
 use crate::store::{Objects, Store, beneath};
 
 use super::files::{objects, read};
-use super::place::Place;
-use super::survey::stub;
-use super::words::{name, progress};
+use super::format::{name, progress};
+use super::listing::stub;
+use super::target::Target;
 
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
@@ -88,15 +88,15 @@ pub(super) fn run(manifest: &Path, place: &Path, json: bool) -> Result<ExitCode>
         false => fs::read(manifest).with_context(|| format!("{}", manifest.display()))?,
     };
     let lines = parse(&text).with_context(|| format!("{}", manifest.display()))?;
-    let place = Place::of(place)?;
-    let store = Store::look(&place.store)?;
+    let target = Target::of(place)?;
+    let store = Store::look(&target.store)?;
     let known = objects(&store)?;
     let bar = progress(lines.len() as u64, false);
     let mut report = Report { files: Vec::new(), counts: BTreeMap::new() };
     for line in lines {
         let shown = line.name.to_string_lossy().into_owned();
         bar.set_message(name(&shown));
-        let (verdict, why) = match compare(&store, &known, &place, &line) {
+        let (verdict, why) = match compare(&store, &known, &target, &line) {
             Ok(verdict) => verdict,
             Err(error) => (Verdict::Damaged, Some(format!("{error:#}"))),
         };
@@ -126,8 +126,8 @@ fn print(report: &Report, json: bool) -> Result<()> {
 }
 
 /// Compares one file with its line.
-fn compare(store: &Store, objects: &Objects, place: &Place, line: &Line) -> Result<(Verdict, Option<String>)> {
-    let Some(path) = inside(place, &store.tree(), &line.name) else {
+fn compare(store: &Store, objects: &Objects, target: &Target, line: &Line) -> Result<(Verdict, Option<String>)> {
+    let Some(path) = inside(target, &store.tree(), &line.name) else {
         return Ok((Verdict::Missing, Some("it is not in this store".into())));
     };
     match beneath::metadata(&store.tree(), &path) {
@@ -154,13 +154,13 @@ fn compare(store: &Store, objects: &Objects, place: &Place, line: &Line) -> Resu
 
 /// Maps a name of the manifest to a path in the tree, or `None` if it lies outside. An absolute name is a path in the
 /// mount or in the store's tree. Any other name is relative to the place that the user named.
-fn inside(place: &Place, tree: &Path, name: &Path) -> Option<PathBuf> {
+fn inside(target: &Target, tree: &Path, name: &Path) -> Option<PathBuf> {
     let below = match name.is_absolute() {
         true => {
-            let roots = place.mount.iter().map(PathBuf::as_path).chain([tree]);
+            let roots = target.mount.iter().map(PathBuf::as_path).chain([tree]);
             roots.filter_map(|root| name.strip_prefix(root).ok()).next()?.to_path_buf()
         }
-        false => place.path.join(name),
+        false => target.path.join(name),
     };
     let mut path = PathBuf::new();
     for part in below.components() {
@@ -264,8 +264,8 @@ mod tests {
 
     #[test]
     fn names_are_looked_for_in_the_tree() {
-        let place = |path: &str| Place { store: "/s".into(), mount: Some("/mnt".into()), path: path.into() };
-        let inside = |path: &str, name: &str| inside(&place(path), Path::new("/s/tree"), Path::new(name));
+        let target = |path: &str| Target { store: "/s".into(), mount: Some("/mnt".into()), path: path.into() };
+        let inside = |path: &str, name: &str| inside(&target(path), Path::new("/s/tree"), Path::new(name));
         assert_eq!(inside("", "run/a.pt"), Some("run/a.pt".into()));
         assert_eq!(inside("run", "./a.pt"), Some("run/a.pt".into()));
         assert_eq!(inside("run", "../b/a.pt"), Some("b/a.pt".into()));

@@ -12,7 +12,7 @@ use crate::compare::{Codec, Errors, Report, Series, Watch, compare, steps};
 #[cfg(feature = "plots")]
 use crate::compare::{Picture, plot};
 
-use super::words::{name, percent, progress, size, table};
+use super::format::{name, percent, progress, size, table};
 
 /// Store a series of checkpoints with many codecs, and compare size, loss and cost.
 ///

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde::Serialize;
 
-use super::words;
+use super::format;
 
 /// Check whether this machine can mount a store, and say how to fix each problem.
 ///
@@ -80,7 +80,7 @@ fn print(findings: &[Finding]) {
         Level::Problem => "problem",
     };
     for Finding { check, level: found, says, mend } in findings {
-        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", words::name(mend)));
-        println!("{:<8} {check:<12} {}{mend}", level(*found), words::name(says));
+        let mend = mend.as_ref().map_or(String::new(), |mend| format!("; fix: {}", format::name(mend)));
+        println!("{:<8} {check:<12} {}{mend}", level(*found), format::name(says));
     }
 }

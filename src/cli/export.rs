@@ -12,8 +12,8 @@ use crate::store::durable::CrashPoint;
 use crate::store::{Objects, Store, export_file, write_beside};
 
 use super::files::{objects, read};
-use super::survey::{files, stub};
-use super::words::{name, progress};
+use super::format::{name, progress};
+use super::listing::{files, stub};
 
 /// Copy a file or directory out of a store, without a mount.
 ///

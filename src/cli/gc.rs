@@ -13,11 +13,11 @@ use crate::store::object::path_of;
 use crate::store::retention::Verdict;
 use crate::store::{Error, Store};
 
-use super::place::{Place, attribute};
+use super::format::{name, size, table};
+use super::listing::stub;
 use super::status::{of_mount, queue_of_mount};
-use super::survey::stub;
+use super::target::{Target, attribute};
 use super::wait::{wait_for, wait_until};
-use super::words::{name, size, table};
 
 /// Message beside the progress bar.
 const APPLYING: &str = "applying the policy";
@@ -77,14 +77,14 @@ struct Report {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let place = Place::of(&args.path)?;
-    if place.mount.is_none() && args.dry_run && Store::is_locked(&place.store)? {
-        bail!("{} is in use; name the directory where it is mounted", place.store.display());
+    let target = Target::of(&args.path)?;
+    if target.mount.is_none() && args.dry_run && Store::is_locked(&target.store)? {
+        bail!("{} is in use; name the directory where it is mounted", target.store.display());
     }
-    let report = match (&place.mount, args.dry_run) {
-        (None, false) => at_rest(&place)?,
-        (_, true) => planned(&place)?,
-        (Some(mount), false) => mounted(&place, mount)?,
+    let report = match (&target.mount, args.dry_run) {
+        (None, false) => at_rest(&target)?,
+        (_, true) => planned(&target)?,
+        (Some(mount), false) => mounted(&target, mount)?,
     };
     let failed = !report.failed.is_empty();
     if args.json {
@@ -96,9 +96,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 }
 
 /// Plans the policy without applying it.
-fn planned(place: &Place) -> Result<Report> {
-    let store = Store::look(&place.store)?;
-    let condition = |path: &Path| match &place.mount {
+fn planned(target: &Target) -> Result<Report> {
+    let store = Store::look(&target.store)?;
+    let condition = |path: &Path| match &target.mount {
         Some(mount) if is_written(&mount.join(path)) => Condition::BeingWritten,
         _ => on_disk(&store, path),
     };
@@ -149,11 +149,11 @@ fn on_disk(store: &Store, path: &Path) -> Condition {
 }
 
 /// Lets the daemon apply the policy.
-fn mounted(place: &Place, mount: &Path) -> Result<Report> {
+fn mounted(target: &Target, mount: &Path) -> Result<Report> {
     let words = || format!("{} does not answer", mount.display());
     let asked = || -> Result<GcReport> { Ok(serde_json::from_slice(&attribute(mount, "gc").with_context(words)?)?) };
     let before = of_mount(mount)?;
-    let mut report = planned(place)?;
+    let mut report = planned(target)?;
     let ticket = asked()?.asked + 1;
     xattr::set(mount, "user.stepfs.gc", b"1").with_context(|| format!("{}", mount.display()))?;
     let mut done = asked()?;
@@ -169,7 +169,7 @@ fn mounted(place: &Place, mount: &Path) -> Result<Report> {
     report.left = wait_until(|| queue_of_mount(mount), before_that, enough)?.queued;
     let after = of_mount(mount)?;
     // Keep the planned checkpoints that are gone now. The daemon's log gives the reason for each.
-    let tree = Store::look(&place.store)?.tree();
+    let tree = Store::look(&target.store)?.tree();
     report.checkpoints.retain(|line| line.verdict == "remove" && !exists(&tree, &line.path));
     report.dry_run = false;
     report.failed = done.failed;
@@ -189,8 +189,8 @@ fn exists(tree: &Path, path: &str) -> bool {
 }
 
 /// Applies the policy to an unmounted store.
-fn at_rest(place: &Place) -> Result<Report> {
-    let store = Store::open(&place.store).map_err(|error| match error {
+fn at_rest(target: &Target) -> Result<Report> {
+    let store = Store::open(&target.store).map_err(|error| match error {
         Error::Busy { .. } => anyhow::Error::new(error).context("name the directory where the store is mounted"),
         error => error.into(),
     })?;

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::archive::{Archive, AtRest};
 use crate::store::{Store, import_file};
 
+use super::format::{name, progress};
 use super::wait::wait_for;
-use super::words::{name, progress};
 
 /// Copy files into a store that is not mounted, and archive them where possible.
 ///

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::words::{causes, lines, name, size, table};
+use super::format::{causes, lines, name, size, table};
 use report::Report;
 
 /// Show what stepfs finds in checkpoints: tensors, roles, offsets, and how a store keeps them.

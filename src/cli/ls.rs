@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use super::place::Place;
-use super::survey::survey;
-use super::words::{name, percent, size, table};
+use super::format::{name, percent, size, table};
+use super::listing::survey;
+use super::target::Target;
 
 /// List files and their size in the store.
 ///
@@ -32,7 +32,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let entries = survey(&Place::of(&args.path)?)?;
+    let entries = survey(&Target::of(&args.path)?)?;
     let mut out = std::io::stdout().lock();
     if args.json {
         serde_json::to_writer_pretty(&mut out, &entries)?;

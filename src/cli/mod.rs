@@ -8,9 +8,11 @@ mod compare;
 mod doctor;
 mod export;
 mod files;
+mod format;
 mod gc;
 mod import;
 mod inspect;
+mod listing;
 mod ls;
 mod manual;
 mod mount;
@@ -19,19 +21,17 @@ mod mount_options;
 mod natural;
 mod notify;
 mod pin;
-mod place;
 mod profile;
 mod recall;
 mod release;
 mod reshard;
 mod status;
-mod survey;
 mod sync;
+mod target;
 mod tune;
 mod umount;
 mod verify;
 mod wait;
-mod words;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -137,7 +137,7 @@ pub fn main() -> ExitCode {
         if error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe)) {
             return ExitCode::SUCCESS;
         }
-        eprintln!("stepfs: {}", words::lines(&words::causes(&error)));
+        eprintln!("stepfs: {}", format::lines(&format::causes(&error)));
         ExitCode::from(FAILED)
     })
 }
@@ -156,7 +156,7 @@ fn log_to_stderr(default: &str) {
     let env = env_logger::Env::new().filter_or("STEPFS_LOG", default);
     // Users of a mount choose names in the log: no name may start a log line or send control characters to a terminal.
     let line = |out: &mut env_logger::fmt::Formatter, record: &log::Record<'_>| {
-        writeln!(out, "[{} {:<5}] {}", out.timestamp(), record.level(), words::name(&record.args().to_string()))
+        writeln!(out, "[{} {:<5}] {}", out.timestamp(), record.level(), format::name(&record.args().to_string()))
     };
     let _ = env_logger::Builder::from_env(env).format(line).try_init();
 }

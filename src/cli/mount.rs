@@ -13,9 +13,9 @@ use crate::archive::Archive;
 use crate::fs::{MountOptions, clear_dead_mount, is_served, serve};
 use crate::store::{Error, Profile, Store};
 
+use super::format::parse_size;
 use super::mount_options::Options;
 use super::notify;
-use super::words::parse_size;
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -156,7 +156,7 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     };
     match serve_store(mounting, ready) {
         Err(error) if child => {
-            println!("{}", super::words::causes(&error));
+            println!("{}", super::format::causes(&error));
             Ok(ExitCode::from(super::FAILED))
         }
         result => result.map(|()| ExitCode::SUCCESS),

@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::store::Store;
 
+use super::format;
 use super::mount::{self, Mounting};
 use super::mount_options::Options;
-use super::words;
 
 /// Name of the link in /sbin to the program. It is also a subcommand of `stepfs`.
 pub(super) const NAME: &str = "mount.stepfs";
@@ -82,14 +82,14 @@ pub(super) fn run(args: Args) -> ExitCode {
     let options = match options(&args) {
         Ok(options) => options,
         Err(error) => {
-            eprintln!("{NAME}: {}", words::lines(&error));
+            eprintln!("{NAME}: {}", format::lines(&error));
             return ExitCode::from(USAGE);
         }
     };
     match mount(&args, options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{NAME}: {}", words::lines(&words::causes(&error)));
+            eprintln!("{NAME}: {}", format::lines(&format::causes(&error)));
             ExitCode::from(FAILED)
         }
     }

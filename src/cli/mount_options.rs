@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::fs::KernelOption;
 use crate::store::Profile;
 
-use super::words::{self, parse_size};
+use super::format::{self, parse_size};
 
 /// Options without effect. They are true of every stepfs mount, need nothing, or are meant for mount(8) or systemd. The
 /// mount is always `nosuid` and `nodev`. The store's file system handles access times.
@@ -135,7 +135,7 @@ fn split(list: &str) -> Vec<String> {
 }
 
 fn unknown(word: &str) -> String {
-    let word = words::name(word);
+    let word = format::name(word);
     match word.as_str() {
         "remount" => {
             "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::store::PIN;
 
-use super::place::Place;
+use super::target::Target;
 
 /// Keep files, or all files below directories, exactly as they are.
 ///
@@ -34,18 +34,18 @@ pub(super) struct UnpinArgs {
 
 pub(super) fn pin(args: PinArgs) -> Result<ExitCode> {
     for path in &args.paths {
-        let (place, mount) = Place::in_mount(path)?;
-        xattr::set(mount.join(place.path), PIN, b"1").map_err(words).with_context(|| format!("{}", path.display()))?;
+        let (target, mount) = Target::in_mount(path)?;
+        xattr::set(mount.join(target.path), PIN, b"1").map_err(words).with_context(|| format!("{}", path.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn unpin(args: UnpinArgs) -> Result<ExitCode> {
     for path in &args.paths {
-        let (place, mount) = Place::in_mount(path)?;
-        match xattr::remove(mount.join(&place.path), PIN) {
+        let (target, mount) = Target::in_mount(path)?;
+        match xattr::remove(mount.join(&target.path), PIN) {
             Err(error) if error.raw_os_error() == Some(libc::ENODATA) => {
-                match above(&mount, &place.path) {
+                match above(&mount, &target.path) {
                     Some(directory) => bail!(
                         "{} has no pin of its own; unpin {}, which pins all files below it",
                         path.display(),

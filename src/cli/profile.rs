@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use crate::published::registry::SystemId;
 use crate::store::{PROFILE, Profile};
 
-use super::place::{Place, attribute};
-use super::words::name;
+use super::format::name;
+use super::target::{Target, attribute};
 
 /// Show or set how faithfully files are kept once a newer file of their lineage is durable.
 ///
@@ -45,8 +45,8 @@ fn systems() -> String {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     for path in &args.paths {
-        let (place, mount) = Place::in_mount(path)?;
-        let absolute = mount.join(&place.path);
+        let (target, mount) = Target::in_mount(path)?;
+        let absolute = mount.join(&target.path);
         let shown = || name(&path.display().to_string());
         if let Some(profile) = args.set {
             xattr::set(&absolute, PROFILE, profile.name().as_bytes()).map_err(words).with_context(shown)?;

@@ -7,9 +7,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::FAILED;
-use super::place::Place;
-use super::survey::{files, stub};
-use super::words::{name, progress};
+use super::format::{name, progress};
+use super::listing::{files, stub};
+use super::target::Target;
 
 /// Turn released files back into plain files, with the same bytes that reads give.
 ///
@@ -27,9 +27,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut released = Vec::new();
     let mut total = 0;
     for path in &args.paths {
-        let (place, mount) = Place::in_mount(path)?;
-        let store = crate::store::Store::look(&place.store)?;
-        for file in files(&store, &place.path)? {
+        let (target, mount) = Target::in_mount(path)?;
+        let store = crate::store::Store::look(&target.store)?;
+        for file in files(&store, &target.path)? {
             // Include damaged ones: the daemon reports the damage.
             if !matches!(stub(&store, &file), Ok(None)) {
                 let file = mount.join(file);

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::FAILED;
-use super::place::{Place, attribute};
-use super::survey::files;
-use super::words::{name, progress};
+use super::format::{name, progress};
+use super::listing::files;
+use super::target::{Target, attribute};
 
 /// Pause between two checks of the files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -42,13 +42,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut wanted = Vec::new();
     let mut waiting = Vec::new();
     for path in &args.paths {
-        let (place, mount) = Place::in_mount(path)?;
-        let store = crate::store::Store::look(&place.store)?;
-        for file in files(&store, &place.path)? {
-            let named = file == place.path;
+        let (target, mount) = Target::in_mount(path)?;
+        let store = crate::store::Store::look(&target.store)?;
+        for file in files(&store, &target.path)? {
+            let named = file == target.path;
             waiting.push(File { path: mount.join(file), named, reason: String::new(), looks: 0 });
         }
-        wanted.push(mount.join(place.path));
+        wanted.push(mount.join(target.path));
     }
     let bar = progress(waiting.len() as u64, false);
     bar.set_message("releasing");

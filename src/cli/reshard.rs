@@ -13,8 +13,8 @@ use crate::store::durable::{self, Attribute, CrashPoint, Io, scratch};
 use crate::store::{Store, beneath};
 
 use super::files::{objects, read};
-use super::survey::stub;
-use super::words::progress;
+use super::format::progress;
+use super::listing::stub;
 
 /// Write a checkpoint of ElasticDL for another number of parameter servers.
 ///

@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use crate::archive::{Queue, Restored, Status};
 use crate::store::{Restores, STUB_BYTES, Store};
 
-use super::place::{Place, attribute};
-use super::survey::{files, stub};
-use super::words::{name, percent, size};
+use super::format::{name, percent, size};
+use super::listing::{files, stub};
+use super::target::{Target, attribute};
 
 /// Show the contents of a store, its size, and the work left to do.
 #[derive(clap::Args)]
@@ -23,17 +23,17 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let place = Place::of(&args.path)?;
-    let status = match &place.mount {
+    let target = Target::of(&args.path)?;
+    let status = match &target.mount {
         Some(mount) => of_mount(mount)?,
-        None => at_rest(&place)?,
+        None => at_rest(&target)?,
     };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
         return Ok(ExitCode::SUCCESS);
     }
-    println!("store      {}", place.store.display());
-    match (&place.mount, status.daemon) {
+    println!("store      {}", target.store.display());
+    match (&target.mount, status.daemon) {
         (Some(mount), Some(pid)) => println!("mounted    {} by process {pid}", mount.display()),
         _ => println!("mounted    unknown: no mount was named"),
     }
@@ -89,12 +89,12 @@ pub(super) fn queue_of_mount(mount: &std::path::Path) -> Result<Queue> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-fn at_rest(place: &Place) -> Result<Status> {
+fn at_rest(target: &Target) -> Result<Status> {
     use std::os::unix::fs::MetadataExt;
-    let store = Store::look(&place.store)?;
+    let store = Store::look(&target.store)?;
     let mut status = Status::default();
     let mut named = Vec::new();
-    for path in files(&store, &place.path)? {
+    for path in files(&store, &target.path)? {
         let metadata = std::fs::symlink_metadata(store.tree().join(&path))?;
         status.files += 1;
         status.logical_bytes += metadata.len();

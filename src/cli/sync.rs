@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use super::place::Place;
 use super::status::queue_of_mount;
+use super::target::Target;
 use super::wait::wait_until;
 
 /// Wait until all files that can be are archived and released.
@@ -20,7 +20,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let mount = Place::mounted(&args.dir)?;
+    let mount = Target::mounted(&args.dir)?;
     xattr::set(&mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
     let asked = queue_of_mount(&mount)?.newest;
     let done = wait_until(|| queue_of_mount(&mount), || Ok(None), |now| now.has_done(asked))?;

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use crate::fs::unmount;
 use crate::store::{Error, Store};
 
-use super::place::Place;
 use super::status::of_mount;
+use super::target::Target;
 
 /// Unmount, and wait until the daemon has ended.
 ///
@@ -26,17 +26,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     // A dead mount cannot name its store, but can still be unmounted.
-    let place = Place::of(&args.dir).ok();
-    let daemon = place.as_ref().and_then(|place| of_mount(place.mount.as_ref()?).ok()).and_then(|status| status.daemon);
+    let target = Target::of(&args.dir).ok();
+    let daemon =
+        target.as_ref().and_then(|target| of_mount(target.mount.as_ref()?).ok()).and_then(|status| status.daemon);
     unmount(&args.dir).with_context(|| format!("{}", args.dir.display()))?;
-    let (Some(place), Some(daemon)) = (place, daemon) else { return Ok(ExitCode::SUCCESS) };
+    let (Some(target), Some(daemon)) = (target, daemon) else { return Ok(ExitCode::SUCCESS) };
     let waited = std::time::Instant::now();
     while waited.elapsed() < PATIENCE {
-        match Store::is_locked(&place.store) {
+        match Store::is_locked(&target.store) {
             Ok(true) => std::thread::sleep(Duration::from_millis(10)),
             Ok(false) | Err(Error::Missing(_)) => return Ok(ExitCode::SUCCESS),
             Err(error) => return Err(error.into()),
         }
     }
-    bail!("unmounted, but the daemon (process {daemon}) still works on {}", place.store.display())
+    bail!("unmounted, but the daemon (process {daemon}) still works on {}", target.store.display())
 }

@@ -10,7 +10,7 @@ use crate::archive::repair::{self, Progress, Report};
 use crate::store::{Error, Store};
 
 use super::against;
-use super::words::{name, progress, size};
+use super::format::{name, progress, size};
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///

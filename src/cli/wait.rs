@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::archive::Queue;
 
-use super::words::progress;
+use super::format::progress;
 
 /// How often to ask how much is left. The answer examines no file.
 const INTERVAL: Duration = Duration::from_millis(20);

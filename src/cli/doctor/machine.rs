@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use rustix::process::{Resource, getrlimit};
 
 use super::{Finding, ok, problem, warning};
-use crate::cli::words::size;
+use crate::cli::format::size;
 use crate::fs::is_admin;
 use crate::recall::usual_memory;
 

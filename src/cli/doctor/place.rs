@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, ioctl_ficlone, renameat_with, statvfs, syncfs};
 
 use super::{Finding, ok, problem, warning};
-use crate::cli::place::Place;
-use crate::cli::words::size;
+use crate::cli::format::size;
+use crate::cli::target::Target;
 use crate::fs::{has_leases, is_dead, kind_of};
 use crate::store::{Store, exposed};
 
@@ -55,7 +55,7 @@ pub(super) fn findings(dir: &Path) -> (Vec<Finding>, Option<io::Result<bool>>) {
 /// Finds the store at `dir`, or checks that one can be created there. Also returns its path.
 fn store(dir: &Path) -> (Finding, PathBuf) {
     let path = std::path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf());
-    let place = match Place::of(dir) {
+    let place = match Target::of(dir) {
         Ok(place) => place,
         Err(_) => return (no_store(&path), path),
     };

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::cli::format::{name, size, table};
 use crate::cli::natural;
-use crate::cli::words::{name, size, table};
 use crate::container::METADATA;
 
 use super::report::Report;

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::cli::place::{Place, attribute};
+use crate::cli::target::{Target, attribute};
 use crate::container::{Kind, METADATA, Model, Tensor, describe, is_of_chunks};
 use crate::store::Store;
 use crate::store::object::Object;
@@ -170,14 +170,14 @@ fn open_aside(path: &Path) -> std::io::Result<File> {
 
 /// An attribute that the daemon gives for a file in a mount.
 fn word(path: &Path, name: &str) -> Option<String> {
-    let place = Place::of(path).ok()?;
-    String::from_utf8(attribute(&place.mount?.join(&place.path), name).ok()?).ok()
+    let target = Target::of(path).ok()?;
+    String::from_utf8(attribute(&target.mount?.join(&target.path), name).ok()?).ok()
 }
 
 /// The object of a released file in a mount.
 fn object_of(path: &Path) -> Option<Object> {
-    let place = Place::of(path).ok()?;
+    let target = Target::of(path).ok()?;
     let id = word(path, "object")?;
-    let store = Store::look(&place.store).ok()?;
+    let store = Store::look(&target.store).ok()?;
     Object::open(&store.objects(), id.parse().ok()?).ok()
 }

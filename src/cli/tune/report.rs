@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::compare::Trial;
 use crate::store::Profile;
 
-use super::super::words::{name, percent, size};
+use super::super::format::{name, percent, size};
 
 /// A profile that was tried.
 #[derive(Clone, Debug, Serialize)]

@@ -14,7 +14,7 @@ use crate::store::object::{Id, Object};
 use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned, recalled_from};
 
 use super::natural;
-use super::place::{Place, attribute};
+use super::target::{Target, attribute};
 
 /// Properties of a file.
 #[derive(Debug, Serialize)]
@@ -77,13 +77,13 @@ pub(super) struct Weight {
 }
 
 /// Every regular file at or below a place, by path.
-pub(super) fn survey(place: &Place) -> Result<Vec<Entry>> {
-    let store = Store::look(&place.store)?;
+pub(super) fn survey(target: &Target) -> Result<Vec<Entry>> {
+    let store = Store::look(&target.store)?;
     let mut entries = Vec::new();
     let mut parents = HashMap::new();
-    for path in files(&store, &place.path)? {
+    for path in files(&store, &target.path)? {
         // A file may disappear during the survey.
-        if let Ok(entry) = entry(&store, &mut parents, place, &path) {
+        if let Ok(entry) = entry(&store, &mut parents, target, &path) {
             entries.push(entry);
         }
     }
@@ -137,11 +137,11 @@ fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).count() as u32
 }
 
-fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Result<Entry> {
+fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> Result<Entry> {
     let metadata = fs::symlink_metadata(store.tree().join(path))?;
     let asked = store.profiles(path)?;
     let word = |name| {
-        let value = attribute(&place.mount.as_ref()?.join(path), name).ok()?;
+        let value = attribute(&target.mount.as_ref()?.join(path), name).ok()?;
         String::from_utf8(value).ok()
     };
     let mut entry = Entry {
@@ -171,7 +171,7 @@ fn entry(store: &Store, parents: &mut Parents, place: &Place, path: &Path) -> Re
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
-    } else if place.mount.is_some() {
+    } else if target.mount.is_some() {
         // Only the daemon knows about open handles.
         entry.state = word("state").unwrap_or(entry.state);
         entry.profile = word("profile").unwrap_or(entry.profile);

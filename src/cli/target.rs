@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 /// A store, its mount if the path leads through one, and the path inside the tree.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Target {
     /// Absolute path of the store.
     pub(super) store: PathBuf,
     /// Absolute path of the mount's root.
@@ -17,12 +17,12 @@ pub(super) struct Place {
     pub(super) path: PathBuf,
 }
 
-impl Place {
+impl Target {
     /// Finds the place of `path`: a store, a mount, or a path in a mount.
-    pub(super) fn of(path: &Path) -> Result<Place> {
+    pub(super) fn of(path: &Path) -> Result<Target> {
         let absolute = fs::canonicalize(path).with_context(|| format!("{}", path.display()))?;
         if absolute.join("stepfs.toml").is_file() {
-            return Ok(Place { store: absolute, mount: None, path: PathBuf::new() });
+            return Ok(Target { store: absolute, mount: None, path: PathBuf::new() });
         }
         let Some(mount) = mount_of(&absolute) else {
             bail!(
@@ -34,14 +34,14 @@ impl Place {
             format!("{} does not answer; `stepfs mount` again clears a dead mount", mount.display())
         })?;
         let path = absolute.strip_prefix(&mount).unwrap_or(&absolute).to_path_buf();
-        Ok(Place { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
+        Ok(Target { store: PathBuf::from(std::ffi::OsString::from_vec(store)), mount: Some(mount), path })
     }
 
     /// The place of `path`, which must be in a mount, for actions that need the daemon. Also returns the mount's root.
-    pub(super) fn in_mount(path: &Path) -> Result<(Place, PathBuf)> {
-        let place = Place::of(path)?;
-        match place.mount.clone() {
-            Some(mount) => Ok((place, mount)),
+    pub(super) fn in_mount(path: &Path) -> Result<(Target, PathBuf)> {
+        let target = Target::of(path)?;
+        match target.mount.clone() {
+            Some(mount) => Ok((target, mount)),
             None => bail!(
                 "{} is a store; this needs the daemon: `stepfs mount {} DIR`, then name files below DIR",
                 path.display(),
@@ -52,7 +52,7 @@ impl Place {
 
     /// The mount that holds `path`.
     pub(super) fn mounted(path: &Path) -> Result<PathBuf> {
-        match Place::of(path)?.mount {
+        match Target::of(path)?.mount {
             Some(mount) => Ok(mount),
             None => bail!("{} is a store; name the directory where it is mounted", path.display()),
         }
