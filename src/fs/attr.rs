@@ -13,7 +13,7 @@ use super::errno::Result;
 use super::generation::NONE;
 use super::inodes::{Table, kind};
 use super::privileges::{drop_privileges, has_privileges};
-use super::transition::{Step, Wanted};
+use super::transition::{RecallGoal, Step};
 
 /// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
 /// times and blocks of a file move on while it is written through a mapping: then it has to ask each time.
@@ -194,7 +194,7 @@ impl Core {
         }
         let node = table.node(ino)?;
         if node.stub.is_some() || node.waiting.is_some() {
-            return Ok(Step::First(if size == 0 { Wanted::Empty } else { Wanted::Bytes }));
+            return Ok(Step::First(if size == 0 { RecallGoal::Empty } else { RecallGoal::Bytes }));
         }
         if node.superseded && fh.is_none() {
             return Err(libc::ESTALE.into());

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use fuser::RenameFlags;
 
-use super::namespace::Served;
+use super::archive_hooks::Served;
 use super::node::Source;
 use super::numbers::ROOT;
 use super::open::Access;

@@ -16,6 +16,7 @@
 //! What must never happen: a thread that answers the kernel waits for a decoder or an fsync; the table's lock is held
 //! across either; a file's representation changes while it is open; an invalidation is sent under a lock.
 
+mod archive_hooks;
 mod attr;
 mod dir;
 mod errno;
@@ -29,8 +30,7 @@ mod io;
 mod mapped;
 mod mount;
 mod mounts;
-mod names;
-mod namespace;
+mod name_ops;
 mod node;
 mod notify;
 mod numbers;
@@ -66,7 +66,7 @@ use inodes::Table;
 pub use mapped::has_leases;
 pub use mount::{KernelOption, MountOptions, serve};
 pub use mounts::{clear_dead_mount, is_dead, is_served, kind_of, unmount};
-use names::Creator;
+use name_ops::Creator;
 use node::Handle;
 pub use sys::is_admin;
 
@@ -133,7 +133,7 @@ impl Core {
 }
 
 /// The protocol's operations.
-struct Face {
+struct FuseAdapter {
     core: Arc<Core>,
     stack_depth: u32,
 }
@@ -152,7 +152,7 @@ fn done(reply: ReplyEmpty, result: Result<()>) {
     }
 }
 
-impl Filesystem for Face {
+impl Filesystem for FuseAdapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         // O_TRUNC with the open: a released file that is emptied need not be recalled first.
         let wanted = [

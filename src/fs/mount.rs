@@ -11,10 +11,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle as SignalHandle, Signals};
 
+use super::archive_hooks::Served;
 use super::error::MountError;
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
-use super::namespace::Served;
-use super::{Core, Face, sys};
+use super::{Core, FuseAdapter, sys};
 use crate::archive::Archive;
 use crate::store::exposed;
 
@@ -158,7 +158,7 @@ pub fn serve(
 
     let core = Arc::new(Core::new(Arc::clone(&archive), !options.no_passthrough).map_err(MountError::Tree)?);
     let stacked = rustix::fs::statfs(archive.store().tree()).is_ok_and(|found| STACKED.contains(&found.f_type));
-    let face = Face { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
+    let face = FuseAdapter { core: Arc::clone(&core), stack_depth: if stacked { 2 } else { 1 } };
     let session = Session::new(face, &point, &config(options, &store)).map_err(MountError::Mount)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.watch_mappings().map_err(MountError::Mount)?;

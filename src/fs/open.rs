@@ -23,7 +23,7 @@ use super::errno::{Fault, Result};
 use super::inodes::Table;
 use super::node::{Handle, Mode, Opened, Restore, Source};
 use super::privileges::drop_privileges;
-use super::transition::{Made, Step, Wanted};
+use super::transition::{Prepared, RecallGoal, Step};
 
 /// What an open asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ fn open_file(place: &super::place::Place, access: Access) -> io::Result<(File, b
 
 impl Core {
     /// Answers an OPEN, at once or from a worker.
-    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reader: Made, reply: ReplyOpen) {
+    pub(super) fn open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reader: Prepared, reply: ReplyOpen) {
         let register = |fd: BorrowedFd<'_>| reply.open_backing(fd);
         match self.try_open(ino, uid, Access::of(flags), reader, &register) {
             Ok(Step::Done(answer)) => match &answer.backing {
@@ -105,7 +105,7 @@ impl Core {
         ino: u64,
         uid: u32,
         access: Access,
-        reader: Made,
+        reader: Prepared,
         register: Register<'_>,
     ) -> Result<Step<Answer>> {
         let mut table = self.table();
@@ -114,9 +114,9 @@ impl Core {
             return Err(if node.kind == FileType::Directory { libc::EISDIR } else { libc::ENXIO }.into());
         }
         let wanted = match (access.write, access.truncate) {
-            (_, true) => Wanted::Empty,
-            (true, false) => Wanted::Bytes,
-            (false, false) => Wanted::Reader,
+            (_, true) => RecallGoal::Empty,
+            (true, false) => RecallGoal::Bytes,
+            (false, false) => RecallGoal::Reader,
         };
         if node.waiting.is_some() {
             return Ok(Step::First(wanted));
@@ -125,11 +125,11 @@ impl Core {
             return Err(libc::ESTALE.into());
         }
         let source = match (&node.stub, &node.opened) {
-            (Some(_), _) if wanted != Wanted::Reader => return Ok(Step::First(wanted)),
+            (Some(_), _) if wanted != RecallGoal::Reader => return Ok(Step::First(wanted)),
             (Some(_), Some(_)) => None,
             (Some(stub), None) => match reader {
                 Some((read, reader)) if read == *stub => Some((Source::Reader(reader), true, false)),
-                _ => return Ok(Step::First(Wanted::Reader)),
+                _ => return Ok(Step::First(RecallGoal::Reader)),
             },
             (None, Some(opened))
                 if (opened.readable || !access.read)

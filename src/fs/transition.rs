@@ -27,7 +27,7 @@ use crate::sync::MutexGuard;
 
 /// What must be done with a released file first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum RecallGoal {
     /// Open its object for reading.
     Reader,
     /// Make it resident with its bytes: it is going to be changed.
@@ -43,11 +43,11 @@ pub(super) enum Step<T> {
     /// It is done.
     Done(T),
     /// This is needed first; then try again.
-    First(Wanted),
+    First(RecallGoal),
 }
 
 /// A reader and the stub that it reads.
-pub(super) type Made = Option<(Stub, Arc<Reader>)>;
+pub(super) type Prepared = Option<(Stub, Arc<Reader>)>;
 
 /// Ends a transition however it ended.
 struct Transition {
@@ -117,7 +117,12 @@ impl Drop for Temporary {
 
 impl Core {
     /// Does what is wanted with a released file, then calls `again` from a worker; at once when there is nothing to do.
-    pub(super) fn make(self: &Arc<Self>, ino: u64, wanted: Wanted, again: impl FnOnce(Result<Made>) + Send + 'static) {
+    pub(super) fn make(
+        self: &Arc<Self>,
+        ino: u64,
+        wanted: RecallGoal,
+        again: impl FnOnce(Result<Prepared>) + Send + 'static,
+    ) {
         let mut table = self.table();
         let node = match table.node_mut(ino) {
             Ok(node) => node,
@@ -140,8 +145,12 @@ impl Core {
         let transition = Transition { core: Arc::clone(self), ino };
         self.workers.submit(Box::new(move || {
             let made = match wanted {
-                Wanted::Reader => core.archive.reader(&stub).map(|reader| Some((stub, reader))).map_err(Fault::from),
-                Wanted::Bytes | Wanted::Resident | Wanted::Empty => core.bring_back(ino, &stub, wanted).map(|()| None),
+                RecallGoal::Reader => {
+                    core.archive.reader(&stub).map(|reader| Some((stub, reader))).map_err(Fault::from)
+                }
+                RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Empty => {
+                    core.bring_back(ino, &stub, wanted).map(|()| None)
+                }
             };
             drop(transition);
             again(made);
@@ -155,11 +164,11 @@ impl Core {
             Ok((FileType::RegularFile, true)) => done(Ok(())),
             Ok((FileType::RegularFile, false)) => {
                 let core = Arc::clone(self);
-                let again: Box<dyn FnOnce(Result<Made>) + Send> = Box::new(move |made| match made {
+                let again: Box<dyn FnOnce(Result<Prepared>) + Send> = Box::new(move |made| match made {
                     Ok(_) => core.recall(ino, Box::new(done) as Box<dyn FnOnce(Result<()>) + Send>),
                     Err(fault) => done(Err(fault)),
                 });
-                self.make(ino, Wanted::Resident, again);
+                self.make(ino, RecallGoal::Resident, again);
             }
             Ok((FileType::Directory, _)) => done(Err(libc::EISDIR.into())),
             Ok(_) => done(Err(libc::EINVAL.into())),
@@ -176,19 +185,19 @@ impl Core {
     /// Puts a plain file in the place of a stub. Fails with ESTALE after having put it there as another inode, when
     /// readers are served from the decoded file by the kernel: those keep what they have, and the kernel, told that
     /// its inode is stale, looks the name up again and finds the new one.
-    fn bring_back(&self, ino: u64, stub: &Stub, wanted: Wanted) -> Result<()> {
+    fn bring_back(&self, ino: u64, stub: &Stub, wanted: RecallGoal) -> Result<()> {
         let original = self.table().place(ino)?.hold()?;
         let before = Seen::of(&original)?;
         let new = Temporary(match wanted {
-            Wanted::Empty => {
+            RecallGoal::Empty => {
                 let path = self.temporary();
                 self.io().create(&path, CrashPoint::RecallWritten)?;
                 path
             }
-            Wanted::Bytes | Wanted::Resident | Wanted::Reader => self.archive.recall(stub, &original)?,
+            RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Reader => self.archive.recall(stub, &original)?,
         });
         let (mut table, now) =
-            self.carry_attributes(ino, &original, (wanted != Wanted::Empty).then_some(before), &new.0)?;
+            self.carry_attributes(ino, &original, (wanted != RecallGoal::Empty).then_some(before), &new.0)?;
         let file = file_id(&now);
         let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);
         let nameless = table.place(ino)?.follow();
@@ -215,7 +224,7 @@ impl Core {
             let node = table.node_mut(ino)?;
             node.file = replacement;
             node.stub = None;
-            if wanted == Wanted::Empty {
+            if wanted == RecallGoal::Empty {
                 node.version += 1;
             }
             if nameless {
@@ -227,7 +236,7 @@ impl Core {
                 handles.handles.values().for_each(|handle| handle.switch(&opened));
             }
         }
-        if wanted == Wanted::Resident {
+        if wanted == RecallGoal::Resident {
             // Nobody opens it, so that nothing else would tell. The object keeps its name.
             paths.iter().for_each(|path| self.archive.recalled(path));
         }

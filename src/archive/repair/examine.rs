@@ -12,7 +12,7 @@ use crate::store::durable::Io;
 use crate::store::object::{Object, path_of};
 use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub};
 
-use super::patient::{Found, find, open_plain};
+use super::damaged_object::{Found, find, open_plain};
 use super::rebuild::decodes;
 use super::stubs;
 
@@ -193,8 +193,8 @@ pub(super) fn examine(
     }
     for id in found.broken.clone() {
         // It may be damaged itself, behind what it is a difference to.
-        if let Ok(Found::Object(patient)) = find(store, id)
-            && !patient.damaged()?.is_empty()
+        if let Ok(Found::Object(object)) = find(store, id)
+            && !object.damaged()?.is_empty()
         {
             found.culprits.insert(id);
         }

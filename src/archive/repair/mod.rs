@@ -7,9 +7,9 @@
 //!
 //! What cannot be saved stays where it is, for a backup to complete it.
 
+mod bit_flip;
+mod damaged_object;
 mod examine;
-mod mend;
-mod patient;
 mod rebuild;
 mod salvage;
 mod sources;
@@ -33,8 +33,8 @@ pub use salvage::{Salvaged, salvage};
 pub(super) use stubs::find_lost_stubs;
 pub use stubs::lost_stub;
 
+use damaged_object::{DamagedObject, Found, Part, find};
 use examine::{Examined, Suspects};
-use patient::{Found, Part, Patient, find};
 use rebuild::{Lost, Rebuild};
 use sources::{Source, Sources};
 
@@ -138,14 +138,14 @@ fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
 
 /// What can be done about a damaged object.
 struct Plan {
-    cure: Cure,
+    fix: Fix,
     /// In words.
     remedy: String,
 }
 
-enum Cure {
+enum Fix {
     /// Header, footer, index or payloads with one wrong bit or byte each are written right; these parts come from elsewhere.
-    Object { patient: Box<Patient>, mended: HashMap<Part, Vec<u8>>, sources: Vec<(Part, Arc<Vec<u8>>)> },
+    Object { object: Box<DamagedObject>, mended: HashMap<Part, Vec<u8>>, sources: Vec<(Part, Arc<Vec<u8>>)> },
     /// Only the header is left, and a file has the bytes.
     Anew(Box<Header>, std::path::PathBuf),
     /// Only the header is left, and another object decodes to the same.
@@ -213,9 +213,9 @@ impl<'a> Round<'a> {
         let mut wanted = HashSet::new();
         let mut damaged = BTreeMap::new();
         for (id, found) in &patients {
-            if let Found::Object(patient) = found {
-                let parts = patient.damaged()?;
-                wanted.extend(rebuild::hashes(&patient.index, &parts));
+            if let Found::Object(object) = found {
+                let parts = object.damaged()?;
+                wanted.extend(rebuild::hashes(&object.index, &parts));
                 damaged.insert(*id, parts);
             }
         }
@@ -223,11 +223,11 @@ impl<'a> Round<'a> {
         let mut plans = BTreeMap::new();
         for (id, found) in patients {
             let plan = match found {
-                Found::Object(patient) => self.of_parts(patient, &damaged[&id], &sources)?,
+                Found::Object(object) => self.of_parts(object, &damaged[&id], &sources)?,
                 Found::Header(header) => self.of_header(header, &sources),
                 Found::Nothing => misplaced.get(&id).map(|path| Plan {
                     remedy: "it lies under another object's name, and gets its own".into(),
-                    cure: Cure::Misplaced(path.clone()),
+                    fix: Fix::Misplaced(path.clone()),
                 }),
             };
             if let Some(plan) = plan {
@@ -244,22 +244,22 @@ impl<'a> Round<'a> {
                 continue;
             };
             let remedy = format!("{} has the bytes of the file", path.display());
-            plans.insert(*id, Plan { remedy, cure: Cure::Anew(Box::new(header), path) });
+            plans.insert(*id, Plan { remedy, fix: Fix::Anew(Box::new(header), path) });
         }
         Ok(plans)
     }
 
-    fn of_parts(&self, patient: Box<Patient>, damaged: &[Part], sources: &Sources) -> io::Result<Option<Plan>> {
+    fn of_parts(&self, object: Box<DamagedObject>, damaged: &[Part], sources: &Sources) -> io::Result<Option<Plan>> {
         let (mut mended, mut found, mut words, mut left) = (HashMap::new(), Vec::new(), Vec::new(), 0);
-        if patient.rewrite {
+        if object.rewrite {
             words.push("header and index are put right".to_string());
         }
         let few = damaged.len() <= MOST_MENDED;
         for part in damaged {
-            if let Some(payload) = if few { patient.mended(*part)? } else { None } {
+            if let Some(payload) = if few { object.mended(*part)? } else { None } {
                 mended.insert(*part, payload);
                 words.push("a wrong byte is put right".into());
-            } else if let Some((source, bytes)) = sources.find(&patient.header, &patient.index, *part) {
+            } else if let Some((source, bytes)) = sources.find(&object.header, &object.index, *part) {
                 found.push((*part, Arc::new(bytes)));
                 words.push(match source {
                     Source::Object(id) => format!("lost bytes are in object {id}"),
@@ -276,13 +276,13 @@ impl<'a> Round<'a> {
         if left > 0 {
             words.push(format!("{left} of its parts stay lost"));
         }
-        Ok(Some(Plan { remedy: words.join("; "), cure: Cure::Object { patient, mended, sources: found } }))
+        Ok(Some(Plan { remedy: words.join("; "), fix: Fix::Object { object, mended, sources: found } }))
     }
 
     fn of_header(&self, header: Box<Header>, sources: &Sources) -> Option<Plan> {
         if let Some(path) = sources.whole(&self.found.resident, &header) {
             let remedy = format!("{} has its bytes", path.display());
-            return Some(Plan { remedy, cure: Cure::Anew(header, path) });
+            return Some(Plan { remedy, fix: Fix::Anew(header, path) });
         }
         let same = |other: &Header| {
             (other.decoded_hash, other.logical_len) == (header.decoded_hash, header.logical_len)
@@ -292,7 +292,7 @@ impl<'a> Round<'a> {
             Chain::open(&self.objects, other.id).is_ok_and(|chain| rebuild::decodes(&chain, other.decoded_hash).is_ok())
         })?;
         let remedy = format!("object {} decodes to the same: its files name that one", twin.id);
-        self.found.names.contains_key(&header.id).then_some(Plan { remedy, cure: Cure::Twin(twin.id) })
+        self.found.names.contains_key(&header.id).then_some(Plan { remedy, fix: Fix::Twin(twin.id) })
     }
 
     /// Does what can be done; returns it in words.
@@ -315,7 +315,7 @@ impl<'a> Round<'a> {
         // What others are differences to first.
         plans.sort_by_key(|(id, plan)| (plan.depth(), *id));
         for (id, plan) in plans {
-            match self.cure(id, &plan.cure) {
+            match self.fix(id, &plan.fix) {
                 Ok(true) => done.push(format!("object {id}: {}", plan.remedy)),
                 Ok(false) => {}
                 Err(error) if is_hopeless(&error) => log::warn!("object {id}: cannot be saved: {error}"),
@@ -325,13 +325,13 @@ impl<'a> Round<'a> {
         Ok(done)
     }
 
-    fn cure(&self, id: Id, cure: &Cure) -> io::Result<bool> {
+    fn fix(&self, id: Id, fix: &Fix) -> io::Result<bool> {
         let (io, objects) = (self.store.io(), self.store.objects());
-        match cure {
-            Cure::Object { patient, mended, sources } => {
+        match fix {
+            Fix::Object { object, mended, sources } => {
                 let mut changed = false;
-                if patient.rewrite || !mended.is_empty() {
-                    patient.write_again(self.store, mended)?;
+                if object.rewrite || !mended.is_empty() {
+                    object.write_again(self.store, mended)?;
                     changed = true;
                 }
                 if sources.is_empty() {
@@ -351,8 +351,8 @@ impl<'a> Round<'a> {
                     result => result.map(|()| true),
                 }
             }
-            Cure::Anew(header, path) => rebuild::anew(self.store, &self.objects, header, path).map(|()| true),
-            Cure::Twin(twin) => {
+            Fix::Anew(header, path) => rebuild::anew(self.store, &self.objects, header, path).map(|()| true),
+            Fix::Twin(twin) => {
                 for path in self.found.names.get(&id).into_iter().flatten() {
                     let logical_len = fs::symlink_metadata(self.store.tree().join(path))?.len();
                     let stub = Stub { store: self.store.id(), object: *twin, logical_len };
@@ -360,10 +360,10 @@ impl<'a> Round<'a> {
                 }
                 Ok(true)
             }
-            Cure::Misplaced(path) => {
+            Fix::Misplaced(path) => {
                 let to = path_of(&objects, id);
                 // Another one may have got its own name back from there since it was looked at.
-                if patient::id_of(io, path) != Some(id) {
+                if damaged_object::id_of(io, path) != Some(id) {
                     return Ok(false);
                 }
                 set_aside(self.store, &to)?;
@@ -383,11 +383,11 @@ impl<'a> Round<'a> {
 
 impl Plan {
     fn depth(&self) -> u32 {
-        match &self.cure {
-            Cure::Object { patient, .. } => patient.header.depth,
-            Cure::Anew(header, _) => header.depth,
-            Cure::Twin(_) => u32::MAX,
-            Cure::Misplaced(_) => 0,
+        match &self.fix {
+            Fix::Object { object, .. } => object.header.depth,
+            Fix::Anew(header, _) => header.depth,
+            Fix::Twin(_) => u32::MAX,
+            Fix::Misplaced(_) => 0,
         }
     }
 }
@@ -409,7 +409,7 @@ fn misplaced(store: &Store) -> io::Result<HashMap<Id, std::path::PathBuf>> {
         let Ok(entries) = fs::read_dir(&directory) else { continue };
         for entry in entries {
             let path = entry?.path();
-            let Some(id) = patient::id_of(store.io(), &path) else { continue };
+            let Some(id) = damaged_object::id_of(store.io(), &path) else { continue };
             if path != path_of(&objects, id) {
                 found.entry(id).or_insert(path);
             }

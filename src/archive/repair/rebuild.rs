@@ -15,7 +15,7 @@ use crate::store::object::{Header, Index, Object, ObjectWriter, TensorEntry, Til
 use crate::store::{Damage, Objects, Store};
 use crate::tile::{self, Around, Coding, TileSpec};
 
-use super::patient::{Part, open_plain, parts};
+use super::damaged_object::{Part, open_plain, parts};
 use super::set_aside;
 
 /// Bytes of a lost part.

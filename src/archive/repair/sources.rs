@@ -11,7 +11,7 @@ use crate::recall::{Chain, walk};
 use crate::store::object::{Header, Index};
 use crate::store::{Id, Objects, Store};
 
-use super::patient::{Part, open_plain, parts};
+use super::damaged_object::{Part, open_plain, parts};
 
 /// Where a part's decoded bytes are.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use crate::store::{MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub
 
 use super::super::catalog::{State, modified_ns};
 use super::super::resident::ResidentReason;
-use super::patient::open_plain;
+use super::damaged_object::open_plain;
 
 /// Objects by length and modification time of their files.
 pub(super) struct ByTime {

@@ -8,7 +8,7 @@ use crate::store::durable::{DeviceFile, Io};
 use crate::store::object::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, Tile, path_of};
 use crate::store::{Damage, Id, Store};
 
-use super::mend::mend;
+use super::bit_flip::mend;
 
 /// Behind its end an object is looked for so far back: what was appended to it.
 const MOST_APPENDED: u64 = 1 << 20;
@@ -18,7 +18,7 @@ const MOST_INDEX: u64 = 1 << 30;
 /// What there is left of an object.
 pub(super) enum Found {
     /// Its header and index, and some of its payloads.
-    Object(Box<Patient>),
+    Object(Box<DamagedObject>),
     /// It says what it decoded to, and no more.
     Header(Box<Header>),
     /// Nothing.
@@ -26,7 +26,7 @@ pub(super) enum Found {
 }
 
 /// An object with a sound header and index; its payloads may be damaged.
-pub(super) struct Patient {
+pub(super) struct DamagedObject {
     pub(super) header: Header,
     pub(super) index: Index,
     file: DeviceFile,
@@ -107,7 +107,7 @@ pub(super) fn find(store: &Store, id: Id) -> io::Result<Found> {
     match index(&file, &header, &footer, at)? {
         Some((index, mended)) => {
             rewrite |= mended;
-            Ok(Found::Object(Box::new(Patient { header, index, file, rewrite })))
+            Ok(Found::Object(Box::new(DamagedObject { header, index, file, rewrite })))
         }
         None => Ok(Found::Header(Box::new(header))),
     }
@@ -157,7 +157,7 @@ fn index(file: &DeviceFile, header: &Header, footer: &Footer, at: u64) -> io::Re
     Ok(index.ok().map(|index| (index, mended)))
 }
 
-impl Patient {
+impl DamagedObject {
     /// The payload of a part, as it is on the device, and whether it is what was written.
     pub(super) fn payload(&self, part: Part) -> io::Result<(Vec<u8>, bool)> {
         let tile = part.of(&self.index).ok_or(Damage("it has no such part"))?;
@@ -236,6 +236,6 @@ pub(super) fn id_of(io: &Io, path: &Path) -> Option<Id> {
     let (footer, at, false) = footer(&file, file.metadata().ok()?.len(), header.id).ok()?? else { return None };
     let (index, false) = index(&file, &header, &footer, at).ok()?? else { return None };
     let id = header.id;
-    let patient = Patient { header, index, file, rewrite: false };
-    patient.damaged().ok()?.is_empty().then_some(id)
+    let object = DamagedObject { header, index, file, rewrite: false };
+    object.damaged().ok()?.is_empty().then_some(id)
 }
