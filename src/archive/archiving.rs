@@ -20,7 +20,7 @@ use super::threads::Pause;
 use super::{Archive, Outcome, lineage, yield_to_others};
 
 impl Archive {
-    /// What each encoder does until the archive stops.
+    /// The loop of an encoder, until the archive stops.
     pub(super) fn archive_files(&self) {
         yield_to_others();
         let mut pause = Pause::none();
@@ -56,7 +56,8 @@ impl Archive {
         if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
             return Ok(());
         }
-        // A chunk's bytes do not say which tensor they are of: it is not to get what another one lost.
+        // A chunk's bytes do not say to which tensor they belong, so it must not share another chunk's
+        // errors.
         let twin = if is_of_chunks(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
         let object = match twin {
             Some(object) => object,
@@ -133,7 +134,7 @@ impl Archive {
             return Err(StepError::Superseded);
         }
         let (mut description, mut of_newer) = (describe(source)?, describe(&after)?);
-        // What is archived is what was sealed, or nothing.
+        // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(StepError::Superseded);
         }

@@ -1,4 +1,4 @@
-//! What the state of a file becomes a difference to.
+//! Chooses the base that a state becomes a difference to.
 
 use std::io;
 
@@ -13,8 +13,8 @@ use super::catalog::Sealed;
 use super::error::{StepError, StepResult};
 use super::plan::{read_tile, without_edges};
 
-/// Another lineage's state is the base when its distance is below this share of the own one's. The same state saved
-/// twice is off by its quantization only, a thirteenth of what it is off by from the state before.
+/// Another lineage's state is the base if its distance is below this share of the own one's. A second save of one
+/// state differs by its quantization only: a thirteenth of the distance to the state before.
 const MUCH_NEARER: f64 = 0.25;
 /// Objects that a read applies at most: a keyframe, three super-steps, seven states after the last, and one more where the
 /// last is the same state as another lineage's.
@@ -22,7 +22,7 @@ const LONGEST_READ: u32 = 12;
 /// Tensors whose middle tiles tell how far two states are apart: the largest ones.
 const COMPARED: usize = 4;
 
-/// What a state is to become a difference to.
+/// The base of a state.
 #[derive(Default)]
 pub(super) struct Base {
     /// The object and its ancestors; none for a keyframe.
@@ -94,9 +94,9 @@ fn last_super_step(chain: &Chain) -> Chain {
 }
 
 impl Archive {
-    /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
-    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one. With a
-    /// published system's policy, the state of the own lineage that it says.
+    /// The base: the last archived state of the lineage before this, else the nearest after it. A state of
+    /// another lineage with the same tensors is the base if the own lineage has none, or if it is the same state
+    /// saved twice. For a super-step, the super-step before. A published system's policy names a state of the own lineage.
     pub(super) fn base(
         &self,
         sealed: &Sealed,
@@ -161,8 +161,8 @@ impl Archive {
         check_n_run::wants_baseline(&sizes)
     }
 
-    /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
-    /// `None` when they have none in common, or it cannot be decoded.
+    /// Mean square of the difference between a file and an archived state, in the middles of its largest tensors.
+    /// `None` if they share no tensor, or the state cannot be decoded.
     fn distance(&self, id: Id, description: &Description, source: &dyn ReadAt) -> io::Result<Option<f64>> {
         let Ok(chain) = self.recall.chain(id) else {
             return Ok(None);

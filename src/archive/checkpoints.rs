@@ -17,7 +17,7 @@ use super::FileId;
 use super::catalog::modified_ns;
 use super::namespace::found_at;
 
-/// What is known of a regular file's content.
+/// The condition of a regular file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// It is durable, and can be read.
@@ -53,10 +53,10 @@ impl Member {
     }
 }
 
-/// What becomes of each checkpoint of a store, by path. `condition` tells of a regular file inside the tree.
+/// The verdict on each checkpoint of a store, by path. `condition` describes a regular file inside the tree.
 ///
 /// # Errors
-/// What the device reports about the tree's directories.
+/// The device's errors about the tree's directories.
 pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
     let now_ns = wall_ns();
@@ -253,7 +253,7 @@ fn lacks<'a>(shards: impl Iterator<Item = &'a Shard>) -> bool {
     (there.len() as u64) < total
 }
 
-/// Whether the entries of a directory are what ElasticDL calls a valid version: as many as each of their names says.
+/// Whether the entries of a directory form a valid version for ElasticDL: as many as each of their names says.
 fn is_version<'a>(entries: impl Iterator<Item = (&'a [u8], fs::FileType)>) -> bool {
     let shards: Option<Vec<Shard>> =
         entries.map(|(name, file_type)| names::shard(name).filter(|_| file_type.is_file())).collect();

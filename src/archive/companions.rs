@@ -1,4 +1,4 @@
-//! The other files of a file's checkpoint, which may show what in it is trained: Trainer's `optimizer.pt` beside
+//! The other files of a file's checkpoint, which may prove its weights: Trainer's `optimizer.pt` beside
 //! `model.safetensors`.
 
 use std::fs;
@@ -14,8 +14,8 @@ use super::Archive;
 const MOST_FILES: usize = 32;
 
 impl Archive {
-    /// Notes which weights of a file are shown to be trained by the optimizers in the other files of its checkpoint: files of
-    /// the same directory and the same step. What cannot be read proves nothing.
+    /// Notes which weights of a file are trained, as the optimizers in the other files of its checkpoint show. These
+    /// have the same directory and the same step. An unreadable file proves nothing.
     pub(super) fn prove_by_companions(&self, path: &Path, description: &mut Description) {
         if !description.tensors.iter().any(|tensor| tensor.is_weight() && tensor.trained.is_none()) {
             return;

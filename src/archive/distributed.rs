@@ -1,8 +1,8 @@
-//! Torch's distributed checkpoints: a directory is one when it has a `.metadata`, which names the tensors and the files.
+//! Torch's distributed checkpoints: directories with a `.metadata`, which names the tensors and the files.
 //!
-//! A save that was cut short must never count as a newer state: an older checkpoint would lose something for it. So a file of chunks is
-//! a state of its lineage only while the save is finished: `.metadata` lists the file, and each listed file is durable, long enough
-//! and not written over since. torch writes `.metadata` last.
+//! An interrupted save must never count as a newer state: an older checkpoint would lose something for it. So a file
+//! of chunks is a state of its lineage only while the save is finished. Then `.metadata` lists the file, and each
+//! listed file is durable, long enough and not written over since. torch writes `.metadata` last.
 
 use std::collections::VecDeque;
 use std::fs::Metadata;
@@ -23,7 +23,7 @@ use super::{Archive, FileId, found_at};
 /// may have thousands of files that ask for its model.
 const KEPT: usize = 4;
 
-/// What the last few `.metadata` files say. Sealers and encoders take this lock, and hold no other then.
+/// The content of the last few `.metadata` files. Sealers and encoders take this lock, and hold no other then.
 #[derive(Debug, Default)]
 pub(super) struct Models(Mutex<VecDeque<(Identity, Arc<Model>)>>);
 
@@ -89,7 +89,8 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 impl Archive {
-    /// Of a file of chunks: what the `.metadata` beside it says, if the files of the checkpoint are as it says. `None` of any other file.
+    /// The model in the `.metadata` beside a file of chunks, if the checkpoint's files agree with it. `None` for any
+    /// other file.
     pub(super) fn finished(&self, path: &Path) -> io::Result<Option<Arc<Model>>> {
         if !is_of_chunks(path) {
             return Ok(None);
@@ -123,8 +124,8 @@ impl Archive {
 }
 
 impl Catalog {
-    /// The state of a durable file, of which [`Archive::finished`] has given the model. A chunk of a save that is not finished is no
-    /// state of its lineage. A copy of what an object decodes to is compared first.
+    /// The state of a durable file whose model is from [`Archive::finished`]. A chunk of an unfinished save is no
+    /// state of its lineage. A copy of a decoded object is compared first.
     pub(super) fn unless_unfinished(&mut self, path: &Path, model: Option<&Model>, state: State) -> State {
         if !is_of_chunks(path) || !matches!(state, State::Sealed(_)) {
             return state;

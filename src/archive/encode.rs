@@ -22,11 +22,11 @@ use super::tile_encoder::Encoder;
 use super::workers::Workers;
 use super::{factors, skeleton};
 
-/// Tiles of a second moment that are written before as many of the first one beside it: lying side by side, their offsets follow
-/// from their lengths, and the index is smaller.
+/// So many tiles of a second moment are written, then as many of its first moment. Neighbouring tiles need no
+/// offsets, so the index is smaller.
 const MOMENTS_AT_ONCE: usize = 16;
 
-/// What was written, and which bytes of the skeleton differ from the file's.
+/// The written index, and the bytes of the skeleton that differ from the file's.
 pub(super) struct Encoded {
     pub(super) index: Index,
     pub(super) patches: Vec<Patch>,
@@ -35,13 +35,13 @@ pub(super) struct Encoded {
 /// Encodes the file into `writer`. Memory: the tiles that `workers` have in flight, whatever the size of the file.
 ///
 /// # Errors
-/// [`StepError::Cancelled`]; what the device reports.
+/// [`StepError::Cancelled`]; the device's errors.
 pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) -> StepResult<Encoded> {
     let done: Vec<OnceLock<Done>> = job.plans.iter().map(|_| OnceLock::new()).collect();
     let first_moments = first_moments(job);
     let fits = workers.install(|| Fits::of(job))?;
     let encoder = Encoder { job, done: &done, fits: &fits };
-    // What lies beside a tensor comes before it: whether it fits its codec must be known.
+    // A second moment and an original come first: their partners must know whether they fit.
     let mut ranks: Vec<u8> = job.plans.iter().map(|plan| plan.coding.rank()).collect();
     ranks.sort_unstable();
     ranks.dedup();
@@ -72,8 +72,8 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
     Ok(Encoded { index, patches })
 }
 
-/// What is encoded tile by tile: a tensor; or a second moment with the first one beside it, each of whose tiles needs that of the
-/// other as it was and as it decodes.
+/// A unit of encoding, tile by tile: a tensor, or both moments together. Each first-moment tile needs the second
+/// moment, original and decoded, and the other way round.
 struct Part {
     at: usize,
     coding: Coding,
@@ -110,7 +110,7 @@ struct Output<'a, 'w> {
     parts: &'a [Part],
     /// The part whose tiles come.
     current: usize,
-    /// What was written of it, unless it does not fit.
+    /// The tensor's writer, unless it does not fit.
     open: Option<Open<'a>>,
     /// Where it began.
     start: u64,
@@ -224,7 +224,7 @@ impl<'a> Output<'a, '_> {
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), job.plans[part.at].tensor.path);
                 self.writer.rewind(self.start);
-                // Of two moments, what is known of one is known of both: the first is tried beside the second as it is then.
+                // Both moments share one fate. The first is tried again beside the lossless second.
                 let _ = done[part.at].set(self.lossless(part.at)?);
             }
         }

@@ -5,13 +5,13 @@ use std::io;
 
 use super::ReadError;
 
-/// What a step came to.
+/// The result of a step.
 pub(super) type StepResult<T> = Result<T, StepError>;
 
 /// Why a step of a file's life ended without its result. The file stays as it was.
 #[derive(Debug)]
 pub(super) enum StepError {
-    /// The file, or a state that the step goes by, changed meanwhile. The catalog says what the next step is.
+    /// The file, or a state that the step depends on, changed meanwhile. The catalog knows the next step.
     Superseded,
     /// The archive stops, or the user gave up.
     Cancelled,
@@ -19,7 +19,7 @@ pub(super) enum StepError {
     NoRoom(io::Error),
     /// An object cannot be read or decoded.
     Object(ReadError),
-    /// What the device reports, or `InvalidData` with what is wrong.
+    /// An error of the device, or `InvalidData` with the reason.
     Device(io::Error),
 }
 

@@ -1,8 +1,8 @@
 //! Which files are states of one thing in training: its lineage.
 //!
-//! A file is quantized only when a newer one of its lineage is durable, so files of different runs, ranks or shards
-//! must never share one: the paths may differ only in what [`names::pattern`] leaves out, the numbers that count
-//! training. What is not recognised there is the newest of its own lineage and stays exact.
+//! A file is quantized only when a newer one of its lineage is durable. So files of different runs, ranks or shards
+//! must never share a lineage. Their paths may differ only in the numbers that count training, which
+//! [`names::pattern`] leaves out. A file with any other number is the newest of its own lineage and stays exact.
 
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a file stays as it was written, for as long as nobody writes it again.
+/// Why a file stays as it was written, until it is written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResidentReason {
     /// It is below the size of files that are released.
@@ -11,7 +11,7 @@ pub(super) enum ResidentReason {
     Incompressible,
     /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are not there.
     Unfinished,
-    /// Its fsync failed: under whatever name, until it is written again.
+    /// Its fsync failed. It stays under every name, until it is written again.
     NotDurable,
     /// Its stub is damaged, or became zeros.
     DamagedStub,
@@ -24,7 +24,7 @@ pub(super) enum ResidentReason {
 }
 
 impl ResidentReason {
-    /// Whether the file names an object, perhaps, and nobody knows which.
+    /// Whether the file may name an unknown object.
     pub(super) fn hides_an_object(self) -> bool {
         matches!(self, ResidentReason::DamagedStub | ResidentReason::OtherStore | ResidentReason::Unreadable)
     }

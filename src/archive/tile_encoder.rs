@@ -30,7 +30,7 @@ pub(super) struct Encoder<'a> {
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
 
-/// A tile whose bytes nobody needs any more.
+/// A tile whose bytes are not needed any more.
 fn only_tile((tile, written, decoded): WithBytes) -> EncodedTile {
     [written, decoded].into_iter().for_each(scratch::give_bytes);
     tile
@@ -52,7 +52,7 @@ impl Encoder<'_> {
         Ok(encoded.map(only_tile))
     }
 
-    /// A tile of a second moment, and that of the first one beside it: each needs the other as it was and as it decodes. `None`: one of
+    /// A tile of a second moment, and that of its first: each needs the other, original and decoded. `None`: one of
     /// them does not fit.
     pub(super) fn tiles_of_moments(
         &self,

@@ -1,5 +1,5 @@
-//! A series of checkpoints as a store would keep it under some profile: what it takes, and what comes back. The archive's own way
-//! from file to object and back, without a store; nothing of it has a name for longer than it takes to write.
+//! Keeps a series of checkpoints under some profile, without a store, and measures sizes and errors. It takes the
+//! archive's own path from file to object and back. No object has a name for longer than its writing takes.
 
 use std::fs::File;
 use std::io;
@@ -44,9 +44,9 @@ struct Checkpoint {
 
 /// A series as it was kept.
 pub struct Kept {
-    /// Bytes of each state's object, on whatever device; of the whole file, where none would be smaller.
+    /// Bytes of each state's object, or of the whole file if no object would be smaller.
     pub bytes: Vec<u64>,
-    /// The last state's error: root mean square of what its weights are off by, in root mean squares of their last update.
+    /// The last state's error: root mean square over its weights, in units of their last update's.
     pub error: f64,
     /// None: whole.
     last: Option<Chain>,
@@ -99,8 +99,8 @@ impl Series {
     /// Opens checkpoints of one run, the oldest first.
     ///
     /// # Errors
-    /// In words for the user: fewer than two, no checkpoints, not of one model, nothing moved between the last two; what the device
-    /// reports.
+    /// The device's errors. In words for the user: fewer than two, no checkpoints, of different models, or nothing
+    /// moved between the last two.
     pub fn open(paths: &[PathBuf]) -> io::Result<Series> {
         let states = paths.iter().map(|path| Checkpoint::open(path)).collect::<io::Result<Vec<_>>>()?;
         let [.., before, last] = states.as_slice() else {
@@ -155,18 +155,18 @@ impl Series {
         first.any(|tensor| tensor.of.is_some_and(of_model))
     }
 
-    /// Keeps the series under a profile, each state as difference to those before it as a store would, and compares what comes
-    /// back with the files. Objects lie in `scratch` while they are written. What a state's next update will be is not known of the
-    /// last: it is taken to be as large as the one before.
+    /// Keeps the series under a profile, each state as a difference to those before it, and compares the decoded
+    /// states with the files. Objects lie in `scratch` while they are written. The last state's next update is
+    /// unknown, and counts as large as the one before.
     ///
     /// # Errors
-    /// `Interrupted` when cancelled; a file that was changed meanwhile; what the device reports.
+    /// `Interrupted` when cancelled; a file that was changed meanwhile; the device's errors.
     pub fn keep(&self, profile: Profile, scratch: &Path, cancelled: &(dyn Fn() -> bool + Sync)) -> io::Result<Kept> {
         let memory = Arc::new(Memory::new(usual_memory()));
         let workers = Workers::new(std::thread::available_parallelism().map_or(2, usize::from))?;
         let mut bytes = Vec::with_capacity(self.states.len());
         let (mut previous, mut last): (Option<Chain>, Option<Chain>) = (None, None);
-        // By what they are differences to.
+        // By the id of their base.
         let mut differences: Vec<(Id, u64)> = Vec::new();
         for (number, state) in self.states.iter().enumerate() {
             if !state.sealed.describes(&state.file.metadata()?) {
@@ -246,10 +246,10 @@ impl Series {
         Ok((sum / self.update).sqrt())
     }
 
-    /// Writes the last checkpoint as it comes back, checksums of its container included.
+    /// Writes the last checkpoint as decoded, checksums of its container included.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The device's errors.
     pub fn write(&self, kept: &Kept, to: &File) -> io::Result<()> {
         match &kept.last {
             Some(chain) => Ok(recall::copy(chain, &|bytes, at| scratch::write_all_at(to, bytes, at))?),
@@ -258,12 +258,12 @@ impl Series {
     }
 }
 
-/// Sum of squares; what is not finite has no size, and is not quantized either.
+/// Sum of squares. Values that are not finite count as 0, and are not quantized either.
 fn squares(updates: &[f64]) -> f64 {
     updates.iter().filter(|update| update.is_finite()).map(|update| update * update).sum()
 }
 
-/// Sum of squares of what the model's parameters moved by, over those that both have.
+/// Sum of squares of the update, over the parameters that both states have.
 fn update(before: &Checkpoint, last: &Checkpoint) -> io::Result<f64> {
     let then = InOrder::new(&before.file, &before.description);
     let (now, of_now) = InOrder::as_later_state(&last.file, &last.description, &before.description);

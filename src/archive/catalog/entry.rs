@@ -1,4 +1,4 @@
-//! What is known of one file.
+//! The entry of one file.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub(in crate::archive) enum State {
     Staged,
     /// Closed; its bytes are not yet known to be durable.
     Closed,
-    /// Durable, and perhaps a copy of what an object decodes to: it is no newer state before that is known.
+    /// Durable, and perhaps a copy of a decoded object. Until that is known it counts as no newer state.
     Durable(Arc<Sealed>),
     /// Durable, exact and resident; waits for a newer one of its lineage.
     Sealed(Arc<Sealed>),
@@ -33,7 +33,7 @@ impl State {
     pub(super) fn follows_from_name(&self) -> bool {
         match self {
             State::Durable(_) | State::Sealed(_) | State::Archived(..) => true,
-            // What cannot be read does not become readable by a name, and may be a stub.
+            // A new name makes no unreadable file readable, and it may be a stub.
             State::Resident(why) => {
                 use ResidentReason::{DamagedStub, NotDurable, Unreadable};
                 ![NotDurable, DamagedStub, Unreadable].contains(why)
@@ -57,8 +57,8 @@ impl State {
     }
 }
 
-/// What is known of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some hundred
-/// tensors would take hundreds of megabytes.
+/// The known facts of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some
+/// hundred tensors would take hundreds of megabytes.
 #[derive(Clone, Debug)]
 pub(in crate::archive) struct Sealed {
     pub(in crate::archive) file: FileId,
@@ -104,7 +104,7 @@ pub(in crate::archive) struct Entry {
     pub(in crate::archive) version: u64,
     /// Order of sealing; decides between files of one modification time. No two entries have the same.
     pub(in crate::archive) sequence: u64,
-    /// What the sequence was when it was last opened for writing: the news that it was closed may come late.
+    /// The sequence when it was last opened for writing. The note of its close may come late.
     pub(in crate::archive) opened: u64,
     /// A handle was open when it was to be archived or released: wait for the file system to say it is closed.
     pub(in crate::archive) busy: bool,

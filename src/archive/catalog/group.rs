@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::lineage::Rank;
 
-/// What can be archived and released, oldest first.
+/// Files to archive and to release, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
     pub(super) archives: BTreeSet<Rank>,
@@ -34,7 +34,7 @@ pub(super) struct Group {
     pub(super) members: usize,
     /// Files that are not history yet.
     pub(super) pending: usize,
-    /// When its files, and what made them history, were last modified.
+    /// Modification times of its files and of the newer files that made them history.
     pub(super) touched: BTreeSet<(i64, u64)>,
     /// It need not be waited for any more unless something was modified after this.
     pub(super) settled: i64,

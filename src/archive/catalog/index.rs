@@ -1,6 +1,6 @@
-//! What follows from the catalog's entries: what can be done next, what is the newest of its lineage, which checkpoints
-//! are complete. Kept up to date with every change of an entry, so that nothing is ever looked for among all files:
-//! a change costs O(log n), and O(k) where k byte-identical files are the newest of one lineage.
+//! Indexes of the catalog's entries: the next step, the newest file of each lineage, the complete checkpoints. Each
+//! change of an entry updates them, so nothing searches all files. A change costs O(log n), or O(k) if k
+//! byte-identical files are the newest of one lineage.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ struct Claim {
     lineage: Option<(u64, Print)>,
     kin: Kin,
     work: Option<Work>,
-    /// The file is being sealed, and nobody knows yet what it names as the best of a run.
+    /// The file is being sealed, and was not yet read for the best of its run.
     may_speak: bool,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Index {
     unsealed: usize,
     /// Work of files that are in no group.
     single: Ready,
-    /// What comes first of every open group: 1 a release, 2 something to archive.
+    /// The first step of every open group: 1 a release, 2 an archiving.
     heads: BTreeSet<(u8, Rank)>,
     /// When groups that are not complete are not waited for any longer.
     timers: BTreeSet<(i64, Arc<Path>)>,
@@ -67,7 +67,7 @@ pub(super) struct Index {
     open: usize,
     /// Files of groups that are waited for.
     settling: usize,
-    /// Files that a thread takes a step of, by sequence: nobody else takes one of them. As many as there are threads.
+    /// Files in a thread's hands, by sequence. No other thread takes a step of them.
     claims: BTreeMap<u64, Claim>,
 }
 
@@ -78,7 +78,7 @@ impl Index {
 
     /// An entry is there from now on. `group`: the directory of the checkpoint it is a part of.
     pub(super) fn add(&mut self, path: &Path, group: Option<Arc<Path>>, entry: &Entry) {
-        // A copy of what is archived already loses nothing, whatever becomes of the rest.
+        // A copy of an archived file loses nothing, whatever happens to the rest.
         let waits_for_nobody = matches!(&entry.state, State::Archived(sealed, _) if sealed.copy);
         let mut member = Member::new(path, group.filter(|_| self.settle_ns > 0), entry);
         if waits_for_nobody {
@@ -273,9 +273,9 @@ impl Index {
         self.path(self.closed.first()?)
     }
 
-    /// The next file to release; if there is none, one that may be a copy; else, once all
-    /// that was closed is sealed, the oldest one to archive. States of one lineage are archived one after the
-    /// other, since each becomes a difference to the one before; so are files that may be the same state, saved twice.
+    /// The next file to release, else one that may be a copy, else the oldest one to archive once all closed
+    /// files are sealed. States of one lineage are archived one after the other, since each is the base of the
+    /// next. So are files that may be the same state saved twice.
     pub(super) fn next_step(&self) -> Option<Next> {
         let of_groups = |urgency: u8| self.heads.iter().filter(move |(u, _)| *u == urgency).map(|(_, rank)| rank);
         // One at a time: each has to find the times of its directory as programs left them.
@@ -302,7 +302,7 @@ impl Index {
         Some(Next::Archive(member.path.clone(), self.path(after)?))
     }
 
-    /// Whether a closed file can be sealed, now or once a thread is done with what it was before.
+    /// Whether a closed file can be sealed, now or once a thread is done with its former content.
     fn is_any_closed(&self) -> bool {
         let is_another = |(sequence, claim): (&u64, &Claim)| {
             let member = self.members.get(sequence).filter(|member| member.version != claim.version);
@@ -327,7 +327,7 @@ impl Index {
         !self.claims.values().any(waits_for)
     }
 
-    /// A thread takes a step of this file: nobody else does before [`Index::done`].
+    /// A thread takes a step of this file. No other thread does before [`Index::done`].
     pub(super) fn claim(&mut self, sequence: u64) {
         self.offer(sequence, false);
         if let Some(member) = self.members.get(&sequence) {
@@ -352,7 +352,7 @@ impl Index {
         group.iter().for_each(|group| self.refresh(group));
     }
 
-    /// It is known what a file that is being sealed names as the best of a run.
+    /// Notes that the file being sealed has been read for the best of its run.
     pub(super) fn has_spoken(&mut self, sequence: u64) {
         if let Some(claim) = self.claims.get_mut(&sequence) {
             claim.may_speak = false;
@@ -403,12 +403,12 @@ impl Index {
         self.lineages.get(&id).is_some_and(|lineage| lineage.stays_history(rank, print))
     }
 
-    /// Whether there are files of which it is not yet known what they are.
+    /// Whether some files were not examined yet.
     pub(super) fn has_unsealed(&self) -> bool {
         self.unsealed > 0
     }
 
-    /// Whether it is not known yet of some closed file, which can be looked at now, what it names as the best of a run.
+    /// Whether some closed file that can be read now was not yet read for the best of its run.
     pub(super) fn may_learn(&self) -> bool {
         self.is_any_closed() || self.claims.values().any(|claim| claim.may_speak)
     }

@@ -9,8 +9,8 @@ use std::ops::Bound;
 
 use super::{Entry, State};
 
-/// Which state of a lineage is the older one: by modification time, then by the steps in their names (an archive is
-/// unpacked with whole seconds), then by the order of closing.
+/// The age of a state within its lineage: by modification time, then by the steps in its name (an unpacked archive
+/// has whole seconds), then by the order of closing.
 pub(super) type Rank = (i64, Vec<u64>, u64);
 
 /// Which state of a lineage is the lower one: by the steps in their names, then by modification time, then by the order of

@@ -1,4 +1,4 @@
-//! What the index knows of one file.
+//! The index's facts of one file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::hash::xxh3_64;
 use super::lineage::{Print, Rank, rank};
 use super::{Entry, State};
 
-/// What the archive does for a file next, if it may.
+/// The next step for a file, if it is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Seal,
@@ -44,7 +44,7 @@ impl Kin {
     }
 }
 
-/// What the index knows of one entry. Everything but `history` and `since` follows from the entry alone.
+/// One entry in the index. All fields but `history` and `since` follow from the entry alone.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) path: PathBuf,
@@ -57,7 +57,7 @@ pub(super) struct Member {
     pub(super) lineage: Option<(u64, Print)>,
     pub(super) kin: Kin,
     pub(super) sealed: bool,
-    /// What there is to do for it; `Archive` only once it is history.
+    /// The step that is due. `Archive` only once the file is history.
     pub(super) work: Option<Work>,
     /// An attempt failed, and it is not yet time for another.
     pub(super) waits: Option<Instant>,

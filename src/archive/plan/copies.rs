@@ -1,6 +1,6 @@
-//! Copies of a tensor. In a narrower type: the weights that a trainer for low precision computes with, beside the ones that it
-//! updates; found by what they hold, whatever they are called. And in the same type an optimizer's iterate of a parameter that
-//! has not left it yet (ASGD's average before it begins).
+//! Copies of a tensor. Low-precision trainers compute with narrower weights than those that they update. Such copies
+//! are found by their values, whatever their names. A copy of the same type is an optimizer's iterate that has not
+//! yet left its parameter (ASGD's average before it begins).
 
 use std::collections::HashMap;
 use std::io;

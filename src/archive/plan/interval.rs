@@ -30,7 +30,7 @@ fn factor(interval: f64) -> f64 {
     (USUAL / interval).powf(EXPONENT).clamp(1.0, MOST)
 }
 
-/// What the first parameter's `step` says: torch keeps it as a number of fp32.
+/// The first parameter's `step`, which torch keeps as a number of fp32.
 fn step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
     let is_step = |path: &str| path.ends_with("/step") && path.contains("/state/");
     let mut tensors = description.tensors.iter();

@@ -1,10 +1,10 @@
 //! Finer steps for second moments that live long.
 //!
-//! An optimizer remembers a second moment for 1 / (1 - beta2) iterations, and so the error in it. At beta2 .95 a step of four
-//! octaves costs nothing that was seen. At .999 it was all that a restore cost: 1.7 iterations, where two octaves cost .9. What
-//! lives long also changes little from one checkpoint to the next, so differences stay short with finer steps. A step is
-//! therefore a multiple of that change, and at most the profile's: one element in 50 changes its symbol with `compact`, one in 13
-//! with `balanced`.
+//! An optimizer remembers a second moment, and so the error in it, for 1 / (1 - beta2) iterations. At beta2 .95 a
+//! step of four octaves has no visible cost. At .999 it was the whole cost of a restore: 1.7 iterations; two octaves
+//! cost .9. A long-lived moment also changes little between checkpoints, so differences stay short with finer steps.
+//! A step is therefore a multiple of that change, and at most the profile's. One element in 50 changes its symbol
+//! with `compact`, one in 13 with `balanced`.
 
 use std::io;
 
@@ -38,7 +38,7 @@ pub(super) fn unit(subject: &Subject) -> io::Result<u32> {
     })
 }
 
-/// `share`: what elements change by, of the change from which on the unit is `most`.
+/// `share`: the elements' change, in units of the change from which on the unit is `most`.
 fn choose(most: u32, share: f64, before: Option<u32>) -> u32 {
     // How often the step is halved.
     let wanted = -share.clamp(LEAST, 1.0).log2();
@@ -47,8 +47,8 @@ fn choose(most: u32, share: f64, before: Option<u32>) -> u32 {
     kept.unwrap_or_else(|| most >> wanted.round() as u32)
 }
 
-/// Root mean square of what elements change by to the next state, in octaves, without what they change by together: that is the
-/// prediction's. `None`: none can be compared.
+/// Root mean square of the elements' changes to the next state, in octaves, without their common change, which the
+/// prediction covers. `None`: no element can be compared.
 fn change(subject: &Subject, twin: &Tensor) -> io::Result<Option<f64>> {
     let (tensor, mut logs) = (subject.tensor, Vec::new());
     sample(tensor, |range| {

@@ -18,9 +18,9 @@ use super::{Choice, Plan, Subject, read_tile, tiles};
 /// Bits that a factor takes, about.
 const FACTOR_BITS: f64 = 3.0;
 
-/// What Adam divides is a mean of what the divisor is the root mean square of. So by Cauchy and Schwarz |m| / sqrt(v) is at
-/// most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)): 7.3 for b2 = .999, 23 for .9999, 73 for .99999. Optimizers that keep other
-/// things by the same names (ADOPT averages quotients) are far beyond it.
+/// Adam's first moment is a mean of gradients, the second a mean of their squares. So by Cauchy and Schwarz |m| /
+/// sqrt(v) is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)): 7.3 for b2 = .999, 23 for .9999, 73 for .99999.
+/// Optimizers that keep other values by the same names (ADOPT averages quotients) go far beyond it.
 const LARGEST_QUOTIENT: f64 = 80.0;
 /// One sample in so many may be beyond it: where v is among the smallest values of its type, little is left of it.
 const FEW: usize = 1000;
@@ -54,7 +54,7 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
     }))
 }
 
-/// Whether these can be what they are named like: then nearly none is beyond [`LARGEST_QUOTIENT`].
+/// Whether these can be moments of Adam: then nearly none is beyond [`LARGEST_QUOTIENT`].
 fn are_quotients(ratios: &[f64]) -> bool {
     let beyond = ratios.iter().filter(|ratio| ratio.abs() > LARGEST_QUOTIENT).count();
     beyond <= ratios.len() / FEW
@@ -65,7 +65,8 @@ fn lattice_step(rms: f64, c: f64) -> Option<f64> {
     lattice::choose_g(crate::codec::Dtype::F32, &[rms], c)
 }
 
-/// A momentum buffer: a lattice from 0. What it was before tells little about what it is, at the distance of checkpoints.
+/// A momentum buffer: a lattice from 0. At the distance of checkpoints, its former value tells little about the new
+/// one.
 pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
     let tensor = subject.tensor;
     let rms = root_mean_square(subject)?;
@@ -83,7 +84,7 @@ pub(super) fn direction(subject: &Subject) -> io::Result<Option<Choice>> {
     sized(subject, subject.rates.momentum * if is_vector { VECTOR } else { 1.0 }, Rule::Norm)
 }
 
-/// What only the sign counts of. So the step may be as long as the largest elements are.
+/// State of which only the sign counts. So the step may be as long as the largest elements.
 pub(super) fn signs(subject: &Subject) -> io::Result<Option<Choice>> {
     const STEP: f64 = 4.0;
     sized(subject, STEP, Rule::Sign)
@@ -99,8 +100,8 @@ fn sized(subject: &Subject, step: f64, rule: Rule) -> io::Result<Option<Choice>>
     }))
 }
 
-/// The update is made of both moments, so the second of a pair is lossy only if the first is in units of it: then its error
-/// cancels, and what must not grow does not.
+/// The update is made of both moments, so the second of a pair is lossy only if the first is in units of it. Then its
+/// error cancels, and the update cannot grow.
 pub(super) fn keep_together(tensors: &[Tensor], plans: &mut [Plan]) {
     // By index, as plans are.
     let firsts: Vec<usize> =

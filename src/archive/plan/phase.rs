@@ -1,9 +1,10 @@
 //! Steps for runs that went on from a quantized state.
 //!
-//! Weights that were read from a lattice lie on its points. Training moves them by less than a step at first, and rounded to the
-//! same lattice most of them return to where they were: the move is lost, and the next restore begins behind. Of a move of a
-//! third of a step, rounding loses 22%; of a quarter, 56%. On a lattice where their places are random, rounding loses nothing on
-//! average. So a step is made finer until the places look random; of a run that was never interrupted they always do.
+//! Weights that were read from a lattice lie on its points. Training moves them by less than a step at first, and
+//! rounding to the same lattice returns most of them: the move is lost, and the next restore begins behind. Rounding
+//! loses 22% of a move of a third of a step, and 56% of a quarter. On a lattice where their places are random, it
+//! loses nothing on average. So a step is made finer until the places look random. In a run that was never
+//! interrupted they always do.
 
 use std::f64::consts::TAU;
 use std::io;
@@ -68,9 +69,9 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
     Ok(distances.into_iter().zip(values).collect())
 }
 
-/// Mean cosine of the elements' places between two points of a lattice. `steps_of_octave`: elements whose own grid is about as
-/// coarse as the lattice lie on it whatever they did, and do not count. Of types with fine grids, elements exactly on a point
-/// have not moved, and do not count either.
+/// Mean cosine of the elements' places between two points of a lattice. `steps_of_octave`: elements whose own grid is
+/// about as coarse as the lattice lie on it anyway, and do not count. In types with fine grids, elements exactly on a
+/// point have not moved, and do not count either.
 fn coherence(places: &[(f64, f64)], step: f64, steps_of_octave: f64) -> f64 {
     /// Beyond the roundings of a point to its type.
     const ON_POINT: f64 = 1e-4;

@@ -1,8 +1,8 @@
 //! Which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
 //!
-//! An optimizer beside a weight proves it (`container::proof`). Without one, two successive states do: a large matrix that is
-//! called as layers call theirs, and that moves as training moves parameters. Rewards, observations, masks, statistics and
-//! tables fail one of the conditions here. What is not proven is lossless, so a wrong "no" costs space only.
+//! An optimizer beside a weight proves it (`container::proof`). Otherwise two successive states do: a large matrix
+//! with a layer's name, that moves as training moves parameters. Rewards, observations, masks, statistics and tables
+//! fail one of the conditions here. An unproven tensor is lossless, so a wrong "no" costs space only.
 
 use std::collections::HashSet;
 use std::io;
@@ -137,8 +137,8 @@ fn distinct(values: &[f64]) -> f64 {
     bits.len() as f64 / count as f64
 }
 
-/// Whether a matrix has structure that no optimizer keeps: it equals its transpose (a covariance, a whitening), or all its
-/// rows are of one length (a memory bank, a table of directions).
+/// Whether a matrix has structure that no optimizer keeps: it equals its transpose (a covariance, a whitening), or
+/// all its rows have one length (a memory bank, a table of directions).
 fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     /// Pairs and rows compared. By chance not even two are alike.
     const COMPARED: u64 = 16;
@@ -196,7 +196,8 @@ impl<'a> Statistics<'a> {
         Statistics { modules, weights: tensors.iter().any(|tensor| tensor.path.ends_with("weight")) }
     }
 
-    /// Whether a tensor is a statistic, by its name or by what its module, or the one above, keeps.
+    /// Whether a tensor is a statistic, by its name or by its module's other tensors, or those of the module
+    /// above.
     fn contains(&self, path: &str) -> bool {
         /// Parts of the names of modules that keep data, or means of data, as their weight.
         const KEEPERS: [&str; 13] = [

@@ -1,7 +1,9 @@
-//! How finely each kind of tensor is quantized: the numbers of the profiles. What they cost training is in docs/QUALITY.md.
+//! How finely each kind of tensor is quantized: the numbers of the profiles. docs/QUALITY.md has their cost to
+//! training.
 //!
-//! All matrices have the same multiple of their own update. Steps by the fourth root of the Fisher information, as they once
-//! were, gave quiet tensors steps of several updates; what those tensors learned between two restores was then rounded away.
+//! All matrices have the same multiple of their own update. Steps by the fourth root of the Fisher information gave
+//! quiet tensors steps of several updates. Rounding then lost everything that those tensors learned between two
+//! restores.
 
 use crate::container::{Role, Use};
 use crate::store::Profile;
@@ -64,8 +66,8 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
     }
 }
 
-/// What of a tensor its role allows to be quantized, if anything. What is not known stays as it is, and so do moments
-/// without their partner: their codecs are safe for what Adam does with them, not for what somebody else may.
+/// The part of a tensor that its role allows to quantize. Unknown roles stay exact. So do moments without their
+/// partner: their codecs are safe for Adam, but not for every other use.
 pub(super) fn kind(role: Role, used: Use, has_partner: bool, lossless: bool) -> Option<Kind> {
     match role {
         _ if lossless => None,

@@ -1,11 +1,11 @@
-//! Finds damage in a store, and saves what can be saved. Nothing is made worse by it:
+//! Finds damage in a store, and repairs it where it can. It never makes damage worse:
 //!
-//! 1. What takes the place of something damaged is written in `tmp/`, durable, read back, and decodes to what was archived: by
-//!    hashes of 64 and 128 bits that lie elsewhere than what was damaged. *A crash here: `tmp/` is emptied, nothing happened.*
-//! 2. What is damaged gets a second name in `damaged/`. *A crash here: the next repair gives it another one.*
-//! 3. The new one is renamed over it. *A crash here leaves either.*
+//! 1. A replacement is written to `tmp/`, made durable, and read back. It must decode to the archived bytes, by
+//!    hashes of 64 and 128 bits that lie outside of the damage. *A crash here: `tmp/` is emptied, nothing happened.*
+//! 2. The damaged file gets a second name in `damaged/`. *A crash here: the next repair gives it another one.*
+//! 3. The replacement is renamed over it. *A crash here leaves either.*
 //!
-//! What cannot be saved stays where it is, for a backup to complete it.
+//! A damaged file that cannot be repaired stays in its place, so that a backup can complete it.
 
 mod examine;
 mod mend;
@@ -38,21 +38,21 @@ use patient::{Found, Part, Patient, find};
 use rebuild::{Lost, Rebuild};
 use sources::{Source, Sources};
 
-/// Directory of what was damaged and has been replaced.
+/// Directory of damaged files that have been replaced.
 pub const SET_ASIDE: &str = "damaged";
-/// Objects whose damage hid behind that of others show when those are saved; a chain has no more.
+/// A repaired object may show damage in another one of its chain, which needs another round. A chain has no more
+/// objects than this.
 const MOST_ROUNDS: usize = crate::store::MAX_CHAIN as usize + 2;
 
-/// Damaged parts of one object up to which a wrong bit is looked for in each, which takes seconds: where more are damaged, that is not
-/// what happened.
+/// Most damaged parts of an object in each of which a wrong byte is searched for, which takes seconds. More damage
+/// than this has another cause.
 const MOST_MENDED: usize = 8;
 
-/// Looks at what seems damaged, before it is believed. While a store is mounted, files go and come, and objects become differences
-/// to other ones, between being listed and being read. What is damaged is so at the next look, too; what was only overtaken is not,
-/// for that look begins with new lists.
+/// Looks at seemingly damaged files and objects before the damage is believed. While a store is mounted, files and
+/// objects may change between listing and reading. Each look takes new lists, and only real damage stays.
 const LOOKS: u32 = 4;
 
-/// What was found, and what was done about it.
+/// The damage that was found, and the repairs.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Regular files in the tree.
@@ -61,16 +61,16 @@ pub struct Report {
     pub objects: u64,
     /// Bytes that were decoded.
     pub decoded_bytes: u64,
-    /// What is damaged, after repair if there was one.
+    /// The damage, or the rest of it after a repair.
     pub damaged: Vec<Damaged>,
-    /// What was saved, in words.
+    /// One line for each repair.
     pub repaired: Vec<String>,
 }
 
-/// Reads and decodes everything in a store, and says what a repair would do. Changes nothing.
+/// Reads and decodes everything in a store, and says how a repair would mend each damage. Changes nothing.
 ///
 /// # Errors
-/// What the device reports about directories.
+/// The device's errors about directories.
 pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut round = Round::look(store, None, progress)?;
     let all = (round.found.files, round.found.objects, round.found.decoded_bytes);
@@ -85,10 +85,10 @@ pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
     Ok(Report { files, objects, decoded_bytes, ..round.report(&plans) })
 }
 
-/// Saves what can be saved in a store whose lock is held.
+/// Repairs a store as far as possible. The caller holds its lock.
 ///
 /// # Errors
-/// What the device reports; what was saved before that is saved.
+/// The device's errors. Repairs made before the error stay.
 pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut repaired = Vec::new();
     for _ in 0..MOST_ROUNDS {
@@ -106,7 +106,7 @@ pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
     Ok(Report { repaired, ..Round::look(store, None, progress)?.report(&BTreeMap::new()) })
 }
 
-/// Gives what is about to be replaced a second name in the store's `damaged/`.
+/// Gives a file that is about to be replaced a second name in the store's `damaged/`.
 fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
     const ASIDE: CrashPoint = CrashPoint::DamagedSetAside;
     let (io, directory) = (store.io(), store.root().join(SET_ASIDE));
@@ -120,7 +120,7 @@ fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
         let to = directory.join(if number == 0 { name.clone() } else { format!("{name}.{number}") });
         let moved = match fs::symlink_metadata(path)?.is_file() {
             true => io.device().link(path, &to, ASIDE),
-            // What is no file is in the way of one.
+            // A directory or a link gets no second name: it is moved out of the way.
             false if fs::symlink_metadata(&to).is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
             false => io.device().rename(path, &to, ASIDE),
         };
@@ -136,7 +136,7 @@ fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
     io.sync_dir(store.root(), ASIDE)
 }
 
-/// What can be done about a damaged object.
+/// The possible repair of a damaged object.
 struct Plan {
     cure: Cure,
     /// In words.
@@ -161,11 +161,11 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    /// Reads and decodes everything, or only what is suspected.
+    /// Reads and decodes everything, or only the suspects.
     fn look(store: &'a Store, only: Option<&Suspects>, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Round<'a>> {
         let (objects, unreadable) = examine::unreadable(store)?;
         let mut found = examine::examine(store, &objects, only, progress)?;
-        // Nobody names it: perhaps something is a difference to it, and that was reported.
+        // No file names these. Damage of an object that depends on them is reported already.
         for (id, error) in unreadable {
             if !only.is_none_or(|only| only.objects.contains(&id)) {
                 continue;
@@ -203,7 +203,7 @@ impl<'a> Round<'a> {
         Report { files, objects, decoded_bytes, damaged, repaired: Vec::new() }
     }
 
-    /// What can be done, object by object.
+    /// Finds the possible repairs.
     fn plans(&self) -> io::Result<BTreeMap<Id, Plan>> {
         let mut patients = BTreeMap::new();
         for id in &self.found.culprits {
@@ -234,7 +234,8 @@ impl<'a> Round<'a> {
                 plans.insert(id, plan);
             }
         }
-        // What is whole itself, and whose base is lost. With heirs it stays what it is: a backup of the base saves all of them.
+        // These objects are whole, but their base is lost. One with heirs stays as it is: a backup of the
+        // base saves them all.
         for id in self.found.broken.iter().filter(|id| !self.found.culprits.contains(id)) {
             let header = self.objects.get(*id).filter(|_| self.objects.children(*id) == 0);
             let Some((header, path)) = header.and_then(|(header, _)| {
@@ -295,7 +296,7 @@ impl<'a> Round<'a> {
         self.found.names.contains_key(&header.id).then_some(Plan { remedy, cure: Cure::Twin(twin.id) })
     }
 
-    /// Does what can be done; returns it in words.
+    /// Makes all possible repairs, and returns a line about each.
     fn carry_out(&mut self) -> io::Result<Vec<String>> {
         let mut done = Vec::new();
         let by_time = stubs::ByTime::of(&self.objects);
@@ -312,7 +313,7 @@ impl<'a> Round<'a> {
             done.push("restores: begun anew".into());
         }
         let mut plans: Vec<(Id, Plan)> = self.plans()?.into_iter().collect();
-        // What others are differences to first.
+        // Bases come before the objects that depend on them.
         plans.sort_by_key(|(id, plan)| (plan.depth(), *id));
         for (id, plan) in plans {
             match self.cure(id, &plan.cure) {
@@ -337,7 +338,7 @@ impl<'a> Round<'a> {
                 if sources.is_empty() {
                     return Ok(changed);
                 }
-                // As it is now: what it is a difference to may have been saved a moment ago.
+                // Read anew: its base may have been repaired a moment ago.
                 let (known, _) = examine::unreadable(self.store)?;
                 let object = Object::open_on(io, &objects, id)?;
                 let chain = Chain::open(&known, id).ok();
