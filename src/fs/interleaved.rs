@@ -20,7 +20,7 @@ const READ: Access = Access { read: true, write: false, truncate: false, aside: 
 const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false };
 /// Numbers in a state: enough that it is released.
 const NUMBERS: usize = 20_000;
-/// What a number is off by at most under `balanced`, of updates of 1e-3.
+/// The largest error of a number under `balanced`, with updates of 1e-3.
 const BOUND: f32 = 2e-3;
 
 /// The checkpoint of a step: a safetensors file with one tensor.
@@ -43,7 +43,7 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes[bytes.len() - NUMBERS * 4..].as_chunks().0.iter().map(|number| f32::from_le_bytes(*number))
 }
 
-/// A mount without a kernel, of a store with three checkpoints, and what of them was read.
+/// A mount without a kernel, of a store with three checkpoints, and the bytes read from them.
 struct Fixture {
     core: Arc<Core>,
     /// Bytes of a released file, once anybody has read it.
@@ -202,7 +202,8 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
         fixture.settle();
         let first = fixture.read("step_1.safetensors", 1).unwrap();
         assert_eq!(first[WHERE..][..PATCH.len()], *PATCH, "what was written is lost");
-        // Beside what was written it is what the program has read before, or would have. An edge may cut a number.
+        // Each number is the written one, or one that the program has read before or could have. An edge may cut a
+        // number.
         let written = state(1);
         let off = numbers(&first).zip(numbers(&written)).filter(|(now, then)| (now - then).abs() > BOUND);
         assert!(off.count() <= PATCH.len() / 4 + 1);

@@ -1,12 +1,12 @@
 //! Mappings that outlive the file's last descriptor.
 //!
-//! With passthrough the kernel maps the store's file, not ours: RELEASE comes with the last close although the mapping
-//! is still there (measured, Linux 6.18; without passthrough a mapping holds its handle). What a program stores through
-//! it afterwards must not be lost, so a file that may be mapped for writing is not at rest before the store's file has
-//! no writer left. That is what a read lease tells: it is refused (EAGAIN) while anybody has the file open or mapped
-//! for writing, whoever that is. The lease is given back at once.
+//! With passthrough the kernel maps the store's file, not ours. RELEASE comes with the last close although the
+//! mapping is still there (measured, Linux 6.18). Without passthrough a mapping holds its handle. A store through the
+//! mapping must not be lost afterwards. So a file that may be mapped for writing is at rest only once the store's
+//! file has no writer left. A read lease tells: the kernel refuses it (EAGAIN) while any program has the file open or
+//! mapped for writing. stepfs gives the lease back at once.
 //!
-//! Where the store's file system has no leases there is no passthrough.
+//! If the store's file system has no leases there is no passthrough.
 
 use std::fs::File;
 use std::io;
@@ -33,10 +33,11 @@ pub(super) fn being_written(path: &Path) -> io::Result<bool> {
     sys::has_writer(&file)
 }
 
-/// Whether the file system of the directory `tmp` tells writers from readers. Writes an empty file there for a moment.
+/// Whether the file system of the directory `tmp` tells writers from readers. Writes an empty file there for a
+/// moment.
 ///
 /// # Errors
-/// What the device reports, also when it has no leases.
+/// The device's errors, also if it has no leases.
 pub fn has_leases(tmp: &Path) -> io::Result<bool> {
     let path = tmp.join(format!("lease-{}", std::process::id()));
     let file = scratch::create_new(&path)?;
@@ -140,7 +141,7 @@ impl Core {
             // Opened again meanwhile; its next release decides.
             return true;
         }
-        // A file without a name is nobody's checkpoint.
+        // A file without a name is no checkpoint.
         if let (Some(_), Ok(place)) = (&path, place) {
             match being_written(&place.path) {
                 Ok(true) => return false,

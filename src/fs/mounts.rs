@@ -1,4 +1,4 @@
-//! What is mounted where, and taking it down.
+//! Finds mounts, and takes them down.
 
 use std::ffi::OsString;
 use std::io;
@@ -59,13 +59,13 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     Some(Mounted { device, point, kind, source: PathBuf::from(unescape(fields.next()?)) })
 }
 
-/// The topmost mount at `point` (absolute), of whatever kind.
+/// The topmost mount at `point` (absolute), of any kind.
 fn top(point: &Path) -> io::Result<Option<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse).rfind(|mounted| mounted.point == point))
 }
 
-/// The stepfs mount at `point` (absolute), if that is what is there.
+/// The mount at `point` (absolute), if it is of stepfs.
 pub(super) fn find(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(top(point)?.filter(|mounted| mounted.kind == KIND))
 }
@@ -99,7 +99,7 @@ pub(super) fn absolute(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether this is what a mount answers whose daemon is gone.
+/// Whether the error is that of a mount without a daemon.
 fn dead(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
@@ -107,7 +107,7 @@ fn dead(error: &io::Error) -> bool {
 /// How hard to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detach {
-    /// Only if nobody uses it.
+    /// Only if no program uses it.
     IfIdle,
     /// Now; who uses it keeps it until done.
     Lazily,
@@ -163,8 +163,8 @@ pub fn kind_of(dir: &Path) -> Option<String> {
     above.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.kind)
 }
 
-/// Takes away what a killed daemon left at `dir`: a mount that answers nothing but ENOTCONN. Answers whether there
-/// was one. Mounts that live, and those of others, are left alone.
+/// Takes down the mount that a killed daemon left at `dir`, which answers nothing but ENOTCONN. Returns whether there
+/// was one. Leaves live mounts and those of other file systems alone.
 ///
 /// # Errors
 /// When there is a dead mount of stepfs and it cannot be taken down.

@@ -1,7 +1,7 @@
 //! Operations on names: lookup, create, remove, rename, link.
 //!
-//! Each runs under the table's lock from its first check to its last change, so there are no races to win. What the
-//! archive must know is noted before the lock is released.
+//! Each runs under the table's lock from its first check to its last change, so there are no races. The archive hears
+//! of a change before the lock is released.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, Permissions};
@@ -83,13 +83,14 @@ impl Core {
             std::os::unix::fs::lchown(path, Some(creator.uid), gid)?;
         }
         if let Some(mode) = mode {
-            // After the change of owner, which takes bits away; and whatever our own umask is.
+            // After the change of owner, which takes bits away, and without the daemon's umask.
             std::fs::set_permissions(path, Permissions::from_mode(mode))?;
         }
         Ok(())
     }
 
-    /// Makes something with `make`, hands it over and enters it; what cannot be handed over is removed again.
+    /// Makes a file with `make`, hands it over to its owner and enters it. If the handover fails, the file is removed
+    /// again.
     fn make_entry(
         &self,
         table: &mut Table,
@@ -305,9 +306,9 @@ impl Core {
         Ok(())
     }
 
-    /// Exchanges in three renames, for store file systems that cannot in one. Nobody looks meanwhile, as the lock is
-    /// held. A crash in between leaves one of the two under a name of its own beside the other: not in `tmp/`, which
-    /// is emptied at mount.
+    /// Exchanges in three renames, for store file systems that cannot in one. The lock keeps other operations away. A
+    /// crash in between leaves one of the two under a name of its own beside the other. It is not in `tmp/`, since a
+    /// mount empties that.
     fn exchange_by_hand(&self, old: &Path, new: &Path) -> io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let aside = new.with_file_name(format!(".stepfs-exchange-{}-{number}", std::process::id()));

@@ -1,4 +1,4 @@
-//! What the archive may do to a file while the tree is mounted.
+//! The archive's actions on files while the tree is mounted.
 
 use std::fs::Metadata;
 use std::io;
@@ -39,8 +39,8 @@ impl Core {
     }
 }
 
-/// What the archive gets to hold: not the mount itself, which holds the archive. Once the mount is gone, so is the
-/// right to replace files.
+/// The archive's handle of the mount. It is weak, since the mount holds the archive. Without the mount, the archive
+/// may not replace files.
 pub(super) struct Served(pub(super) Weak<Core>);
 
 impl Namespace for Served {
@@ -69,7 +69,7 @@ impl Namespace for Served {
 impl Namespace for Core {
     fn idle(&self, path: &Path, expect: FileId) -> Outcome {
         let mut table = self.table();
-        // What is wrong with the path will show when it is opened.
+        // An error of the path shows when the file is opened.
         self.at_rest(&mut table, path, expect).unwrap_or(Outcome::Changed)
     }
 

@@ -21,19 +21,19 @@ pub(super) fn file_id(metadata: &Metadata) -> FileId {
     FileId { dev: metadata.dev(), ino: metadata.ino() }
 }
 
-/// What the daemon knows of an inode that the kernel refers to.
+/// The daemon's record of an inode that the kernel refers to.
 pub(super) struct Node {
-    /// What it is; never changes.
+    /// The kind of file; never changes.
     pub(super) kind: FileType,
     /// The file in the store's tree. Changes at release and recall.
     pub(super) file: FileId,
-    /// What tells it from others that have had its number; never changes.
+    /// Tells it from other files with its number; never changes.
     pub(super) generation: Generation,
     /// Parent and name, as far as looked up. A directory has one, an unlinked file none.
     pub(super) names: Vec<(u64, OsString)>,
     /// Entries of a directory, as far as looked up.
     pub(super) children: HashMap<OsString, u64>,
-    /// How often the kernel was told of it, less what it forgot.
+    /// The kernel's references to it, less those that it forgot.
     pub(super) lookups: u64,
     /// The stub, if the file is released.
     pub(super) stub: Option<Stub>,
@@ -43,7 +43,7 @@ pub(super) struct Node {
     pub(super) waiting: Option<Vec<Job>>,
     /// No handle is open, but a mapping may be through which it is written (see `mapped`).
     pub(super) mapped: bool,
-    /// Its names have gone over to another node while readers kept this one: whoever opens it must look the name up anew.
+    /// Its names have gone over to another node while readers kept this one. An open must look the name up anew.
     pub(super) superseded: bool,
     /// The daemon could not read the file, so whether it is a stub is found out before it is opened or changed.
     pub(super) unread: bool,
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// Nobody refers to it any more.
+    /// The kernel does not refer to it any more.
     pub(super) fn unused(&self) -> bool {
         self.lookups == 0 && !self.busy() && self.children.is_empty()
     }
@@ -98,7 +98,7 @@ impl Node {
 /// The handles of one node. The first decides the mode until the last is released: the kernel refuses others with EIO.
 pub(super) struct Opened {
     pub(super) mode: Mode,
-    /// What the first handle opened; others share it if it allows what they need.
+    /// The first handle's source. Later handles share it if it allows their access.
     pub(super) source: Source,
     pub(super) readable: bool,
     pub(super) writable: bool,
@@ -130,7 +130,7 @@ pub(super) struct Handle {
     pub(super) node: u64,
     /// It bypasses the kernel's page cache.
     pub(super) direct: bool,
-    /// It may be a restore: training goes on from what is read.
+    /// The handle may be a restore: training goes on from its bytes.
     pub(super) restore: Option<Restore>,
     source: Mutex<Source>,
 }
@@ -183,7 +183,7 @@ impl Handle {
         self.slot().clone()
     }
 
-    /// The plain file, if that is what is open.
+    /// The plain file, if one is open.
     pub(super) fn file(&self) -> Option<Arc<File>> {
         match &*self.slot() {
             Source::File(file) => Some(Arc::clone(file)),

@@ -20,7 +20,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// What the file system calls a file by, for as long as it is there. It gives the same bytes to no other file.
+/// The file system's handle of a file. It gives the same bytes to no other file, as long as this one exists.
 pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
     /// As the kernel has it, with room for all that it may say.
     #[repr(C)]
@@ -56,10 +56,10 @@ pub(super) fn has_writer(file: &File) -> io::Result<bool> {
     }
 }
 
-/// What `close` reports; on network file systems that is where a failed write shows up.
+/// The result of `close`. Network file systems report failed writes there.
 pub(super) fn flush(file: &File) -> io::Result<()> {
     let copy = file.try_clone()?.into_raw_fd();
-    // SAFETY: `copy` was made above and nobody else has it.
+    // SAFETY: `copy` was made above and has no other owner.
     check(unsafe { libc::close(copy) })
 }
 
