@@ -38,7 +38,7 @@ impl Array {
     }
 }
 
-/// Describes a file with one array, or `None` if its beginning is not that of one.
+/// Describes a file with one array. `None` if it does not begin like one.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
@@ -129,7 +129,7 @@ fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
     Ok((dtype, unit))
 }
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Debug, PartialEq)]
 struct Header<'t> {
     descr: &'t str,
@@ -161,7 +161,7 @@ impl<'t> Header<'t> {
     }
 }
 
-/// What is left of a header's text.
+/// The rest of a header's text.
 struct Text<'t>(&'t str);
 
 impl<'t> Text<'t> {

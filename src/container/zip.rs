@@ -1,9 +1,9 @@
 //! The records of a zip, and every place that holds a copy of their CRC.
 //!
 //! Mechanism: end record (found backwards), Zip64 end record, central directory, then each local header and data
-//! descriptor. Whatever two places say about the same record must agree, and records must not overlap; else the zip is
+//! descriptor. Two statements about the same record must agree, and records must not overlap. Otherwise the zip is
 //! refused, because readers that believe different copies would see different bytes. Memory is bounded by the central
-//! directory, which is at most [`MAX_DIRECTORY`]; no payload is read.
+//! directory, which is at most [`MAX_DIRECTORY`]. No payload is read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -116,7 +116,7 @@ impl Zip {
             }
         }
         drop(names);
-        // Each record ends before the next begins, so the last one's place bounds what is read of all of them.
+        // Each record ends before the next begins, so the last one's place bounds all reads.
         if records.last().is_some_and(|r| r.header >= end.directory_at) {
             return bad("zip: records overlap, or lie beyond the central directory");
         }
@@ -130,7 +130,7 @@ impl Zip {
     }
 }
 
-/// What the end records say.
+/// The content of the end records.
 struct End {
     /// Where the zip begins in the file: all places that it declares count from there.
     start: u64,

@@ -10,7 +10,7 @@ const MAX_CHUNKS: u64 = 1 << 20;
 /// The cost of a chunk: about the memory of a tensor.
 const CHUNK: u64 = 512;
 
-/// What finds chunks.
+/// An index of chunks.
 pub(super) enum Index {
     /// A B-tree of the first version, by the address of its root.
     Tree(u64),
@@ -18,7 +18,7 @@ pub(super) enum Index {
     Single(u64),
     /// All chunks one behind the other.
     InARow(u64),
-    /// Addresses in an array, by that of its header.
+    /// Addresses in an array, by its header's address.
     Array(u64),
 }
 

@@ -1,4 +1,4 @@
-//! What a group holds: names, and addresses of object headers.
+//! The content of a group: names, and addresses of object headers.
 
 use super::super::read::{Fail, bad, u16_at, u64_at, uint};
 use super::header::{Header, LINK, LINK_INFO, SYMBOL_TABLE};
@@ -54,7 +54,7 @@ fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
     source.read(u64_at(&head, 24), len)
 }
 
-/// A node of the tree of a group. `level`: what its parent asks for; levels descend, so that the tree ends.
+/// A node of the tree of a group. `level`: the level that its parent requires; levels descend, so that the tree ends.
 fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
     source.enter(address)?;
     let head = source.read(address, 24)?;

@@ -1,12 +1,12 @@
-//! What Keras writes: HDF5 with its own paths, alone (`.weights.h5`, `.h5`) or stored in a zip (`.keras`).
+//! Keras's files: HDF5 with its own paths, alone (`.weights.h5`, `.h5`) or stored in a zip (`.keras`).
 //!
-//! Keras 3 numbers an optimizer's variables: `optimizer/vars/0` is the iteration, `1` the learning rate. Behind them stand each
-//! parameter's moments, in the order of the model's parameters: of Adam and AdamW the first, then the second. Other optimizers have
-//! as many in the same places. So the file must name it: in `config.json`, or as the `name` of the variables' group. Then numbers and
-//! shapes must bear it out. Variables of other optimizers stay lossless.
+//! Keras 3 numbers an optimizer's variables: `optimizer/vars/0` is the iteration, `1` the learning rate. Each
+//! parameter's moments follow, in the order of the model's parameters: for Adam and AdamW the first, then the second.
+//! Other optimizers have as many in the same places. So the file must name Adam, in `config.json` or as the `name` of
+//! the variables' group. Numbers and shapes must agree. Variables of other optimizers stay lossless.
 //!
-//! In legacy files (`model_weights/`, `optimizer_weights/adam/`) moments have their parameter's name. The attribute `training_config` of the
-//! root has the configuration.
+//! In legacy files (`model_weights/`, `optimizer_weights/adam/`) moments have their parameter's name. The root's
+//! attribute `training_config` has the configuration.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -118,7 +118,7 @@ struct Optimizer {
     config: Options,
 }
 
-/// What gives an optimizer more variables.
+/// Options that give an optimizer more variables.
 #[derive(serde::Deserialize)]
 struct Options {
     #[serde(default)]
@@ -146,7 +146,7 @@ fn is_adam(name: &str) -> bool {
     ["adam", "adam_w", "adamw"].contains(&word)
 }
 
-/// What a file says of its optimizer.
+/// A file's statement about its optimizer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Adam {
     /// The name of the variables' group is Adam's.
