@@ -33,7 +33,7 @@ fn main() {
     }
 }
 
-/// One tile's inputs and what they encode to.
+/// One tile's inputs and their payloads.
 struct Tile {
     old: Vec<u8>,
     new: Vec<u8>,
@@ -100,7 +100,7 @@ impl Tile {
 const EMBEDDING: usize = 64;
 const WIDTH: usize = 1024;
 
-/// Inputs of a tile that is no weight's, and what they encode to.
+/// Inputs of a tile that is no weight's, and their payloads.
 struct Special {
     factors: Factors,
     /// Second moments, and their parent's q.
@@ -130,8 +130,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 impl Special {
-    /// Second moments that are row scale times column scale times a lognormal, a state a hundred steps of beta .99
-    /// after its parent; normal quotients; a table that moves by rows.
+    /// Second moments: row scale times column scale times a lognormal, a hundred steps of beta .99 after the parent.
+    /// Normal quotients. A table that moves by rows.
     fn new(seed: u64) -> Special {
         let mut random = Random(seed);
         let mut scales = |n: usize| (0..n).map(|_| (1.5 * random.gauss()).exp2()).collect::<Vec<f64>>();
@@ -340,7 +340,7 @@ const STEPS: [(&str, f64); 2] = [("2 bits", 1.0), (".9 bits", 3.6)];
 
 type Job<T = Tile> = (&'static str, fn(&mut Work, &T));
 
-/// What is done with one of the other tiles, and how many bytes it is stored in.
+/// A job on one of the other tiles, and the size of the tile's payload.
 type Measured = (Job<Special>, fn(&Special) -> usize);
 
 const SPECIAL: [Measured; 10] = [

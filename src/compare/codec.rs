@@ -1,4 +1,4 @@
-//! What can be compared, by name.
+//! Everything that can be compared, by name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub enum Codec {
     Planes,
 }
 
-/// A name that is none.
+/// An unknown name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnknownCodec(String);
@@ -43,7 +43,7 @@ impl Codec {
         own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL), Codec::Planes]).collect()
     }
 
-    /// What it is, in a line.
+    /// A line about it.
     pub fn about(self) -> &'static str {
         match self {
             Codec::Profile(Profile::Exact) => "stepfs, every bit",
@@ -97,7 +97,7 @@ impl FromStr for Codec {
         } else if let Some(own) = Profile::ALL.into_iter().find(|profile| profile.name() == text) {
             Ok(Codec::Profile(own))
         } else {
-            // What is wrong with the number of a system that there is.
+            // A known system with a bad number gets that system's error.
             let system = |id| Codec::Profile(Profile::Published(id));
             text.parse().map(system).map_err(UnknownCodec)
         }

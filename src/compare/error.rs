@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::Codec;
 
-/// What went wrong, in words for the user.
+/// An error, in words for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory cannot be read or written.
@@ -13,10 +13,10 @@ pub enum Error {
     Io {
         /// Which.
         path: PathBuf,
-        /// What the device reports.
+        /// The device's error.
         source: io::Error,
     },
-    /// Nothing is known of what is in a file.
+    /// The content of a file is unknown.
     #[error("{}: not a checkpoint that stepfs understands: {why}", path.display())]
     NotACheckpoint {
         /// Which.
@@ -34,7 +34,7 @@ pub enum Error {
         first: PathBuf,
         /// One that does not belong to it.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         why: String,
     },
     /// A codec is not made for such files.
@@ -53,7 +53,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A lossless codec did not give back what it was given.
+    /// A lossless codec did not return its input.
     #[error("{codec}: {} does not come back as it was", path.display())]
     Wrong {
         /// The codec.

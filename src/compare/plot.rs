@@ -1,4 +1,4 @@
-//! A comparison as a picture: on the left what each codec takes, on the right size against error.
+//! A comparison as a picture: on the left each codec's size, on the right size against error.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ const BOTTOM: i32 = 60;
 /// Where bars begin and end, and the right half.
 const BARS: (i32, i32) = (250, 660);
 const POINTS: (i32, i32) = (780, 1310);
-/// The name under which the font is known: that of one which every reader of an SVG has, too.
+/// The font's name here. Every reader of an SVG has a font of this name, too.
 const FONT: &str = "sans-serif";
 const GREY: RGBColor = RGBColor(120, 120, 120);
 const LIGHT: RGBColor = RGBColor(222, 222, 222);
@@ -100,7 +100,7 @@ impl Axis {
     }
 }
 
-/// A codec's color: stepfs's own, published, and what a user would try first.
+/// A codec's color: stepfs's own, published, or a user's first ideas.
 fn color(kept: &Kept) -> RGBColor {
     match Codec::from_str(&kept.name) {
         Ok(Codec::Profile(Profile::Published(_))) => RGBColor(214, 117, 24),
@@ -190,10 +190,10 @@ fn bits(kept: &Kept) -> Option<f64> {
     kept.roles.get(Role::Weight.name())?.bits_per_parameter
 }
 
-/// A point for each codec, with its number on the left side. Of whole files optimizer state would be the larger part, which
-/// most systems leave as it is; so their weights are compared, and what has none on record is left out.
+/// A point for each codec, with its number on the left side. Most systems leave optimizer state as it is, which would
+/// be the larger part of whole files. So only weights are compared, and codecs without a record of them are left out.
 fn points<DB: DrawingBackend>(codecs: &[&Kept], rows: i32, area: &DrawingArea<DB, Shift>) -> Drawn<DB> {
-    // Below the last line there is room for what has no error.
+    // Below the last line there is room for codecs without error.
     let exact = TOP + rows - 8;
     let across = Axis::over(codecs.iter().filter_map(|kept| bits(kept)), POINTS);
     let up = Axis::over(codecs.iter().map(|kept| kept.error.of_update.rms), (TOP + rows - 40, TOP));

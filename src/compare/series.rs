@@ -29,7 +29,7 @@ pub(super) struct State {
     pub(super) description: Description,
 }
 
-/// What errors are compared to.
+/// The units of errors.
 pub(super) struct Scale {
     /// The parameters of all files.
     pub(super) weights: Size,
@@ -65,10 +65,11 @@ impl State {
 }
 
 impl Series {
-    /// Opens files in the order given; of a directory its checkpoints, in the natural order of their names (2 before 10).
+    /// Opens files in the order given; of a directory its checkpoints, in the natural order of their names (2 before
+    /// 10).
     ///
     /// # Errors
-    /// What cannot be read, is no checkpoint or of another model; and less than two files.
+    /// Files that cannot be read, are no checkpoints or of another model; and less than two files.
     pub fn open(paths: &[PathBuf]) -> Result<Series, Error> {
         let (mut states, mut skipped) = (Vec::new(), Vec::new());
         for path in paths {
