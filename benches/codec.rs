@@ -1,8 +1,9 @@
 //! Speed of the codecs, one core, in decoded bytes a second.
 //!
-//! `cargo bench --bench codec` runs divan; `cargo bench --bench codec -- --json [WORD...]` prints one JSON object per
-//! line for each measurement (whose name has all these words), best of several rounds, with the ratio to a memcpy of the same tile measured in the same rounds. It counts the
-//! thread's processor time, so that other load on the machine costs cache but not turns.
+//! `cargo bench --bench codec` runs divan. `cargo bench --bench codec -- --json [WORD...]` prints one JSON object per
+//! line for each measurement whose name has all these words: the best of several rounds. Each has its ratio to a memcpy
+//! of the same tile in the same rounds. It counts the thread's processor time, so that other load on the machine costs
+//! cache but not turns.
 
 use std::hint::black_box;
 use std::time::Duration;

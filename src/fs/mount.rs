@@ -119,7 +119,7 @@ fn config(options: &MountOptions, store: &Path) -> Config {
 /// archive.
 ///
 /// On SIGTERM, SIGINT or SIGHUP it unmounts. If programs still use the mount, the log names them and the mount is
-/// detached: no program can enter, those inside go on, and this returns when the last has left. A second signal does
+/// detached. No program can enter, those inside go on, and this returns when the last has left. A second signal does
 /// not wait for them. Their later calls fail (ENOTCONN); their written bytes stay.
 ///
 /// # Errors

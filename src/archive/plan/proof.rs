@@ -137,8 +137,8 @@ fn distinct(values: &[f64]) -> f64 {
     bits.len() as f64 / count as f64
 }
 
-/// Whether a matrix has structure that no optimizer keeps: it equals its transpose (a covariance, a whitening), or
-/// all its rows have one length (a memory bank, a table of directions).
+/// Whether a matrix has structure that no optimizer keeps. It equals its transpose (a covariance, a whitening), or all its
+/// rows have one length (a memory bank, a table of directions).
 fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     /// Pairs and rows compared. By chance not even two are alike.
     const COMPARED: u64 = 16;
