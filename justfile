@@ -31,6 +31,10 @@ bench:
 package:
     scripts/package.sh
 
+# Build the site from the documents
+docs:
+    scripts/docs.sh
+
 # Count hard English
 prose *paths:
     python3 scripts/prose.py {{paths}}
