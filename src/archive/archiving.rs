@@ -84,7 +84,7 @@ impl Archive {
 
     /// Whether no handle is open on the file; if one is, the file waits until it is closed.
     fn is_idle(&self, path: &Path, version: u64, sealed: &Sealed) -> bool {
-        // Before asking, so that a close in between is not missed.
+        // Set before the question, so that a close in between is not missed.
         self.catalog().set_busy(path, version, true);
         if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
             return false;
@@ -99,7 +99,7 @@ impl Archive {
             return Ok(false);
         }
         self.catalog().hold(path, version, Some(Held::Pinned));
-        // Once more, in case the note that the pin went came in between.
+        // Asked again, because the note of the pin's removal may have come in between.
         if is_pinned(&self.store.tree(), path)? {
             log::debug!("{}: stays as it is, it is pinned", path.display());
             return Ok(true);
@@ -108,8 +108,8 @@ impl Archive {
         Ok(false)
     }
 
-    /// Whether something names the file as the best of its run: then it is held. Both under one lock, so that a newer word which
-    /// names another lets it go.
+    /// Whether a statement names the file as the best of its run: then it is held. Both happen under one lock, so
+    /// that a newer statement can let it go.
     fn is_best(&self, path: &Path, version: u64) -> bool {
         let mut catalog = self.catalog();
         let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) else { return false };
@@ -195,7 +195,7 @@ impl Archive {
         Ok(Some(id))
     }
 
-    /// The next state will be a difference to this one, or to the super-step before it, and to nothing between.
+    /// Remembers the states: the next state will be a difference to this one, or to the super-step before it.
     fn remember(&self, id: Id, base: &Base) {
         let former = base.previous.as_ref().map(|chain| chain.leaf());
         if let Some(former) = former.filter(|former| !former.is_super_step()) {

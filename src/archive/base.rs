@@ -16,10 +16,10 @@ use super::plan::{read_tile, without_edges};
 /// Another lineage's state is the base if its distance is below this share of the own one's. A second save of one
 /// state differs by its quantization only: a thirteenth of the distance to the state before.
 const MUCH_NEARER: f64 = 0.25;
-/// Objects that a read applies at most: a keyframe, three super-steps, seven states after the last, and one more where the
-/// last is the same state as another lineage's.
+/// Most objects that a read applies: a keyframe, three super-steps, seven later states, and one more if the last
+/// repeats another lineage's state.
 const LONGEST_READ: u32 = 12;
-/// Tensors whose middle tiles tell how far two states are apart: the largest ones.
+/// Tensors whose middle tiles give the distance of two states: the largest ones.
 const COMPARED: usize = 4;
 
 /// The base of a state.
@@ -29,7 +29,7 @@ pub(super) struct Base {
     pub(super) chain: Option<Chain>,
     /// Keeps the object from being removed before the new one needs it.
     pub(super) hold: Option<Hold>,
-    /// The state before, which the updates are measured from.
+    /// The state before, from which updates are measured.
     pub(super) previous: Option<Chain>,
     /// Why there is no base though the lineage goes on; for people.
     pub(super) note: &'static str,
@@ -50,8 +50,8 @@ pub(super) struct Place {
 }
 
 impl Base {
-    /// For a state that comes after the one that a chain is for. `wants_baseline`: whether a new full checkpoint costs less than
-    /// another difference to this one, for policies that ask.
+    /// The base for a state after the chain's. `wants_baseline`: whether a new full checkpoint costs less than
+    /// another difference, for policies that ask.
     pub(super) fn after(
         chain: Chain,
         place: Place,
@@ -77,7 +77,7 @@ impl Base {
             Some(Policy::Consecutive) => Some(chain.clone()),
             None => {
                 base.super_step = !place.twin && place.position.is_multiple_of(SUPER_STEP);
-                // Where twins have made a chain longer than it would be, as if it were one.
+                // A chain that twins have made too long goes on from its last super-step.
                 let far = base.super_step || place.chain_len >= LONGEST_READ;
                 Some(if far { last_super_step(&chain) } else { chain.clone() })
             }
@@ -126,19 +126,19 @@ impl Archive {
         let Some(nearest) = (if twin { other } else { own.or(other) }) else {
             return Ok(base);
         };
-        // A twin has the place in its chain that the state has which it is: there is nothing between them.
+        // A twin takes the place of the state that it repeats.
         let place = Place {
             position: nearest.position.saturating_add(u32::from(!twin)),
             chain_len: self.objects.chain_len(nearest.id),
             twin,
         };
-        // Before it is opened: garbage is collected meanwhile.
+        // Held before it is opened, because garbage is collected meanwhile.
         let Some(hold) = self.objects.hold(nearest.id) else { return Err(StepError::Superseded) };
         match self.recall.chain(nearest.id) {
             Ok(chain) => {
                 base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root));
                 base.hold = match &base.chain {
-                    // It may be another one than the nearest, which can be re-parented meanwhile and need it no more.
+                    // The base may be an ancestor of the nearest state, which a re-parenting may free of it meanwhile.
                     Some(chain) => Some(self.objects.hold(chain.leaf().header().id).ok_or(StepError::Superseded)?),
                     None => Some(hold),
                 };
@@ -148,8 +148,8 @@ impl Archive {
         Ok(base)
     }
 
-    /// Check-N-Run's predictor (section 4.1.3): of the sizes S of the differences to a baseline so far, in baselines, whether
-    /// 1 + S1 + ... + Si <= (i + 1) Si. Those that were removed meanwhile are not known any more.
+    /// Check-N-Run's predictor (section 4.1.3), from the sizes S of the differences to a baseline so far, in
+    /// baselines: whether 1 + S1 + ... + Si <= (i + 1) Si. Removed differences are unknown.
     fn wants_baseline(&self, sealed: &Sealed, root: &Chain) -> bool {
         let id = root.leaf().header().id;
         let Some((_, baseline)) = self.objects.get(id) else { return false };
@@ -193,7 +193,7 @@ impl Archive {
     }
 }
 
-/// Of these states the last that is not newer than the file; else the nearest after it.
+/// The last of these states that is not newer than the file, else the nearest after it.
 fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
     states.into_iter().min_by_key(|header| {
         let after = header.modified_ns > sealed.modified_ns;

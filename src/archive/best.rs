@@ -20,11 +20,11 @@ use super::Archive;
 use super::catalog::{Says, State, modified_ns};
 use super::resident::ResidentReason;
 
-/// The file of a checkpoint in which Trainer says which one is the best.
+/// Trainer's file that names the best checkpoint.
 const TRAINER_STATE: &str = "trainer_state.json";
-/// A larger one is not looked at. Each logged step takes some 150 bytes of it: this is enough for 400,000.
+/// Larger files are not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
 const MAX_TRAINER_STATE: u64 = 64 << 20;
-/// Endings of the names that torch's checkpoints have: small files of other names are not opened when a store is.
+/// Endings of torch checkpoints' names. No other small files are opened with the store.
 const TORCH: [&str; 3] = ["ckpt", "pt", "pth"];
 /// Links on the way to a file, at most; as many as the kernel follows.
 const MAX_LINKS: usize = 40;
@@ -35,7 +35,7 @@ struct TrainerState {
     best_model_checkpoint: Option<String>,
 }
 
-/// A word, by whom, and since when (nanoseconds since 1970).
+/// A file, its statement, and the statement's time in nanoseconds since 1970.
 pub(super) type Word = (PathBuf, Says, i64);
 
 /// The statement of a file. A truncated file and any other file say nothing.
@@ -95,7 +95,7 @@ pub(super) fn link(store: &Store, path: &Path) -> io::Result<Option<Says>> {
     Ok(resolve(&tree, path)?.map(Says::Link))
 }
 
-/// Where a link in the tree leads to; `None`: it is no link, or is not there.
+/// The target of a link in the tree. `None` if it is no link, or does not exist.
 fn read_link(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     let directory = match beneath::open_dir(tree, directory) {
@@ -184,7 +184,7 @@ impl Archive {
             log::warn!("{}: {error}; what it leads to is not known", path.display());
             None
         });
-        // A file may have the name by now, and say something itself.
+        // A file may have the name by now, with a statement of its own.
         let is_file = self.catalog().get(path).is_some();
         if said.is_some() || !is_file {
             self.note_best(path, said.map(|says| (says, 0)));

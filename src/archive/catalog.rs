@@ -42,7 +42,7 @@ pub(super) struct Catalog {
 }
 
 impl Catalog {
-    /// An empty one that waits so long for the rest of a checkpoint that is a directory; zero: not at all.
+    /// An empty catalog. `settle`: how long a directory waits for the rest of its checkpoint; zero for no wait.
     pub(super) fn new(settle: Duration) -> Catalog {
         let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
         Catalog {
@@ -74,7 +74,7 @@ impl Catalog {
         self.entries.iter()
     }
 
-    /// Those at and below a path.
+    /// The entries at and below a path.
     pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a Entry)> {
         self.entries.below(path)
     }
@@ -92,7 +92,7 @@ impl Catalog {
         self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, objects);
     }
 
-    /// A file's content may have changed. If it was released, the object is kept until it is known whether it has.
+    /// A file's content may have changed. If the file was released, the object is kept until that is known.
     fn succeed(&mut self, path: &Path, mut entry: Entry, objects: &Objects) {
         let Some(mut old) = self.entries.remove(path) else {
             self.entries.insert(path.to_path_buf(), entry);

@@ -10,7 +10,7 @@ use crate::store::{beneath, names};
 
 use super::Archive;
 
-/// Files of a checkpoint that are looked into: its optimizer is one of a few, its shards may be thousands.
+/// Most files of a checkpoint that are read. It has few optimizer files, but may have thousands of shards.
 const MOST_FILES: usize = 32;
 
 impl Archive {
@@ -32,7 +32,7 @@ impl Archive {
         }
     }
 
-    /// Regular files in the directory of a file that are of its step.
+    /// Regular files beside a file, of the same step.
     fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let directory = path.parent().unwrap_or(Path::new(""));
         let steps = names::steps(path);
@@ -45,7 +45,7 @@ impl Archive {
                 found.push(other);
             }
         }
-        // An optimizer's name says so; it must not be left out where there are many shards.
+        // The optimizer comes first, so that many shards do not hide it.
         found.sort_by_key(|path| (!path.to_string_lossy().to_lowercase().contains("optim"), path.clone()));
         found.truncate(MOST_FILES);
         Ok(found)

@@ -42,7 +42,7 @@ impl Archive {
                 let model = self.finished(path)?;
                 let mut catalog = self.catalog();
                 let state = catalog.unless_unfinished(path, model.as_deref(), State::Sealed(Arc::clone(sealed)));
-                // Under the same lock, so that no file of its checkpoint is missed that becomes durable meanwhile.
+                // Under the same lock, so that no file of its checkpoint that becomes durable meanwhile is missed.
                 catalog.advance(path, version, state);
                 return Ok(());
             }
@@ -66,7 +66,8 @@ impl Archive {
         Ok(Some(object))
     }
 
-    /// Changes a file's state to one whose object the caller has named; the name goes where the file has changed meanwhile.
+    /// Changes a file's state to one whose object the caller has named. Takes the name back if the file has changed
+    /// meanwhile.
     pub(super) fn advance_named(&self, path: &std::path::Path, version: u64, state: State) -> bool {
         let object = if let State::Archived(_, object) = &state { Some(*object) } else { None };
         let advanced = self.catalog().advance(path, version, state);

@@ -19,8 +19,8 @@ use super::catalog::{Catalog, Entry, State, modified_ns};
 use super::resident::ResidentReason;
 use super::{Archive, FileId, found_at};
 
-/// Models kept in memory: of the checkpoint that is sealed, of the one that is archived, of the state after that, and one more. Each
-/// may have thousands of files that ask for its model.
+/// Models kept in memory: of the checkpoint being sealed, of the one being archived, of the state after that, and one
+/// more. Thousands of files may ask for one model.
 const KEPT: usize = 4;
 
 /// The content of the last few `.metadata` files. Sealers and encoders take this lock, and hold no other then.
@@ -74,7 +74,7 @@ impl Archive {
 
 /// Whether a file was there when `.metadata` was written, and was written again since.
 fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
-    // Equal: both in one tick of the kernel's clock.
+    // Equal times mean one tick of the kernel's clock.
     let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born >= written));
     is_later(file, metadata) && !is_younger()
 }
@@ -106,7 +106,8 @@ impl Archive {
         };
         let own = path.file_name().unwrap_or_default();
         let mut is_listed = false;
-        // A copy may get `.metadata` first: then all its chunks are later. Some that are later, and some that are not, are of two saves.
+        // If a copy gets `.metadata` first, all its chunks are later. A mixture of earlier and later chunks is of two
+        // saves.
         let (mut earlier, mut later) = (false, false);
         for (name, least) in model.files() {
             is_listed |= own == name;
@@ -137,7 +138,7 @@ impl Catalog {
         };
         match model.is_some_and(all) {
             true => {
-                // This may have been the last one that they waited for.
+                // The other files may have waited for this one.
                 self.reconsider(directory(path));
                 state
             }
@@ -152,14 +153,16 @@ impl Catalog {
         }
     }
 
-    /// A file came to `path` that no sealer looks at, or that is too small to be a state: the files that wait for it are looked at again.
+    /// A file came that no sealer examines, or that is too small to be a state. Files that wait for it are examined
+    /// again.
     pub(super) fn may_finish(&mut self, path: &Path) {
         if is_metadata(path) || is_of_chunks(path) {
             self.reconsider(directory(path));
         }
     }
 
-    /// The file at `path` goes, or is being written: if it is a `.metadata`, the files beside it are no finished save.
+    /// The file at `path` goes, or is being written. If it is a `.metadata`, the files beside it are no finished save
+    /// any more.
     pub(super) fn may_unfinish(&mut self, path: &Path, objects: &Objects) {
         if !is_metadata(path) {
             return;
@@ -174,7 +177,7 @@ impl Catalog {
         }
     }
 
-    /// Lets the files in a directory that wait for the rest of their checkpoint be looked at again.
+    /// Lets the files in a directory that wait for the rest of their checkpoint be examined again.
     fn reconsider(&mut self, directory: &Path) {
         let waits = |entry: &Entry| matches!(entry.state, State::Resident(ResidentReason::Unfinished));
         for path in self.beside(directory, waits) {

@@ -79,7 +79,7 @@ struct Part {
     coding: Coding,
     first: Option<(usize, Coding)>,
     factors: Option<EncodedFactors>,
-    /// A tile does not fit its codec: the rest need not be made.
+    /// A tile does not fit its codec, so the rest is not needed.
     misfits: AtomicBool,
 }
 
@@ -99,7 +99,7 @@ impl Part {
     }
 }
 
-/// Tiles of a part with the same number; `None` where one does not fit.
+/// Tiles of a part with the same number. `None` if one does not fit.
 type Made = io::Result<Option<Vec<EncodedTile>>>;
 
 /// Takes the tiles of all parts in order.
@@ -108,11 +108,11 @@ struct Output<'a, 'w> {
     workers: &'a Workers,
     writer: &'w mut ObjectWriter,
     parts: &'a [Part],
-    /// The part whose tiles come.
+    /// The part whose tiles come now.
     current: usize,
     /// The tensor's writer, unless it does not fit.
     open: Option<Open<'a>>,
-    /// Where it began.
+    /// Position of its first tile.
     start: u64,
 }
 
@@ -224,7 +224,7 @@ impl<'a> Output<'a, '_> {
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), job.plans[part.at].tensor.path);
                 self.writer.rewind(self.start);
-                // Both moments share one fate. The first is tried again beside the lossless second.
+                // The second moment of a pair that does not fit is lossless. The first is tried again beside it.
                 let _ = done[part.at].set(self.lossless(part.at)?);
             }
         }
@@ -246,7 +246,7 @@ impl<'a> Output<'a, '_> {
     }
 }
 
-/// The first moments that are planned in units of a second one's root, tile by tile, by that one.
+/// The first moments that are encoded with their seconds, tile by tile. The key is the second.
 fn first_moments(job: &Job) -> HashMap<usize, usize> {
     let len = |plan: &Plan| plan.tensor.extent.end - plan.tensor.extent.start;
     let second = |first: &Plan| match first.coding {

@@ -24,7 +24,7 @@ pub(super) enum StepError {
 }
 
 impl StepError {
-    /// Whether an object is damaged, as opposed to a device that cannot read it just now.
+    /// Whether an object is damaged. Otherwise the device cannot read it now.
     pub(super) fn is_damage(&self) -> bool {
         matches!(self, StepError::Object(error) if error.is_damage())
     }
@@ -34,8 +34,7 @@ impl From<io::Error> for StepError {
     fn from(error: io::Error) -> StepError {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StepError::NoRoom(error),
-            // Calls that the system interrupts are repeated below (`store::durable`): only a reader that was told to stop
-            // says so.
+            // `store::durable` repeats interrupted calls. Only a stopped reader reports an interruption.
             io::ErrorKind::Interrupted => StepError::Cancelled,
             _ => error.downcast::<ReadError>().map_or_else(StepError::Device, StepError::Object),
         }

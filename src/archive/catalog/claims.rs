@@ -61,7 +61,7 @@ impl Catalog {
         (next.and_then(|next| self.claim(next)), retry.into_iter().chain(settles).min())
     }
 
-    /// After which time a failed attempt may be repeated; those whose time has come may be now.
+    /// Releases failed attempts whose time has come. Returns how long until the next one's.
     fn retry_in(&mut self, now: Instant) -> Option<Duration> {
         while let Some(path) = self.entries.index().due(now).cloned() {
             self.entries.edit(&path, |entry| entry.due = true);
@@ -112,7 +112,7 @@ impl Catalog {
         self.entries.index().is_busy()
     }
 
-    /// Whether no step of any file is being taken, or can be now.
+    /// Whether no step of any file is under way or possible now.
     pub(in crate::archive) fn is_calm(&self) -> bool {
         let index = self.entries.index();
         !index.is_busy() && index.next_seal().is_none() && index.next_step().is_none()

@@ -11,17 +11,17 @@ pub(super) struct Ready {
     pub(super) releases: BTreeSet<Rank>,
     /// Files that are being archived.
     pub(super) archiving: usize,
-    /// All these, and those that wait for another attempt.
+    /// The number of these files, and of those that wait for another attempt.
     pub(super) queued: usize,
 }
 
 impl Ready {
-    /// The next file to release: all are archived before the first is released.
+    /// The next file to release. All are archived before the first is released.
     pub(super) fn next_release(&self) -> Option<&Rank> {
         self.releases.first().filter(|_| self.archives.is_empty() && self.archiving == 0)
     }
 
-    /// The sequences of all that can be done now.
+    /// The sequences of all files with a step to take now.
     pub(super) fn sequences(&self) -> impl Iterator<Item = u64> {
         self.archives.iter().chain(&self.releases).map(|rank| rank.2)
     }
@@ -36,16 +36,16 @@ pub(super) struct Group {
     pub(super) pending: usize,
     /// Modification times of its files and of the newer files that made them history.
     pub(super) touched: BTreeSet<(i64, u64)>,
-    /// It need not be waited for any more unless something was modified after this.
+    /// The group is not waited for any more, unless something was modified after this time.
     pub(super) settled: i64,
-    /// Its places in the index.
+    /// Its place among the heads of the index.
     pub(super) head: Option<(u8, Rank)>,
     pub(super) timer: Option<i64>,
     pub(super) counted: usize,
 }
 
 impl Group {
-    /// Without members.
+    /// A group without members.
     pub(super) fn new() -> Group {
         Group {
             ready: Ready::default(),

@@ -19,8 +19,9 @@ pub(super) enum Work {
     Release,
 }
 
-/// Which files of other lineages may be the same state, saved once more: those with the same tensors. The ranks of a job have the
-/// same tensors too, and are other states; their names differ in numbers only. Files without tensors are kin to none.
+/// Finds files of other lineages that may be the same state saved once more: those with the same tensors. A job's
+/// ranks have the same tensors too, but other states; their names differ in numbers only. Files without tensors have
+/// no kin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kin {
     signature: Option<u64>,
@@ -61,9 +62,9 @@ pub(super) struct Member {
     pub(super) work: Option<Work>,
     /// An attempt failed, and it is not yet time for another.
     pub(super) waits: Option<Instant>,
-    /// Its group is complete only when it is history.
+    /// Its group is complete only once it is history.
     pub(super) counts: bool,
-    /// When it was last modified, or was seen to be written; nanoseconds since 1970.
+    /// When it was last modified or written; nanoseconds since 1970.
     pub(super) touched: i64,
     /// A newer state of its lineage is sealed, and one with higher steps.
     pub(super) history: bool,
@@ -109,7 +110,7 @@ impl Member {
         }
     }
 
-    /// The step that there is to take.
+    /// The next step.
     pub(super) fn queued(&self) -> Option<Work> {
         self.work.filter(|work| *work != Work::Archive || self.history)
     }

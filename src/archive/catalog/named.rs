@@ -24,7 +24,7 @@ pub(in crate::archive) enum Says {
 struct Statement {
     says: Says,
     modified_ns: i64,
-    /// The file is gone. The word stays until a newer one comes: the best of a run does not become worse by it.
+    /// The file is gone. Its statement counts until a newer one comes: the run's best does not become worse.
     orphan: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Named {
     series: HashMap<Vec<u8>, BTreeSet<(i64, PathBuf)>>,
     /// Paths that count as named, each with the statements that name it.
     best: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
-    /// Paths that a statement named which does not count any more: perhaps another one names them.
+    /// Paths of statements that no longer count. Another statement may name them.
     dropped: Vec<PathBuf>,
 }
 
@@ -167,7 +167,8 @@ fn run(path: &Path) -> PathBuf {
     checkpoint.parent().unwrap_or(Path::new("")).to_path_buf()
 }
 
-/// One for all statements of which the newest alone counts: those of a run under one name. A link stands for itself.
+/// The key of a series of statements: those of a run under one name, of which the newest counts. A link is its own
+/// series.
 fn series(path: &Path, says: &Says) -> Vec<u8> {
     match says {
         Says::Link(_) => [b"link\0", path.as_os_str().as_bytes()].concat(),
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(named.by(Path::new("run/checkpoint-10/model.safetensors")), None);
         assert_eq!(named.by(Path::new("run/checkpoint-91/model.safetensors")), Some(&*state(91)));
         assert_eq!(named.by(Path::new("other/checkpoint-91/model.safetensors")), None);
-        // An older one that is looked at later changes nothing; one that names none does.
+        // An older statement that is read later changes nothing. One that names no file does.
         named.set(&state(92), Some((best("run/checkpoint-10"), 1)));
         assert!(named.by(Path::new("run/checkpoint-91")).is_some());
         named.set(Path::new("run/trainer_state.json"), Some((Says::Best(Vec::new()), 3)));
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(paths(&named), ["a/epoch=0-step=20.ckpt", "a/epoch=1-step=40.ckpt"]);
         say(&mut named, "a/last.ckpt", "/x/epoch=1-step=40.ckpt", 3);
         assert_eq!(paths(&named), ["a/epoch=1-step=40.ckpt"]);
-        // Nothing outside can be meant.
+        // A path outside cannot be meant.
         say(&mut named, "a/last.ckpt", "/x/..", 4);
         say(&mut named, "a/epoch=2-step=60.ckpt", "", 4);
         assert_eq!(paths(&named), [""; 0]);

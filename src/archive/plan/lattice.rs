@@ -41,13 +41,13 @@ const HEAVY_TAIL: f64 = 8.0;
 const KEEP_WITHIN: f64 = 1.4;
 /// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
 const MOST_CHANGED: f64 = 0.7;
-/// Rows below which that is not worth a look: a row's own step takes some bits.
+/// Tables with fewer rows are not coded by rows: a row's own step takes some bits.
 const LEAST_ROWS: u64 = 256;
 /// A row's step is the tensor's, times a power of two. So the tensor's step may stay while rows' updates change. It
 /// is chosen anew once they have become finer by this factor.
 const FINER: f64 = 4.0;
 
-/// The coding of a weight, or `None` where lossless is right: nothing moves, or its update is not known.
+/// The coding of a weight. `None` for lossless: nothing moves, or its update is unknown.
 pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
     let Some(twin) = subject.twin else { return Ok(None) };
     let coding = match by_rows(subject, twin)? {
@@ -55,7 +55,7 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
         None => phase::off_lattice(subject, on_lattice(subject, twin)?)?,
     };
     let Some(coding) = coding else { return Ok(None) };
-    // A keyframe of a table is one of the plain lattice: its rows have not moved from anywhere.
+    // The keyframe of a table uses the plain lattice, since its rows have no update yet.
     let step = match coding {
         Coding::Rows { .. } => row_keyframe(subject, &row_updates(subject, twin)?.unwrap_or_default()),
         _ => coding.step(),
@@ -85,12 +85,12 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     if let (true, Some(before)) = (last.is_same, previous.entry.coding.step())
         && next.and_then(step).is_none_or(|wanted| before <= KEEP_WITHIN * MOST_OF_NEXT * wanted)
     {
-        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing. Not where a finer profile is
-        // asked for now.
+        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing. A finer profile needs
+        // another step.
         return Ok(Some(Coding::Lattice { parent, step: before }));
     }
     let Some(before) = previous.entry.coding.step() else {
-        // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
+        // The base is exact, so any step will do. If nothing moves, a lossless difference costs nothing.
         let wanted = last.rms.or(next).and_then(step);
         return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
     };
@@ -121,7 +121,7 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
     lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.relief)
 }
 
-/// By rows, where most of them stay as they are.
+/// By rows, if most of them do not move.
 fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let Some(rms) = row_updates(subject, twin)? else { return Ok(None) };
     let Some(parent) = subject.parent else {
@@ -201,7 +201,7 @@ struct LastUpdate {
     /// of the step's square is subtracted. Otherwise steps would grow from state to state by their own error.
     /// `None`: the difference may be that error alone.
     rms: Option<f64>,
-    /// Nothing is off by more than that state's bound, not one of a hundred thousand: it is the same state.
+    /// All elements but one in a hundred thousand are within that state's bound: it is the same state.
     is_same: bool,
 }
 
@@ -232,8 +232,8 @@ pub(super) struct NextUpdate {
     tail: f64,
 }
 
-/// Answers the update, and the root mean square of the weights. The update is `None` when nothing moves, or when it is too large to be
-/// one ([`MOST_OF_WEIGHTS`]).
+/// Returns the update, and the root mean square of the weights. The update is `None` if nothing moves, or if the
+/// change is too large ([`MOST_OF_WEIGHTS`]).
 fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<(Option<NextUpdate>, f64)> {
     let (mut updates, mut weights) = (Vec::new(), Vec::new());
     sample(tensor, |range| {
@@ -250,10 +250,10 @@ fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Resul
     Ok((next, weights.sqrt()))
 }
 
-/// Mean square of an update, as far as [`MOST_OF_QUARTILE`] lets it count, and its root in units of the third quartile of the
-/// elements that move.
+/// Mean square of an update, limited by [`MOST_OF_QUARTILE`], and its root in units of the third quartile of the
+/// moving elements.
 fn power_and_tail(updates: &[f64]) -> (f64, f64) {
-    /// Elements that the quartile is taken of: it is good to 2%.
+    /// Elements for the quartile, which make it good to 2%.
     const ELEMENTS: usize = 4096;
     let power = mean_square(updates);
     let some = updates.iter().step_by(updates.len().div_ceil(ELEMENTS).max(1));
@@ -266,7 +266,7 @@ fn power_and_tail(updates: &[f64]) -> (f64, f64) {
     (power.min((MOST_OF_QUARTILE * quartile).powi(2)), power.sqrt() / quartile)
 }
 
-/// Of the weights themselves.
+/// Root mean square of the weights.
 pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
     let mut values = Vec::new();
     sample(subject.tensor, |range| {
@@ -277,7 +277,7 @@ pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
     Ok(mean_square(&values).sqrt())
 }
 
-/// Calls `look` with ranges of bytes in a tensor: all of it, if it is small, else `SAMPLES` places spread over it.
+/// Calls `look` with ranges of bytes in a tensor: all of a small one, else `SAMPLES` places spread over it.
 pub(in super::super) fn sample(
     tensor: &Tensor,
     mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>,

@@ -17,11 +17,12 @@ use super::lattice::{mean_square, read, sample};
 
 /// Least share of the profile's step.
 const LEAST: f64 = 1.0 / 8.0;
-/// A chain keeps its unit while the one wanted is within this factor, in octaves of it: with another, it begins anew.
+/// A chain keeps its unit while the ideal one is within this factor, in octaves of it. A chain begins anew with
+/// another unit.
 const KEEP_WITHIN: f64 = 0.8;
 
-/// Elements looked at in each place of a sample: 4 places tell the change to 1%, and units differ by factors of 2. They lie side by
-/// side, so that all columns of a narrow matrix count.
+/// Elements in each place of a sample. 4 places tell the change to 1%, and units differ by factors of 2. The elements
+/// lie side by side, so that all columns of a narrow matrix count.
 const ELEMENTS: u64 = 1024;
 
 /// The unit of a second moment, octaves / 65536.
@@ -83,7 +84,7 @@ mod tests {
     fn a_chain_keeps_its_unit_until_another_is_clearly_right() {
         assert_eq!(choose(4 * OCTAVE, 0.32, Some(2 * OCTAVE)), 2 * OCTAVE);
         assert_eq!(choose(4 * OCTAVE, 0.2, Some(2 * OCTAVE)), OCTAVE);
-        // A finer profile is asked for now.
+        // A finer profile since.
         assert_eq!(choose(2 * OCTAVE, 1.5, Some(4 * OCTAVE)), 2 * OCTAVE);
     }
 }

@@ -36,12 +36,12 @@ use rates::{Kind, Rates};
 
 /// Lossless tensors below this many bytes go into the skeleton, where they are compressed together.
 const MIN_LOSSLESS_BYTES: u64 = 4096;
-/// Quantized ones below this: an entry in the index and a payload's own fields take some 40 bytes.
+/// Smaller tensors are not quantized: an entry in the index and a payload's own fields take some 40 bytes.
 const MIN_LOSSY_BYTES: u64 = 256;
 /// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
 const MIN_EDGES_BYTES: u64 = 8 << 20;
 
-/// How one tensor is to be encoded.
+/// The encoding of one tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     /// Index in the description.
@@ -49,17 +49,17 @@ pub(super) struct Plan {
     /// The tensor, with the extent that gets tiles.
     pub(super) tensor: Tensor,
     pub(super) coding: Coding,
-    /// The same without the base.
+    /// The coding without the base.
     alone: Coding,
-    /// The tensor in the base that this one is, or may become, a difference to ([`Plan::lossless`]).
+    /// The tensor in the base for which this one is, or may become, a difference ([`Plan::lossless`]).
     parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
     /// For first moments: the share of a step that is added before rounding.
     pub(super) outward: f64,
-    /// The published system that it is for.
+    /// The published system for it.
     pub(super) system: Option<SystemId>,
-    /// No two of its elements have different signs: it has a floor (`codec::floor`), which its codec does not know of itself.
+    /// All its elements have one sign: it has a floor (`codec::floor`) besides its codec's bound.
     pub(super) one_sign: bool,
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Material<'a> {
     pub(super) base: Option<&'a Chain>,
     /// The archived state before this one: the base, or for a super-step a state between it and its base.
     pub(super) previous: Option<&'a Chain>,
-    /// The base is the super-step before this one: the place to ask whether a keyframe would take less room.
+    /// The base is the super-step before this one. Only here a keyframe may win.
     pub(super) super_step: bool,
     pub(super) profiles: &'a Profiles,
 }
@@ -111,7 +111,7 @@ impl Material<'_> {
     }
 }
 
-/// How a file is to be encoded.
+/// The encoding of a file.
 pub(super) struct Planned {
     /// One entry per tensor that gets tiles of its own, in file order. All other bytes are skeleton.
     pub(super) plans: Vec<Plan>,
@@ -130,7 +130,7 @@ pub(super) struct Forecast {
 }
 
 impl Forecast {
-    /// Whether to begin a new chain. A keyframe that costs the same is worth more: nothing older is needed.
+    /// Whether to begin a new chain. A keyframe of equal cost wins, because it needs no older object.
     pub(super) fn wants_keyframe(&self) -> bool {
         self.keyframe <= self.super_step
     }
@@ -187,7 +187,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let mut copies = copies::copies(material.source, written)?;
     // A tensor that must be exact may only be a copy of an exact one.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
-    // A published system takes both as they come.
+    // A published system takes copy and original as they are.
     let published = |index: usize| material.profiles.of(all[index].role).system().is_some();
     copies.retain(|copy, of| !published(*copy) && !published(*of));
     for (copy, of) in &copies {
@@ -196,7 +196,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let proven = proof::proven(material, &all, &twins)?;
     // A copy is as lossy as its original, so the original must be proven.
     copies.retain(|_, of| proven[*of]);
-    // Which tensors get tiles must be known before one of them can be said to be beside another.
+    // A tensor can be beside another one only if both get tiles.
     let lossy = |(tensor, proven): (&Tensor, &bool)| lossy_kind(material, tensor).filter(|_| *proven);
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
     let seconds = steep::second_moments(written);
@@ -286,7 +286,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     Ok(Planned { plans, forecast })
 }
 
-/// Which codec a tensor is for, and its numbers; none if it is kept as it is.
+/// The codec for a tensor, and its numbers. `None` for lossless.
 fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
     let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
@@ -308,7 +308,7 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
 }
 
-/// Alone or as difference to the base, whichever is estimated to be smaller.
+/// Alone or as a difference to the base: the smaller of both by estimate.
 fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
     let alone = Choice { coding: Coding::Lossless, alone: Coding::Lossless, bits: (0.0, 0.0) };
     let Some((chain, parent)) = parent else {
@@ -325,7 +325,7 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
     })
 }
 
-/// Whether no two elements have different signs. Of most tensors the first few tell.
+/// Whether no two elements have different signs. The first few tell for most tensors.
 fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
     const FIRST_BYTES: u64 = 4096;
     let len = tensor.extent.end - tensor.extent.start;
@@ -340,7 +340,7 @@ fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
     Ok(!signs.both())
 }
 
-/// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing.
+/// A tensor without its first and last pages, which stay in the skeleton, if it is so large that this costs nothing.
 pub(super) fn without_edges(tensor: &Tensor) -> Tensor {
     let mut tensor = tensor.clone();
     if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {

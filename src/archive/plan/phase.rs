@@ -17,14 +17,14 @@ use super::{Subject, read_tile, tiles};
 
 /// Elements looked at. The mean of so many cosines of random places is 0 within .011.
 const ELEMENTS: usize = 4096;
-/// With fewer elements that have moved at all, there is nothing to lose.
+/// With fewer moved elements there is nothing to lose.
 const LEAST: usize = 512;
 /// Mean cosine above which places are not random: four and a half standard errors of [`ELEMENTS`].
 const COHERENT: f64 = 0.05;
-/// Shares of the wanted step that are tried in turn. At the last, a move of a third of the step wanted is one of its own steps.
+/// Shares of the ideal step that are tried in turn. The last makes a move of a third of the ideal step a whole step.
 const SHARES: [f64; 7] = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35];
 
-/// The same coding with a step at which the tensor's elements do not lie on the lattice already.
+/// The same coding with a step whose lattice does not already contain the tensor's elements.
 pub(super) fn off_lattice(subject: &Subject, coding: Option<Coding>) -> io::Result<Option<Coding>> {
     let Some(wanted) = coding.and_then(|coding| coding.step()) else { return Ok(coding) };
     let from_keyframe = places(subject, coding.is_some_and(|coding| coding.parent().is_some()))?;
@@ -73,7 +73,7 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
 /// about as coarse as the lattice lie on it anyway, and do not count. In types with fine grids, elements exactly on a
 /// point have not moved, and do not count either.
 fn coherence(places: &[(f64, f64)], step: f64, steps_of_octave: f64) -> f64 {
-    /// Beyond the roundings of a point to its type.
+    /// Larger than the rounding of a point to its type.
     const ON_POINT: f64 = 1e-4;
     const FINE_GRID: f64 = (1 << 20) as f64;
     let finest = |value: f64| value.abs() <= step / 8.0 * steps_of_octave;
@@ -116,13 +116,13 @@ mod tests {
         let of = |deviation: f64| coherence(&moved(deviation), 1.0, 8388608.0);
         assert!(of(0.1) > 0.7 && of(0.25) > 0.25 && of(1.0 / 3.0) > COHERENT);
         assert!(of(0.6) < COHERENT && of(5.0) < COHERENT);
-        // Not moved at all: exact on their points, with nothing to lose.
+        // Unmoved: exactly on their points, with nothing to lose.
         assert_eq!(of(0.0), 0.0);
     }
 
     #[test]
     fn the_grid_of_a_short_type_is_no_lattice_of_its_own() {
-        // Eighths of a step, all as often, as bf16 has them near eight steps.
+        // Eighths of a step, equally often, as bf16 has them near eight steps.
         let places: Vec<(f64, f64)> =
             (0..ELEMENTS).map(|i| i as f64 / 8.0 % 16.0).map(|place| (place, place)).collect();
         assert!(coherence(&places, 1.0, 128.0) < COHERENT);

@@ -1,4 +1,4 @@
-//! Which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
+//! Decides which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
 //!
 //! An optimizer beside a weight proves it (`container::proof`). Otherwise two successive states do: a large matrix
 //! with a layer's name, that moves as training moves parameters. Rewards, observations, masks, statistics and tables
@@ -15,7 +15,7 @@ use crate::container::{Role, Tensor, is_of_layer};
 use super::Material;
 use super::lattice::{mean_square, read, sample};
 
-/// Elements below which two states prove nothing: the shares here would be chance, and lossless costs little.
+/// Smaller tensors are never proven by two states: the shares here would be chance, and lossless costs little.
 const LEAST_ELEMENTS: u64 = 4096;
 /// Least share of elements of either sign, and of moves in either direction. Parameters have about half of each;
 /// variances, probabilities, distances and most data have one sign only.
@@ -28,12 +28,12 @@ const LEAST_DISTINCT: f64 = 0.5;
 /// stay within their rounding. A buffer of data that is filled further moves in some places only.
 const LEAST_MOVED: f64 = 0.5;
 const LEAST_MOVED_OF_16_BITS: f64 = 0.02;
-/// Most that an update may be of the weights, as root mean squares. Between unrelated data it is 1.4.
+/// Largest update, as a share of the weights, both as root mean squares. Between unrelated data it is 1.4.
 const MOST_MOVED: f64 = 0.5;
 /// An element that moves by this many root mean squares of the weights was replaced, not trained.
 const MOST_OF_ONE: f64 = 4.0;
 
-/// For each tensor whether it may be quantized at all. `twins`: the tensors in the state after this one.
+/// For each tensor whether it may be quantized. `twins`: the tensors in the state after this one.
 pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<bool>> {
     let whole = &material.description.tensors;
     let statistics = Statistics::of(tensors);
@@ -50,7 +50,7 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
     let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).map(by_itself).collect();
     let mut proven = proven?;
     for i in 0..tensors.len() {
-        // An average of a parameter is as good as one.
+        // An average of a parameter is proven with it.
         if tensors[i].role == Role::Ema
             && let Some(of) = tensors[i].of
         {
@@ -60,11 +60,11 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
     Ok(proven)
 }
 
-/// Whether a tensor moves where its optimizer's first moment, or its momentum, points: the optimizer's state is its own.
+/// Whether a tensor moves in the direction of its optimizer's first moment or momentum. Then that state is its own.
 fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, twin: &Tensor) -> io::Result<bool> {
     /// Least correlation of move and moment: .4 at 25 iterations of Adam, and .1 at 400.
     const LEAST: f64 = 0.05;
-    /// Below it chance reaches that correlation.
+    /// With fewer samples, chance reaches that correlation.
     const LEAST_SAMPLES: usize = 4096;
     let is_of = |state: &&Tensor| state.of.is_some_and(|of| std::ptr::eq(&tensors[of], tensor));
     let points = |state: &&Tensor| matches!(state.role, Role::FirstMoment | Role::Momentum);
@@ -142,7 +142,7 @@ fn distinct(values: &[f64]) -> f64 {
 fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     /// Pairs and rows compared. By chance not even two are alike.
     const COMPARED: u64 = 16;
-    /// Beyond roundings, by which the two halves of a computed inverse differ.
+    /// Larger than the roundings by which the two halves of a computed inverse differ.
     const ALIKE: f64 = 1e-3;
     let size = tensor.dtype.size() as u64;
     let [.., rows, columns] = tensor.shape[..] else { return Ok(false) };
@@ -158,7 +158,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
             symmetric = alike(at(row, column)?, at(column, row)?);
         }
     }
-    /// Longer rows are not looked at: whole ones of a crafted shape would take all memory.
+    /// Longer rows are not compared: whole rows of a crafted shape would take all memory.
     const LONGEST_ROW: u64 = 1 << 16;
     let mut lengths = Vec::new();
     for sample in (0..COMPARED.min(rows)).take_while(|_| columns <= LONGEST_ROW) {
@@ -169,12 +169,12 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     Ok(symmetric || !lengths.is_empty() && lengths.windows(2).all(|pair| alike(pair[0], pair[1])))
 }
 
-/// Tensors beside which their module keeps statistics: a codebook that follows the mean of data is called like a layer's
-/// parameter, and moves like one.
+/// Tensors of modules that keep statistics. A codebook that follows the mean of data has a layer's name, and moves
+/// like a parameter.
 struct Statistics<'a> {
-    /// Modules that have some.
+    /// Modules with statistics.
     modules: HashSet<&'a str>,
-    /// Whether a tensor is called a weight: else `down_proj` may be an activation.
+    /// Whether some tensor has the name `weight`. Otherwise `down_proj` may be an activation.
     weights: bool,
 }
 

@@ -27,8 +27,8 @@ pub(super) struct Rates {
     pub(super) full_change: f64,
     /// Momentum buffers: root mean squares of the buffer, or of its row and column where small elements count as much.
     pub(super) momentum: f64,
-    /// Sums of squares, and second moments alone: octaves / 65536. The first never decay, so an error in them stays; by the
-    /// second an optimizer divides gradients to come.
+    /// Sums of squares, and second moments alone: octaves / 65536. Sums never decay, so an error in them stays. An
+    /// optimizer divides later gradients by such second moments.
     pub(super) square_sum: u32,
 }
 

@@ -52,7 +52,7 @@ pub(super) fn cautions(material: &Material, weights: &[Option<Known>]) -> io::Re
     let look = |known: &Option<Known>| known.map(|known| look(material, known)).transpose();
     let slopes: io::Result<Vec<Option<Slope>>> = weights.par_iter().map(look).collect();
     let slopes = slopes?;
-    // Vectors have finer steps than their update asks for, and are few.
+    // Vectors are few, and have finer steps than their update needs.
     let matrices = slopes.iter().flatten().filter(|slope| slope.is_matrix);
     let (cost, elements) = matrices
         .fold((0.0, 0.0), |(cost, elements), slope| (cost + slope.cost * slope.elements, elements + slope.elements));
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!((slope(4.0).factor(1.0), slope(0.1).factor(1.0)), (0.5, 1.0));
         let vector = Slope::of(100.0, false, &[1.0; 8], &[4.0; 8]);
         assert_eq!(vector.factor(1.0), 1.0);
-        // No cost is known of any.
+        // The cost of every tensor is unknown.
         assert_eq!(slope(f64::NAN).factor(f64::NAN), 1.0);
     }
 
