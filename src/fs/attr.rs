@@ -164,7 +164,7 @@ impl Core {
         }
         if let Some(mode) = change.mode {
             if table.node(ino)?.kind == FileType::Symlink {
-                // chmod would follow it, out of the tree.
+                // chmod would follow the link, out of the tree.
                 return Err(libc::EOPNOTSUPP.into());
             }
             std::fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
@@ -216,7 +216,7 @@ impl Core {
         node.version += 1;
         if let Some(opened) = &mut node.opened {
             opened.wrote = true;
-            // The open handles keep the file as it is represented, so the lock is not needed while blocks are freed.
+            // Open handles keep the file resident, so the lock is not needed while blocks are freed.
             drop(table);
             file.set_len(size)?;
             return Ok(Step::Done(()));

@@ -7,7 +7,7 @@ use fuser::Generation;
 use super::sys;
 use crate::hash::xxh3_64;
 
-/// Of the root, and of files whose file system has no handles: those are found by name only.
+/// The generation of the root, and of files without handles, which are found by name only.
 pub(super) const NONE: Generation = Generation(0);
 
 /// The generation of the file at a path.

@@ -55,7 +55,7 @@ pub(super) struct Table {
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
-    /// Of numbers whose file took another's place.
+    /// Generations of numbers whose file replaced another one.
     generations: HashMap<u64, Generation>,
 }
 
@@ -194,7 +194,7 @@ impl Table {
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
-            // Of a file that took another's place, it is that one's.
+            // A file that replaced another one keeps that one's generation.
             node.generation = match self.generations.get(&ino) {
                 Some(generation) => *generation,
                 None => generation::of(&self.reach(&path)?),
@@ -220,7 +220,7 @@ impl Table {
         }
     }
 
-    /// Takes a name away; answers which node had it. The node stays until [`Table::reap`].
+    /// Takes a name away, and returns its node. The node stays until [`Table::reap`].
     pub(super) fn unbind(&mut self, parent: u64, name: &OsStr) -> Option<u64> {
         let ino = self.nodes.get_mut(&parent)?.children.remove(name)?;
         if let Some(node) = self.nodes.get_mut(&ino) {
@@ -238,7 +238,7 @@ impl Table {
         Removal { ino, file: file_id(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 
-    /// After the name went: keeps the table in step.
+    /// After the name is gone: updates the table.
     pub(super) fn removed(&mut self, parent: u64, name: &OsStr, removal: Removal) {
         self.unbind(parent, name);
         match self.nodes.get_mut(&removal.ino) {
@@ -295,7 +295,7 @@ impl Table {
                 continue;
             };
             if node.names.is_empty() {
-                // No name that we know of; if another exists, its next lookup finds the file's own number again.
+                // It has no known name. If another exists, its next lookup finds the file's own number again.
                 self.gone(node.file);
             }
             for (parent, name) in node.names {

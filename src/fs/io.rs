@@ -1,4 +1,4 @@
-//! Bytes of open files, where the kernel does not serve them itself, and making them durable.
+//! Bytes of open files that the kernel does not serve itself, and their durability.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -123,7 +123,7 @@ impl Core {
             Ok((len as u32, file, handle.direct))
         });
         match written {
-            // Through the page cache the kernel sends an FSYNC after each write of such a handle, directly it does not.
+            // The kernel sends FSYNC after O_DSYNC writes only through the page cache. Direct I/O must sync here.
             Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
                 let core = Arc::clone(self);
                 self.workers.submit(Box::new(move || match core.io().device().sync_data(&file, CrashPoint::Fsync) {

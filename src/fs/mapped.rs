@@ -27,7 +27,7 @@ const FIRST: Duration = Duration::from_millis(5);
 /// Longest pause: how late the archive may learn that a mapping is gone.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Whether anybody has the file open or mapped for writing.
+/// Whether any program has the file open or mapped for writing.
 pub(super) fn being_written(path: &Path) -> io::Result<bool> {
     let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     sys::has_writer(&file)
@@ -131,7 +131,7 @@ impl Core {
         }
     }
 
-    /// Answers whether there is nothing left to wait for.
+    /// Returns whether there is nothing left to wait for.
     fn try_rest(&self, ino: u64) -> bool {
         let mut table = self.table();
         let path = table.path(ino);
@@ -171,8 +171,8 @@ impl Core {
         true
     }
 
-    /// Whether somebody writes to a file that has no open handle; if so, the archive gets a note when that is over.
-    /// The caller holds the table's lock and knows the node, if there is one.
+    /// Whether a program writes to a file that has no open handle. If so, the archive gets a note at its end. The
+    /// caller holds the table's lock. The kernel may not know the node.
     pub(super) fn written_behind(&self, reached: &Path, path: &Path, expect: FileId) -> io::Result<bool> {
         if !self.leases {
             return Ok(false);

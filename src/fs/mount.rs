@@ -25,8 +25,8 @@ const THREADS: usize = 2;
 /// keep both decoding threads of a small machine busy.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// Stacked file systems: passing through to a file on one takes a deeper stack, which in turn keeps the mount from
-/// being a layer of another overlayfs. So only where it is needed.
+/// Stacked file systems. Passthrough to a file on one needs a deeper stack, which keeps the mount from being a layer
+/// of another overlayfs. So stepfs asks for it only there.
 const STACKED: [i64; 3] = [libc::OVERLAYFS_SUPER_MAGIC, libc::FUSE_SUPER_MAGIC, libc::ECRYPTFS_SUPER_MAGIC];
 
 /// Options that the kernel enforces itself. `nosuid` and `nodev` are always set.
@@ -174,7 +174,7 @@ pub fn serve(
 
     let served = wait(session);
     if served.is_err() && mounts::find(&point).is_ok_and(|left| left.is_some() && left == mounted) {
-        // Rather nothing there than a mount that answers ENOTCONN.
+        // No mount is better than one that answers ENOTCONN.
         let _ = mounts::take_down(&point, Detach::Lazily);
     }
     if let Some((handle, thread)) = signals {

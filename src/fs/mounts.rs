@@ -25,7 +25,7 @@ pub(super) struct Mounted {
     pub(super) device: String,
     point: PathBuf,
     kind: String,
-    /// Of a stepfs its store, as its daemon names it.
+    /// The store of a stepfs, as its daemon names it.
     source: PathBuf,
 }
 
@@ -70,8 +70,8 @@ pub(super) fn find(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(top(point)?.filter(|mounted| mounted.kind == KIND))
 }
 
-/// Whether a mount of `store` stands where process `daemon` sees it. A daemon whose mount is gone, and which has the store
-/// nevertheless, is about to end. `None` when we may not look.
+/// Whether process `daemon` sees a mount of `store`. A daemon that holds a store without a mount is about to end.
+/// `None` if we may not look.
 pub fn is_served(store: &Path, daemon: u32) -> Option<bool> {
     let process = PathBuf::from(format!("/proc/{daemon}"));
     let table = std::fs::read(process.join("mountinfo")).ok()?;
@@ -109,7 +109,7 @@ fn dead(error: &io::Error) -> bool {
 pub(super) enum Detach {
     /// Only if no program uses it.
     IfIdle,
-    /// Now; who uses it keeps it until done.
+    /// Now. Programs that use it keep it until they are done.
     Lazily,
 }
 

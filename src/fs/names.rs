@@ -23,7 +23,7 @@ use super::open::{Access, Answer, Register};
 use super::privileges::unprivileged;
 use crate::store::durable::CrashPoint;
 
-/// Who asks for something new, and with which permissions.
+/// The creator of something new, and its permissions.
 #[derive(Clone, Copy)]
 pub(super) struct Creator {
     uid: u32,
@@ -41,8 +41,8 @@ impl Creator {
         self.mode & 0o7777
     }
 
-    /// The same for something that a daemon of this user makes. One that is not root cannot give it away: then others must
-    /// not be able to make programs that run as its user.
+    /// The same for a file made by a daemon of this user. A daemon that is not root cannot give it away, so other
+    /// users must not be able to make programs that run as the daemon's user.
     fn granted(self, daemon: u32) -> u32 {
         let own = daemon == 0 || self.uid == daemon;
         if own { self.permissions() } else { self.permissions() & !(libc::S_ISUID | libc::S_ISGID) }
@@ -75,7 +75,7 @@ impl Core {
         Ok(self.shown(table, ino, metadata))
     }
 
-    /// Gives something new to its creator. Only a daemon that is root can, and only it has to.
+    /// Gives a new file to its creator. Only a daemon that is root can, and must.
     fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<()> {
         if self.user == 0 {
             // In a setgid directory the group is the directory's.
@@ -225,7 +225,7 @@ impl Core {
         Ok(self.take_away(&mut table, parent, &path, &metadata)?)
     }
 
-    /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
+    /// Removes a name in a directory, whose metadata the caller has, and updates the table and the archive.
     pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
         let reached = table.reach(path)?;
         let removal = table.before_removal(path, metadata);

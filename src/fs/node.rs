@@ -16,7 +16,7 @@ use crate::recall::Reader;
 use crate::store::{Id, Stub};
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
-/// Which file of the store a stat speaks of.
+/// The file of the store that a stat describes.
 pub(super) fn file_id(metadata: &Metadata) -> FileId {
     FileId { dev: metadata.dev(), ino: metadata.ino() }
 }
@@ -39,13 +39,13 @@ pub(super) struct Node {
     pub(super) stub: Option<Stub>,
     /// Handles, while there are any.
     pub(super) opened: Option<Opened>,
-    /// Set while a worker changes the representation: who waits for that.
+    /// Set while a worker changes the representation: operations that wait for it.
     pub(super) waiting: Option<Vec<Job>>,
-    /// No handle is open, but a mapping may be through which it is written (see `mapped`).
+    /// No handle is open, but a mapping may still write to it (see `mapped`).
     pub(super) mapped: bool,
     /// Its names have gone over to another node while readers kept this one. An open must look the name up anew.
     pub(super) superseded: bool,
-    /// The daemon could not read the file, so whether it is a stub is found out before it is opened or changed.
+    /// The daemon could not read the file, so its next open or change checks whether it is a stub.
     pub(super) unread: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// The kernel does not refer to it any more.
+    /// Neither the kernel nor a handle nor an entry needs it.
     pub(super) fn unused(&self) -> bool {
         self.lookups == 0 && !self.busy() && self.children.is_empty()
     }
@@ -95,7 +95,8 @@ impl Node {
     }
 }
 
-/// The handles of one node. The first decides the mode until the last is released: the kernel refuses others with EIO.
+/// The handles of one node. The first decides the mode until the last is released, because the kernel refuses a
+/// mixture with EIO.
 pub(super) struct Opened {
     pub(super) mode: Mode,
     /// The first handle's source. Later handles share it if it allows their access.
@@ -147,14 +148,14 @@ impl Restore {
         Self { object: stub.object, left: AtomicU64::new(stub.logical_len.div_ceil(2)) }
     }
 
-    /// So many bytes were read; answers the object when, and only when, that makes it a restore.
+    /// Counts bytes that were read. Returns the object exactly once: when they become a restore.
     pub(super) fn read(&self, count: u64) -> Option<Id> {
         let less = |left: u64| (left > 0).then(|| left.saturating_sub(count));
         let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
         (before <= count).then_some(self.object)
     }
 
-    /// Perhaps all was read.
+    /// The kernel may have read everything.
     pub(super) fn all_read(&self) -> Option<Id> {
         self.read(u64::MAX)
     }

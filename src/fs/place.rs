@@ -17,7 +17,7 @@ const XATTR_MAX: usize = 64 * 1024;
 
 /// How to reach a node's file: by its path, or, without a path, by a held descriptor.
 pub(super) struct Place {
-    /// Of a held file a name in `/proc/self/fd`.
+    /// Its path. A held file has a name in `/proc/self/fd`.
     pub(super) path: Reached,
     held: Option<Arc<File>>,
 }
@@ -66,7 +66,7 @@ impl Place {
 
     fn open_with(&self, read: bool, write: bool, flags: libc::c_int) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
-        // Not to hang on a fifo that somebody put there behind our back.
+        // A fifo that replaced the file behind our back must not block the open.
         let mut flags = flags | libc::O_NONBLOCK;
         if !self.follow() {
             flags |= libc::O_NOFOLLOW;

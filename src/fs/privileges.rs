@@ -25,10 +25,10 @@ pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
     Ok(kept != mode)
 }
 
-/// Anybody but root.
+/// Any user but root.
 const SOMEBODY: u32 = 1;
 
-/// The same for a file that is open, and got the bits since: the kernel says so with the write.
+/// The same for an open file that got the bits since: the kernel says so with the write.
 pub(super) fn drop_bits(file: &File) -> io::Result<()> {
     let mode = file.metadata()?.mode() & 0o7777;
     match unprivileged(mode, SOMEBODY) {
@@ -43,7 +43,7 @@ pub(super) fn unprivileged(mode: u32, uid: u32) -> u32 {
     if uid == 0 { mode } else { mode & !(libc::S_ISUID | group) }
 }
 
-/// Whether a mode has bits that anybody but root takes away by writing to the file.
+/// Whether a mode has bits that a write by another user than root takes away.
 pub(super) fn has_privileges(mode: u32) -> bool {
     unprivileged(mode, SOMEBODY) != mode
 }

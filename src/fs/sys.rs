@@ -22,7 +22,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 /// The file system's handle of a file. It gives the same bytes to no other file, as long as this one exists.
 pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
-    /// As the kernel has it, with room for all that it may say.
+    /// The kernel's structure, with room for the longest handle.
     #[repr(C)]
     struct Handle {
         bytes: libc::c_uint,
@@ -39,15 +39,15 @@ pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
     Ok(name)
 }
 
-/// Whether anybody has the file open or mapped for writing; `file` is open for reading only. Takes a read lease, which
-/// is refused then, and gives it back.
+/// Whether any program has the file open or mapped for writing; `file` is open for reading only. Takes a read lease,
+/// which a writer makes the kernel refuse, and gives it back.
 pub(super) fn has_writer(file: &File) -> io::Result<bool> {
     let fcntl = |command, argument: libc::c_int| {
         // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
         check(unsafe { libc::fcntl(file.as_raw_fd(), command, argument) })
     };
-    // Should somebody open it for writing in this very moment: a signal that is ignored by default, not SIGIO, which
-    // ends the process.
+    // If a program opens the file for writing at this very moment, the signal must be one that is ignored by default.
+    // SIGIO would end the process.
     fcntl(F_SETSIG, libc::SIGURG)?;
     match fcntl(libc::F_SETLEASE, libc::F_RDLCK) {
         Ok(()) => fcntl(libc::F_SETLEASE, libc::F_UNLCK).map(|()| false),
@@ -63,7 +63,7 @@ pub(super) fn flush(file: &File) -> io::Result<()> {
     check(unsafe { libc::close(copy) })
 }
 
-/// Opens a file only to refer to it: no permission is needed and nothing but its metadata can be had.
+/// Opens a file only to refer to it. No permission is needed, and only its metadata can be read.
 pub(super) fn open_path(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?.into())
 }

@@ -49,7 +49,7 @@ pub(super) enum Step<T> {
 /// A reader and the stub that it reads.
 pub(super) type Made = Option<(Stub, Arc<Reader>)>;
 
-/// Ends a transition however it ended.
+/// Ends a transition in every case.
 struct Transition {
     core: Arc<Core>,
     ino: u64,
@@ -67,16 +67,16 @@ impl Drop for Transition {
     }
 }
 
-/// Times that a stub's attributes are copied because somebody changed them meanwhile. After that the file is busy: nothing was
-/// done, and nothing that was said of it is lost.
+/// Times that a stub's attributes are copied because a program changed them meanwhile. After that the file is busy:
+/// nothing was done, and no change is lost.
 const MOST_ROUNDS: u32 = 8;
-/// The kernel's clock for files goes on in this time, as a rule.
+/// The kernel's clock for files usually advances within this time.
 const A_TICK: Duration = Duration::from_millis(5);
 
 /// A file's attributes at some time.
 struct Seen {
     metadata: Metadata,
-    /// The clock for files had gone on since the last change: a later one has another time.
+    /// The clock had advanced since the last change, so a later change has another time.
     settled: bool,
 }
 
@@ -102,7 +102,7 @@ fn open_either(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file that goes unless it was put somewhere.
+/// A file that is removed unless it was put in its place.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {

@@ -14,15 +14,15 @@ use crate::store::durable::CrashPoint;
 use crate::store::{PIN, PROFILE, Profile};
 use crate::sync::MutexGuard;
 
-/// Attributes of this name are stepfs's own. They are answered, not stored but for pins and profiles, and not listed: `cp -a` and `rsync -X`
-/// would otherwise carry them to other files.
+/// Attributes with this prefix are stepfs's own. stepfs computes them, and stores only pins and profiles. They are
+/// not listed: `cp -a` and `rsync -X` would otherwise carry them to other files.
 const OWN: &str = "user.stepfs.";
 
 /// Access control lists. The kernel would have to enforce them, and does not with these mounts. A refusal is safer
 /// than a list without effect.
 const ACL: &str = "system.posix_acl_";
 
-/// Of root alone, as their values are.
+/// Only root may see these names, as only root may see their values.
 const TRUSTED: &str = "trusted.";
 
 /// Attributes of the whole store. Users who may see only some of its files do not get them.
@@ -89,7 +89,7 @@ impl Core {
 
     fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
         match classify(name) {
-            // The archive looks when it is about to change a file, under the same lock.
+            // The archive looks for a pin under the same lock before it changes a file.
             Name::Own("pin") => self.mark(ino, PIN, b"1", flags).map(drop),
             Name::Own("profile") => {
                 let profile: Option<Profile> = std::str::from_utf8(value).ok().and_then(|name| name.parse().ok());
@@ -156,7 +156,7 @@ impl Core {
             return reply.error(Errno::EPERM);
         }
         if let Name::Own("status" | "generations" | "lossy" | "original" | "profile") = classify(name) {
-            // The first looks at every file, the others into an object.
+            // The first reads the size of every file, the others read an object.
             let (core, name) = (Arc::clone(self), name.to_owned());
             return self.workers.submit(Box::new(move || answer(core.getxattr(ino, &name), size, reply)));
         }
