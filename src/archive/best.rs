@@ -171,7 +171,7 @@ impl Archive {
         };
         for file in late {
             log::warn!(
-                "{}: {} names it as the best, but it was released before: it reads within its bounds, not as it was written",
+                "{}: {} names it as the best, but it was released before, so it is lossy",
                 file.display(),
                 path.display()
             );
@@ -181,7 +181,7 @@ impl Archive {
     /// Looks at a name where a link may have come or gone.
     pub(super) fn look_at_link(&self, path: &Path) {
         let said = link(&self.store, path).unwrap_or_else(|error| {
-            log::warn!("{}: {error}; what it leads to is not known", path.display());
+            log::warn!("{}: {error}; its target is unknown", path.display());
             None
         });
         // A file may have the name by now, with a statement of its own.

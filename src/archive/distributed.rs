@@ -52,7 +52,7 @@ impl Archive {
         match self.model_beside(path) {
             Ok(model) => description.name_chunks(path, &model),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
-                log::info!("{}: its tensors stay exact, their names are not known: {error}", path.display());
+                log::info!("{}: its tensors stay exact, because their names are unknown: {error}", path.display());
             }
             Err(error) => return Err(error),
         }

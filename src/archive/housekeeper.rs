@@ -128,7 +128,7 @@ impl Housekeeper<'_> {
     fn sweep(&mut self) -> bool {
         if !self.condemned.is_empty() {
             if let Err(error) = self.sync_removed_names() {
-                log::warn!("objects that nothing needs cannot be removed now: {error}");
+                log::warn!("unneeded objects cannot be removed now: {error}");
                 return false;
             }
             self.archive.objects.remove(&std::mem::take(&mut self.condemned));

@@ -64,8 +64,7 @@ impl Archive {
             None => format!("{} is asked for", asked.words()),
         };
         log::warn!(
-            "{}: holds what {origin} reads as, which is lossy ({profile}); {wants}. Save it again from what was written, if there is \
-             such a thing",
+            "{}: is a copy of {origin}, which is lossy ({profile}), but {wants}; save the original again, if you still have it",
             path.display()
         );
     }

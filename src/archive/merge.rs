@@ -167,7 +167,7 @@ impl Housekeeper<'_> {
         match error {
             StepError::Cancelled | StepError::Superseded => (Duration::ZERO, None),
             _ if error.is_damage() => {
-                log::error!("{error}; removed states that others are differences to are left as they are");
+                log::error!("{error}; removed states stay, because others are differences to them");
                 self.archive.objects.share(dying);
                 (Duration::ZERO, None)
             }

@@ -86,7 +86,7 @@ impl Noticed {
     /// Loads a store's record. An unreadable record is begun anew, since checkpoints do not depend on it.
     pub(super) fn load(store: &Store) -> Noticed {
         let known = Restores::load(store).unwrap_or_else(|error| {
-            log::warn!("how often checkpoints were restored is not known any more: {error}");
+            log::warn!("the record of restores cannot be read, and is begun anew: {error}");
             Restores::default()
         });
         Noticed { reads: Mutex::default(), known: Mutex::new(known) }
@@ -151,7 +151,7 @@ impl Archive {
         }
         let known = self.noticed.known().clone();
         if let Err(error) = known.save(&self.store) {
-            log::warn!("how often checkpoints were restored cannot be written, but at the next restore: {error}");
+            log::warn!("the record of restores cannot be written now; the next restore tries again: {error}");
             self.noticed.reads().unsaved = true;
         }
     }

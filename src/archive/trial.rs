@@ -88,7 +88,7 @@ impl Checkpoint {
         let (State::Sealed(sealed), true) =
             (settle::examine(&file, &metadata, path).map_err(with_path(path))?.state, has_weights)
         else {
-            return Err(wrong(path, "has no weights in it; `stepfs inspect` shows what it has"));
+            return Err(wrong(path, "has no weights; `stepfs inspect` shows its tensors"));
         };
         let intact = description.is_intact(&file).map_err(with_path(path))?;
         Ok(Checkpoint { path: path.to_path_buf(), file, description, sealed, intact })
@@ -108,14 +108,14 @@ impl Series {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
         if let Some(other) = states.iter().find(|state| state.sealed.signature != last.sealed.signature) {
-            let what = format_args!("has other tensors than {}: they are not of one run", last.path.display());
+            let what = format_args!("has other tensors than {}, so it is of another run", last.path.display());
             return Err(wrong(&other.path, what));
         }
         let update = update(before, last)?;
         if !(update > 0.0 && update.is_finite()) {
-            let what =
-                format_args!("its weights are those of {}; give checkpoints between which", before.path.display());
-            return Err(wrong(&last.path, format_args!("{what} the model was trained")));
+            let before = before.path.display();
+            let what = format_args!("has the same weights as {before}; give checkpoints with training between them");
+            return Err(wrong(&last.path, what));
         }
         Ok(Series { states, update })
     }

@@ -140,7 +140,7 @@ fn draw<DB: DrawingBackend>(report: &Report, rows: i32, area: &DrawingArea<DB, S
         Words { at: (x, 24), size: 17, color: BLACK, anchor }.draw(area, words)
     };
     let files = report.files.len();
-    title(20, &format!("Bytes of each of {files} checkpoints (points) and of all (bars), % of what was written"))?;
+    title(20, &format!("Bytes of each of {files} checkpoints (points) and of all (bars), % of the written bytes"))?;
     title(POINTS.0 - 60, "Size against error of the weights")?;
     for (x, words, color) in [
         (20, "stepfs", RGBColor(28, 96, 178)),

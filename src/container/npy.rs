@@ -46,7 +46,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let array = read(src, &(0..size))?;
     // Without a name, and without others beside it, nothing can show that it is a parameter.
     let role = match array.dtype {
-        Some(_) => (Role::Other, "an array by itself: nothing shows what it is"),
+        Some(_) => (Role::Other, "an array by itself, without a proof of its role"),
         None => UNKNOWN,
     };
     let mut tensors = Vec::new();

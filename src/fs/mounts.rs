@@ -177,7 +177,7 @@ pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
         return Ok(false);
     }
     take_down(&point, Detach::Lazily).map_err(MountError::Mount)?;
-    log::info!("cleared what a killed daemon had left mounted at {}", dir.display());
+    log::info!("cleared the mount that a killed daemon had left at {}", dir.display());
     Ok(true)
 }
 

@@ -127,7 +127,7 @@ pub(super) fn examine(
                 found.names.entry(stub.object).or_default().push(path);
             }
             Ok(None) if of_path(&path) && is_of_here(store, &path) => {
-                let error = "its object is here, and `store` in stepfs.toml is not what its stub says".to_string();
+                let error = "its object is here, but its stub has another id than `store` in stepfs.toml".to_string();
                 let remedy = Some("stepfs.toml gets the id that the stubs have".to_string());
                 found.suspect(&path, Damaged { remedy, ..of_file(&path, error) });
                 found.stubs.push(path);

@@ -186,11 +186,11 @@ impl<'a> Round<'a> {
         for damage in &mut damaged {
             let stub = stubs.iter().find(|path| damage.paths == [path.display().to_string()]);
             if let Some(Ok(Some(stub))) = stub.map(|path| by_time.stub(self.store, path)) {
-                let words = || format!("its stub can only have named object {}, and does again", stub.object);
+                let words = || format!("only object {} fits its stub, which names that object again", stub.object);
                 damage.remedy.get_or_insert_with(words);
             }
             if restores && damage.object.is_none() && damage.paths.is_empty() {
-                damage.remedy = Some("begun anew: it is about checkpoints that are still to be archived".into());
+                damage.remedy = Some("a new one is begun; it matters only for later checkpoints".into());
             }
             let id: Option<Id> = damage.object.as_ref().and_then(|id| id.parse().ok());
             if let Some(plan) = damage.of().and_then(|id| plans.get(&id)) {
@@ -226,7 +226,7 @@ impl<'a> Round<'a> {
                 Found::Object(patient) => self.of_parts(patient, &damaged[&id], &sources)?,
                 Found::Header(header) => self.of_header(header, &sources),
                 Found::Nothing => misplaced.get(&id).map(|path| Plan {
-                    remedy: "it lies under another object's name, and gets its own".into(),
+                    remedy: "it lies under another object's name, and gets its own name".into(),
                     cure: Cure::Misplaced(path.clone()),
                 }),
             };
@@ -253,13 +253,13 @@ impl<'a> Round<'a> {
     fn of_parts(&self, patient: Box<Patient>, damaged: &[Part], sources: &Sources) -> io::Result<Option<Plan>> {
         let (mut mended, mut found, mut words, mut left) = (HashMap::new(), Vec::new(), Vec::new(), 0);
         if patient.rewrite {
-            words.push("header and index are put right".to_string());
+            words.push("header and index are corrected".to_string());
         }
         let few = damaged.len() <= MOST_MENDED;
         for part in damaged {
             if let Some(payload) = if few { patient.mended(*part)? } else { None } {
                 mended.insert(*part, payload);
-                words.push("a wrong byte is put right".into());
+                words.push("a wrong byte is corrected".into());
             } else if let Some((source, bytes)) = sources.find(&patient.header, &patient.index, *part) {
                 found.push((*part, Arc::new(bytes)));
                 words.push(match source {
@@ -310,7 +310,7 @@ impl<'a> Round<'a> {
             let path = self.store.root().join("restores");
             set_aside(self.store, &path)?;
             self.store.io().remove(&path, CrashPoint::RepairInPlace)?;
-            done.push("restores: begun anew".into());
+            done.push("restores: a new one is begun".into());
         }
         let mut plans: Vec<(Id, Plan)> = self.plans()?.into_iter().collect();
         // Bases come before the objects that depend on them.

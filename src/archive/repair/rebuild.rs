@@ -62,7 +62,7 @@ impl Rebuild<'_> {
         let parent = match (header.parent, &self.chain) {
             (None, _) => None,
             (Some(id), Some(chain)) => chain.from_ancestor(id),
-            (Some(_), None) => return Err(Damage("what it is a difference to is not there").into()),
+            (Some(_), None) => return Err(Damage("its base is missing").into()),
         };
         let chain = Chain::of_rewritten(writer.reopen(header.clone())?, parent.as_ref());
         decodes(&chain, header.decoded_hash)?;
@@ -169,7 +169,7 @@ impl Rebuild<'_> {
         let lossless = TensorEntry { coding: Coding::Lossless, factors: None, ..entry.clone() };
         let mut tiles = Vec::with_capacity(entry.tiles.len());
         for (at, tile) in entry.tiles.iter().enumerate() {
-            let lost = Damage("a tensor of which a part is lost cannot be read in its other parts either");
+            let lost = Damage("a tensor with a lost part cannot be read at all");
             let bytes = self.decoded(number, at).ok_or(lost)?;
             let mut payload = Vec::new();
             crate::codec::lossless::encode(entry.dtype, &bytes, None, &mut payload);
@@ -190,7 +190,7 @@ pub(super) fn decodes(chain: &Chain, expected: u128) -> io::Result<()> {
     match hash.digest() == expected {
         true => Ok(()),
         false => {
-            Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to what was archived")).into())
+            Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to the archived bytes")).into())
         }
     }
 }

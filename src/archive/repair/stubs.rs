@@ -130,7 +130,7 @@ pub(in crate::archive) fn find_lost_stubs(
         *state = Ok(match by_time.lost_stub(store, path) {
             Some(id) => {
                 log::error!(
-                    "{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`",
+                    "{}: its stub, of object {id}, was overwritten; run `stepfs verify --repair`",
                     path.display()
                 );
                 State::Resident(ResidentReason::DamagedStub)

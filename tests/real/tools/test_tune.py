@@ -236,8 +236,8 @@ def test_wrong_files(files, tmp_path):
     assert "below" in failure(files[0], small)
     other = tmp_path / "other.pt"
     torch.save({"model": {"other.weight": torch.randn(256, 256)}}, other)
-    assert "not of one run" in failure(files[0], other)
-    assert "its weights are those of" in failure(files[0], files[0])
+    assert "so it is of another run" in failure(files[0], other)
+    assert "has the same weights as" in failure(files[0], files[0])
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     assert "no file" in failure(files[0], pipe, timeout=20)
