@@ -3,8 +3,9 @@
 //!
 //!     cargo run --release --example published_speed [MILLIONS | FILE.safetensors]
 //!
-//! Of so many million bell-shaped weights (default 100), or of all f32 tensors of a file, one after the other. Everything runs on
-//! one thread; times are that thread's processor time, so that other load costs cache but not turns.
+//! Of so many million bell-shaped weights (default 100), or of all f32 tensors of a file, one after the other.
+//! Everything runs on one thread; times are that thread's processor time, so that other load costs cache but not
+//! turns.
 
 use std::error::Error;
 use std::io;

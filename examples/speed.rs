@@ -88,7 +88,8 @@ fn processor_time() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Takes the time whenever the archive notes that a stage ended; the thread that does the work is the one that notes it.
+/// Takes the time whenever the archive notes that a stage ended; the thread that does the work is the one that notes
+/// it.
 struct Clock {
     noted: Mutex<Noted>,
 }

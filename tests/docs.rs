@@ -183,7 +183,8 @@ fn links(text: &str) -> Vec<String> {
 /// The anchors of a document: its headings in small letters, with hyphens for blanks and without other signs.
 fn anchors(text: &str) -> Vec<String> {
     let headings = unfenced(text);
-    let headings = headings.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let headings =
+        headings.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let anchor = |heading: &str| -> String {
         let signs = heading.to_lowercase().replace(' ', "-");
         signs.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
@@ -199,7 +200,8 @@ fn dead_links(document: &Path, text: &str) -> Vec<String> {
             true => document.to_path_buf(),
             false => document.parent().unwrap().join(path),
         };
-        let has_anchor = || fs::read_to_string(&target).is_ok_and(|text| anchors(&text).iter().any(|own| own == anchor));
+        let has_anchor =
+            || fs::read_to_string(&target).is_ok_and(|text| anchors(&text).iter().any(|own| own == anchor));
         !target.exists() || !anchor.is_empty() && !has_anchor()
     };
     links(text).into_iter().filter(|link| !link.contains("://")).filter(is_dead).collect()

@@ -94,9 +94,9 @@ fn last_super_step(chain: &Chain) -> Chain {
 }
 
 impl Archive {
-    /// The base: the last archived state of the lineage before this, else the nearest after it. A state of
-    /// another lineage with the same tensors is the base if the own lineage has none, or if it is the same state
-    /// saved twice. For a super-step, the super-step before. A published system's policy names a state of the own lineage.
+    /// The base: the last archived state of the lineage before this, else the nearest after it. A state of another
+    /// lineage with the same tensors is the base if the own lineage has none, or if it is the same state saved twice.
+    /// For a super-step, the super-step before. A published system's policy names a state of the own lineage.
     pub(super) fn base(
         &self,
         sealed: &Sealed,

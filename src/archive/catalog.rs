@@ -349,8 +349,8 @@ impl Catalog {
         self.entries.get(path).is_some_and(is)
     }
 
-    /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same one): only
-    /// then may this one lose anything.
+    /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same
+    /// one): only then may this one lose anything.
     pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
         let index = self.entries.index();
         let is = |entry: &Entry| index.is_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
@@ -405,8 +405,9 @@ impl Catalog {
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
-    /// Three numbers: of the last change; with which a file was last opened for writing; and the lowest with which a file in the queue,
-    /// or at work, was opened. All work queued at change N is finished once the third number exceeds N.
+    /// Three numbers: of the last change; with which a file was last opened for writing; and the lowest with which a
+    /// file in the queue, or at work, was opened. All work queued at change N is finished once the third number
+    /// exceeds N.
     pub(super) fn progress(&self) -> (u64, u64, Option<u64>) {
         (self.next, self.opened, self.entries.index().oldest())
     }

@@ -44,7 +44,8 @@ impl Models {
 }
 
 impl Archive {
-    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Chunks without a name stay exact.
+    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Chunks without
+    /// a name stay exact.
     pub(super) fn name_chunks(&self, path: &Path, description: &mut Description) -> io::Result<()> {
         if !is_of_chunks(path) {
             return Ok(());

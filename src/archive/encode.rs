@@ -1,4 +1,5 @@
-//! Writes the object of a file: tiles of all planned tensors, in parallel and without a pause between tensors, then the skeleton.
+//! Writes the object of a file: tiles of all planned tensors, in parallel and without a pause between tensors, then
+//! the skeleton.
 
 use std::collections::HashMap;
 use std::io;

@@ -70,8 +70,8 @@ impl Housekeeper<'_> {
         self.sweep();
     }
 
-    /// Waits until there may be something to do; answers whether it is time to merge. That comes last of all: it frees room, and must
-    /// not take the encoders' time.
+    /// Waits until there may be something to do; answers whether it is time to merge. That comes last of all: it
+    /// frees room, and must not take the encoders' time.
     fn wait(&self) -> bool {
         let archive = self.archive;
         let mut catalog = archive.catalog();

@@ -22,10 +22,11 @@ impl Archive {
         match &task.step {
             // The last handle is gone. The file becomes durable; its tensors and its lineage are found.
             Step::Seal => self.seal(task),
-            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer state.
+            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer
+            // state.
             Step::Compare { sealed } => self.compare_with_objects(task, sealed),
-            // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made durable, read
-            // back from the device, and compared with its bounds. Its bytes are still in the tree.
+            // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made
+            // durable, read back from the device, and compared with its bounds. Its bytes are still in the tree.
             Step::Archive { sealed, newer } => self.archive_file(task, sealed, newer),
             // All files of the checkpoint are archived, and none is open. A durable stub takes its place.
             Step::Release { .. } => self.release(task),

@@ -17,7 +17,8 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 ///
 /// Of a table whose rows have ids only a row's shape counts: rows come while it is trained.
 ///
-/// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are known.
+/// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are
+/// known.
 pub(crate) fn signature(description: &Description) -> u64 {
     if description.kind == Kind::Dcp {
         return of_chunks(description);

@@ -11,7 +11,8 @@ use super::Archive;
 use super::catalog::{Entry, State};
 
 impl Archive {
-    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was brought back.
+    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was
+    /// brought back.
     fn decoded_from(&self, entry: &Entry) -> Option<Id> {
         match &entry.state {
             State::Released(id) => Some(*id),
@@ -64,7 +65,8 @@ impl Archive {
             None => format!("{} is asked for", asked.words()),
         };
         log::warn!(
-            "{}: is a copy of {origin}, which is lossy ({profile}), but {wants}; save the original again, if you still have it",
+            "{}: is a copy of {origin}, which is lossy ({profile}), but {wants}; save the original again, if you still \
+             have it",
             path.display()
         );
     }

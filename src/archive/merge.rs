@@ -77,8 +77,8 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked again
-    /// before something about it has changed.
+    /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked
+    /// again before something about it has changed.
     fn is_worth_it(&self, merge: &Merge) -> StepResult<(bool, Option<Option<Id>>)> {
         let stored = |id: &Id| self.archive.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();

@@ -145,8 +145,8 @@ impl Archive {
         if any(|state| matches!(state, State::Resident(ResidentReason::OtherStore)))
             && !any(|state| matches!(state, State::Released(_)))
         {
-            let why = "`store` is not the id that stubs in tree/ have whose objects are here; take stepfs.toml from a backup, \
-                       or let `stepfs verify --repair` put it right";
+            let why = "`store` is another id than the stubs in tree/ have; take stepfs.toml from a backup, or run \
+                       `stepfs verify --repair`";
             return Err(Error::Settings(why.into()));
         }
         settle::enter(found, &objects, &mut catalog);

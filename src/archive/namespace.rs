@@ -31,7 +31,8 @@ impl FileId {
 pub enum Outcome {
     /// The file was replaced (or may be, for [`Namespace::idle`]).
     Done,
-    /// A handle or mapping is open; [`super::Archive::closed`] or [`super::Archive::sealed`] tells when it is worth another try.
+    /// A handle or mapping is open; [`super::Archive::closed`] or [`super::Archive::sealed`] tells when it is worth
+    /// another try.
     Busy,
     /// That path is no longer that file.
     Changed,

@@ -89,8 +89,8 @@ impl Archive {
         let Some(namespace) = self.namespace().filter(|_| failed(&self.catalog()) && gone()) else {
             return false;
         };
-        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes that lock
-        // once: every such note is there now, and has changed the version.
+        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes
+        // that lock once: every such note is there now, and has changed the version.
         namespace.idle(path, FileId { dev: 0, ino: 0 });
         let mut forgotten = false;
         self.note(|catalog| {

@@ -55,8 +55,8 @@ impl Archive {
         candidates.into_iter().find(decodes).map(|header| header.id)
     }
 
-    /// Objects that may decode to the bytes of a file, by its length and a sample. Of two states of a lineage hardly a sample is the
-    /// same, so that other files are not even hashed.
+    /// Objects that may decode to the bytes of a file, by its length and a sample. Of two states of a lineage hardly
+    /// a sample is the same, so that other files are not even hashed.
     pub(super) fn copy_candidates(&self, sealed: &Sealed) -> Vec<Header> {
         let mut candidates = self.objects.of_signature(sealed.signature);
         candidates.retain(|h| (h.logical_len, h.decoded_sample) == (sealed.len, sealed.sample));

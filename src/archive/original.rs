@@ -1,4 +1,5 @@
-//! The hash of a file as it was written, by which other programs know it: SHA-256, made beside the encoding by a thread of its own.
+//! The hash of a file as it was written, by which other programs know it: SHA-256, made beside the encoding by a
+//! thread of its own.
 //!
 //! A pass before or after the encoding would cost its time. This thread takes the time that the encoder's threads
 //! spend waiting for each other.

@@ -76,8 +76,9 @@ impl Archive {
         Ok(())
     }
 
-    /// Puts stubs in the places of archived files; answers of each whether it did. The stubs are made durable side by side. They take
-    /// their places one after the other: each commit gives its directory the times back that the next one has to find.
+    /// Puts stubs in the places of archived files; answers of each whether it did. The stubs are made durable side by
+    /// side. They take their places one after the other: each commit gives its directory the times back that the next
+    /// one has to find.
     fn release_together(&self, tasks: &[&Task]) -> Vec<StepResult<bool>> {
         let ready = side_by_side(tasks, |task| self.prepare(task));
         // A closed file may name one of these as the best, so it is examined first.

@@ -9,7 +9,8 @@ pub(super) enum ResidentReason {
     Small,
     /// No object of it would be smaller.
     Incompressible,
-    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are not there.
+    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are
+    /// not there.
     Unfinished,
     /// Its fsync failed. It stays under every name, until it is written again.
     NotDurable,

@@ -197,8 +197,8 @@ impl Archive {
                 }
             }
         }
-        // Nothing is synced here. A crash may bring names back, with all that they stand for, and the next run removes them
-        // again: no object goes before `sync_removed_names`.
+        // Nothing is synced here. A crash may bring names back, with all that they stand for, and the next run
+        // removes them again: no object goes before `sync_removed_names`.
         (removed, failed)
     }
 
@@ -247,7 +247,8 @@ impl Archive {
         members.sort_by_key(|(member, _)| Reverse(member.path.components().count()));
         for (member, version) in members {
             let mut still = || {
-                // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the plan.
+                // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the
+                // plan.
                 let pinned = is_pinned(&tree, &member.path)?;
                 Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
             };

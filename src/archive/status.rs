@@ -83,7 +83,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Whether all is done that could be when `newest` was this, and programs have gone on saving: of that something may be left.
+    /// Whether all is done that could be when `newest` was this, and programs have gone on saving: of that something
+    /// may be left.
     pub fn has_done(&self, newest: u64) -> bool {
         self.opened > newest && self.oldest.is_none_or(|oldest| oldest > newest)
     }

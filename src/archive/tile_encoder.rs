@@ -157,8 +157,8 @@ impl Encoder<'_> {
         Ok(tile::quantize(spec, data, Around { companion, ..around }))
     }
 
-    /// The companion of a tensor, for the elements of one tile, as written and as it decodes. It is encoded once more, which is less
-    /// work than to keep it.
+    /// The companion of a tensor, for the elements of one tile, as written and as it decodes. It is encoded once
+    /// more, which is less work than to keep it.
     fn companion(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
         let done = self.done.get(at).and_then(OnceLock::get);
         let (Some(plan), Some(done)) = (self.job.plans.get(at), done) else {

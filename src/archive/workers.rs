@@ -8,7 +8,8 @@ use std::sync::{PoisonError, mpsc};
 use crate::codec::TILE_BYTES;
 use crate::sync::{AtomicBool, Mutex, Pool};
 
-/// Tiles in flight beside the first one of each file, at least: enough that two cores never wait for the thread that writes.
+/// Tiles in flight beside the first one of each file, at least: enough that two cores never wait for the thread that
+/// writes.
 const LEAST_IN_FLIGHT: usize = 16;
 /// And for each core: one that it works on, and one that is next.
 const IN_FLIGHT_PER_CORE: usize = 2;
@@ -156,8 +157,8 @@ impl Workers {
         })
     }
 
-    /// The same for items of so many bytes each. Consecutive items form a batch while their lengths sum to at most one tile; one thread
-    /// makes a batch. To wake a thread takes about as long as to decode 20 KiB.
+    /// The same for items of so many bytes each. Consecutive items form a batch while their lengths sum to at most
+    /// one tile; one thread makes a batch. To wake a thread takes about as long as to decode 20 KiB.
     ///
     /// # Errors
     /// As [`Workers::in_order`].

@@ -28,8 +28,8 @@ pub struct UnknownCodec(String);
 
 /// Levels that zstd has.
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
-/// zstd's own default. Of floating-point numbers its highest levels get a few percent less, at a hundredth of the speed: those
-/// are for who names them.
+/// zstd's own default. Of floating-point numbers its highest levels get a few percent less, at a hundredth of the
+/// speed: those are for who names them.
 const LEVEL: u8 = 3;
 const PATCH: &str = "zstd-patch-";
 const ZSTD: &str = "zstd-";

@@ -9,8 +9,8 @@ use super::series::Scale;
 use super::values::Size;
 use super::{Codec, Series};
 
-/// The word for all bytes of files and objects that are no tensor's: beside names and lengths also small tensors, which a store
-/// keeps among them.
+/// The word for all bytes of files and objects that are no tensor's: beside names and lengths also small tensors,
+/// which a store keeps among them.
 pub(super) const SKELETON: &str = "skeleton";
 
 /// A comparison.
@@ -48,8 +48,8 @@ pub struct Kept {
     pub roles: BTreeMap<&'static str, RoleKept>,
     /// The parameters' distance from the original.
     pub error: Errors,
-    /// 10^6 bytes of files that a core encodes in a second of processor time. A store: from the file to its released stub, with
-    /// planning, reading back, decoding and comparing, all threads together; others: encoding alone.
+    /// 10^6 bytes of files that a core encodes in a second of processor time. A store: from the file to its released
+    /// stub, with planning, reading back, decoding and comparing, all threads together; others: encoding alone.
     pub encode_mb_s: f64,
     /// The same for decoding any one file, with nothing at hand: all objects that it takes are decoded for it.
     pub decode_mb_s: f64,

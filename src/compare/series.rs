@@ -195,7 +195,8 @@ fn natural(mut a: &[u8], mut b: &[u8]) -> Ordering {
         if m > 0 && n > 0 {
             let number = |text: &[u8]| text.iter().position(|byte| *byte != b'0').unwrap_or(text.len());
             let (x, y) = (&a[number(&a[..m])..m], &b[number(&b[..n])..n]);
-            // Of two numbers without zeros before them the longer one is larger; the same number with fewer zeros goes first.
+            // Of two numbers without zeros before them the longer one is larger; the same number with fewer zeros
+            // goes first.
             let order = x.len().cmp(&y.len()).then_with(|| x.cmp(y)).then(m.cmp(&n));
             if order.is_ne() {
                 return order;

@@ -80,8 +80,8 @@ struct Payload {
 }
 
 impl<'g> Payloads<'g> {
-    /// Reads the list of keys behind the object, and the number of elements before each payload. All that a reader compares must
-    /// agree: else it would refuse the file, or read other bytes than stepfs.
+    /// Reads the list of keys behind the object, and the number of elements before each payload. All that a reader
+    /// compares must agree: else it would refuse the file, or read other bytes than stepfs.
     fn read(src: &dyn ReadAt, size: u64, graph: &'g Graph) -> Result<Self, Fail> {
         let mut named = HashMap::new();
         for node in 0..graph.len() as u32 {

@@ -192,7 +192,8 @@ pub enum Use {
 /// One tensor payload: a run of bytes in the file that holds elements of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Path inside the checkpoint, keys joined with `/` (`model/h.0.attn.weight`): stable between saves, unlike offsets.
+    /// Path inside the checkpoint, keys joined with `/` (`model/h.0.attn.weight`): stable between saves, unlike
+    /// offsets.
     pub path: String,
     /// Other paths that reach the same bytes (tied weights, views).
     pub aliases: Vec<String>,
@@ -232,8 +233,8 @@ pub struct Description {
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
     pub tables: Vec<Table>,
-    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's `best_model_path`); none if
-    /// it does not speak of that.
+    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's
+    /// `best_model_path`); none if it does not speak of that.
     pub best: Option<Vec<String>>,
     /// The parameters that its optimizers train.
     training: Training,
@@ -269,8 +270,8 @@ impl Tensor {
         }
     }
 
-    /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the structure of the whole:
-    /// a square may be symmetric, and a row that is cut has another length.
+    /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the
+    /// structure of the whole: a square may be symmetric, and a row that is cut has another length.
     pub(crate) fn is_part_of(&mut self, whole: &[u64]) {
         let is_square = matches!(whole, [.., rows, columns] if rows == columns);
         let hides = self.shape != whole && (is_square || self.shape.last() != whole.last());

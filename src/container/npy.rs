@@ -21,8 +21,8 @@ const MAX_DIMS: usize = 64;
 pub(super) struct Array {
     /// The type of its elements; `None` if stepfs does not know it, or if it is big-endian.
     pub(super) dtype: Option<Dtype>,
-    /// Its shape. An array in Fortran order has one dimension, like a transposed tensor of torch: the shape says nothing of
-    /// where its elements lie.
+    /// Its shape. An array in Fortran order has one dimension, like a transposed tensor of torch: the shape says
+    /// nothing of where its elements lie.
     pub(super) shape: Vec<u64>,
     /// Where its elements are.
     pub(super) extent: Range<u64>,

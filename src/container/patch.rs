@@ -1,8 +1,8 @@
 //! Finds the bytes of a file that depend on its tensors, so that a file with altered tensors stays consistent.
 //!
-//! In a zip of torch.save these are each record's CRC (central directory and data descriptor), and the
-//! second half of `.data/serialization_id`: a fold over the CRCs of all records before it. That record's own CRC
-//! changes, too. With all of them replaced the file is, byte for byte, the file that torch.save writes of the altered tensors.
+//! In a zip of torch.save these are each record's CRC (central directory and data descriptor), and the second half of
+//! `.data/serialization_id`: a fold over the CRCs of all records before it. That record's own CRC changes, too. With
+//! all of them replaced the file is, byte for byte, the file that torch.save writes of the altered tensors.
 
 use std::io;
 

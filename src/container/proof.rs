@@ -143,8 +143,8 @@ fn by_pairs(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
 }
 
 impl Tensor {
-    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may train a
-    /// parameter of this shape that is in no file, and this be a buffer.
+    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer
+    /// may train a parameter of this shape that is in no file, and this be a buffer.
     pub fn is_trained_by_shape_only(&self) -> bool {
         self.trained.is_some_and(|why| why != BY_NAME && why != FORMAT) && !is_of_layer(&self.path)
     }
@@ -209,7 +209,8 @@ fn fits(tensors: &[Tensor], family: &[usize], trained: &Trained) -> bool {
 /// Proves the weights in a mapping that fits one optimizer.
 fn prove(tensors: &mut [Tensor], family: &[usize], trained: &Trained) {
     let shapes = shapes_of(tensors, family);
-    // A number says less than a shape: then the names must be those of layers, too, and all of them where it stands alone.
+    // A number says less than a shape: then the names must be those of layers, too, and all of them where it stands
+    // alone.
     let named: Vec<bool> = family.iter().map(|&i| is_of_layer(&tensors[i].path)).collect();
     let counted =
         trained.count == family.len() as u64 && (!trained.shapes.is_empty() || named.iter().all(|named| *named));
@@ -232,8 +233,8 @@ fn averages(tensors: &mut [Tensor]) {
     }
 }
 
-/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`, `weight_ih_l0`,
-/// `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
+/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`,
+/// `weight_ih_l0`, `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
 pub fn is_of_layer(path: &str) -> bool {
     // `weight_mask`, `weight_mean` and the like are about a weight.
     const ABOUT: [&str; 19] = [

@@ -18,8 +18,8 @@ const MAX_PATH_BYTES: usize = 64 << 20;
 
 /// The record that holds a storage's bytes.
 pub(super) struct Record {
-    /// Tells the records of a container apart. Two keys may lead to one record. The numbers ascend in the order in which the
-    /// pickle first names the storages: an optimizer's parameters are paired with weights in that order.
+    /// Tells the records of a container apart. Two keys may lead to one record. The numbers ascend in the order in
+    /// which the pickle first names the storages: an optimizer's parameters are paired with weights in that order.
     pub(super) number: u32,
     /// Bytes of the file. Those of two records are disjoint.
     pub(super) payload: Range<u64>,

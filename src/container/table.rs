@@ -63,7 +63,8 @@ impl Rows {
 }
 
 impl Table {
-    /// A table whose rows have these ids, in the file's order. At most 2^32 rows, of `row` bytes each, which `extent` is.
+    /// A table whose rows have these ids, in the file's order. At most 2^32 rows, of `row` bytes each, which `extent`
+    /// is.
     pub(super) fn new(tensor: usize, extent: Range<u64>, row: u64, ids: &[u64]) -> Table {
         let mut places: Vec<u32> = Vec::new();
         if !ids.is_sorted() {

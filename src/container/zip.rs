@@ -11,8 +11,8 @@ use std::ops::Range;
 use super::ReadAt;
 use super::read::{Fail, bad, u16_at, u32_at, u64_at};
 
-/// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes about 80 bytes for each. The
-/// records held in memory are then below 128 MiB.
+/// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes
+/// about 80 bytes for each. The records held in memory are then below 128 MiB.
 pub(super) const MAX_DIRECTORY: u64 = 64 << 20;
 
 /// The largest number of zips in one file. A rank's file of a distributed checkpoint has one for each tensor.
@@ -76,8 +76,8 @@ impl Zip {
         Ok(u32::from_le_bytes(magic) == LOCAL)
     }
 
-    /// Reads the zips that a file is made of, one right behind the other, in file order. A zip does not say at its beginning how
-    /// long it is, but at its end: so the last one is read first.
+    /// Reads the zips that a file is made of, one right behind the other, in file order. A zip does not say at its
+    /// beginning how long it is, but at its end: so the last one is read first.
     pub(super) fn read_chain(src: &dyn ReadAt, size: u64) -> Result<Vec<Zip>, Fail> {
         let mut zips = Vec::new();
         let (mut end, mut directories) = (size, 0);

@@ -71,7 +71,8 @@ pub(super) fn open_path(path: &Path) -> io::Result<File> {
 /// The bit of CAP_SYS_ADMIN (linux/capability.h).
 const SYS_ADMIN: u32 = 21;
 
-/// Whether this process may mount by itself, and register files for passthrough. In a user namespace it may do the former only.
+/// Whether this process may mount by itself, and register files for passthrough. In a user namespace it may do the
+/// former only.
 pub fn is_admin() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

@@ -393,7 +393,8 @@ impl Index {
         self.lineages.get(&id).is_some_and(|lineage| lineage.has_newer(rank, print))
     }
 
-    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with higher steps.
+    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with
+    /// higher steps.
     pub(super) fn is_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
         self.lineages.get(&id).is_some_and(|lineage| lineage.is_history(rank, print))
     }

@@ -218,7 +218,8 @@ impl Scan<'_> {
         claimed || self.tasks().iter().any(|(urgency, path, _)| *urgency == 0 && !waits(path))
     }
 
-    /// Whether a state of the same lineage, or with the same bytes, or with the same tensors and another name is being archived.
+    /// Whether a state of the same lineage, or with the same bytes, or with the same tensors and another name is
+    /// being archived.
     fn waits_for_another(&self, path: &Path) -> bool {
         let State::Sealed(own) = &self.catalog.get(path).unwrap().state else { return false };
         let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().replace(|c: char| c.is_ascii_digit(), "");

@@ -22,10 +22,11 @@ const LEAST_ELEMENTS: u64 = 4096;
 const LEAST_OF_EACH_SIGN: f64 = 0.05;
 /// Most elements that are exactly 0. Masks, one-hot data and pruned matrices have more.
 const MOST_ZEROS: f64 = 0.01;
-/// Least share of distinct values among the elements of an f32 or f64 tensor. Rounded, counted and repeated data have fewer.
+/// Least share of distinct values among the elements of an f32 or f64 tensor. Rounded, counted and repeated data have
+/// fewer.
 const LEAST_DISTINCT: f64 = 0.5;
-/// Least share of elements that move from one state to the next: nearly all parameters of 32 bits do, those of 16 bits often
-/// stay within their rounding. A buffer of data that is filled further moves in some places only.
+/// Least share of elements that move from one state to the next: nearly all parameters of 32 bits do, those of 16
+/// bits often stay within their rounding. A buffer of data that is filled further moves in some places only.
 const LEAST_MOVED: f64 = 0.5;
 const LEAST_MOVED_OF_16_BITS: f64 = 0.02;
 /// Largest update, as a share of the weights, both as root mean squares. Between unrelated data it is 1.4.
@@ -137,8 +138,8 @@ fn distinct(values: &[f64]) -> f64 {
     bits.len() as f64 / count as f64
 }
 
-/// Whether a matrix has structure that no optimizer keeps. It equals its transpose (a covariance, a whitening), or all its
-/// rows have one length (a memory bank, a table of directions).
+/// Whether a matrix has structure that no optimizer keeps. It equals its transpose (a covariance, a whitening), or
+/// all its rows have one length (a memory bank, a table of directions).
 fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     /// Pairs and rows compared. By chance not even two are alike.
     const COMPARED: u64 = 16;

@@ -17,13 +17,15 @@ pub(super) struct Rates {
     pub(super) row: f64,
     /// First moments: root mean squares of their ratio to the root of the second.
     pub(super) first_moment: f64,
-    /// The share of that step which is added before rounding ([`crate::codec::moment::OUTWARD`]), so that quotients keep their
-    /// sum: .94 to 1.02 of it on GPT.
+    /// The share of that step which is added before rounding ([`crate::codec::moment::OUTWARD`]), so that quotients
+    /// keep their sum: .94 to 1.02 of it on GPT.
     pub(super) outward: f64,
-    /// Second moments beside their first: octaves / 65536, residual to a rank-1 prediction or to the state before. On GPT the
-    /// deviation from the prediction is .4 to .6 octaves, so that at 4 octaves little but the prediction is stored.
+    /// Second moments beside their first: octaves / 65536, residual to a rank-1 prediction or to the state before. On
+    /// GPT the deviation from the prediction is .4 to .6 octaves, so that at 4 octaves little but the prediction is
+    /// stored.
     pub(super) second_moment: u32,
-    /// Change of second moments to the next checkpoint, in octaves, below which their steps are finer ([`super::memory`]).
+    /// Change of second moments to the next checkpoint, in octaves, below which their steps are finer
+    /// ([`super::memory`]).
     pub(super) full_change: f64,
     /// Momentum buffers: root mean squares of the buffer, or of its row and column where small elements count as much.
     pub(super) momentum: f64,

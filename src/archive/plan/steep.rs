@@ -28,7 +28,8 @@ const ALLOWANCE: f64 = 2.0;
 /// Least factor: a tensor of which a few elements have all the gradient must not get an endless number of steps.
 const LEAST: f64 = 1.0 / 16.0;
 
-/// The second moment of each weight and of each optimizer's own copy of one, where the file has one of its type and shape.
+/// The second moment of each weight and of each optimizer's own copy of one, where the file has one of its type and
+/// shape.
 pub(super) fn second_moments(tensors: &[Tensor]) -> Vec<Option<usize>> {
     let mut seconds = vec![None; tensors.len()];
     for (index, tensor) in tensors.iter().enumerate() {

@@ -144,7 +144,8 @@ struct Plan {
 }
 
 enum Cure {
-    /// Header, footer, index or payloads with one wrong bit or byte each are written right; these parts come from elsewhere.
+    /// Header, footer, index or payloads with one wrong bit or byte each are written right; these parts come from
+    /// elsewhere.
     Object { patient: Box<Patient>, mended: HashMap<Part, Vec<u8>>, sources: Vec<(Part, Arc<Vec<u8>>)> },
     /// Only the header is left, and a file has the bytes.
     Anew(Box<Header>, std::path::PathBuf),
@@ -369,7 +370,8 @@ impl<'a> Round<'a> {
                 }
                 set_aside(self.store, &to)?;
                 if fs::symlink_metadata(&to).is_ok() {
-                    // Another object is there, which has another name: it has one in `damaged/` now, from where it is taken.
+                    // Another object is there, which has another name: it has one in `damaged/` now, from where it is
+                    // taken.
                     io.remove(&to, CrashPoint::RepairInPlace)?;
                 }
                 io.make_dirs(durable::parent(&to), 0o777, CrashPoint::ShardMade)?;

@@ -1,8 +1,8 @@
 //! The message `Model` that an ElasticDL parameter server writes as a checkpoint: one file, no framing, no checksum.
 //!
-//! ElasticDL's checkpoint design, "How to save model parameters to a checkpoint directory"; field numbers as its code has
-//! them. Everything must be as that code writes it, or nothing is understood: a field that is not known, twice there, or
-//! in conflict with another one is refused.
+//! ElasticDL's checkpoint design, "How to save model parameters to a checkpoint directory"; field numbers as its code
+//! has them. Everything must be as that code writes it, or nothing is understood: a field that is not known, twice
+//! there, or in conflict with another one is refused.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,8 +18,8 @@ const MAX_TENSORS: usize = 1 << 18;
 const MAX_NAME: u64 = 4 << 10;
 /// Bytes of all names.
 const MAX_NAMES: usize = 64 << 20;
-/// Rows of all embedding tables in one file: 20 bytes of memory each while they are described, 0.7 GB. A file has at most
-/// 2 GiB, the limit of Protocol Buffers: so many rows of 16 floats.
+/// Rows of all embedding tables in one file: 20 bytes of memory each while they are described, 0.7 GB. A file has at
+/// most 2 GiB, the limit of Protocol Buffers: so many rows of 16 floats.
 const MAX_ROWS: usize = 1 << 25;
 /// Most dimensions of a tensor, as in numpy.
 const MAX_DIMS: usize = 64;

@@ -1,4 +1,5 @@
-//! Where the chunks of a dataset are. Chunks that go beyond the dataset's end are left out: a part of such a chunk is padding.
+//! Where the chunks of a dataset are. Chunks that go beyond the dataset's end are left out: a part of such a chunk is
+//! padding.
 
 use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
 use super::dataset::{Part, bytes};

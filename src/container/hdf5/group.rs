@@ -25,8 +25,8 @@ pub(super) fn is_in_heap(header: &Header) -> bool {
     info.len() >= at + 8 && u64_at(info, at) != NOWHERE
 }
 
-/// The hard links of a group, in the order of the file. Links in a heap of their own (more than eight, by newer writers) are not
-/// looked at, nor are names that are no text.
+/// The hard links of a group, in the order of the file. Links in a heap of their own (more than eight, by newer
+/// writers) are not looked at, nor are names that are no text.
 pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, Fail> {
     let mut links = Vec::new();
     if let Some(table) = header.one(SYMBOL_TABLE) {
