@@ -25,6 +25,7 @@ in_root() {
     unshare --mount --pid --fork --kill-child --propagation private bash -ec '
         mount --bind "$1" "$1"
         mount -t proc proc "$1/proc"
+        mount -t devpts devpts "$1/dev/pts"
         chroot "$1" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8 bash -eu "/packages/$2"
     ' - "$root" "$1.sh"
 }

@@ -1,8 +1,8 @@
 # In a clean root: the Debian package by apt, a line in fstab, the unit of systemd.
 source /packages/tutorial.sh
 export DEBIAN_FRONTEND=noninteractive
-apt-get update --quiet=2
-show apt-get install --quiet=2 --yes /packages/stepfs_*.deb >/root/apt.log || { cat /root/apt.log; fail "apt-get"; }
+quietly apt-get update --quiet=2
+quietly apt-get install --quiet=2 --yes /packages/stepfs_*.deb
 command -v fusermount3 >/dev/null || fail "the package should bring fuse3"
 tutorial
 
@@ -21,13 +21,14 @@ cmp /root/try/ckpts.store/tree/step_380.npz /ckpts/step_380.npz || fail "the fil
 show umount /ckpts
 
 # docs/INSTALL.md, "A mount as a service of systemd": the service itself needs a machine that systemd runs.
-apt-get install --quiet=2 --yes --no-install-recommends systemd >/root/apt.log 2>&1 || { cat /root/apt.log; fail "apt-get"; }
+quietly apt-get install --quiet=2 --yes --no-install-recommends systemd
 mkdir -p /etc/stepfs
 printf 'STORE=/data/ckpts.store\nDIR=/ckpts\nOPTIONS=--allow-other\n' >/etc/stepfs/ckpts.conf
 show systemd-analyze verify --man=no stepfs@ckpts.service
 for page in man1/stepfs-mount.1.gz man8/mount.stepfs.8.gz; do
-    gzip -t "/usr/share/man/$page" 2>/dev/null || [ ! -d /usr/share/man/man1 ] || fail "no manual page $page"
+    gzip -t "/usr/share/man/$page" || fail "no manual page $page"
 done
-show apt-get remove --quiet=2 --yes stepfs >/root/apt.log
+quietly apt-get remove --quiet=2 --yes stepfs
+hash -r
 ! command -v stepfs || fail "the program is still there"
 [ -e /data/ckpts.store/stepfs.toml ] || fail "the store should stay"

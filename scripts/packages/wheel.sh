@@ -6,4 +6,5 @@ show pip install --no-index /packages/stepfs-*.whl
 [ "$(command -v stepfs)" = /root/venv/bin/stepfs ] || fail "the program is not on the PATH"
 tutorial
 show pip uninstall --yes stepfs
+hash -r
 ! command -v stepfs || fail "the program is still there"
