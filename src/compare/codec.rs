@@ -28,15 +28,15 @@ pub struct UnknownCodec(String);
 
 /// Levels that zstd has.
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
-/// zstd's own default. Of floating-point numbers its highest levels get a few percent less, at a hundredth of the
-/// speed: those are for who names them.
+/// zstd's own default. Its highest levels save a few percent of floating-point numbers, at a hundredth of the speed.
+/// So they run only by name.
 const LEVEL: u8 = 3;
 const PATCH: &str = "zstd-patch-";
 const ZSTD: &str = "zstd-";
 const PLANES: &str = "planes";
 
 impl Codec {
-    /// Those that are compared where none are named.
+    /// The codecs that are compared by default.
     pub fn usual() -> Vec<Codec> {
         let own = Profile::ALL.map(Codec::Profile);
         let published = SystemId::usual().map(|system| Codec::Profile(Profile::Published(system)));

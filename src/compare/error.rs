@@ -11,7 +11,7 @@ pub enum Error {
     /// A file or directory cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// The device's error.
         source: io::Error,
@@ -19,7 +19,7 @@ pub enum Error {
     /// The content of a file is unknown.
     #[error("{}: not a checkpoint that stepfs understands: {why}", path.display())]
     NotACheckpoint {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// Why not.
         why: String,
@@ -27,12 +27,12 @@ pub enum Error {
     /// There is no update without a second checkpoint.
     #[error("{}: only one checkpoint; name at least two of one run, oldest first", .0.display())]
     One(PathBuf),
-    /// The files are no series.
+    /// The files are of different runs or models.
     #[error("{} is not of the same model as {}: {why}", path.display(), first.display())]
     Different {
         /// The first of the series.
         first: PathBuf,
-        /// One that does not belong to it.
+        /// The file that does not belong to it.
         path: PathBuf,
         /// The difference.
         why: String,
@@ -61,7 +61,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody asked for it to end.
+    /// The caller ended it.
     #[error("interrupted")]
     Interrupted,
 }

@@ -81,7 +81,7 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Ste
     Ok(measured)
 }
 
-/// The newest of the older files that is not the newest file once more.
+/// The newest of the older files whose bytes differ from the newest file's.
 fn follower(series: &Series) -> Result<Option<&State>, Error> {
     let Some((newest, older)) = series.states.split_last() else { return Ok(None) };
     for state in older.iter().rev() {

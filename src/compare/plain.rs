@@ -15,9 +15,9 @@ use super::series::State;
 use super::values::Size;
 use super::{Codec, Error, Series, Steps};
 
-/// Bytes handed over at once; how soon a comparison ends that somebody wants to end follows from it.
+/// Bytes handed over at once. An interruption waits for one such piece.
 const CHUNK: usize = 1 << 20;
-/// The largest window of zstd is 2 GiB: beyond, a patch could not reach the place in the older file.
+/// The largest window of zstd is 2 GiB. A patch of a larger file could not reach its place in the older file.
 const MAX_WINDOW_LOG: u32 = 31;
 /// The largest file that can be patched.
 pub(super) const MAX_PATCHED: u64 = (1 << MAX_WINDOW_LOG) - 1;
@@ -98,7 +98,7 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
     Ok(measured)
 }
 
-/// A window that reaches over this many bytes.
+/// A window over this many bytes.
 fn window_log(bytes: u64) -> u32 {
     (bytes.max(1).ilog2() + 1).clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG)
 }

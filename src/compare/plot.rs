@@ -36,7 +36,7 @@ impl Picture {
 }
 
 const WIDTH: i32 = 1360;
-/// Pixels for each codec, and the least for all: the right half must not become flat.
+/// Pixels for each codec, and the least for all, so that the right half does not become flat.
 const ROW: i32 = 20;
 const LEAST_ROWS: i32 = 420;
 const TOP: i32 = 70;
@@ -65,7 +65,7 @@ pub fn plot(report: &Report, path: &Path, picture: Picture) -> Result<(), Box<dy
         Picture::Svg => draw(report, rows, &SVGBackend::new(part.path(), size).into_drawing_area())?,
         Picture::Png => draw(report, rows, &BitMapBackend::new(part.path(), size).into_drawing_area())?,
     }
-    // As any file that a program makes: a temporary one is its owner's alone.
+    // With the mode of a program's usual files: a temporary file is its owner's alone.
     use std::os::unix::fs::PermissionsExt;
     part.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
     part.persist(path)?;
@@ -80,7 +80,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// One that has all these values on it; those that have no logarithm are not counted.
+    /// An axis with all these values on it. Values without a logarithm do not count.
     fn over(values: impl Iterator<Item = f64>, pixels: (i32, i32)) -> Axis {
         let logs = values.filter(|value| value.is_finite() && *value > 0.0).map(f64::log10);
         let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));

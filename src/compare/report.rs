@@ -9,8 +9,8 @@ use super::series::Scale;
 use super::values::Size;
 use super::{Codec, Series};
 
-/// The word for all bytes of files and objects that are no tensor's: beside names and lengths also small tensors,
-/// which a store keeps among them.
+/// The word for all bytes of files and objects outside of tensors: names, lengths, and small tensors, which a store
+/// keeps among them.
 pub(super) const SKELETON: &str = "skeleton";
 
 /// A comparison.
@@ -151,7 +151,7 @@ impl Measured {
     }
 }
 
-/// An error as a share; no error is 0 also where nothing moved.
+/// An error as a share. No error is 0, even if nothing moved.
 fn share(error: f64, of: &Size) -> f64 {
     if error == 0.0 { 0.0 } else { error / of.rms() }
 }

@@ -17,7 +17,7 @@ pub struct Series {
     pub(super) states: Vec<State>,
     /// Files of named directories that are no checkpoints, each with the reason.
     pub skipped: Vec<(PathBuf, String)>,
-    /// Only tensors with this role are parameters; none: the files have no model, and all numbers count.
+    /// The role of the parameters. `None`: the files have no model, and all numbers count.
     parameters: Option<Role>,
 }
 
@@ -33,13 +33,13 @@ pub(super) struct State {
 pub(super) struct Scale {
     /// The parameters of all files.
     pub(super) weights: Size,
-    /// How far they went from each file to the next.
+    /// Their updates from each file to the next.
     pub(super) update: Size,
 }
 
 impl State {
     fn open(path: &Path) -> Result<State, Error> {
-        // Without its being taken for a restore, if it is in a mount; only the owner may.
+        // Without counting as a restore, if it is in a mount. Only the owner may.
         let aside = File::options().read(true).custom_flags(libc::O_NOATIME).open(path);
         let file = aside.or_else(|_| File::open(path)).map_err(Error::io(path))?;
         let metadata = file.metadata().map_err(Error::io(path))?;
@@ -138,7 +138,7 @@ impl Series {
         for (at, state) in self.states.iter().enumerate() {
             watch.check()?;
             let own = state.in_order();
-            // Of the last one only its own size is left to be found.
+            // The last file has no later update, only its own size.
             let later = self.states.get(at + 1).unwrap_or(state);
             let (after, of_later) = InOrder::as_later_state(&later.file, &later.description, &state.description);
             let found: HashMap<&str, &Tensor> = of_later.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
@@ -195,8 +195,8 @@ fn natural(mut a: &[u8], mut b: &[u8]) -> Ordering {
         if m > 0 && n > 0 {
             let number = |text: &[u8]| text.iter().position(|byte| *byte != b'0').unwrap_or(text.len());
             let (x, y) = (&a[number(&a[..m])..m], &b[number(&b[..n])..n]);
-            // Of two numbers without zeros before them the longer one is larger; the same number with fewer zeros
-            // goes first.
+            // Of two numbers without leading zeros the longer one is larger. Of equal numbers the one with fewer
+            // zeros goes first.
             let order = x.len().cmp(&y.len()).then_with(|| x.cmp(y)).then(m.cmp(&n));
             if order.is_ne() {
                 return order;
