@@ -31,6 +31,14 @@ bench:
 package:
     scripts/package.sh
 
+# Try both in clean Debian roots
+packages:
+    scripts/packages.sh
+
+# Build the site from the documents
+docs:
+    scripts/docs.sh
+
 # Count hard English
 prose *paths:
     python3 scripts/prose.py {{paths}}

@@ -1,8 +1,9 @@
 //! Speed of the codecs, one core, in decoded bytes a second.
 //!
-//! `cargo bench --bench codec` runs divan; `cargo bench --bench codec -- --json [WORD...]` prints one JSON object per
-//! line for each measurement (whose name has all these words), best of several rounds, with the ratio to a memcpy of the same tile measured in the same rounds. It counts the
-//! thread's processor time, so that other load on the machine costs cache but not turns.
+//! `cargo bench --bench codec` runs divan. `cargo bench --bench codec -- --json [WORD...]` prints one JSON object per
+//! line for each measurement whose name has all these words: the best of several rounds. Each has its ratio to a memcpy
+//! of the same tile in the same rounds. It counts the thread's processor time, so that other load on the machine costs
+//! cache but not turns.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -33,7 +34,7 @@ fn main() {
     }
 }
 
-/// One tile's inputs and what they encode to.
+/// One tile's inputs and their payloads.
 struct Tile {
     old: Vec<u8>,
     new: Vec<u8>,
@@ -100,7 +101,7 @@ impl Tile {
 const EMBEDDING: usize = 64;
 const WIDTH: usize = 1024;
 
-/// Inputs of a tile that is no weight's, and what they encode to.
+/// Inputs of a tile that is no weight's, and their payloads.
 struct Special {
     factors: Factors,
     /// Second moments, and their parent's q.
@@ -130,8 +131,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 impl Special {
-    /// Second moments that are row scale times column scale times a lognormal, a state a hundred steps of beta .99
-    /// after its parent; normal quotients; a table that moves by rows.
+    /// Second moments: row scale times column scale times a lognormal, a hundred steps of beta .99 after the parent.
+    /// Normal quotients. A table that moves by rows.
     fn new(seed: u64) -> Special {
         let mut random = Random(seed);
         let mut scales = |n: usize| (0..n).map(|_| (1.5 * random.gauss()).exp2()).collect::<Vec<f64>>();
@@ -340,7 +341,7 @@ const STEPS: [(&str, f64); 2] = [("2 bits", 1.0), (".9 bits", 3.6)];
 
 type Job<T = Tile> = (&'static str, fn(&mut Work, &T));
 
-/// What is done with one of the other tiles, and how many bytes it is stored in.
+/// A job on one of the other tiles, and the size of the tile's payload.
 type Measured = (Job<Special>, fn(&Special) -> usize);
 
 const SPECIAL: [Measured; 10] = [

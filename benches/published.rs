@@ -1,6 +1,6 @@
-//! Speed of the published systems, one core, in bytes of checkpoint a second: `cargo bench --bench published [-- WORD...]` prints
-//! one JSON object for each system whose name has all these words. `fit` is what a system looks at before it encodes, `encode` the
-//! tiles after that, `both` the two together: what a checkpoint costs. Processor time, best of several rounds.
+//! Speed of the published systems, one core, in bytes of checkpoint a second. `cargo bench --bench published [--
+//! WORD...]` prints one JSON object for each system whose name has all these words. `fit` is a system's look at the
+//! checkpoint, `encode` its encoding of the tiles after that, `both` the sum. Processor time, best of several rounds.
 
 use std::hint::black_box;
 use std::io;

@@ -1,5 +1,5 @@
-//! Symbols of rows and columns that differ in how busy they are: the adaptive coder beside Huffman codes, the best of some
-//! rounds.
+//! Symbols of rows and columns that differ in how busy they are: the adaptive coder beside Huffman codes, the best of
+//! some rounds.
 //!
 //!     cargo bench --bench symbols
 

@@ -1,13 +1,15 @@
-//! Figures of the published systems that no mount shows, of real checkpoints, as JSON: what `scripts/compare_papers.py` puts
-//! beside the papers'.
+//! Figures of the published systems that need real checkpoints and no mount, as JSON. `scripts/compare_papers.py`
+//! puts them beside the papers'.
 //!
-//!     published_figures lc FILE...         LC-Checkpoint's figure 4: what buckets, promotion and Huffman codes contribute
-//!     published_figures rows FILE          Check-N-Run's figures 9 to 11: mean l2 error of rows by method, bits, bins, ratio
+//!     published_figures lc FILE...         LC-Checkpoint's figure 4: shares of buckets, promotion and Huffman codes
+//!     published_figures rows FILE          Check-N-Run's figures 9 to 11: mean l2 error of rows by method, bits,
+//!     bins, ratio
 //!     published_figures modified FILE...   its figures 15 and 16 without quantization: rows modified, by policy
 //!     published_figures stages BINS FILE...   Inshrinkerator's figure 12: bytes by stages of its delta encoder
-//!     published_figures bins DIR FILE      its table 7: writes what each method makes of the weights, for each number of bins
+//!     published_figures bins DIR FILE      its table 7: writes each method's decoded weights, for each number of
+//!     bins
 //!
-//! Files are torch.save's or safetensors, each the successor of the one before. Only weights are looked at.
+//! Files are torch.save's or safetensors, each the successor of the one before. Only weights count.
 
 use std::error::Error;
 use std::fs::File;
@@ -90,7 +92,7 @@ fn weights(path: &str) -> Fallible<Vec<Weight>> {
     Ok(found)
 }
 
-/// A weight beside what it decoded to in the state before, as a system sees it.
+/// A weight beside its decoded state before, as a system sees it.
 struct Seen<'a> {
     weight: &'a Weight,
     previous: Option<&'a [State]>,
@@ -124,7 +126,7 @@ impl Tensor for Seen<'_> {
 /// States of all tiles of all weights.
 type States = Vec<Vec<State>>;
 
-/// Encodes a checkpoint; gives all payloads, each of which was decoded again and compared, and what they decode to.
+/// Encodes a checkpoint. Returns all payloads, each decoded again and compared, and the decoded states.
 fn encode(
     system: &dyn System,
     weights: &[Weight],
@@ -192,7 +194,7 @@ fn lc(files: &[&str]) -> Fallible<Value> {
     };
     let n = elements(&weights(files[0])?) as f64;
     let share = |bytes: usize| 8.0 * bytes as f64 / (BITS * n);
-    // One more for what has not changed.
+    // One more bucket for unchanged weights.
     let fixed = |bits: f64, buckets: f64| (bits * n + BITS * buckets) / (BITS * n);
     let all = chain(None)?;
     let e = |&(buckets, _): &(u64, usize)| fixed((buckets as f64 + 1.0).log2(), buckets as f64 + 1.0);
@@ -212,7 +214,7 @@ fn lc(files: &[&str]) -> Fallible<Value> {
     }))
 }
 
-/// The matrices that Check-N-Run's figures are of: embeddings, or all if there are none.
+/// The matrices of Check-N-Run's figures: embeddings, or all if there are none.
 fn tables(weights: &[Weight]) -> Vec<&Weight> {
     let embedding = |weight: &&Weight| Layer::of(&Seen { weight, previous: None }) == Layer::Embedding;
     let found: Vec<&Weight> = weights.iter().filter(embedding).collect();
@@ -268,7 +270,7 @@ fn nearest(centroids: &[f64], value: f32) -> f32 {
     best.copied().unwrap_or(0.0) as f32
 }
 
-/// Size of each checkpoint, and what must be kept to restore it, in parts of the embeddings, by policy.
+/// Size of each checkpoint, and of all that a restore needs, in parts of the embeddings, by policy.
 fn modified(files: &[&str]) -> Fallible<Value> {
     let mut answer = json!({});
     for (name, policy) in
@@ -305,7 +307,7 @@ fn modified(files: &[&str]) -> Fallible<Value> {
     Ok(answer)
 }
 
-/// Part of the embeddings' values that lie in rows which are not what they were.
+/// Part of the embeddings' values that lie in changed rows.
 fn changed(before: &[Weight], now: &[Weight]) -> Fallible<f64> {
     let (before, now) = (tables(before), tables(now));
     let (mut all, mut other) = (0, 0);
@@ -376,7 +378,7 @@ fn bins(folder: &Path, file: &str) -> Fallible<Value> {
     Ok(json!({ "tensors": tensors, "files": written }))
 }
 
-/// What a checkpoint alone decodes to.
+/// The decoded values of a single checkpoint.
 fn decoded(system: &dyn System, weights: &[Weight]) -> Fallible<Vec<Vec<f32>>> {
     let (_, states) = encode(system, weights, None, 0)?;
     Ok(states.into_iter().map(|tiles| tiles.into_iter().flat_map(|tile| tile.values.to_vec()).collect()).collect())

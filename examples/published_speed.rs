@@ -1,9 +1,11 @@
-//! What the published systems cost a core: seconds for Inshrinkerator's clusters, MB/s of f32 for encoding and decoding.
+//! Cost of the published systems on one core: seconds for Inshrinkerator's clusters, MB/s of f32 for encoding and
+//! decoding.
 //!
 //!     cargo run --release --example published_speed [MILLIONS | FILE.safetensors]
 //!
-//! Of so many million bell-shaped weights (default 100), or of all f32 tensors of a file, one after the other. Everything runs on
-//! one thread; times are that thread's processor time, so that other load costs cache but not turns.
+//! Of so many million bell-shaped weights (default 100), or of all f32 tensors of a file, one after the other.
+//! Everything runs on one thread; times are that thread's processor time, so that other load costs cache but not
+//! turns.
 
 use std::error::Error;
 use std::io;
@@ -24,7 +26,7 @@ const TILE: usize = 512 * 1024 / 4;
 const MOST: usize = 8_000_000;
 /// Width of a row where none is of interest.
 const WIDTH: usize = 64;
-/// What a state differs by from the one before, as a part of the weights.
+/// The change from one state to the next, as a part of the weights.
 const UPDATE: f32 = 0.02;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -113,7 +115,7 @@ impl Tensor for Weights<'_> {
     }
 }
 
-/// Two states of a chain: the first gives the second what it refers to.
+/// Two states of a chain: the second is a difference to the first.
 fn measure(system: &dyn System, values: &[f32], width: usize) -> Result<(), Box<dyn Error>> {
     let values = &values[..values.len() / width * width];
     let (mut states, mut line) = (None, format!("{:<26} rows of {width:>4}:", system.name()));

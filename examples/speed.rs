@@ -1,10 +1,10 @@
-//! What a whole AdamW checkpoint costs a core: planned, encoded, read back and compared; and decoded again.
+//! The cost of a whole AdamW checkpoint on one core: planned, encoded, read back and compared, and decoded again.
 //!
 //!     cargo run --release --example speed [balanced|compact [MiB]]
 //!
-//! Makes a store in a temporary directory, puts four states of a training that never was into it (fp32: weights, first and
-//! second moments, some vectors), archives them with one thread, and prints GB of checkpoint per second of that thread's
-//! processor time, so that other load costs cache but not turns. Beside it a memcpy of the same bytes.
+//! Makes a store in a temporary directory and puts four states of a synthetic training into it (fp32: weights, first
+//! and second moments, some vectors). Archives them with one thread, and prints GB of checkpoint per second of that
+//! thread's processor time. So other load costs cache but not turns. It also prints a memcpy of the same bytes.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -89,12 +89,13 @@ fn processor_time() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Takes the time whenever the archive notes that a stage ended; the thread that does the work is the one that notes it.
+/// Takes the time whenever the archive notes that a stage ended; the thread that does the work is the one that notes
+/// it.
 struct Clock {
     noted: Mutex<Noted>,
 }
 
-/// When the last stage ended, and of each file what its stages took.
+/// When the last stage ended, and each file's time per stage.
 struct Noted {
     last: f64,
     files: Vec<BTreeMap<String, f64>>,
@@ -130,7 +131,7 @@ impl log::Log for Clock {
     fn flush(&self) {}
 }
 
-/// For each file what its stages cost: of roles in bytes of theirs, else in bytes of the file.
+/// The time of each file's stages: of roles in bytes of theirs, else in bytes of the file.
 fn print_stages(bytes: u64) {
     let noted = CLOCK.noted.lock().unwrap_or_else(PoisonError::into_inner);
     for (at, file) in noted.files.iter().enumerate() {
@@ -255,10 +256,10 @@ impl Random {
 struct Parameter {
     name: String,
     shape: Vec<usize>,
-    /// log2 of what rows and columns have in common of the second moment.
+    /// log2 of the factors of the second moment that rows and columns share.
     row: Vec<f32>,
     column: Vec<f32>,
-    /// log2 of what an element has for its own; it wanders.
+    /// log2 of an element's own factor; it wanders.
     own: Vec<f32>,
     weight: Vec<f32>,
     first: Vec<f32>,
@@ -336,7 +337,7 @@ impl Parameter {
         Parameter { name, shape, row, column, own, weight, first: vec![0.0; count], second: vec![0.0; count] }
     }
 
-    /// v = row * column * what wanders; m / sqrt(v) is normal; w moves by lr times that.
+    /// v = row * column * own factor; m / sqrt(v) is normal; w moves by lr times that.
     fn step(&mut self, random: &mut Random) {
         let width = self.column.len();
         for i in 0..self.weight.len() {

@@ -1,6 +1,6 @@
-//! What the states of a lineage need at least, as differences of each to the one before it that is still there: counted
-//! tile by tile with the codecs alone, not by the program that merges. `scripts/lineage.py` compares it with what a store
-//! takes after most of its files were removed.
+//! The least size of a lineage's states, each as a difference to the one before it that is still there. It is counted
+//! tile by tile with the codecs alone, not by the program that merges. `scripts/lineage.py` compares it with a
+//! store's size after most of its files were removed.
 //!
 //!     cargo run --release --example survivors STORE
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let chain = Chain::open(&objects, header.id)?;
         let index = chain.leaf().index();
         let payloads: u64 = index.tensors.iter().map(TensorEntry::stored).sum();
-        // Skeleton, index, what the device rounds up.
+        // Skeleton, index, and the device's rounding.
         total += chain.leaf().stored() - payloads;
         for number in 0..index.tensors.len() {
             total += tensor(&chain, number, before.as_ref())?;
@@ -71,6 +71,6 @@ fn tensor(chain: &Chain, number: usize, before: Option<&Chain>) -> Result<u64, B
         }
         difference += out.len() as u64;
     }
-    // Only what is lossless was counted alone, too.
+    // Only lossless tensors were also counted alone.
     Ok(if alone > 0 { difference.min(alone) } else { difference })
 }

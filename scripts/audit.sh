@@ -10,18 +10,10 @@ command -v cargo >/dev/null || source "$HOME/.cargo/env"
 
 DENY=0.20.2
 AUDIT=0.22.2
-TOOLS=$ROOT/target/tools
 DATABASE=https://github.com/RustSec/advisory-db
 NOT_WHOLE=4
 
-tool() {
-    "$TOOLS/bin/$1" --version 2>/dev/null | grep -qF "$2" && return
-    note "installing $1 $2 into target/tools/"
-    CARGO_TARGET_DIR=$TOOLS/build cargo install --quiet --locked --root "$TOOLS" "$1@$2"
-    rm -rf "$TOOLS/build"
-}
-
-tool cargo-deny "$DENY"
+cargo_tool cargo-deny "$DENY"
 section "licences, sources, versions"
 "$TOOLS/bin/cargo-deny" --locked check licenses bans sources
 
@@ -33,6 +25,6 @@ if ! timeout 20 git ls-remote --quiet "$DATABASE" HEAD >/dev/null 2>&1; then
 fi
 "$TOOLS/bin/cargo-deny" --locked check advisories
 # cargo-audit reads the same database, and also looks at packages of the lock file that are not built.
-tool cargo-audit "$AUDIT"
+cargo_tool cargo-audit "$AUDIT"
 "$TOOLS/bin/cargo-audit" audit --deny warnings
 note "the dependencies have no known vulnerability"

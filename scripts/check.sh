@@ -14,6 +14,7 @@ begin_steps
 run setup scripts/setup.sh
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 run formatting cargo fmt --check
+run "plain English" "$PYTHON" scripts/prose.py
 run lints cargo clippy --all-targets --locked --quiet -- -D warnings
 run "the library's tests" cargo test --locked --quiet --lib
 run "release build" cargo build --release --locked --quiet

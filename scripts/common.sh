@@ -4,6 +4,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$(realpath -m "${STEPFS_VENV:-$ROOT/.venv}")
 PYTHON=$VENV/bin/python
 STEPFS=$ROOT/target/release/stepfs
+TOOLS=$ROOT/target/tools
 
 if [ -t 1 ]; then BOLD=$'\e[1m' DIM=$'\e[2m' RED=$'\e[31m' PLAIN=$'\e[0m'; else BOLD='' DIM='' RED='' PLAIN=''; fi
 
@@ -42,6 +43,14 @@ build() {
         command -v cargo >/dev/null || source "$HOME/.cargo/env"
         cargo build --release --locked --quiet "$@"
     fi
+}
+
+# Install a program of a crate into target/tools/, unless it is there: name, version, and options of cargo install.
+cargo_tool() {
+    "$TOOLS/bin/$1" --version 2>/dev/null | grep -qF "$2" && return
+    note "installing $1 $2 into target/tools/"
+    CARGO_TARGET_DIR=$TOOLS/build cargo install --quiet --locked --root "$TOOLS" "$1@$2" "${@:3}"
+    rm -rf "$TOOLS/build"
 }
 
 # Tests of real programs on a real mount: one process per core, then the tests that must run alone. Arguments go to pytest. pytest

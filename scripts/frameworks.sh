@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What stepfs makes of the checkpoints of many libraries, each with its own code. Exits with 1 if a library cannot go on from the newest
-# checkpoint as from a plain directory, or rotates otherwise, or fails.
+# Measures the checkpoints of many libraries on a mount, each written by the library's own code. Exits with 1 if a library fails,
+# rotates otherwise than in a plain directory, or cannot go on from the newest checkpoint as from a plain one.
 #   scripts/frameworks.sh [NAME...]          these writers only; without names all of them
-#   scripts/frameworks.sh --page [NAME...]   then write docs/FRAMEWORKS.md; other rows are those of an earlier run
+#   scripts/frameworks.sh --page [NAME...]   then write docs/FRAMEWORKS.md; other rows stay from an earlier run
 #   scripts/frameworks.sh --list             their names
 #   FRAMEWORKS_VENV=DIR                      where the second environment lies; the default is .venv-frameworks/
 set -euo pipefail

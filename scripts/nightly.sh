@@ -11,6 +11,8 @@ LOGS=$ROOT/target/nightly
 seed=$(date +%Y%m%d)
 jobs=(
     "audit"
+    "docs"
+    "packages"
     "threads 2000"
     "kill 100 $seed"
     "stress"

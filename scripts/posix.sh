@@ -11,7 +11,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 OPERATIONS=${1:-100000} SECONDS_EACH=${2:-5}
 FSX_VERSION=0.3.2
-TOOLS=$ROOT/target/tools
 
 # --- requirements
 missing=()

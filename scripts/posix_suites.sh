@@ -11,7 +11,6 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
-TOOLS=$ROOT/target/tools
 KNOWN=${STEPFS_POSIX_KNOWN:-$ROOT/scripts/posix_known.txt}
 HELPER=/sbin/mount.fuse.stepfs
 

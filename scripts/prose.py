@@ -18,26 +18,34 @@ from pathlib import Path
 LONG, LONGEST = 30, 40
 LONG_SHARE, WHATS = .02, 2.0
 SENTENCE = 4
+CODE_INDENT = 4
+# Usage lines have columns: a command, and its effect.
+COLUMNS = re.compile(r"\s{2,}")
 # Published texts, and texts that tests compare.
 LEFT_OUT = ("tests/corpus/", "tests/golden/", "fuzz/corpus/", "docs/papers/", "LICENSE")
 
 
 def paragraphs_of_markdown(text):
-    """(line, text) of each paragraph, list item and table cell; code is left out."""
-    number, lines, start, fenced = 0, [], 0, False
+    """(line, text) of each paragraph, list item and cell of a table or of columns; code is left out, fenced or indented."""
+    number, lines, start, fenced, listed, before = 0, [], 0, False, False, ""
     for number, line in enumerate(text.split("\n"), 1):
-        stripped = line.strip()
+        stripped, indent = line.strip(), len(line) - len(line.lstrip())
         if stripped.startswith("```"):
             fenced = not fenced
             stripped = ""
         starts = re.match(r"([-*+]|\d+[.)]|#+|>) ", stripped)
-        if lines and (not stripped or starts or stripped.startswith("|") or fenced):
+        listed = bool(starts) or listed and (not stripped or indent > 0)
+        # An indented line is code after a blank line or other code, but not in a list.
+        indented = indent >= CODE_INDENT and not listed and before in ("", "code")
+        cells = [cell.strip() for cell in stripped.strip("|").split("|")] if stripped.startswith("|") else COLUMNS.split(stripped)
+        if lines and (not stripped or starts or fenced or indented or len(cells) > 1):
             yield start, " ".join(lines)
             lines = []
-        if fenced or not stripped or re.fullmatch(r"[-|: ]+", stripped):
+        before = "code" if indented else stripped
+        if fenced or indented or not stripped or re.fullmatch(r"[-|: ]+", stripped):
             continue
-        if stripped.startswith("|"):
-            yield from ((number, cell.strip()) for cell in stripped.strip("|").split("|"))
+        if len(cells) > 1:
+            yield from ((number, cell) for cell in cells)
             continue
         if not lines:
             start = number
@@ -67,7 +75,12 @@ def comments_of_python(text):
     comments, before = [], None
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            comments.append((token.start[0], token.string.lstrip("#! ")))
+            words = token.string.lstrip("#! ")
+            # A comment behind code is about this line alone.
+            if token.line.lstrip().startswith("#"):
+                comments.append((token.start[0], words))
+            else:
+                yield token.start[0], words
         elif token.type == tokenize.STRING and before in (None, tokenize.NEWLINE, tokenize.INDENT, tokenize.NL, tokenize.DEDENT):
             lines = token.string.strip("rb").strip('"').strip("'").split("\n")
             yield from ((token.start[0] + at - 1, words) for at, words in paragraphs_of_markdown("\n".join(lines)))

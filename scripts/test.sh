@@ -9,6 +9,7 @@ begin_steps
 run setup scripts/setup.sh
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 run formatting cargo fmt --check
+run "plain English" "$PYTHON" scripts/prose.py
 run lints cargo clippy --all-targets --locked --quiet -- -D warnings
 run "Rust tests" cargo test --locked --quiet
 run "orders of threads" scripts/threads.sh 400

@@ -1,4 +1,4 @@
-//! The tests that documents name in brackets exist, so that names cannot rot.
+//! Checks the documents: the tests that they name in brackets exist, and so do the targets of their links.
 //!
 //! A bracket names files and, after a colon, tests in them: `[mount_posix: a, b...; real/life/test_groups;
 //! src/archive/lineage.rs]`. Three dots stand for the rest of a name.
@@ -152,4 +152,89 @@ fn a_name_that_is_wrong_is_found() {
     assert_eq!(wrong("docs: a_name_that_is_wrong_is_found, tests_in_...; src/fs"), Vec::<String>::new());
     assert_eq!(wrong("docs: no_such_test").len(), 1);
     assert_eq!(wrong("docs: no_such_...; mount_nothing; some words").len(), 3);
+}
+
+/// All documents: those at the root, and those below `docs/` and `.github/`.
+fn documents() -> Vec<PathBuf> {
+    let (mut found, mut rest) = (Vec::new(), vec![root().join("docs"), root().join(".github")]);
+    let at_root = fs::read_dir(root()).unwrap().map(|entry| entry.unwrap().path());
+    found.extend(at_root.filter(|path| path.is_file()));
+    while let Some(directory) = rest.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { rest.push(path) } else { found.push(path) }
+        }
+    }
+    found.retain(|path| path.extension().is_some_and(|ending| ending == "md"));
+    found
+}
+
+/// The text without fenced code.
+fn unfenced(text: &str) -> String {
+    text.split("```").step_by(2).collect()
+}
+
+/// The targets of a document's links.
+fn links(text: &str) -> Vec<String> {
+    let prose: String = unfenced(text).split('`').step_by(2).collect::<Vec<_>>().join("code");
+    prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_string())).collect()
+}
+
+/// The anchors of a document: its headings in small letters, with hyphens for blanks and without other signs.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = unfenced(text);
+    let headings =
+        headings.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let anchor = |heading: &str| -> String {
+        let signs = heading.to_lowercase().replace(' ', "-");
+        signs.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// The links of a document that lead nowhere.
+fn dead_links(document: &Path, text: &str) -> Vec<String> {
+    let is_dead = |link: &String| {
+        let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+        let target = match path.is_empty() {
+            true => document.to_path_buf(),
+            false => document.parent().unwrap().join(path),
+        };
+        let has_anchor =
+            || fs::read_to_string(&target).is_ok_and(|text| anchors(&text).iter().any(|own| own == anchor));
+        !target.exists() || !anchor.is_empty() && !has_anchor()
+    };
+    links(text).into_iter().filter(|link| !link.contains("://")).filter(is_dead).collect()
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let mut found = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        found += links(&text).len();
+        let dead = dead_links(&document, &text);
+        assert!(dead.is_empty(), "{}: {dead:?}", document.display());
+    }
+    assert!(found > 100, "{found}: links are not found any more");
+}
+
+#[test]
+fn a_dead_link_is_found() {
+    let document = root().join("docs/START.md");
+    let text = "[a](RETENTION.md) [b](RETENTION.md#rules) [c](#3-train) [d](https://rust-lang.org) `[e](code)`";
+    assert_eq!(dead_links(&document, &format!("{text}\n## 3. Train")), ["#3-train"; 0]);
+    let text = "[a](NOTHING.md) [b](RETENTION.md#no-such-rules) [c](../docs/)";
+    assert_eq!(dead_links(&document, text), ["NOTHING.md", "RETENTION.md#no-such-rules"]);
+}
+
+#[test]
+fn the_index_lists_every_page() {
+    let index = root().join("docs/README.md");
+    let listed = links(&fs::read_to_string(&index).unwrap());
+    let pages = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    for page in pages.filter(|path| path.extension().is_some_and(|ending| ending == "md") && *path != index) {
+        let name = page.file_name().unwrap().to_str().unwrap();
+        assert!(listed.iter().any(|link| link == name), "docs/README.md does not list {name}");
+    }
 }

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The second environment of frameworks.sh: libraries that the tests do without, some 3 GB. What the first one has (torch and all that it
-# brings) is not installed again: a .pth file adds it. Safe to run again: takes no time then.
+# The second environment of frameworks.sh: libraries that the tests do without, some 3 GB. A .pth file adds the first
+# environment's packages, such as torch, without a second installation. A second run takes no time.
 #   install.sh DIR
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 second=$1
 packages=(tensorflow-cpu jax flax orbax-checkpoint optax equinox scikit-learn joblib pytorch-ignite mmengine fvcore timm torchvision
     paddlepaddle fastai "mlx[cpu]" ninja)
-# What these ask for beyond that needs a GPU, or is for training on many machines.
+# Installed without their dependencies, which need a GPU or are for training on many machines.
 alone=(megatron-core torchtitan torchdata tyro docstring-parser typeguard spmd_types)
 [ "$(cat "$second/.installed" 2>/dev/null)" != "${packages[*]} ${alone[*]} deepspeed" ] || exit 0
 note "installing ${packages[*]} ${alone[*]} deepspeed into ${second#"$ROOT"/}/ (minutes, once)"

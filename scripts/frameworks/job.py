@@ -1,4 +1,4 @@
-"""What every writer is asked to do, the same for all: so many steps, so many saves, so many of them kept."""
+"""The job of every writer: so many steps, so many saves, so many of them kept."""
 
 import os
 import re
@@ -18,7 +18,7 @@ OLD = EVERY * (SAVES - KEEP + 2)  # the second of those that are left: not the f
 
 @dataclass
 class Job:
-    """One training or one resume. A writer saves into `folder`; what it makes besides goes into `scratch`."""
+    """One training or one resume. A writer saves into `folder`, and puts all else into `scratch`."""
 
     folder: Path
     scratch: Path
@@ -43,7 +43,7 @@ class Job:
             subprocess.run(self.after_save, check=True, stdout=subprocess.DEVNULL)
 
     def rotate(self, pattern):
-        """For a library that has no rotation: what a training script does itself."""
+        """Rotates as a training script does for a library without rotation."""
         number = lambda path: int(re.findall(r"\d+", path.name)[0])
         for path in sorted(self.folder.glob(pattern), key=number)[:-KEEP]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -18,7 +18,7 @@ from harness import BIN, Mount, make_base, remove_base, require_clean, run_json 
 
 # Below this stepfs lets a file stay as it is.
 SMALL = 65536
-TIMEOUT = 1200  # of what takes half a minute on an idle machine
+TIMEOUT = 1200  # seconds for a job that takes half a minute on an idle machine
 
 
 class Failed(Exception):
@@ -38,7 +38,7 @@ class Row:
     whole: dict = field(default_factory=dict)  # reason: files of old checkpoints that stay whole
     old: list = field(default_factory=list)  # loss after resuming: mount, plain, plain on other batches
     newest: list = field(default_factory=list)  # mount, plain
-    rotation: str = ""  # what differs from the plain directory
+    rotation: str = ""  # the difference from the plain directory
     log: list = field(default_factory=list)  # warnings of the daemon
     damage: str = ""
 
@@ -66,7 +66,7 @@ class Workers:
         self.running.append((name, process, result, log))
 
     def finish(self):
-        """{name: what it found}."""
+        """{name: result}."""
         found = {}
         try:
             for name, process, result, log in self.running:
@@ -125,7 +125,7 @@ def step_of(path, entry):
 
 
 def names_below(folder):
-    """What `find` lists. Orbax gives files random names, and not always as many."""
+    """Names as `find` lists them. Orbax gives files random names, and not always as many."""
     return sorted({re.sub(r"[0-9a-f]{32}", "*", str(p.relative_to(folder))) for p in folder.rglob("*")})
 
 
@@ -144,7 +144,7 @@ def measure(entry, python, keep=None):
         mount.sync()
         judge_rotation(row, folders)
         judge_files(row, entry, mount)
-        # What is read from here on comes from the store, not from a cache.
+        # From here on reads come from the store, not from a cache.
         mount.remount()
         workers.start("resume-mount", [task("mount", OLD), task("mount", NEWEST)])
         workers.start("resume-plain", [task("plain", OLD), task("plain", NEWEST), task("plain", OLD, seed=2)])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measure what stepfs makes of the checkpoints of many libraries. scripts/frameworks.sh calls it.
+"""Measure the checkpoints of many libraries on a mount. scripts/frameworks.sh calls it.
 
     table.py [NAME...]          these writers only; without names all of them
-    table.py --page [NAME...]   then write docs/FRAMEWORKS.md; rows that were not made now are those of an earlier run
-    table.py --list             what there is
+    table.py --page [NAME...]   then write docs/FRAMEWORKS.md; other rows stay from an earlier run
+    table.py --list             all writers
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main():
     if args.needs_second:
         sys.exit(0 if any(entry.environment == 2 for entry in chosen) else 1)
 
-    # As Ctrl-C: what is mounted is taken down, and what runs is ended.
+    # As Ctrl-C: mounts are taken down, and processes end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for number, entry in enumerate(chosen, 1):
         print(f"[{number}/{len(chosen)}] {entry.name} ...", end=" ", flush=True)

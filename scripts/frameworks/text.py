@@ -20,7 +20,7 @@ def build():
 
 
 def batch(step, seed, rank=0):
-    """The windows of one step depend on the step and the seed only, so a resumed run sees what the uninterrupted one saw."""
+    """The windows of one step depend on the step and the seed only, so a resumed run sees the uninterrupted one's."""
     draw = random.Random(f"{seed} {step} {rank}")
     return gpt.batch(LEARN, CONFIG, [draw.randrange(len(LEARN) - CONFIG.context - 1) for _ in range(CONFIG.batch)])
 

@@ -165,8 +165,8 @@ def verdicts(results, about):
     if about["quick"]:
         lines += ["**A smoke run: tiny models and few checkpoints. The numbers mean nothing.**", ""]
     lines += ["A run crashes nine times, 40 to 60 iterations apart, and each time resumes from a *released* checkpoint, read through the mount. Later checkpoints "
-              "descend from it, so losses add up. Each restore is judged 20 to 60 iterations after it, or to the next crash: by the held-out losses of the states there "
-              "(`single states`), and by the loss of the mean of those states. One state jumps about the path of its run, and the mean does not. The gap to the uninterrupted run, "
+              "descend from it, so losses add up. Held-out losses judge each restore, 20 to 60 iterations after it or to the next crash. `Single states` has the losses of the "
+              "states there. The other column has the loss of their mean: one state jumps about the path of its run, and the mean does not. The gap to the uninterrupted run, "
               "which had the same batches, is divided by the slope of its smoothed loss: iterations behind. A chain's number is the sum of that over its restores, divided by "
               "1 + 2 + ... + 9. `Iterations behind` is the mean of both estimates; they stand beside it.", "",
               "Chains begin at three places of each run. Each run has its own seed, from 1 on, and none is left out: "

@@ -18,7 +18,7 @@ use super::threads::Pause;
 use super::{Archive, Outcome, lineage};
 
 impl Archive {
-    /// What each encoder does until the archive stops.
+    /// The loop of an encoder, until the archive stops.
     pub(super) fn archive_files(&self) {
         yield_to_others();
         let mut pause = Pause::none();
@@ -54,7 +54,8 @@ impl Archive {
         if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
             return Ok(());
         }
-        // A chunk's bytes do not say which tensor they are of: it is not to get what another one lost.
+        // A chunk's bytes do not say to which tensor they belong, so it must not share another chunk's
+        // errors.
         let twin = if is_of_chunks(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
         let object = match twin {
             Some(object) => object,
@@ -81,7 +82,7 @@ impl Archive {
 
     /// Whether no handle is open on the file; if one is, the file waits until it is closed.
     fn is_idle(&self, path: &Path, version: u64, sealed: &Sealed) -> bool {
-        // Before asking, so that a close in between is not missed.
+        // Set before the question, so that a close in between is not missed.
         self.catalog().set_busy(path, version, true);
         if self.namespace().is_some_and(|ns| ns.idle(path, sealed.file) == Outcome::Busy) {
             return false;
@@ -96,7 +97,7 @@ impl Archive {
             return Ok(false);
         }
         self.catalog().hold(path, version, Some(Held::Pinned));
-        // Once more, in case the note that the pin went came in between.
+        // Asked again, because the note of the pin's removal may have come in between.
         if is_pinned(&self.store.tree(), path)? {
             log::debug!("{}: stays as it is, it is pinned", path.display());
             return Ok(true);
@@ -105,8 +106,8 @@ impl Archive {
         Ok(false)
     }
 
-    /// Whether something names the file as the best of its run: then it is held. Both under one lock, so that a newer word which
-    /// names another lets it go.
+    /// Whether a statement names the file as the best of its run: then it is held. Both happen under one lock, so
+    /// that a newer statement can let it go.
     fn is_best(&self, path: &Path, version: u64) -> bool {
         let mut catalog = self.catalog();
         let Some(by) = catalog.named_best_by(path).map(Path::to_path_buf) else { return false };
@@ -131,7 +132,7 @@ impl Archive {
             return Err(StepError::Superseded);
         }
         let (mut description, mut of_newer) = (describe(source)?, describe(&after)?);
-        // What is archived is what was sealed, or nothing.
+        // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(StepError::Superseded);
         }
@@ -192,7 +193,7 @@ impl Archive {
         Ok(Some(id))
     }
 
-    /// The next state will be a difference to this one, or to the super-step before it, and to nothing between.
+    /// Remembers the states: the next state will be a difference to this one, or to the super-step before it.
     fn remember(&self, id: Id, base: &Base) {
         let former = base.previous.as_ref().map(|chain| chain.leaf());
         if let Some(former) = former.filter(|former| !former.is_super_step()) {

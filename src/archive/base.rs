@@ -20,9 +20,9 @@ const MUCH_NEARER: f64 = 0.25;
 const COMPARED: usize = 4;
 
 impl Archive {
-    /// The last archived state of the lineage before this, else the nearest after it; one with the same tensors elsewhere
-    /// when there is none, or when it is the same state, saved twice. For a super-step, the super-step before that one. With a
-    /// published system's policy, the state of the own lineage that it says.
+    /// The base: the last archived state of the lineage before this, else the nearest after it. A state of another
+    /// lineage with the same tensors is the base if the own lineage has none, or if it is the same state saved twice.
+    /// For a super-step, the super-step before. A published system's policy names a state of the own lineage.
     pub(super) fn base(
         &self,
         sealed: &Sealed,
@@ -52,19 +52,19 @@ impl Archive {
         let Some(nearest) = (if twin { other } else { own.or(other) }) else {
             return Ok(base);
         };
-        // A twin has the place in its chain that the state has which it is: there is nothing between them.
+        // A twin takes the place of the state that it repeats.
         let place = Place {
             position: nearest.position.saturating_add(u32::from(!twin)),
             chain_len: self.objects.chain_len(nearest.id),
             twin,
         };
-        // Before it is opened: garbage is collected meanwhile.
+        // Held before it is opened, because garbage is collected meanwhile.
         let Some(hold) = self.objects.hold(nearest.id) else { return Err(StepError::Superseded) };
         match self.recall.chain(nearest.id) {
             Ok(chain) => {
                 base = Base::after(chain, place, policy, |root| self.wants_baseline(sealed, root));
                 base.hold = match &base.chain {
-                    // It may be another one than the nearest, which can be re-parented meanwhile and need it no more.
+                    // The base may be an ancestor of the nearest state, which a re-parenting may free of it meanwhile.
                     Some(chain) => Some(self.objects.hold(chain.leaf().header().id).ok_or(StepError::Superseded)?),
                     None => Some(hold),
                 };
@@ -74,8 +74,8 @@ impl Archive {
         Ok(base)
     }
 
-    /// Check-N-Run's predictor (section 4.1.3): of the sizes S of the differences to a baseline so far, in baselines, whether
-    /// 1 + S1 + ... + Si <= (i + 1) Si. Those that were removed meanwhile are not known any more.
+    /// Check-N-Run's predictor (section 4.1.3), from the sizes S of the differences to a baseline so far, in
+    /// baselines: whether 1 + S1 + ... + Si <= (i + 1) Si. Removed differences are unknown.
     fn wants_baseline(&self, sealed: &Sealed, root: &Chain) -> bool {
         let id = root.leaf().header().id;
         let Some((_, baseline)) = self.objects.get(id) else { return false };
@@ -87,8 +87,8 @@ impl Archive {
         check_n_run::wants_baseline(&sizes)
     }
 
-    /// Mean square of the difference between a file and an archived state, over the middles of its largest tensors;
-    /// `None` when they have none in common, or it cannot be decoded.
+    /// Mean square of the difference between a file and an archived state, in the middles of its largest tensors.
+    /// `None` if they share no tensor, or the state cannot be decoded.
     fn distance(&self, id: Id, description: &Description, source: &dyn ReadAt) -> io::Result<Option<f64>> {
         let Ok(chain) = self.recall.chain(id) else {
             return Ok(None);
@@ -119,7 +119,7 @@ impl Archive {
     }
 }
 
-/// Of these states the last that is not newer than the file; else the nearest after it.
+/// The last of these states that is not newer than the file, else the nearest after it.
 fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
     states.into_iter().min_by_key(|header| {
         let after = header.modified_ns > sealed.modified_ns;

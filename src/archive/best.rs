@@ -1,8 +1,9 @@
-//! What checkpoints' own files and links name as the best of a run: such a file stays as it was written.
+//! Reads which file a checkpoint or a link names as the best of a run. Such a file stays exact.
 //!
-//! transformers' Trainer writes `trainer_state.json` last into each checkpoint, Lightning its callbacks into each `.ckpt`, and
-//! users make links such as `best.pt`. A file is looked at when it is sealed and when the store is opened. Only what
-//! is resident is looked at: the newest word of a run always is. What a name means is for `catalog/named.rs` to say.
+//! transformers' Trainer writes `trainer_state.json` last into each checkpoint, Lightning its callbacks into each
+//! `.ckpt`, and users make links such as `best.pt`. stepfs looks at a file when it is sealed and when the store is
+//! opened. It looks at resident files only; a run's newest statement always is resident. `catalog/named.rs` resolves
+//! the names.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -19,25 +20,25 @@ use super::Archive;
 use super::catalog::{Says, State, modified_ns};
 use super::resident::ResidentReason;
 
-/// The file of a checkpoint in which Trainer says which one is the best.
+/// Trainer's file that names the best checkpoint.
 const TRAINER_STATE: &str = "trainer_state.json";
-/// A larger one is not looked at. Each logged step takes some 150 bytes of it: this is enough for 400,000.
+/// Larger files are not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
 const MAX_TRAINER_STATE: u64 = 64 << 20;
-/// Endings of the names that torch's checkpoints have: small files of other names are not opened when a store is.
+/// Endings of torch checkpoints' names. No other small files are opened with the store.
 const TORCH: [&str; 3] = ["ckpt", "pt", "pth"];
 /// Links on the way to a file, at most; as many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
-/// What is read of Trainer's state.
+/// The part of Trainer's state that is read.
 #[derive(Deserialize)]
 struct TrainerState {
     best_model_checkpoint: Option<String>,
 }
 
-/// A word, by whom, and since when (nanoseconds since 1970).
+/// A file, its statement, and the statement's time in nanoseconds since 1970.
 pub(super) type Word = (PathBuf, Says, i64);
 
-/// What a file says. One that is cut short, or no such file, says nothing.
+/// The statement of a file. A truncated file and any other file say nothing.
 pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Description>) -> io::Result<Option<Says>> {
     if path.file_name().is_some_and(|name| name == TRAINER_STATE) && file.size() <= MAX_TRAINER_STATE {
         let mut bytes = vec![0; file.size() as usize];
@@ -48,7 +49,7 @@ pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Descript
     Ok(description.and_then(|description| description.best.clone()).map(Says::Best))
 }
 
-/// What a file below the size of those that are released says.
+/// The statement of a file that is too small to be released.
 pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<Option<Says>> {
     match path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch)) {
         true => said(file, path, Some(&describe(file)?)),
@@ -56,7 +57,8 @@ pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<
     }
 }
 
-/// What the small files of a store say that is being opened. All others are sealed before anything is archived, and looked at then.
+/// The statements of a store's small files, while it is opened. All other files are sealed, and so read, before
+/// anything is archived.
 pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) -> Vec<Word> {
     let may_speak = |path: &Path| {
         let ending = path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch));
@@ -77,14 +79,14 @@ pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) ->
     words.into_iter().filter_map(|word| word.ok().flatten()).collect()
 }
 
-/// What the links of a store say.
+/// The statements of a store's links.
 pub(super) fn of_links(store: &Store, links: &[PathBuf]) -> Vec<Word> {
     let said = in_parallel(links, |path| link(store, path));
     let words = links.iter().zip(said);
     words.filter_map(|(path, said)| said.ok().flatten().map(|says| (path.clone(), says, 0))).collect()
 }
 
-/// What is at `path`, if it is a link whose own name asks for exact bytes and leads to something in the tree.
+/// The target of the link at `path`, if the link's own name asks for exact bytes and the target lies in the tree.
 pub(super) fn link(store: &Store, path: &Path) -> io::Result<Option<Says>> {
     let tree = store.tree();
     if read_link(&tree, path)?.is_none() || store.profiles(path)?.coarsest() != Profile::Exact {
@@ -93,7 +95,7 @@ pub(super) fn link(store: &Store, path: &Path) -> io::Result<Option<Says>> {
     Ok(resolve(&tree, path)?.map(Says::Link))
 }
 
-/// Where a link in the tree leads to; `None`: it is no link, or is not there.
+/// The target of a link in the tree. `None` if it is no link, or does not exist.
 fn read_link(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     let directory = match beneath::open_dir(tree, directory) {
@@ -108,9 +110,10 @@ fn read_link(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// The path inside the tree that a path leads to. What leads out of the tree is `None`, and so is a circle.
+/// The path inside the tree that a path leads to. `None` if it leads out of the tree or in a circle.
 ///
-/// An absolute target is as somebody saw the mount, whose place is not known here: the longest end of it that is there is meant.
+/// An absolute target shows the mount as its maker saw it, at an unknown place. So the longest end of it that exists
+/// counts.
 fn resolve(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
     let names = |path: &Path| -> Vec<OsString> {
         path.components()
@@ -152,8 +155,8 @@ fn resolve(tree: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 impl Archive {
-    /// Notes what the file or link at `path` says. Where it names for the first time what was released already, that is said: its
-    /// bytes are gone.
+    /// Notes the statement of the file or link at `path`. Warns if it names for the first time a file that is
+    /// released already: its exact bytes are gone.
     pub(super) fn note_best(&self, path: &Path, said: Option<(Says, i64)>) {
         let late = {
             let mut catalog = self.catalog();
@@ -168,7 +171,7 @@ impl Archive {
         };
         for file in late {
             log::warn!(
-                "{}: {} names it as the best, but it was released before: it reads within its bounds, not as it was written",
+                "{}: {} names it as the best, but it was released before, so it is lossy",
                 file.display(),
                 path.display()
             );
@@ -178,10 +181,10 @@ impl Archive {
     /// Looks at a name where a link may have come or gone.
     pub(super) fn look_at_link(&self, path: &Path) {
         let said = link(&self.store, path).unwrap_or_else(|error| {
-            log::warn!("{}: {error}; what it leads to is not known", path.display());
+            log::warn!("{}: {error}; its target is unknown", path.display());
             None
         });
-        // A file may have the name by now, and say something itself.
+        // A file may have the name by now, with a statement of its own.
         let is_file = self.catalog().get(path).is_some();
         if said.is_some() || !is_file {
             self.note_best(path, said.map(|says| (says, 0)));

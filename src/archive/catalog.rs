@@ -1,5 +1,5 @@
-//! What the archive knows of every file: a map from path to state, changed by notes from the file system and by the
-//! archive's own thread. No I/O happens here.
+//! The catalog: a map from path to state, for every file. Notes from the file system and the archive's own threads
+//! change it. No I/O happens here.
 
 mod claims;
 mod entries;
@@ -31,7 +31,7 @@ pub(super) use named::Says;
 #[derive(Debug)]
 pub(super) struct Catalog {
     entries: Entries,
-    /// What checkpoints and links name as the best of a run.
+    /// The files that checkpoints and links name as the best of a run.
     named: Named,
     /// Names at which a link may have come or gone: to be looked at before anything is released.
     links: BTreeSet<PathBuf>,
@@ -42,7 +42,7 @@ pub(super) struct Catalog {
 }
 
 impl Catalog {
-    /// An empty one that waits so long for the rest of a checkpoint that is a directory; zero: not at all.
+    /// An empty catalog. `settle`: how long a directory waits for the rest of its checkpoint; zero for no wait.
     pub(super) fn new(settle: Duration) -> Catalog {
         let settle_ns = i64::try_from(settle.as_nanos()).unwrap_or(i64::MAX);
         Catalog {
@@ -74,7 +74,7 @@ impl Catalog {
         self.entries.iter()
     }
 
-    /// Those at and below a path.
+    /// The entries at and below a path.
     pub(super) fn below<'a>(&'a self, path: &'a Path) -> impl Iterator<Item = (&'a PathBuf, &'a Entry)> {
         self.entries.below(path)
     }
@@ -92,7 +92,7 @@ impl Catalog {
         self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, objects);
     }
 
-    /// A file's content may have changed. If it was released, the object is kept until it is known whether it has.
+    /// A file's content may have changed. If the file was released, the object is kept until that is known.
     fn succeed(&mut self, path: &Path, mut entry: Entry, objects: &Objects) {
         let Some(mut old) = self.entries.remove(path) else {
             self.entries.insert(path.to_path_buf(), entry);
@@ -152,7 +152,7 @@ impl Catalog {
 
     pub(super) fn linked(&mut self, from: &Path, to: &Path, objects: &Objects) {
         if let Some(mut entry) = self.entries.get(from).cloned() {
-            // Lineage and profile follow from the name: what is known of the other one does not hold for this.
+            // Lineage and profile follow from the name, so those of the other name do not hold here.
             if entry.state.follows_from_name() {
                 entry.state = State::Closed;
             }
@@ -167,13 +167,13 @@ impl Catalog {
         }
     }
 
-    /// A file or a directory with all that is below it has a new name; what had the name before is gone.
+    /// A file, or a directory with its content, has a new name. The file that had that name is gone.
     pub(super) fn renamed(&mut self, from: &Path, to: &Path, objects: &Objects) {
         self.naming(|named| {
             let (moved, _gone) = (named.take_below(from), named.take_below(to));
             named.insert(moved, from, to)
         });
-        // It may be a link, or have links in it; or lead to what had that name before.
+        // It may be a link, contain links, or be a link's target.
         self.links.insert(to.to_path_buf());
         let moved = self.entries.take(from);
         for (_, old) in self.entries.take(to) {
@@ -206,8 +206,8 @@ impl Catalog {
                 Ok(rest) => to.join(rest),
                 Err(_) => path,
             };
-            // Lineage and profile follow from the name: they must be found out again, and what is under way is void.
-            // That goes for an object made under the old name, too: the new one may ask for an exact file.
+            // Lineage and profile follow from the name. They must be found again, and steps under way are
+            // void. So is an object made under the old name: the new one may ask for an exact file.
             entry.version = self.number();
             if entry.state.follows_from_name() {
                 if let State::Archived(_, id) = entry.state {
@@ -253,7 +253,7 @@ impl Catalog {
     /// Notes which object a plain file was decoded from.
     pub(super) fn keep(&mut self, path: &Path, version: u64, object: Option<Id>, objects: &Objects) {
         self.edit(path, version, |entry| {
-            // One that went since it was found is none.
+            // The object may be gone by now.
             let object = object.filter(|id| objects.try_name(*id));
             std::mem::replace(&mut entry.keeps, object).into_iter().for_each(|id| objects.unname(id));
         });
@@ -266,8 +266,9 @@ impl Catalog {
         held.iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
     }
 
-    /// Another profile is asked for at and below a path: what was archived for the old one, or is just being, does not do.
-    /// What is released stays so, and a copy of what is released loses nothing whatever is asked for.
+    /// The profile at and below a path has changed: objects made for the old one are void, as are steps under
+    /// way. Released files stay. So do copies of released objects, because a copy loses nothing under any
+    /// profile.
     pub(super) fn profile_changed(&mut self, path: &Path, objects: &Objects) {
         let lossy = |entry: &Entry| match &entry.state {
             State::Sealed(_) => true,
@@ -298,7 +299,7 @@ impl Catalog {
         found.map(|(path, _)| path.clone()).collect()
     }
 
-    /// Lets a file be looked at again, as if it had just been closed. What is under way for it is void.
+    /// Lets a file be looked at again, as if it had just been closed. Steps under way are void.
     pub(super) fn close_anew(&mut self, path: &Path) {
         let number = self.number();
         self.entries.edit(path, |entry| {
@@ -329,8 +330,8 @@ impl Catalog {
         self.entries.hasten(path);
     }
 
-    /// Whether nothing is left to wait for before the file becomes a stub: it is only a copy, or a newer state is
-    /// sealed of it and of all files of its checkpoint.
+    /// Whether the file may become a stub now: it is a copy, or a newer state of it and of its whole checkpoint
+    /// is sealed.
     pub(super) fn may_go(&self, path: &Path, sealed: &Sealed) -> bool {
         let open = || self.entries.get(path).is_some_and(|entry| self.entries.index().is_open(entry));
         sealed.copy || (self.stays_history(path, sealed) && open())
@@ -348,8 +349,8 @@ impl Catalog {
         self.entries.get(path).is_some_and(is)
     }
 
-    /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same one): only
-    /// then may this one lose anything.
+    /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same
+    /// one): only then may this one lose anything.
     pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
         let index = self.entries.index();
         let is = |entry: &Entry| index.is_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
@@ -404,8 +405,9 @@ impl Catalog {
         (index.queued().0, self.entries.iter().find_map(|(_, entry)| stalled(entry)))
     }
 
-    /// Three numbers: of the last change; with which a file was last opened for writing; and the lowest with which a file in the queue,
-    /// or at work, was opened. All work queued at change N is finished once the third number exceeds N.
+    /// Three numbers: of the last change; with which a file was last opened for writing; and the lowest with which a
+    /// file in the queue, or at work, was opened. All work queued at change N is finished once the third number
+    /// exceeds N.
     pub(super) fn progress(&self) -> (u64, u64, Option<u64>) {
         (self.next, self.opened, self.entries.index().oldest())
     }
@@ -415,7 +417,7 @@ impl Catalog {
         self.entries.index().queued().1
     }
 
-    /// Whether it is not yet known of some file what it is.
+    /// Whether some file was not examined yet.
     pub(super) fn has_unsealed(&self) -> bool {
         self.entries.index().has_unsealed()
     }

@@ -1,4 +1,4 @@
-//! Finds the checkpoints in the tree that the rules of retention speak of. Looks at the store's directories only.
+//! Finds the checkpoints in the tree for the rules of retention. Reads the store's directories only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -17,21 +17,21 @@ use super::FileId;
 use super::catalog::modified_ns;
 use super::namespace::found_at;
 
-/// What is known of a regular file's content.
+/// The condition of a regular file's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// It is durable, and can be read.
     Whole,
     /// It is open for writing, not durable yet, or not known.
     BeingWritten,
-    /// It is a stub that cannot be read, or of a save that is not finished.
+    /// It is an unreadable stub, or belongs to a save that is not finished.
     Damaged,
 }
 
-/// A checkpoint and all that it consists of.
+/// A checkpoint and its parts.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// The facts that the verdict follows from.
+    /// The facts that decide on it.
     pub unit: Unit,
     /// Everything in it but directories.
     pub(super) members: Vec<Member>,
@@ -39,7 +39,7 @@ pub struct Checkpoint {
     pub(super) directories: Vec<Member>,
 }
 
-/// Something that a checkpoint consists of.
+/// A part of a checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) path: PathBuf,
@@ -53,10 +53,10 @@ impl Member {
     }
 }
 
-/// What becomes of each checkpoint of a store, by path. `condition` tells of a regular file inside the tree.
+/// The verdict on each checkpoint of a store, by path. `condition` describes a regular file inside the tree.
 ///
 /// # Errors
-/// What the device reports about the tree's directories.
+/// The device's errors about the tree's directories.
 pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
     let now_ns = wall_ns();
@@ -73,7 +73,7 @@ pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Resu
     Ok(found.into_iter().zip(plan(&units, rules, now_ns)).collect())
 }
 
-/// Whether the file or directory at an absolute path is pinned itself. Where that cannot be read, there may be a pin.
+/// Whether the file or directory at an absolute path is pinned itself. An unreadable mark counts as a pin.
 fn is_pinned(path: &Path) -> bool {
     has_pin(path).unwrap_or(true)
 }
@@ -89,7 +89,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Everything in a directory and below it. A path is at most `PATH_MAX` long and so is the stack.
+    /// Everything in a directory and below it. A path has at most `PATH_MAX` bytes, so the recursion is bounded.
     fn directory(&mut self, root: PathBuf, pinned: bool) -> io::Result<()> {
         let mut rest = vec![(root, pinned)];
         while let Some((directory, pinned)) = rest.pop() {
@@ -99,7 +99,7 @@ impl Walk<'_> {
                 let is_dir = file_type.is_dir();
                 let rule = self.rules.iter().position(|rule| rule.matches(&path, is_dir));
                 match rule {
-                    // `exp1` and `exp2` are no states of one thing unless the glob says so.
+                    // `exp1` and `exp2` are different runs unless the glob says otherwise.
                     Some(rule) if is_dir && (!self.rules[rule].is_wild() || step_pattern::counts_training(&path)) => {
                         let mut gathered = Gathered { pinned, ..Gathered::default() };
                         self.gather(&path, &mut gathered)?;
@@ -130,7 +130,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Entries of a directory; none when it is gone, or there is a link in its place.
+    /// Entries of a directory. None if it is gone, or a link has its place.
     fn list(&self, directory: &Path) -> io::Result<Vec<(PathBuf, fs::FileType)>> {
         let directory_file = match beneath::open_dir(self.tree, directory) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => return Ok(Vec::new()),
@@ -140,7 +140,7 @@ impl Walk<'_> {
         let mut listed = Vec::new();
         for entry in entries {
             let entry = entry?;
-            // It may be gone when we ask.
+            // It may be gone by now.
             if let Ok(file_type) = entry.file_type() {
                 listed.push((directory.join(entry.file_name()), file_type));
             }
@@ -152,12 +152,12 @@ impl Walk<'_> {
     fn gather(&self, root: &Path, gathered: &mut Gathered) -> io::Result<()> {
         let mut rest = vec![root.to_path_buf()];
         while let Some(directory) = rest.pop() {
-            // Not a link that somebody has put there since it was listed.
+            // A link may have taken its place since it was listed.
             let Some(metadata) = found_at(self.tree, &directory)?.filter(Metadata::is_dir) else { continue };
             gathered.pinned |= is_pinned(&self.tree.join(&directory));
             gathered.directories.push(Member::new(directory.clone(), &metadata));
             let mut shards: BTreeMap<Vec<u8>, Vec<Shard>> = BTreeMap::new();
-            // A distributed checkpoint is one when its `.metadata` is there.
+            // A distributed checkpoint is complete only with its `.metadata`.
             let (mut chunks, mut finished) = (false, false);
             let entries = self.list(&directory)?;
             if directory == root {
@@ -243,7 +243,7 @@ fn name(path: &Path) -> &[u8] {
     path.file_name().unwrap_or_default().as_bytes()
 }
 
-/// Whether one of the shards of one name is not there.
+/// Whether a shard of one name is missing.
 fn lacks<'a>(shards: impl Iterator<Item = &'a Shard>) -> bool {
     let (mut there, mut total) = (BTreeSet::new(), 0);
     for shard in shards {
@@ -253,7 +253,7 @@ fn lacks<'a>(shards: impl Iterator<Item = &'a Shard>) -> bool {
     (there.len() as u64) < total
 }
 
-/// Whether the entries of a directory are what ElasticDL calls a valid version: as many as each of their names says.
+/// Whether the entries of a directory form a valid version for ElasticDL: as many as each of their names says.
 fn is_version<'a>(entries: impl Iterator<Item = (&'a [u8], fs::FileType)>) -> bool {
     let shards: Option<Vec<Shard>> =
         entries.map(|(name, file_type)| step_pattern::shard(name).filter(|_| file_type.is_file())).collect();

@@ -1,4 +1,4 @@
-//! The other files of a file's checkpoint, which may show what in it is trained: Trainer's `optimizer.pt` beside
+//! The other files of a file's checkpoint, which may prove its weights: Trainer's `optimizer.pt` beside
 //! `model.safetensors`.
 
 use std::fs;
@@ -10,12 +10,12 @@ use crate::store::{beneath, step_pattern};
 
 use super::Archive;
 
-/// Files of a checkpoint that are looked into: its optimizer is one of a few, its shards may be thousands.
+/// Most files of a checkpoint that are read. It has few optimizer files, but may have thousands of shards.
 const MOST_FILES: usize = 32;
 
 impl Archive {
-    /// Notes which weights of a file are shown to be trained by the optimizers in the other files of its checkpoint: files of
-    /// the same directory and the same step. What cannot be read proves nothing.
+    /// Notes which weights of a file are trained, as the optimizers in the other files of its checkpoint show. These
+    /// have the same directory and the same step. An unreadable file proves nothing.
     pub(super) fn prove_by_companions(&self, path: &Path, description: &mut Description) {
         if !description.tensors.iter().any(|tensor| tensor.is_weight() && tensor.trained.is_none()) {
             return;
@@ -32,7 +32,7 @@ impl Archive {
         }
     }
 
-    /// Regular files in the directory of a file that are of its step.
+    /// Regular files beside a file, of the same step.
     fn companions(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         let directory = path.parent().unwrap_or(Path::new(""));
         let steps = step_pattern::steps(path);
@@ -45,7 +45,7 @@ impl Archive {
                 found.push(other);
             }
         }
-        // An optimizer's name says so; it must not be left out where there are many shards.
+        // The optimizer comes first, so that many shards do not hide it.
         found.sort_by_key(|path| (!path.to_string_lossy().to_lowercase().contains("optim"), path.clone()));
         found.truncate(MOST_FILES);
         Ok(found)

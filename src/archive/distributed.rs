@@ -1,8 +1,8 @@
-//! Torch's distributed checkpoints: a directory is one when it has a `.metadata`, which names the tensors and the files.
+//! Torch's distributed checkpoints: directories with a `.metadata`, which names the tensors and the files.
 //!
-//! A save that was cut short must never count as a newer state: an older checkpoint would lose something for it. So a file of chunks is
-//! a state of its lineage only while the save is finished: `.metadata` lists the file, and each listed file is durable, long enough
-//! and not written over since. torch writes `.metadata` last.
+//! An interrupted save must never count as a newer state: an older checkpoint would lose something for it. So a file
+//! of chunks is a state of its lineage only while the save is finished. Then `.metadata` lists the file, and each
+//! listed file is durable, long enough and not written over since. torch writes `.metadata` last.
 
 use std::collections::VecDeque;
 use std::fs::Metadata;
@@ -19,11 +19,11 @@ use super::catalog::{Catalog, Entry, State, modified_ns};
 use super::resident::ResidentReason;
 use super::{Archive, FileId, found_at};
 
-/// Models kept in memory: of the checkpoint that is sealed, of the one that is archived, of the state after that, and one more. Each
-/// may have thousands of files that ask for its model.
+/// Models kept in memory: of the checkpoint being sealed, of the one being archived, of the state after that, and one
+/// more. Thousands of files may ask for one model.
 const KEPT: usize = 4;
 
-/// What the last few `.metadata` files say. Sealers and encoders take this lock, and hold no other then.
+/// The content of the last few `.metadata` files. Sealers and encoders take this lock, and hold no other then.
 #[derive(Debug, Default)]
 pub(super) struct Models(Mutex<VecDeque<(Identity, Arc<Model>)>>);
 
@@ -44,7 +44,8 @@ impl Models {
 }
 
 impl Archive {
-    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Chunks without a name stay exact.
+    /// Gives the chunks of a distributed checkpoint their names, from the `.metadata` beside the file. Chunks without
+    /// a name stay exact.
     pub(super) fn name_chunks(&self, path: &Path, description: &mut Description) -> io::Result<()> {
         if !is_of_chunks(path) {
             return Ok(());
@@ -52,7 +53,7 @@ impl Archive {
         match self.model_beside(path) {
             Ok(model) => description.name_chunks(path, &model),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
-                log::info!("{}: its tensors stay exact, their names are not known: {error}", path.display());
+                log::info!("{}: its tensors stay exact, because their names are unknown: {error}", path.display());
             }
             Err(error) => return Err(error),
         }
@@ -74,7 +75,7 @@ impl Archive {
 
 /// Whether a file was there when `.metadata` was written, and was written again since.
 fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
-    // Equal: both in one tick of the kernel's clock.
+    // Equal times mean one tick of the kernel's clock.
     let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born >= written));
     is_later(file, metadata) && !is_younger()
 }
@@ -89,7 +90,8 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 impl Archive {
-    /// Of a file of chunks: what the `.metadata` beside it says, if the files of the checkpoint are as it says. `None` of any other file.
+    /// The model in the `.metadata` beside a file of chunks, if the checkpoint's files agree with it. `None` for any
+    /// other file.
     pub(super) fn finished(&self, path: &Path) -> io::Result<Option<Arc<Model>>> {
         if !is_of_chunks(path) {
             return Ok(None);
@@ -105,7 +107,8 @@ impl Archive {
         };
         let own = path.file_name().unwrap_or_default();
         let mut is_listed = false;
-        // A copy may get `.metadata` first: then all its chunks are later. Some that are later, and some that are not, are of two saves.
+        // If a copy gets `.metadata` first, all its chunks are later. A mixture of earlier and later chunks is of two
+        // saves.
         let (mut earlier, mut later) = (false, false);
         for (name, least) in model.files() {
             is_listed |= own == name;
@@ -123,8 +126,8 @@ impl Archive {
 }
 
 impl Catalog {
-    /// The state of a durable file, of which [`Archive::finished`] has given the model. A chunk of a save that is not finished is no
-    /// state of its lineage. A copy of what an object decodes to is compared first.
+    /// The state of a durable file whose model is from [`Archive::finished`]. A chunk of an unfinished save is no
+    /// state of its lineage. A copy of a decoded object is compared first.
     pub(super) fn unless_unfinished(&mut self, path: &Path, model: Option<&Model>, state: State) -> State {
         if !is_of_chunks(path) || !matches!(state, State::Sealed(_)) {
             return state;
@@ -136,7 +139,7 @@ impl Catalog {
         };
         match model.is_some_and(all) {
             true => {
-                // This may have been the last one that they waited for.
+                // The other files may have waited for this one.
                 self.reconsider(directory(path));
                 state
             }
@@ -151,14 +154,16 @@ impl Catalog {
         }
     }
 
-    /// A file came to `path` that no sealer looks at, or that is too small to be a state: the files that wait for it are looked at again.
+    /// A file came that no sealer examines, or that is too small to be a state. Files that wait for it are examined
+    /// again.
     pub(super) fn may_finish(&mut self, path: &Path) {
         if is_metadata(path) || is_of_chunks(path) {
             self.reconsider(directory(path));
         }
     }
 
-    /// The file at `path` goes, or is being written: if it is a `.metadata`, the files beside it are no finished save.
+    /// The file at `path` goes, or is being written. If it is a `.metadata`, the files beside it are no finished save
+    /// any more.
     pub(super) fn may_unfinish(&mut self, path: &Path, objects: &Objects) {
         if !is_metadata(path) {
             return;
@@ -173,7 +178,7 @@ impl Catalog {
         }
     }
 
-    /// Lets the files in a directory that wait for the rest of their checkpoint be looked at again.
+    /// Lets the files in a directory that wait for the rest of their checkpoint be examined again.
     fn reconsider(&mut self, directory: &Path) {
         let waits = |entry: &Entry| matches!(entry.state, State::Resident(ResidentReason::Unfinished));
         for path in self.beside(directory, waits) {

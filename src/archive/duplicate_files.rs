@@ -12,8 +12,8 @@ use super::Archive;
 use super::catalog::{Sealed, State, Task};
 
 impl Archive {
-    /// Whether a file that was just closed may be a copy of what an object decodes to. Looks at no byte. A file that lay there when
-    /// the store was mounted is none.
+    /// Whether a file that was just closed may be a copy of a decoded object. Reads no byte. Files that were there at
+    /// the mount do not count.
     pub(super) fn may_be_copy(&self, path: &std::path::Path, version: u64, sealed: &Sealed) -> bool {
         let is_new = {
             let catalog = self.catalog();
@@ -23,8 +23,8 @@ impl Archive {
         is_new && !self.copy_candidates(sealed).is_empty()
     }
 
-    /// Archives a file that is a copy of what an object decodes to by that object: it may become a stub without a newer state, since
-    /// nothing is lost by that. Any other file is sealed.
+    /// Compares a file with the decoded object that it may be a copy of. A copy is archived by that object: it may
+    /// become a stub without a newer state, since nothing is lost. Any other file is sealed.
     pub(super) fn compare_with_objects(&self, task: &Task, sealed: &Arc<Sealed>) -> StepResult<()> {
         let (path, version) = (task.path.as_path(), task.version);
         let source = self.open_file(path)?;
@@ -42,7 +42,7 @@ impl Archive {
                 let model = self.finished(path)?;
                 let mut catalog = self.catalog();
                 let state = catalog.unless_unfinished(path, model.as_deref(), State::Sealed(Arc::clone(sealed)));
-                // Under the same lock, so that no file of its checkpoint is missed that becomes durable meanwhile.
+                // Under the same lock, so that no file of its checkpoint that becomes durable meanwhile is missed.
                 catalog.advance(path, version, state);
                 return Ok(());
             }
@@ -55,7 +55,7 @@ impl Archive {
     fn copy_of(&self, task: &Task, sealed: &Sealed, source: &DeviceFile) -> io::Result<Option<Id>> {
         let path = task.path.as_path();
         let Some(object) = self.decoded_twin(sealed, source)? else { return Ok(None) };
-        // It stays as it is, and it is remembered what it is.
+        // It stays as it is, with a note of its object.
         if is_pinned(&self.store.tree(), path)? {
             self.note_lossy_copy(path, object);
             mark_recalled(source, object);
@@ -66,7 +66,8 @@ impl Archive {
         Ok(Some(object))
     }
 
-    /// Changes a file's state to one whose object the caller has named; the name goes where the file has changed meanwhile.
+    /// Changes a file's state to one whose object the caller has named. Takes the name back if the file has changed
+    /// meanwhile.
     pub(super) fn advance_named(&self, path: &std::path::Path, version: u64, state: State) -> bool {
         let object = if let State::Archived(_, object) = &state { Some(*object) } else { None };
         let advanced = self.catalog().advance(path, version, state);

@@ -9,7 +9,7 @@ use super::catalog::Catalog;
 use super::{Archive, FileId, found_at};
 
 impl Archive {
-    /// A handle that can write was opened (or the file was created or truncated): what was queued for the file is void.
+    /// A handle that can write was opened (or the file was created or truncated): queued steps for the file are void.
     pub fn opened_for_writing(&self, path: &Path) {
         self.note(|catalog| catalog.opened_for_writing(path, &self.objects));
     }
@@ -29,7 +29,7 @@ impl Archive {
         self.catalog().get(path).is_some_and(|entry| entry.state.is_durable())
     }
 
-    /// Another profile was set for a file, or for all below a directory, or none any more: what is under way is void.
+    /// The profile of a file or a directory was set or removed: steps under way are void.
     pub fn profile_changed(&self, path: &Path) {
         self.note(|catalog| catalog.profile_changed(path, &self.objects));
     }
@@ -55,7 +55,7 @@ impl Archive {
         self.note(|catalog| catalog.time_set(path, &self.objects));
     }
 
-    /// A file or directory has a new name; whatever had that name is gone.
+    /// A file or directory has a new name. The file that had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
         self.note(|catalog| {
             [from, to].iter().for_each(|path| self.not_durable_in(path));
@@ -89,8 +89,8 @@ impl Archive {
         let Some(namespace) = self.namespace().filter(|_| failed(&self.catalog()) && gone()) else {
             return false;
         };
-        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes that lock
-        // once: every such note is there now, and has changed the version.
+        // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes
+        // that lock once: every such note is there now, and has changed the version.
         namespace.idle(path, FileId { dev: 0, ino: 0 });
         let mut forgotten = false;
         self.note(|catalog| {
@@ -113,13 +113,13 @@ impl Archive {
         self.note(|catalog| catalog.linked(from, to, &self.objects));
     }
 
-    /// Forgets what failed: a user asks for everything to be done that can be.
+    /// Forgets failures, since a user asks for everything to be done.
     pub(super) fn retry(&self) {
         self.note(Catalog::retry);
     }
 
-    /// What just happened to a name is not durable before its directory is. Before the object loses the name: no object
-    /// goes while a crash of the machine could bring back a name of it.
+    /// A change of a name is not durable before its directory is synced. Called before the object loses the name: no
+    /// object goes while a crash of the machine could bring one of its names back.
     fn not_durable_in(&self, path: &Path) {
         let directory = path.parent().unwrap_or(Path::new("")).to_path_buf();
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(directory);

@@ -1,5 +1,5 @@
-//! The housekeeper: whatever frees room, and nobody waits for. Restores are noted, the policy is applied, objects that nothing
-//! needs are removed, and states are rebased over ones that no file names.
+//! The housekeeper frees room; no program waits for it. It notes restores, applies the policy, removes unneeded
+//! objects, and rebases states over ones that no file names.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
@@ -17,16 +17,16 @@ use super::catalog::{Entry, State};
 use super::namespace::found_at;
 use super::{Archive, LONGEST_PAUSE};
 
-/// What it owns; nobody else looks at it.
+/// The housekeeper's own data. No other thread sees it.
 pub(super) struct Housekeeper<'a> {
     pub(super) archive: &'a Archive,
     /// Objects that are needed though no file names them: the next state of their lineage will be a difference to them.
     pub(super) keep: HashSet<Id>,
     /// Objects that nothing needs, which are still there.
     condemned: Vec<Id>,
-    /// What is being merged.
+    /// The merge under way.
     pub(super) merging: Option<Merging>,
-    /// When to merge next, and when to try again to remove what could not be removed.
+    /// The times of the next merge, and of the next try to remove condemned objects.
     merge_at: Instant,
     sweep_at: Option<Instant>,
 }
@@ -70,14 +70,14 @@ impl Housekeeper<'_> {
         self.sweep();
     }
 
-    /// Waits until there may be something to do; answers whether it is time to merge. That comes last of all: it frees room, and must
-    /// not take the encoders' time.
+    /// Waits until there may be something to do; answers whether it is time to merge. That comes last of all: it
+    /// frees room, and must not take the encoders' time.
     fn wait(&self) -> bool {
         let archive = self.archive;
         let mut catalog = archive.catalog();
         let now = Instant::now();
         let merges = archive.merges.load(Ordering::Relaxed) > 0 && catalog.is_calm();
-        // What could not be looked at yet, because a closed file may need it, must wait for that file.
+        // A closed file may need an object, so the collection waits until that file is sealed.
         let garbage = archive.garbage.load(Ordering::Relaxed);
         let work = merges && self.merge_at <= now || garbage && !catalog.has_unsealed() || archive.noticed.has_news();
         if !work && !archive.is_stopping() {
@@ -107,7 +107,7 @@ impl Housekeeper<'_> {
             if catalog.has_unsealed() {
                 return;
             }
-            // Before the flag, so that nobody finds nothing to do while it is being looked at.
+            // Before the flag, so that `queue` never seems empty during the look.
             archive.merges.store(1, Ordering::Relaxed);
             archive.garbage.store(false, Ordering::Relaxed);
             lineages.extend(catalog.lineages());
@@ -124,12 +124,11 @@ impl Housekeeper<'_> {
         archive.merges.store(archive.objects.next_merge(&self.keep).1, Ordering::Relaxed);
     }
 
-    /// Removes what nothing needs, as soon as it is durable that its names are gone, and what could not be removed before.
-    /// Answers whether nothing of that is left.
+    /// Removes condemned objects once the removal of their names is durable. Returns whether none is left.
     fn sweep(&mut self) -> bool {
         if !self.condemned.is_empty() {
             if let Err(error) = self.sync_removed_names() {
-                log::warn!("objects that nothing needs cannot be removed now: {error}");
+                log::warn!("unneeded objects cannot be removed now: {error}");
                 return false;
             }
             self.archive.objects.remove(&std::mem::take(&mut self.condemned));

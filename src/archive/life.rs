@@ -18,17 +18,18 @@ impl Archive {
     /// Takes the step that a thread has claimed.
     ///
     /// # Errors
-    /// Why the step ended without its result; [`Archive::take`] says what follows.
+    /// The reason for its end; [`Archive::take`] decides how to go on.
     pub(super) fn step(&self, task: &Task) -> StepResult<()> {
         match &task.step {
             // The last handle is gone. The file becomes durable; its tensors and its lineage are found.
             Step::Seal => self.seal(task),
-            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer state.
+            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer
+            // state.
             Step::Compare { sealed } => self.compare_with_objects(task, sealed),
-            // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made durable, read
-            // back from the device, and compared with its bounds. Its bytes are still in the tree.
+            // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made
+            // durable, read back from the device, and compared with its bounds. Its bytes are still in the tree.
             Step::Archive { sealed, newer } => self.archive_file(task, sealed, newer),
-            // All files of the checkpoint are archived, and nobody has this one open. A durable stub takes its place.
+            // All files of the checkpoint are archived, and none is open. A durable stub takes its place.
             Step::Release { .. } => self.release(task),
         }
     }

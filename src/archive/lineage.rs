@@ -1,8 +1,8 @@
 //! Which files are states of one thing in training: its lineage.
 //!
-//! A file is quantized only when a newer one of its lineage is durable, so files of different runs, ranks or shards
-//! must never share one: the paths may differ only in what [`step_pattern::pattern`] leaves out, the numbers that count
-//! training. What is not recognised there is the newest of its own lineage and stays exact.
+//! A file is quantized only when a newer one of its lineage is durable. So files of different runs, ranks or shards
+//! must never share a lineage. Their paths may differ only in the numbers that count training, which
+//! [`step_pattern::pattern`] leaves out. A file with any other number is the newest of its own lineage and stays exact.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ const SIGNATURE_ELEMENTS: u64 = 1024;
 ///
 /// Of a table whose rows have ids only a row's shape counts: rows come while it is trained.
 ///
-/// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are known.
+/// The chunks of a distributed checkpoint count by their place in the file: a file is sealed before their names are
+/// known.
 pub(crate) fn signature(description: &Description) -> u64 {
     if description.kind == Kind::Dcp {
         return of_chunks(description);

@@ -1,4 +1,4 @@
-//! What users are told of files that do not hold what was written, and of the hash of what was.
+//! Tells users which files hold other values than were written, and the hash of the original.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,8 @@ use super::Archive;
 use super::catalog::{Entry, State};
 
 impl Archive {
-    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was brought back.
+    /// The object whose decoded bytes a file holds: those of a released file, a copy of them, or of one that was
+    /// brought back.
     fn decoded_from(&self, entry: &Entry) -> Option<Id> {
         match &entry.state {
             State::Released(id) => Some(*id),
@@ -25,15 +26,15 @@ impl Archive {
         }
     }
 
-    /// Whether a file's bytes are as they were written, in words ([`words`]). Reads the index of its object, and decodes nothing.
-    /// `None` for what is no file.
+    /// The largest errors of a file, in words ([`words`]). Reads the index of its object, and decodes nothing. `None`
+    /// if no such file is known.
     pub(super) fn lossy_words(&self, path: &Path) -> Option<String> {
         let entry = self.catalog().get(path)?.clone();
         let Some(id) = self.decoded_from(&entry).filter(|id| self.is_lossy(*id)) else { return Some("0".into()) };
         Some(self.objects.open(id).map_or("1".into(), |object| words(&object)))
     }
 
-    /// SHA-256 of what was written, of a file that is archived; `None` where it is not known.
+    /// SHA-256 of an archived file as written. `None` if unknown.
     pub(super) fn original(&self, path: &Path) -> Option<String> {
         let entry = self.catalog().get(path)?.clone();
         let id = match &entry.state {
@@ -64,15 +65,15 @@ impl Archive {
             None => format!("{} is asked for", asked.words()),
         };
         log::warn!(
-            "{}: holds what {origin} reads as, which is lossy ({profile}); {wants}. Save it again from what was written, if there is \
-             such a thing",
+            "{}: is a copy of {origin}, which is lossy ({profile}), but {wants}; save the original again, if you still \
+             have it",
             path.display()
         );
     }
 }
 
-/// Whether an object decodes to what was written: `0`; or `1` and the largest |read - written| of each kind of tensor, as
-/// in `1 weight 1.2e-4, second_moment 3.0e-9`.
+/// `0` if an object decodes to the original. Otherwise `1` and the largest |read - written| of each kind of tensor,
+/// as in `1 weight 1.2e-4, second_moment 3.0e-9`.
 pub fn words(object: &Object) -> String {
     if !object.header().lossy {
         return "0".into();

@@ -1,4 +1,4 @@
-//! States that nobody names any more: what is a difference to them is merged over them, one object at a time.
+//! Merges: objects that no file names go, and their heirs are rebased over them, one at a time.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -13,19 +13,19 @@ use super::housekeeper::{Housekeeper, Merging};
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};
 
-/// Several heirs together must grow by this share less than what goes.
+/// Several heirs together must grow by this share less than the size of the object that goes.
 const LEAST_GAIN: f64 = 0.05;
-/// A single heir must free this share of what is written for it. A run that keeps its last few checkpoints would else
+/// A single heir must free this share of its new size. Otherwise a run that keeps its last few checkpoints would
 /// write its keyframe again with each, for a few percent.
 const LEAST_FREED: f64 = 0.1;
 /// Another parent than the next one above must save this share: it may be further from the keyframe.
 const BETTER: f64 = 0.9;
-/// Heirs that are looked at before it is decided about all: what many runs were begun from may have thousands.
+/// Most heirs that are examined before a decision about all. A base of many runs may have thousands.
 const MOST_ESTIMATED: usize = 16;
 
 impl Housekeeper<'_> {
-    /// One step: one object becomes a difference to one that stays. What it was a difference to goes once no other needs
-    /// it. Returns how long to wait before the next.
+    /// One step: one object becomes a difference to an object that stays. Its former base goes once no other needs
+    /// it. Returns how long to wait before the next step.
     pub(super) fn merge(&mut self) -> Duration {
         let begun = self.merging.take();
         let merging = match begun.filter(|merging| self.still_holds(merging)) {
@@ -77,8 +77,8 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked again
-    /// before something about it has changed.
+    /// Whether to merge, and, where there is one heir, the parent that it gets. If not, that is noted, and not asked
+    /// again before something about it has changed.
     fn is_worth_it(&self, merge: &Merge) -> StepResult<(bool, Option<Option<Id>>)> {
         let stored = |id: &Id| self.archive.objects.get(*id).map_or(0.0, |(_, stored)| stored as f64);
         let goes: f64 = merge.dying.iter().map(stored).sum();
@@ -104,8 +104,8 @@ impl Housekeeper<'_> {
         Ok((worth_it, None))
     }
 
-    /// The parent with which an heir takes the least room, and how much that is: the next one above that stays, or another
-    /// that has the keyframe, like the first of the heirs.
+    /// The parent with which an heir takes the least room, and its size. Candidates are the next one above that
+    /// stays, and another one that has the keyframe, like the first of the heirs.
     fn cheapest(&self, heir: Id, merge: &Merge) -> StepResult<(Option<Id>, f64)> {
         let old = self.archive.recall.chain(heir)?;
         let estimate = |parent: Option<Id>| -> StepResult<f64> {
@@ -127,7 +127,7 @@ impl Housekeeper<'_> {
             match estimate(Some(sibling)) {
                 Ok(bytes) if bytes < BETTER * best.1 => best = (Some(sibling), bytes),
                 Ok(_) => {}
-                // One that cannot be decoded is none.
+                // A parent that cannot be decoded is no candidate.
                 Err(error) if error.is_damage() => log::error!("{error}"),
                 Err(error) => return Err(error),
             }
@@ -167,7 +167,7 @@ impl Housekeeper<'_> {
         match error {
             StepError::Cancelled | StepError::Superseded => (Duration::ZERO, None),
             _ if error.is_damage() => {
-                log::error!("{error}; removed states that others are differences to are left as they are");
+                log::error!("{error}; removed states stay, because others are differences to them");
                 self.archive.objects.share(dying);
                 (Duration::ZERO, None)
             }
@@ -180,10 +180,10 @@ impl Housekeeper<'_> {
     }
 }
 
-/// Between two batches of tiles: a store that is being closed does not wait for what only frees room.
+/// Called between two batches of tiles, so that closing a store does not wait for a merge.
 ///
 /// # Errors
-/// [`StepError::Cancelled`] when it is; what was begun is begun again at the next mount.
+/// [`StepError::Cancelled`] if the store is being closed. The next mount begins the merge again.
 fn breathe(archive: &Archive) -> StepResult<()> {
     match archive.is_stopping() {
         true => Err(StepError::Cancelled),

@@ -1,4 +1,4 @@
-//! What happens to a file after the last close: it is sealed, archived and released. `life` has the steps.
+//! The life of a file after the last close: it is sealed, archived and released. `life` has the steps.
 //!
 //! Everything that the archive needs after a crash is in the store. The next mount starts each unfinished step again.
 
@@ -56,7 +56,7 @@ pub use restores::Restored;
 pub use retention::{GcReport, Removed};
 pub use status::{Queue, Status};
 
-/// Until what changed meanwhile is looked up anew.
+/// Pause until changes are looked up anew.
 const SOON: Duration = Duration::from_millis(50);
 /// Longest pause: room that a user makes is used within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
@@ -67,7 +67,7 @@ pub struct Archive {
     objects: Arc<Objects>,
     recall: Arc<Recall>,
     /// Taken by notes from the file system, under its lock, and by the archive's threads for single look-ups and
-    /// changes; no I/O under it, and no other lock but that of `objects`.
+    /// changes. No I/O under it, and no other lock but `objects`'.
     catalog: Mutex<Catalog>,
     wake: Wake,
     namespace: OnceLock<Arc<dyn Namespace>>,
@@ -77,13 +77,13 @@ pub struct Archive {
     garbage: AtomicBool,
     /// Directories from which names went since they were last synced. Taken for moments, last of all locks.
     unsynced: Mutex<BTreeSet<PathBuf>>,
-    /// States that wait for being merged over objects that nobody names.
+    /// Number of states to merge over objects that no file names.
     merges: AtomicUsize,
     /// Why states cannot be merged at the moment.
     merge_stalled: Mutex<Option<String>>,
     /// Files that wait until they have one name only.
     several_names: Mutex<Vec<PathBuf>>,
-    /// Housekeeper, who waits for all the others at the end. Taken by whoever starts and stops.
+    /// The housekeeper, which waits for all other threads at the end. Locked to start and to stop it.
     housekeeper: Mutex<Option<thread::JoinHandle<()>>>,
     retention: retention::Retention,
     models: distributed::Models,
@@ -121,13 +121,13 @@ impl Archive {
         let mut catalog = Catalog::new(store.settings().settle);
         let mut found = found.map_err(Error::io(store.tree()))?;
         repair::find_lost_stubs(&store, &objects, &mut found.files);
-        // Released files would be served as what their stubs are on the device, and objects removed that they need.
+        // Otherwise stubs would be served as plain files, and their objects removed.
         let any = |is: fn(&State) -> bool| found.files.iter().any(|(_, state)| state.as_ref().is_ok_and(is));
         if any(|state| matches!(state, State::Resident(ResidentReason::OtherStore)))
             && !any(|state| matches!(state, State::Released(_)))
         {
-            let why = "`store` is not the id that stubs in tree/ have whose objects are here; take stepfs.toml from a backup, \
-                       or let `stepfs verify --repair` put it right";
+            let why = "`store` is another id than the stubs in tree/ have; take stepfs.toml from a backup, or run \
+                       `stepfs verify --repair`";
             return Err(Error::Settings(why.into()));
         }
         scan::enter(found, &objects, &mut catalog);

@@ -1,4 +1,4 @@
-//! What the archive asks of whoever serves the files meanwhile.
+//! The archive's requests to the part that serves the files.
 
 use std::fs;
 use std::io;
@@ -31,30 +31,31 @@ impl FileId {
 pub enum Outcome {
     /// The file was replaced (or may be, for [`Namespace::idle`]).
     Done,
-    /// A handle or mapping is open; [`super::Archive::closed`] or [`super::Archive::sealed`] tells when it is worth another try.
+    /// A handle or mapping is open; [`super::Archive::closed`] or [`super::Archive::sealed`] tells when it is worth
+    /// another try.
     Busy,
     /// That path is no longer that file.
     Changed,
 }
 
 impl Outcome {
-    /// `replaced`: what `commit` answered to [`Namespace::exclusively`].
+    /// `replaced`: the answer of `commit` in [`Namespace::exclusively`].
     pub(crate) fn of_commit(replaced: bool) -> Outcome {
         if replaced { Outcome::Done } else { Outcome::Changed }
     }
 }
 
-/// Whoever serves the tree while the archive works on it: the mount, or nobody ([`AtRest`]).
+/// The part that serves the tree while the archive works on it: the mount, or [`AtRest`].
 pub trait Namespace: Send + Sync {
     /// Whether no handle is open on the file.
     fn idle(&self, path: &Path, expect: FileId) -> Outcome;
 
-    /// Runs `commit` with the file's absolute path while no handle is open on it and none can be opened, and no
-    /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename), and
-    /// answers whether it did: `Changed` if not.
+    /// Runs `commit` with the file's absolute path. Meanwhile no handle is open on it, none can be opened, and no
+    /// name in its directory can change. `commit` replaces the file by another with the same attributes (one rename),
+    /// and returns whether it did: `Changed` if not.
     ///
     /// # Errors
-    /// What `commit` returns; nothing has changed then.
+    /// Those of `commit`. Then nothing has changed.
     fn exclusively(
         &self,
         path: &Path,
@@ -62,18 +63,18 @@ pub trait Namespace: Send + Sync {
         commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<Outcome>;
 
-    /// Removes a name of a file (or of anything but a directory) if `still` says so, which is asked while nobody can
-    /// open or change the file. Whoever has it open keeps it. `Busy`: somebody is about to write to it.
+    /// Removes a name of a file (or of anything but a directory) if `still` returns true. Meanwhile no program can
+    /// open or change the file. Programs that have it open keep it. `Busy`: a program is about to write to it.
     ///
     /// # Errors
-    /// What the device reports, or `still`.
+    /// Those of the device and of `still`.
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
 
     /// Removes a directory. `Busy`: there is something in it.
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome>;
 }
 
-/// What is at a path inside the tree now; none when nothing is. What a link on the way leads to is not inside.
+/// The file or directory at a path inside the tree, if any. A link's target is not inside.
 pub(crate) fn found_at(tree: &Path, path: &Path) -> io::Result<Option<fs::Metadata>> {
     match beneath::metadata(tree, path) {
         Ok(metadata) => Ok(Some(metadata)),
@@ -96,8 +97,9 @@ pub(crate) fn unless_occupied(result: io::Result<()>) -> io::Result<Outcome> {
 pub struct AtRest {
     tree: PathBuf,
     io: Io,
-    /// An encoder takes it while it replaces a file, the housekeeper while it removes one. Without it, a stub could take the
-    /// name of a file that the retention policy has just removed. It may be held across those calls: nobody else waits for it.
+    /// An encoder takes it while it replaces a file, the housekeeper while it removes one. Otherwise a stub could
+    /// take the name of a file that retention has just removed. It may be held across those calls: no other thread
+    /// waits for it.
     turn: Mutex<()>,
 }
 
@@ -111,7 +113,7 @@ impl AtRest {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is at a path now, if it is the file that is meant.
+    /// The file at a path now, if it is the expected one.
     fn found(&self, path: &Path, expect: FileId) -> io::Result<Option<fs::Metadata>> {
         Ok(found_at(&self.tree, path)?.filter(|found| FileId::of(found) == expect))
     }

@@ -15,9 +15,9 @@ use super::scan;
 use super::{Archive, ReadError};
 
 impl Archive {
-    /// An object that holds the file already: a copy is stored once. Either it decodes to these very bytes (a copy of
-    /// a released file), or it was made from them and is as faithful as these profiles ask for. It must
-    /// still decode: this file may be the last good copy of what it holds. The caller names the object from now on.
+    /// An existing object for this file, so that a copy is stored once. It decodes to these very bytes (a copy of a
+    /// released file), or was made from them and is as faithful as these profiles ask for. It must still decode,
+    /// since this file may be the last good copy. The caller names the object from now on.
     pub(super) fn twin(
         &self,
         profiles: &Profiles,
@@ -28,7 +28,7 @@ impl Archive {
         if let Some(object) = self.decoded_twin(sealed, source)? {
             return Ok(Some(object));
         }
-        // An object that is not lossy decodes to what it was made from.
+        // An object that is not lossy decodes to its original.
         let mut candidates = self.objects.of_signature(sealed.signature);
         candidates.retain(|h| h.lossy && (h.logical_len, h.source_sample) == (sealed.len, sealed.sample));
         candidates.retain(|header| self.is_faithful(header.id, profiles));
@@ -55,8 +55,8 @@ impl Archive {
         candidates.into_iter().find(decodes).map(|header| header.id)
     }
 
-    /// Objects that may decode to the bytes of a file, by its length and a sample. Of two states of a lineage hardly a sample is the
-    /// same, so that other files are not even hashed.
+    /// Objects that may decode to the bytes of a file, by its length and a sample. Of two states of a lineage hardly
+    /// a sample is the same, so that other files are not even hashed.
     pub(super) fn copy_candidates(&self, sealed: &Sealed) -> Vec<Header> {
         let mut candidates = self.objects.of_signature(sealed.signature);
         candidates.retain(|h| (h.logical_len, h.decoded_sample) == (sealed.len, sealed.sample));
@@ -86,10 +86,10 @@ impl Archive {
         made == profiles.words() || made.parse().is_ok_and(|made: Profile| profiles.are_at_most_as_fine_as(made))
     }
 
-    /// Whether an object decodes to what was archived.
+    /// Whether an object decodes to the archived bytes.
     pub(super) fn decodes(&self, header: &Header) -> bool {
         let mut hash = Xxh3Of128::new();
-        // From the device, whatever is in memory.
+        // From the device, never from memory.
         let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
             let layout = Layout::of(chain.leaf());
             self.workers.install(|| {
@@ -100,7 +100,7 @@ impl Archive {
             })
         });
         if let Err(error) = &decoded {
-            // Whatever memory has of it, nothing may be built on it.
+            // No new object may use its states from memory.
             [error.object, header.id].into_iter().for_each(|id| self.recall.memory().forget(id));
             log::error!("{error}; a copy of its file is archived anew");
         }

@@ -76,11 +76,12 @@ impl Archive {
         Ok(())
     }
 
-    /// Puts stubs in the places of archived files; answers of each whether it did. The stubs are made durable side by side. They take
-    /// their places one after the other: each commit gives its directory the times back that the next one has to find.
+    /// Puts stubs in the places of archived files; answers of each whether it did. The stubs are made durable side by
+    /// side. They take their places one after the other: each commit gives its directory the times back that the next
+    /// one has to find.
     fn release_together(&self, tasks: &[&Task]) -> Vec<StepResult<bool>> {
         let ready = side_by_side(tasks, |task| self.prepare(task));
-        // What is closed now may name one of these as the best, so it has to be looked at first.
+        // A closed file may name one of these as the best, so it is examined first.
         self.wait_for_words();
         let mut results = Vec::with_capacity(tasks.len());
         let mut released: BTreeMap<&Path, Vec<Prepared>> = BTreeMap::new();
@@ -117,7 +118,7 @@ impl Archive {
         let (path, version, object) = (task.path.as_path(), task.version, *object);
         let stub = Stub { store: self.store.id(), object, logical_len: sealed.len };
         let metadata = beneath::metadata(&self.store.tree(), path)?;
-        // A store through a mapping, or a program that set the time: what was archived may not be what is there.
+        // A store through a mapping, or a program that set the time: the archived bytes may be outdated.
         if !sealed.describes(&metadata) {
             if self.catalog().advance(path, version, State::Closed) {
                 self.objects.unname(object);
@@ -140,17 +141,17 @@ impl Archive {
         // Before asking, so that a close in between is not missed.
         self.catalog().set_busy(path, version, true);
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
-            // Under the file system's lock: the path is this file's, and notes of what happens next come after this.
+            // Under the file system's lock: the path is this file's, and later notes come after this.
             self.catalog().set_busy(path, version, false);
             if self.catalog().get(path).is_none_or(|entry| entry.version != version) {
                 return Ok(false);
             }
-            // The newer state may have gone since this one was archived: then this is the newest, and stays exact. So
-            // does a file that was pinned, or one of a checkpoint that is being written again. Pins are set under this
-            // lock, so only here nobody can set one between the look and the rename: a few calls that wait for no
-            // device, since what they ask for was read when the file was archived and the stub got its attributes.
+            // The newer state may have gone since this one was archived. Then this one is the newest, and stays
+            // exact. So does a pinned file, or one of a checkpoint that is being written again. Pins are set under
+            // this lock, so none can come between the look and the rename. This takes a few calls that wait for no
+            // device: their data was read when the file was archived and the stub got its attributes.
             let pinned = is_pinned(&self.store.tree(), path)?;
-            // Somebody may just have said that this one is the best of its run: what was closed is looked at first.
+            // A file closed just now may name this one as the best of its run: it is examined first.
             let is_best = {
                 let catalog = self.catalog();
                 if catalog.may_learn() {

@@ -1,13 +1,14 @@
-//! Re-parenting: another encoding of an object, as a difference to another parent, or to none. Its tensors' states, and
-//! so its bytes, stay what they are; on the lattice the merged difference is a sum of integers.
+//! Re-parenting: another encoding of an object, as a difference to another parent, or to none. Its tensors' states,
+//! and so its bytes, do not change. On the lattice the merged difference is a sum of integers.
 //!
-//! 1. The new encoding lies in `tmp/`, durable but for its header. *A crash here: `tmp/` is emptied, nothing happened.*
-//! 2. It is read back from the device and decoded along the new chain: every tile's state must be the one that it has
-//!    along the old chain, and its bytes must have the hash that they always had.
-//! 3. It gets its header and is renamed over the old encoding: the commit point. *A crash here leaves either, and both
-//!    decode to the same.*
+//! 1. The new encoding lies in `tmp/`, durable but for its header. *A crash here: `tmp/` is emptied, nothing
+//!    happened.*
+//! 2. It is read back from the device and decoded along the new chain. Every tile must have the same state as along
+//!    the old chain, and its bytes the same hash.
+//! 3. It gets its header and is renamed over the old encoding: the commit point. *A crash here leaves either, and
+//!    both decode to the same.*
 //!
-//! The old parent is still there after that; it goes once nobody needs it.
+//! The old parent is still there after that. It goes once no object needs it.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,14 +25,14 @@ use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 use crate::tile::{self, Coding, State, TileSpec};
 
-/// Tensors looked at to estimate what an object would take as a difference to another: the largest ones.
+/// Most tensors from which an object's size under another parent is estimated: the largest ones.
 const SAMPLED_TENSORS: usize = 32;
 
-/// What a re-parenting works with.
+/// The input of a re-parenting.
 pub(super) struct Move<'a> {
     /// The object, along the chain that it has now.
     pub(super) old: &'a Chain,
-    /// What it is to be a difference to; none for nothing.
+    /// The new parent, if any.
     pub(super) parent: Option<&'a Chain>,
     /// Called between batches of tiles: others may have something to do; an error ends it, and nothing has happened.
     pub(super) breathe: &'a (dyn Fn() -> StepResult<()> + Sync),
@@ -57,11 +58,11 @@ struct Written {
 }
 
 impl Move<'_> {
-    /// Writes the new encoding, reads it back, and puts it in the place of the old one. Memory: a batch of tiles.
+    /// Writes the new encoding, reads it back, and replaces the old one. Memory: a batch of tiles.
     ///
     /// # Errors
-    /// What the device reports; what `breathe` returns; a [`ReadError`] when something does not decode. The object then
-    /// is what it was.
+    /// The device's errors; those of `breathe`; a [`ReadError`] if something does not decode. The object is unchanged
+    /// then.
     pub(super) fn carry_out(&self, objects: &Objects, (io, tmp): (&Io, &Path)) -> io::Result<()> {
         let leaf = self.old.leaf();
         let mut writer = ObjectWriter::rewrite_on(io, tmp, leaf.header().id)?;
@@ -133,8 +134,8 @@ impl Move<'_> {
         tensors.map(|(entry, at)| (entry.path.as_str(), (at, entry))).collect()
     }
 
-    /// The cheaper of a difference and none, by the tile in the middle. What needs nothing but what lies beside it is that
-    /// way already.
+    /// The cheaper of a difference and none, judged by the tile in the middle. A tensor that stands alone keeps its
+    /// coding.
     fn choose(&self, number: usize, entry: &TensorEntry, twin: Option<(u32, &TensorEntry)>) -> io::Result<Choice> {
         let middle = entry.tiles.len() / 2;
         let Some(tile) = entry.tiles.get(middle) else {
@@ -245,7 +246,7 @@ impl Move<'_> {
     }
 }
 
-/// What an object is a difference to, for messages.
+/// The parent of an object, for messages.
 pub(super) fn parent_words(parent: Option<Id>) -> String {
     parent.map_or("nothing".into(), |id| format!("object {id}"))
 }

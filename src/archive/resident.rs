@@ -2,16 +2,17 @@
 
 use std::fmt;
 
-/// Why a file stays as it was written, for as long as nobody writes it again.
+/// Why a file stays as it was written, until it is written again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResidentReason {
     /// It is below the size of files that are released.
     Small,
     /// No object of it would be smaller.
     Incompressible,
-    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are not there.
+    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are
+    /// not there.
     Unfinished,
-    /// Its fsync failed: under whatever name, until it is written again.
+    /// Its fsync failed. It stays under every name, until it is written again.
     NotDurable,
     /// Its stub is damaged, or became zeros.
     DamagedStub,
@@ -24,7 +25,7 @@ pub(super) enum ResidentReason {
 }
 
 impl ResidentReason {
-    /// Whether the file names an object, perhaps, and nobody knows which.
+    /// Whether the file may name an unknown object.
     pub(super) fn hides_an_object(self) -> bool {
         matches!(self, ResidentReason::DamagedStub | ResidentReason::OtherStore | ResidentReason::Unreadable)
     }

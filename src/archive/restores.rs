@@ -1,10 +1,10 @@
-//! Restores: that training goes on from a lossy file is noticed, and the next states of its lineage are kept as faithfully
-//! as so many restores ask for (`store/profile.rs`).
+//! Notices restores: training goes on from a lossy file. The next states of the lineage are then kept as faithfully
+//! as that number of restores needs (`store/profile.rs`).
 //!
-//! What a restore is cannot be seen, only that half of a lossy file was read through one handle, or more: `torch.load`
-//! and `safe_open` do, and so do `cp` and a backup, unless they open it with O_NOATIME. A copy too many makes later
-//! states finer, never coarser; that a job copies its checkpoints as often as they are written is kept from doing so by
-//! counting a file at most once a minute.
+//! stepfs cannot see a restore. It sees that one handle read half of a lossy file or more. `torch.load` and
+//! `safe_open` do, and so do `cp` and a backup, unless they open it with O_NOATIME. A copy too many makes later
+//! states finer, never coarser. Counting each file at most once a minute stops regular backups from raising the
+//! profile.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,12 +27,12 @@ const ONE_RESTORE: Duration = Duration::from_secs(60);
 /// Files that can be noticed within that time; more are not counted.
 const MOST_NOTICED: usize = 4096;
 
-/// What is known of restores.
+/// The known restores.
 #[derive(Debug, Default)]
 pub(super) struct Noticed {
     /// Objects whose file was read. Taken for moments by threads that serve reads; no other lock under it.
     reads: Mutex<Reads>,
-    /// What is remembered. Changed by the housekeeper alone; no lock but that of `objects` under it, and nothing that waits.
+    /// The store's record. Only the housekeeper changes it. No lock but `objects`' under it, and no wait.
     known: Mutex<Restores>,
 }
 
@@ -42,7 +42,7 @@ struct Reads {
     last: HashMap<Id, Instant>,
     /// Those not entered yet, with the time in nanoseconds since 1970.
     pending: Vec<(Id, i64)>,
-    /// What is remembered could not be written.
+    /// The record could not be written.
     unsaved: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct Restored {
     pub restores: u32,
     /// How often that was expected, if somebody said so.
     pub expected_restores: Option<u32>,
-    /// Lossy restores behind what is sealed now.
+    /// Lossy restores behind the sealed state.
     pub generations: u32,
     /// The profile that the rules or an attribute ask for.
     pub asked: String,
@@ -83,10 +83,10 @@ impl Restored {
 }
 
 impl Noticed {
-    /// What a store remembers. What cannot be read is begun anew: checkpoints do not depend on it.
+    /// Loads a store's record. An unreadable record is begun anew, since checkpoints do not depend on it.
     pub(super) fn load(store: &Store) -> Noticed {
         let known = Restores::load(store).unwrap_or_else(|error| {
-            log::warn!("how often checkpoints were restored is not known any more: {error}");
+            log::warn!("the record of restores cannot be read, and is begun anew: {error}");
             Restores::default()
         });
         Noticed { reads: Mutex::default(), known: Mutex::new(known) }
@@ -121,13 +121,13 @@ impl Archive {
                 return;
             }
             reads.last.insert(object, now);
-            // What is written right after must not seem older.
+            // A file written right after must not seem older.
             reads.pending.push((object, stamp_ns()));
         }
         self.notify();
     }
 
-    /// Enters what was noticed, durably. For the housekeeper.
+    /// Enters the noticed restores, durably. For the housekeeper.
     pub(super) fn note_restores(&self) {
         let (pending, unsaved) = {
             let mut reads = self.noticed.reads();
@@ -151,12 +151,12 @@ impl Archive {
         }
         let known = self.noticed.known().clone();
         if let Err(error) = known.save(&self.store) {
-            log::warn!("how often checkpoints were restored cannot be written, but at the next restore: {error}");
+            log::warn!("the record of restores cannot be written now; the next restore tries again: {error}");
             self.noticed.reads().unsaved = true;
         }
     }
 
-    /// What users are told of lineages that were restored.
+    /// The restored lineages, for users.
     pub(super) fn restored_lineages(&self) -> Vec<Restored> {
         let known = self.noticed.known().clone();
         Restored::all(&self.store, &known)

@@ -21,19 +21,19 @@ use super::{Archive, FileId};
 
 /// Without news, rules are looked at this often: `keep_for` needs no more.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// The next run by itself waits so many times as long as the last one took: looking at a large tree after every file
-/// must not take the time of archiving them.
+/// The next run by itself waits so many times the duration of the last one. Scans of a large tree after every file
+/// must not take the time of archiving.
 const PAUSE_FACTOR: u32 = 10;
-/// What stays because it was open or changed just then is tried again this soon, then after twice as long each time until
-/// that is [`INTERVAL`]: nobody says when a reader is gone.
+/// A file that stayed because it was open or changed is tried again this soon, then after twice as long each time, up
+/// to [`INTERVAL`]. No event says when a reader is gone.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Failures that a report names; the log has all of them.
 const MOST_FAILURES: usize = 16;
 
-/// When the policy runs, and what it last did.
+/// The schedule of the policy, and the result of its last run.
 #[derive(Debug, Default)]
 pub(super) struct Retention {
-    /// Taken for moments only, by the archive's threads and by whoever asks; no other lock under it.
+    /// Taken for moments only, by the archive's threads and by callers that ask; no other lock under it.
     state: Mutex<Schedule>,
 }
 
@@ -49,7 +49,7 @@ struct Schedule {
     removed: Vec<Removed>,
 }
 
-/// How far a run that somebody asked for has come, and what the last one did.
+/// The progress of a requested run, and the result of the last one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcReport {
     /// How often somebody has asked.
@@ -118,7 +118,7 @@ impl Housekeeper<'_> {
         let started = Instant::now();
         let (removed, mut failed) = archive.apply_policy(namespace.as_ref());
         failed.truncate(MOST_FAILURES);
-        // Before whoever asked is told that it is done.
+        // Before the caller hears that it is done.
         self.collect();
         let mut state = archive.retention.state();
         state.retry = match (failed.is_empty(), state.retry) {
@@ -135,7 +135,7 @@ impl Housekeeper<'_> {
 }
 
 impl Archive {
-    /// Asks for the policy to be applied and for what nothing needs to be removed, soon; answers the number that
+    /// Asks for the policy to be applied and for unneeded objects to be removed, soon. Returns the number that
     /// [`GcReport::done`] reaches then.
     pub fn ask_gc(&self) -> u64 {
         let ticket = {
@@ -147,7 +147,7 @@ impl Archive {
         ticket
     }
 
-    /// What the last run that was asked for did, and which checkpoints it removed.
+    /// The result of the last requested run, and the checkpoints that it removed.
     pub fn gc_report(&self) -> (GcReport, Vec<Removed>) {
         let state = self.retention.state();
         (state.report.clone(), state.removed.clone())
@@ -197,12 +197,12 @@ impl Archive {
                 }
             }
         }
-        // Nothing is synced here. A crash may bring names back, with all that they stand for, and the next run removes them
-        // again: no object goes before `sync_removed_names`.
+        // Nothing is synced here. A crash may bring names back, with all that they stand for, and the next run
+        // removes them again: no object goes before `sync_removed_names`.
         (removed, failed)
     }
 
-    /// What is known of a file's content.
+    /// The condition of a file's content.
     fn condition(&self, path: &Path) -> Condition {
         match self.catalog().get(path).map(|entry| &entry.state) {
             None | Some(State::Staged | State::Closed | State::Resident(ResidentReason::NotDurable)) => {
@@ -217,9 +217,9 @@ impl Archive {
         }
     }
 
-    /// Removes a checkpoint: files first, the deepest first, then directories. Answers why it, or what is left of it,
-    /// stays, if it was changed since it was looked at. A crash in between leaves some of its files; the next run
-    /// finishes that (see `store/retention/plan.rs`).
+    /// Removes a checkpoint: files first, the deepest first, then directories. If it changed since it was examined,
+    /// it stays, or the rest of it, and the reason is returned. A crash in between leaves some of its files; the next
+    /// run removes them (see `store/retention/plan.rs`).
     fn remove_checkpoint(&self, namespace: &dyn Namespace, checkpoint: &Checkpoint) -> io::Result<Option<String>> {
         let tree = self.store.tree();
         let same = |member: &Member| -> io::Result<bool> {
@@ -227,8 +227,8 @@ impl Archive {
             Ok(found
                 .is_some_and(|found| FileId::of(&found) == member.file && modified_ns(&found) == member.modified_ns))
         };
-        // What was looked at is what is there, as a whole, before any of it goes. From here on a file is void if its
-        // version changes: every note of an open, a write or a rename changes it.
+        // All files must be as they were examined before one of them goes. From here on a file is void if its version
+        // changes: every note of an open, a write or a rename changes it.
         let mut members: Vec<(&Member, Option<u64>)> = Vec::with_capacity(checkpoint.members.len());
         let changed = || Ok(Some("it was changed meanwhile".to_string()));
         for member in &checkpoint.members {
@@ -247,7 +247,8 @@ impl Archive {
         members.sort_by_key(|(member, _)| Reverse(member.path.components().count()));
         for (member, version) in members {
             let mut still = || {
-                // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the plan.
+                // Under the file system's lock, as pins are set: see `put_stub`. They were read a moment ago, for the
+                // plan.
                 let pinned = is_pinned(&tree, &member.path)?;
                 Ok(!pinned && self.catalog().get(&member.path).map(|entry| entry.version) == version)
             };
@@ -258,7 +259,7 @@ impl Archive {
                     return Ok(Some(format!("{} was changed, opened or pinned meanwhile", member.path.display())));
                 }
             }
-            // Whoever serves the tree has noted it; where nobody does, it is still there.
+            // A mount has noted the removal already. At rest the entry is still there.
             if version.is_some() && self.catalog().get(&member.path).map(|entry| entry.version) == version {
                 self.removed(&member.path);
             }

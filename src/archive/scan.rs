@@ -1,4 +1,4 @@
-//! What can be said of a file by looking at it: its state after a mount, its tensors and lineage after the last close.
+//! Examines a file: its state after a mount, its tensors and lineage after the last close.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -23,11 +23,11 @@ const COMPRESSIBLE: f64 = 0.9;
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
 
-/// What was found in a tree.
+/// The files that were found in a tree.
 pub(super) struct Found {
     /// Every regular file with its state.
     pub(super) files: Vec<(PathBuf, io::Result<State>)>,
-    /// What small files and links name as the best of a run.
+    /// The statements of small files and links about the best of a run.
     pub(super) words: Vec<Word>,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn scan(store: &Store) -> io::Result<Found> {
     Ok(Found { files, words })
 }
 
-/// Enters what was found into the catalog.
+/// Enters the found files into the catalog.
 pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
     for (path, state) in found.files {
         let state = state.unwrap_or_else(|error| {
@@ -123,16 +123,16 @@ fn state_of(store: &Store, path: &Path) -> io::Result<State> {
     }
 }
 
-/// What was found out about a durable file.
+/// The result for a durable file.
 pub(super) struct Examined {
     pub(super) state: State,
     /// The same in a few words for the log.
     pub(super) words: String,
-    /// What it names as the best of its run.
+    /// The best of its run, if it names one.
     pub(super) says: Option<Says>,
 }
 
-/// What a durable file is.
+/// Examines a durable file.
 pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;

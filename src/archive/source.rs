@@ -23,7 +23,7 @@ impl Archive {
     /// Opens the file at `path` in the tree.
     ///
     /// # Errors
-    /// `NotFound` where no regular file is; whatever the device reports; an object that cannot be decoded.
+    /// `NotFound` if no regular file is there; the device's errors; an object that cannot be decoded.
     pub(super) fn source(&self, path: &Path) -> io::Result<Source> {
         let released = match self.catalog().get(path).map(|entry| &entry.state) {
             Some(State::Released(object)) => Some(*object),

@@ -1,4 +1,4 @@
-//! What users are told: of the store as a whole, and of one file.
+//! The status of the store and of single files, for users.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use super::catalog::{Catalog, Entry, Held, State};
 use super::resident::ResidentReason;
 use super::{Archive, ReadError, Reader, Restored};
 
-/// What `stepfs status` shows.
+/// The content of `stepfs status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Regular files.
@@ -62,7 +62,7 @@ pub struct Status {
     pub daemon: Option<u32>,
 }
 
-/// What there is to do, and why it is not done: what somebody who waits for it asks again and again.
+/// The outstanding steps, and why they are delayed. Programs that wait poll it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     /// Steps that can be taken now or will be tried again.
@@ -74,7 +74,7 @@ pub struct Queue {
     /// Grows with every change of a file or its name.
     #[serde(default)]
     pub newest: u64,
-    /// What that was when a file was last opened for writing.
+    /// The sequence when a file was last opened for writing.
     #[serde(default)]
     pub opened: u64,
     /// The lowest such number that a file in the queue, or at work, was opened with, if there is one.
@@ -83,7 +83,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Whether all is done that could be when `newest` was this, and programs have gone on saving: of that something may be left.
+    /// Whether all is done that could be when `newest` was this, and programs have gone on saving: of that something
+    /// may be left.
     pub fn has_done(&self, newest: u64) -> bool {
         self.opened > newest && self.oldest.is_none_or(|oldest| oldest > newest)
     }
@@ -130,7 +131,7 @@ impl Archive {
         status
     }
 
-    /// What there is to do. Looks at no file.
+    /// The outstanding steps. Reads no file.
     pub fn queue(&self) -> Queue {
         let catalog = self.catalog();
         let (queued, stalled) = self.count_queue(&catalog);
@@ -144,18 +145,19 @@ impl Archive {
     fn count_queue(&self, catalog: &Catalog) -> (u64, Option<String>) {
         let (queued, stalled) = catalog.queued();
         let working = usize::from(queued == 0 && catalog.is_busy());
-        // What lost its name was not looked at yet.
+        // Objects without a name were not yet examined.
         let merges = self.merges.load(Ordering::Relaxed).max(self.garbage.load(Ordering::Relaxed).into());
         let merging = || self.merge_stalled.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let links = usize::from(catalog.has_links());
         ((queued + working + merges + links) as u64, stalled.or_else(merging))
     }
 
-    /// The stub in `file`, the one at `path`, if it is one. Reads one block. A damaged one is a stub of no object: it can be
-    /// removed, renamed and overwritten, but reading it is an error; also one that became zeros, which its bytes do not say.
+    /// The stub in `file`, if the file at `path` is one. Reads one block. A damaged stub names no object: it can be
+    /// removed, renamed and overwritten, but reading it is an error. So is one that became zeros, although its bytes
+    /// do not show it.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The device's errors.
     pub fn stub(&self, path: &Path, file: &fs::File) -> io::Result<Option<Stub>> {
         let stub = match Stub::read(file, self.store.id()) {
             Ok(None) if self.is_damaged_stub(path) || self.has_lost_its_stub(path, file)? => {
@@ -171,8 +173,8 @@ impl Archive {
         self.catalog().get(path).is_some_and(entry)
     }
 
-    /// Whether the file at `path`, which is no stub, was one when it was last looked at: nothing but its bytes has changed, they are
-    /// zeros, and no more than a stub's are there.
+    /// Whether the file at `path` was a stub at the last look and became zeros. Nothing but its bytes has changed,
+    /// and it has no more blocks than a stub.
     fn has_lost_its_stub(&self, path: &Path, file: &fs::File) -> io::Result<bool> {
         let object = match self.catalog().get(path).map(|entry| &entry.state) {
             Some(State::Released(object)) => *object,
@@ -202,12 +204,13 @@ impl Archive {
         }
     }
 
-    /// Whether the file at `path` may be a stub. Only the archive makes stubs of files, and it knows which: what a program
-    /// wrote is not one, whatever its bytes look like.
+    /// Whether the file at `path` may be a stub. Only the archive makes stubs, and it knows which. A file that a
+    /// program wrote is no stub, even with a stub's bytes.
     pub fn may_be_stub(&self, path: &Path) -> bool {
         let unknown = [ResidentReason::DamagedStub, ResidentReason::Unreadable];
         self.catalog().get(path).is_none_or(|entry| match entry.state {
-            // Where the device failed twice while it was released, nobody knows yet that it is one; the bytes and their mark do.
+            // If the device failed twice during the release, the entry does not say that it is a stub. Its bytes and
+            // their mark do.
             State::Released(_) | State::Archived(..) => true,
             State::Resident(why) => unknown.contains(&why),
             State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) => false,
@@ -236,11 +239,13 @@ impl Archive {
     }
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
-    /// On every path: `store`, `status` (JSON), `queue` (that of it which is quickly answered), `gc` (JSON: how far a run of
-    /// retention has come). On files: `state`, the `profile` that it would be archived with, `why` it stays resident, what
-    /// keeps it from its `release`, the lossy `generations` behind it, whether its bytes are `lossy` ([`super::lossy_words`]), what
-    /// names it as the `best`; once archived `object` and the SHA-256 of the `original`. On directories that a profile was set for,
-    /// or above them: `profile`.
+    ///
+    /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick
+    ///   part of the status).
+    /// - Files have `state`, `profile`, `why` (the file stays resident), `release` (the obstacle), `generations`
+    ///   (lossy restores behind it), `lossy` ([`super::lossy_words`]) and `best` (the file that names it). Archived
+    ///   ones also have `object` and `original` (SHA-256).
+    /// - Directories have `profile` if one is set for them or above them.
     pub fn attribute(&self, path: &Path, name: &str) -> Option<Vec<u8>> {
         match name {
             "store" => return Some(self.store.root().as_os_str().as_encoded_bytes().to_vec()),
@@ -293,8 +298,8 @@ impl Archive {
         Some((used.words() + &less.unwrap_or_default()).into_bytes())
     }
 
-    /// A user sets a `user.stepfs.*` attribute. `sync`, on anything, asks for everything to be done that can be; `gc` for
-    /// the policy to be applied now; `release` asks for it at and below the path, without waiting for the rest of a
+    /// A user sets a `user.stepfs.*` attribute. `sync`, on any path, asks for all outstanding steps now, `gc` for the
+    /// policy. `release` asks for the release of the files at and below the path, without waiting for the rest of a
     /// checkpoint.
     ///
     /// # Errors
@@ -317,11 +322,11 @@ impl Archive {
         }
     }
 
-    /// Brings a released file back for writing: decodes it into a new file in `tmp/` with the attributes of the file
-    /// `from` (which may be held only), durable; the caller renames it over. Blocks for as long as that takes.
+    /// Brings a released file back for writing. Decodes it into a new, durable file in `tmp/` with the attributes of
+    /// `from`, of which only the handle may be left. The caller renames the result over the file. Blocks until then.
     ///
     /// # Errors
-    /// [`ReadError`] names the object that is missing or damaged, or the device's lack of room.
+    /// [`ReadError`] names the missing or damaged object, or the device's lack of room.
     pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         // As a reader is told, too: it would become another file.
@@ -370,7 +375,7 @@ fn what_keeps(catalog: &Catalog, path: &Path, entry: &Entry) -> String {
     }
 }
 
-/// That a file is named as the best, and by what.
+/// The file that names this one as the best.
 fn why_best(catalog: &Catalog, path: &Path) -> String {
     match catalog.named_best_by(path) {
         Some(by) => format!("{} names it as the best, so it stays exact", by.display()),

@@ -42,7 +42,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     println!("size       {} stored as {} ({share})", size(status.logical_bytes), size(status.stored_bytes));
     println!("           {} resident, {} in objects", size(status.resident_bytes), size(status.object_bytes));
     if status.unnamed_bytes > 0 {
-        println!("           {} of that for removed states that others are differences to", size(status.unnamed_bytes));
+        println!(
+            "           {} of that for removed states, which others are differences to",
+            size(status.unnamed_bytes)
+        );
     }
     println!("cache      {}", size(status.cache_bytes));
     let memory = &status.memory;

@@ -1,4 +1,4 @@
-//! What can be compared, by name.
+//! Everything that can be compared, by name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,29 +21,29 @@ pub enum Codec {
     Planes,
 }
 
-/// A name that is none.
+/// An unknown name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct UnknownCodec(String);
 
 /// Levels that zstd has.
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
-/// zstd's own default. Of floating-point numbers its highest levels get a few percent less, at a hundredth of the speed: those
-/// are for who names them.
+/// zstd's own default. Its highest levels save a few percent of floating-point numbers, at a hundredth of the speed.
+/// So they run only by name.
 const LEVEL: u8 = 3;
 const PATCH: &str = "zstd-patch-";
 const ZSTD: &str = "zstd-";
 const PLANES: &str = "planes";
 
 impl Codec {
-    /// Those that are compared where none are named.
+    /// The codecs that are compared by default.
     pub fn usual() -> Vec<Codec> {
         let own = Profile::ALL.map(Codec::Profile);
         let published = SystemId::usual().map(|system| Codec::Profile(Profile::Published(system)));
         own.into_iter().chain(published).chain([Codec::Zstd(LEVEL), Codec::ZstdPatch(LEVEL), Codec::Planes]).collect()
     }
 
-    /// What it is, in a line.
+    /// A line about it.
     pub fn about(self) -> &'static str {
         match self {
             Codec::Profile(Profile::Exact) => "stepfs, every bit",
@@ -97,7 +97,7 @@ impl FromStr for Codec {
         } else if let Some(own) = Profile::ALL.into_iter().find(|profile| profile.name() == text) {
             Ok(Codec::Profile(own))
         } else {
-            // What is wrong with the number of a system that there is.
+            // A known system with a bad number gets that system's error.
             let system = |id| Codec::Profile(Profile::Published(id));
             text.parse().map(system).map_err(UnknownCodec)
         }

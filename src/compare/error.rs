@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 
 use super::Codec;
 
-/// What went wrong, in words for the user.
+/// An error, in words for the user.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file or directory cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What the device reports.
+        /// The device's error.
         source: io::Error,
     },
-    /// Nothing is known of what is in a file.
+    /// The content of a file is unknown.
     #[error("{}: not a checkpoint that stepfs understands: {why}", path.display())]
     NotACheckpoint {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// Why not.
         why: String,
@@ -35,14 +35,14 @@ pub enum Error {
     /// There is no update without a second checkpoint.
     #[error("{}: only one checkpoint; name at least two of one run, oldest first", .0.display())]
     One(PathBuf),
-    /// The files are no series.
+    /// The files are of different runs or models.
     #[error("{} is not of the same model as {}: {why}", path.display(), first.display())]
     Different {
         /// The first of the series.
         first: PathBuf,
-        /// One that does not belong to it.
+        /// The file that does not belong to it.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         why: String,
     },
     /// A codec is not made for such files.
@@ -61,7 +61,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A lossless codec did not give back what it was given.
+    /// A lossless codec did not return its input.
     #[error("{codec}: {} does not come back as it was", path.display())]
     Wrong {
         /// The codec.
@@ -69,7 +69,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody asked for it to end.
+    /// The caller ended it.
     #[error("interrupted")]
     Interrupted,
 }

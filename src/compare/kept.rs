@@ -1,7 +1,7 @@
-//! What a store makes of a series: through the archive, as under a mount, and decoded again from the device.
+//! Keeps a series in a store: through the archive, as under a mount, and decoded again from the device.
 //!
-//! The newest file of a lineage is never archived. So that the newest of the series is, a copy of an older one is put behind
-//! it: to the archive an update as large as the last one, and a state like any other.
+//! The newest file of a lineage is never archived. So a copy of an older one goes behind the series. To the archive
+//! it is a state like any other, with an update as large as the last one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
@@ -23,16 +23,16 @@ use super::series::State;
 use super::values::Size;
 use super::{Error, Series, Steps};
 
-/// How often it is asked what is left to do.
+/// How often the queue is polled.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Room may be made any moment, but nobody should wait for ever for it.
+/// A failed removal of data may pass at any moment, but the caller should not wait for ever.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// When the first file was written, as far as the store knows, and the time between two: whole minutes, long ago, so that
-/// nothing waits for what might still come.
+/// The first file's time, as far as the store knows, and the time between two: whole minutes, long ago, so that no
+/// step waits for a later file.
 const FIRST: Duration = Duration::from_secs(1_700_000_000);
 const BETWEEN: Duration = Duration::from_secs(60);
 
-/// Puts the series into a new store below `dir`, archives all of it, and looks at what it has become.
+/// Puts the series into a new store below `dir`, archives all of it, and measures the result.
 pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Steps) -> Result<Measured, Error> {
     let failed = |why: String| Error::Archive { codec: profile.name().into_owned(), why };
     let open = || -> Result<Store, crate::store::Error> {
@@ -81,7 +81,7 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Ste
     Ok(measured)
 }
 
-/// The newest of the older files that is not the newest file once more.
+/// The newest of the older files whose bytes differ from the newest file's.
 fn follower(series: &Series) -> Result<Option<&State>, Error> {
     let Some((newest, older)) = series.states.split_last() else { return Ok(None) };
     for state in older.iter().rev() {
@@ -153,8 +153,8 @@ fn wait(archive: &Archive, series: &Series, steps: &Steps, failed: &impl Fn(Stri
     }
 }
 
-/// Adds an object of so many bytes to the roles, and answers what it and its stub take. 0 bytes: it was counted already, and
-/// takes no more room.
+/// Adds an object's tensors to the roles, and returns the size of the object and its stub. `len` 0: it was counted
+/// already, and takes no more room.
 fn weigh(object: &Object, len: u64, roles: &mut BTreeMap<&'static str, RoleKept>) -> u64 {
     let (mut raw, mut kept) = (0, 0);
     for tensor in &object.index().tensors {
@@ -179,8 +179,8 @@ fn whole(state: &State, roles: &mut BTreeMap<&'static str, RoleKept>) {
     roles.entry(SKELETON).or_default().add(state.len - tensors, state.len - tensors, 0);
 }
 
-/// Decodes a file from all the objects that it takes into `to`, rows in the order of their ids, and answers what that cost
-/// this thread.
+/// Decodes a file with its whole chain into `to`, rows in the order of their ids, and returns this thread's time for
+/// it.
 fn decode(chain: &Chain, to: &File) -> Result<Duration, ReadError> {
     let id = chain.leaf().header().id;
     to.set_len(0).map_err(|error| ReadError::object(id, error))?;

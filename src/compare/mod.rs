@@ -1,9 +1,9 @@
-//! Ways of keeping a series of checkpoints, side by side: what each takes, loses and costs, measured on the user's own files.
+//! Compares ways to keep a series of checkpoints: size, loss and cost, measured on the user's own files.
 //!
 //! stepfs's profiles and the published systems go through the archive of a store of their own, exactly as in a mount
-//! ([`kept`]); what a user would try first is run beside them ([`plain`]). What is lost is measured on what was decoded, element
-//! by element, never taken from what an object says of itself. Nothing is left behind: all is done below one directory that
-//! the caller removes.
+//! ([`kept`]). A user's first ideas run beside them ([`plain`]). Errors are measured on decoded files, element by
+//! element, never taken from an object's own statement. All work is done below one directory, which the caller
+//! removes.
 
 mod codec;
 mod error;
@@ -29,11 +29,11 @@ pub use trial::Trial;
 
 use report::Measured;
 
-/// Whoever waits: may end it, and is told how far it is.
+/// The caller's watch: it may end the work, and hears of its progress.
 pub struct Watch<'a> {
     /// Set to end it: soon after, [`Error::Interrupted`] is returned.
     pub stop: &'a AtomicBool,
-    /// What is being done, and how many of [`steps`] are.
+    /// The current work, and the number of finished [`steps`].
     pub progress: &'a dyn Fn(&str, u64),
 }
 
@@ -66,11 +66,11 @@ pub fn steps(series: &Series, codecs: usize) -> u64 {
     (2 * series.len() * codecs) as u64
 }
 
-/// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it returns.
-/// Takes room for the series twice there, and for the decoded states of one file in memory.
+/// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it
+/// returns. Takes room for the series twice there, and for the decoded states of one file in memory.
 ///
 /// # Errors
-/// What the devices report; [`Error::Interrupted`]; and what cannot be compared, with the file's name.
+/// The devices' errors; [`Error::Interrupted`]; files that cannot be compared, by name.
 pub fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Result<Report, Error> {
     codecs.iter().try_for_each(|codec| codec.is_for(series))?;
     (watch.progress)("updates", 0);

@@ -1,5 +1,4 @@
-//! What a user would try first: zstd, zstd --patch-from, and byte planes. All are lossless; that they are is seen by decoding and
-//! comparing, as it is with a store.
+//! A user's first ideas: zstd, zstd --patch-from, and byte planes. All are lossless, as decoding and comparing shows.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
@@ -16,23 +15,24 @@ use super::series::State;
 use super::values::Size;
 use super::{Codec, Error, Series, Steps};
 
-/// Bytes handed over at once; how soon a comparison ends that somebody wants to end follows from it.
+/// Bytes handed over at once. An interruption waits for one such piece.
 const CHUNK: usize = 1 << 20;
-/// The largest window of zstd is 2 GiB: beyond, a patch could not reach the place in the older file.
+/// The largest window of zstd is 2 GiB. A patch of a larger file could not reach its place in the older file.
 const MAX_WINDOW_LOG: u32 = 31;
 /// The largest file that can be patched.
 pub(super) const MAX_PATCHED: u64 = (1 << MAX_WINDOW_LOG) - 1;
 /// zstd's smallest window.
 const MIN_WINDOW_LOG: u32 = 10;
-/// What tells where a tile's payload ends.
+/// The length of a tile's payload, stored with it.
 const TILE_LENGTH_BYTES: u64 = 4;
 
-/// `zstd`, or with `patch` what `zstd --patch-from` does: the file before as reference, a window that reaches all of it, matches over
-/// long distances. The first file of a series is compressed alone. To read one, all before it are read.
+/// `zstd`, or with `patch` the work of `zstd --patch-from`: the file before as reference, a window over all of it,
+/// matches over long distances. The first file of a series is compressed alone. To read one file, all before it are
+/// read.
 pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &Steps) -> Result<Measured, Error> {
     let codec = if patch { Codec::ZstdPatch(level) } else { Codec::Zstd(level) };
     let mut measured = Measured::default();
-    // The file before and, to decode from the first on, what all before took.
+    // The file before, and the time to decode all files before it.
     let mut before: Option<Vec<u8>> = None;
     let mut on_the_way = Duration::ZERO;
     for (at, state) in series.states.iter().enumerate() {
@@ -98,7 +98,7 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
     Ok(measured)
 }
 
-/// A window that reaches over this many bytes.
+/// A window over this many bytes.
 fn window_log(bytes: u64) -> u32 {
     (bytes.max(1).ilog2() + 1).clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG)
 }

@@ -1,4 +1,4 @@
-//! A comparison as a picture: on the left what each codec takes, on the right size against error.
+//! A comparison as a picture: on the left each codec's size, on the right size against error.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ impl Picture {
 }
 
 const WIDTH: i32 = 1360;
-/// Pixels for each codec, and the least for all: the right half must not become flat.
+/// Pixels for each codec, and the least for all, so that the right half does not become flat.
 const ROW: i32 = 20;
 const LEAST_ROWS: i32 = 420;
 const TOP: i32 = 70;
@@ -44,7 +44,7 @@ const BOTTOM: i32 = 60;
 /// Where bars begin and end, and the right half.
 const BARS: (i32, i32) = (250, 660);
 const POINTS: (i32, i32) = (780, 1310);
-/// The name under which the font is known: that of one which every reader of an SVG has, too.
+/// The font's name here. Every reader of an SVG has a font of this name, too.
 const FONT: &str = "sans-serif";
 const GREY: RGBColor = RGBColor(120, 120, 120);
 const LIGHT: RGBColor = RGBColor(222, 222, 222);
@@ -65,7 +65,7 @@ pub fn plot(report: &Report, path: &Path, picture: Picture) -> Result<(), Box<dy
         Picture::Svg => draw(report, rows, &SVGBackend::new(part.path(), size).into_drawing_area())?,
         Picture::Png => draw(report, rows, &BitMapBackend::new(part.path(), size).into_drawing_area())?,
     }
-    // As any file that a program makes: a temporary one is its owner's alone.
+    // With the mode of a program's usual files: a temporary file is its owner's alone.
     use std::os::unix::fs::PermissionsExt;
     part.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
     part.persist(path)?;
@@ -80,7 +80,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// One that has all these values on it; those that have no logarithm are not counted.
+    /// An axis with all these values on it. Values without a logarithm do not count.
     fn over(values: impl Iterator<Item = f64>, pixels: (i32, i32)) -> Axis {
         let logs = values.filter(|value| value.is_finite() && *value > 0.0).map(f64::log10);
         let (low, high) = logs.fold((f64::MAX, f64::MIN), |(low, high), log| (low.min(log), high.max(log)));
@@ -100,7 +100,7 @@ impl Axis {
     }
 }
 
-/// A codec's color: stepfs's own, published, and what a user would try first.
+/// A codec's color: stepfs's own, published, or a user's first ideas.
 fn color(kept: &Kept) -> RGBColor {
     match Codec::from_str(&kept.name) {
         Ok(Codec::Profile(Profile::Published(_))) => RGBColor(214, 117, 24),
@@ -140,7 +140,7 @@ fn draw<DB: DrawingBackend>(report: &Report, rows: i32, area: &DrawingArea<DB, S
         Words { at: (x, 24), size: 17, color: BLACK, anchor }.draw(area, words)
     };
     let files = report.files.len();
-    title(20, &format!("Bytes of each of {files} checkpoints (points) and of all (bars), % of what was written"))?;
+    title(20, &format!("Bytes of each of {files} checkpoints (points) and of all (bars), % of the written bytes"))?;
     title(POINTS.0 - 60, "Size against error of the weights")?;
     for (x, words, color) in [
         (20, "stepfs", RGBColor(28, 96, 178)),
@@ -190,10 +190,10 @@ fn bits(kept: &Kept) -> Option<f64> {
     kept.roles.get(Role::Weight.name())?.bits_per_parameter
 }
 
-/// A point for each codec, with its number on the left side. Of whole files optimizer state would be the larger part, which
-/// most systems leave as it is; so their weights are compared, and what has none on record is left out.
+/// A point for each codec, with its number on the left side. Most systems leave optimizer state as it is, which would
+/// be the larger part of whole files. So only weights are compared, and codecs without a record of them are left out.
 fn points<DB: DrawingBackend>(codecs: &[&Kept], rows: i32, area: &DrawingArea<DB, Shift>) -> Drawn<DB> {
-    // Below the last line there is room for what has no error.
+    // Below the last line there is room for codecs without error.
     let exact = TOP + rows - 8;
     let across = Axis::over(codecs.iter().filter_map(|kept| bits(kept)), POINTS);
     let up = Axis::over(codecs.iter().map(|kept| kept.error.of_update.rms), (TOP + rows - 40, TOP));

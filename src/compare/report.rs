@@ -1,4 +1,4 @@
-//! What was measured, as it is printed and as programs read it.
+//! The measurements, for people and for programs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::series::Scale;
 use super::values::Size;
 use super::{Codec, Series};
 
-/// The word for all bytes of files and objects that are no tensor's: beside names and lengths also small tensors, which a store
+/// The word for all bytes of files and objects outside of tensors: names, lengths, and small tensors, which a store
 /// keeps among them.
 pub(super) const SKELETON: &str = "skeleton";
 
@@ -28,12 +28,12 @@ pub struct Report {
     pub codecs: Vec<Kept>,
 }
 
-/// What a codec makes of the files.
+/// A codec's results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Kept {
     /// The codec's name.
     pub name: String,
-    /// What it is, in a line.
+    /// A line about it.
     pub about: &'static str,
     /// Bytes that each file takes. In a store: the length of its object, and its stub.
     pub bytes: Vec<u64>,
@@ -43,13 +43,13 @@ pub struct Kept {
     pub raw: Vec<u64>,
     /// Bits that all of the files take, for each parameter of the model.
     pub bits_per_parameter: f64,
-    /// By role of the tensors; what is none's is `skeleton`. Together they are `total`. Empty where the codec does not know of
-    /// tensors.
+    /// By role of the tensors; other bytes are `skeleton`. Together they are `total`. Empty if the codec does not
+    /// know tensors.
     pub roles: BTreeMap<&'static str, RoleKept>,
-    /// How far the parameters are from what was written.
+    /// The parameters' distance from the original.
     pub error: Errors,
-    /// 10^6 bytes of files that a core encodes in a second of processor time. A store: from the file to its released stub, with
-    /// planning, reading back, decoding and comparing, all threads together; others: encoding alone.
+    /// 10^6 bytes of files that a core encodes in a second of processor time. A store: from the file to its released
+    /// stub, with planning, reading back, decoding and comparing, all threads together; others: encoding alone.
     pub encode_mb_s: f64,
     /// The same for decoding any one file, with nothing at hand: all objects that it takes are decoded for it.
     pub decode_mb_s: f64,
@@ -84,7 +84,7 @@ pub struct Chain {
     pub max: u64,
 }
 
-/// What the tensors of one role take.
+/// The size of one role's tensors.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct RoleKept {
     /// Bytes kept.
@@ -106,7 +106,7 @@ impl RoleKept {
     }
 }
 
-/// What is found out about a codec, file after file.
+/// The measurements of a codec, file after file.
 #[derive(Default)]
 pub(super) struct Measured {
     bytes: Vec<u64>,
@@ -151,7 +151,7 @@ impl Measured {
     }
 }
 
-/// An error as a share; no error is 0 also where nothing moved.
+/// An error as a share. No error is 0, even if nothing moved.
 fn share(error: f64, of: &Size) -> f64 {
     if error == 0.0 { 0.0 } else { error / of.rms() }
 }

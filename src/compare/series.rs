@@ -33,11 +33,11 @@ pub(super) struct State {
     pub(super) description: Description,
 }
 
-/// What errors are compared to.
+/// The units of errors.
 pub(super) struct Scale {
     /// The parameters of all files.
     pub(super) weights: Size,
-    /// How far they went from each file to the next.
+    /// Their updates from each file to the next.
     pub(super) update: Size,
 }
 
@@ -81,10 +81,11 @@ impl State {
 }
 
 impl Series {
-    /// Opens files in the order given; of a directory its checkpoints, in the natural order of their names (2 before 10).
+    /// Opens files in the order given; of a directory its checkpoints, in the natural order of their names (2 before
+    /// 10).
     ///
     /// # Errors
-    /// What cannot be read, is no checkpoint or of another model; and less than two files.
+    /// Files that cannot be read, are no checkpoints or of another model; and less than two files.
     pub fn open(paths: &[PathBuf]) -> Result<Series, Error> {
         let (mut states, mut skipped) = (Vec::new(), Vec::new());
         for path in paths {
@@ -168,7 +169,7 @@ impl Series {
         for (at, state) in self.states.iter().enumerate().take(files.end).skip(files.start) {
             watch.check()?;
             let own = state.in_order();
-            // Of the last one only its own size is left to be found.
+            // The last file has no later update, only its own size.
             let later = self.states.get(at + 1).unwrap_or(state);
             let (after, of_later) = InOrder::as_later_state(&later.file, &later.description, &state.description);
             let found: HashMap<&str, &Tensor> = of_later.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
@@ -230,7 +231,8 @@ fn natural(mut a: &[u8], mut b: &[u8]) -> Ordering {
         if m > 0 && n > 0 {
             let number = |text: &[u8]| text.iter().position(|byte| *byte != b'0').unwrap_or(text.len());
             let (x, y) = (&a[number(&a[..m])..m], &b[number(&b[..n])..n]);
-            // Of two numbers without zeros before them the longer one is larger; the same number with fewer zeros goes first.
+            // Of two numbers without leading zeros the longer one is larger. Of equal numbers the one with fewer
+            // zeros goes first.
             let order = x.len().cmp(&y.len()).then_with(|| x.cmp(y)).then(m.cmp(&n));
             if order.is_ne() {
                 return order;

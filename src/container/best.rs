@@ -1,7 +1,7 @@
-//! Which checkpoints a file names as the best so far: what Lightning's `ModelCheckpoint` writes into each `.ckpt`.
+//! The checkpoint that a file names as the best so far, as Lightning's `ModelCheckpoint` writes it into each `.ckpt`.
 //!
-//! `callbacks` is a mapping from the word for a callback to its state. A state with `best_model_path` names one. Its
-//! `best_k_models` are not looked at: the best of them is that path.
+//! `callbacks` maps a callback's name to its state. A state with `best_model_path` names one. That path is also the
+//! best of its `best_k_models`, which are not read.
 
 use super::pickle::{Graph, Item};
 use super::walk::pairs;

@@ -1,8 +1,8 @@
-//! What torch.save wrote before version 1.6, and still writes with `_use_new_zipfile_serialization=False`.
+//! Files of torch.save before version 1.6, and with `_use_new_zipfile_serialization=False`.
 //!
-//! Five pickles in a row: a magic number, the protocol's number, what the writer's machine is like, the object, and the list of
-//! the storages' keys. Then for each key a number of elements and the payload. The keys are addresses: they differ from save to save, and so
-//! does the order of the payloads. Tensors are told apart by their paths, which do not.
+//! Five pickles in a row: a magic number, the protocol's number, a description of the writer's machine, the object,
+//! and the list of the storages' keys. Then for each key a number of elements and the payload. The keys are
+//! addresses, so they and the order of the payloads differ from save to save. The tensors' paths do not.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +24,7 @@ const PROTOCOL: Item = Item::Int(1001);
 /// Longest pickle of those before the object. torch writes less than 200 bytes.
 const MAX_HEAD: u64 = 4 << 10;
 
-/// Describes the file, or `None` if its beginning is not that of a legacy file.
+/// Describes the file. `None` if it does not begin like a legacy file.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     let Some(protocol) = after_magic(src, size)? else {
         return Ok(None);
@@ -80,8 +80,8 @@ struct Payload {
 }
 
 impl<'g> Payloads<'g> {
-    /// Reads the list of keys behind the object, and the number of elements before each payload. All that a reader compares must
-    /// agree: else it would refuse the file, or read other bytes than stepfs.
+    /// Reads the list of keys behind the object, and the number of elements before each payload. All that a reader
+    /// compares must agree: else it would refuse the file, or read other bytes than stepfs.
     fn read(src: &dyn ReadAt, size: u64, graph: &'g Graph) -> Result<Self, Fail> {
         let mut named = HashMap::new();
         for node in 0..graph.len() as u32 {

@@ -1,7 +1,7 @@
-//! Where the tensors are in a checkpoint's bytes, and which bytes depend on them. Pure: bytes in, description out.
+//! Finds the tensors in a checkpoint's bytes, and the bytes that depend on them. Pure: bytes in, description out.
 //!
-//! A container is found by its content, never by its name. What is not understood is described as opaque, and then
-//! kept bit-exact. Nothing in a file is executed, and no length in it is believed before it was checked.
+//! The content decides on the container, never the name. An unknown file is described as opaque, and stays exact.
+//! Nothing in a file is executed, and every length in it is checked before its use.
 
 mod best;
 mod dcp;
@@ -53,7 +53,7 @@ pub trait ReadAt {
     /// Fills `buf` from `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the range ends beyond the file; whatever the device reports.
+    /// `UnexpectedEof` when the range ends beyond the file; the device's errors.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -64,7 +64,7 @@ pub enum Kind {
     TorchZip,
     /// A file of torch's distributed checkpoint: zips of `torch.save`, one behind the other (.distcp).
     Dcp,
-    /// What `torch.save` wrote before version 1.6: pickles, and payloads behind them.
+    /// torch.save before version 1.6: pickles, and payloads behind them.
     TorchLegacy,
     /// A safetensors file.
     Safetensors,
@@ -100,12 +100,13 @@ impl Kind {
     }
 }
 
-/// What a tensor is to training. Decides whether it may be quantized. The number of each is its code in objects.
+/// The role of a tensor in training. It decides whether the tensor may be quantized. Its number is its code in
+/// objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// A model parameter: may be quantized.
     Weight = 0,
-    /// State of an optimizer that is none of the kinds below: steps, factors, what only one optimizer has.
+    /// State of an optimizer of no kind below: steps, factors, state of single optimizers.
     Optimizer,
     /// Anything else, or not known.
     Other,
@@ -168,17 +169,17 @@ impl Role {
     }
 }
 
-/// What an optimizer does with a tensor of its state, where its role alone does not say it.
+/// How an optimizer uses a tensor of its state, where the role alone does not say it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Use {
-    /// What the role says.
+    /// As the role says.
     #[default]
     ByRole,
     /// Of both: the update is the first divided by the second itself, not by its root (Adamax).
     Norm,
     /// Of both: the update divides by the root of the second less the square of the first (centered RMSprop).
     Centered,
-    /// Of a momentum: its direction is the update, whatever its size (Lion).
+    /// Of a momentum: its direction is the update, at any size (Lion).
     Direction,
     /// Of a momentum: the update asks for its sign and for nothing else (Rprop).
     Sign,
@@ -191,7 +192,8 @@ pub enum Use {
 /// One tensor payload: a run of bytes in the file that holds elements of one type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Path inside the checkpoint, keys joined with `/` (`model/h.0.attn.weight`): stable between saves, unlike offsets.
+    /// Path inside the checkpoint, keys joined with `/` (`model/h.0.attn.weight`): stable between saves, unlike
+    /// offsets.
     pub path: String,
     /// Other paths that reach the same bytes (tied weights, views).
     pub aliases: Vec<String>,
@@ -203,40 +205,40 @@ pub struct Tensor {
     pub role: Role,
     /// Why it has that role, in words for `stepfs inspect`.
     pub why: &'static str,
-    /// Index in the description of the parameter that this is state or an average of, if it is in the file, has the
-    /// same shape, and no other can be meant.
+    /// Index in the description of the parameter that this is state or an average of. The parameter is in the file,
+    /// has the same shape, and is the only candidate.
     pub of: Option<usize>,
     /// Index of the parameter's other moment, of the same shape and type: of a first moment the second, of a second
     /// moment the first.
     pub partner: Option<usize>,
-    /// What its optimizer does with it, where the role does not say it.
+    /// How its optimizer uses it, where the role does not say it.
     pub used: Use,
-    /// Not to be quantized whatever its role: by where it stands it is no weight.
+    /// Its place shows that it is no weight, so it is never quantized.
     pub lossless: bool,
-    /// Of a weight or an average: what shows that it is a trained parameter. Without that it is never quantized because
-    /// of where it stands.
+    /// The proof that a weight or an average is a trained parameter. Without it, a place in the file is no reason to
+    /// quantize.
     pub trained: Option<&'static str>,
     /// Bytes of the file. Extents of a description are disjoint and ascending.
     pub extent: Range<u64>,
 }
 
-/// What is in a file.
+/// The description of a file.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The container's format.
     pub kind: Kind,
-    /// Why the file is opaque, or what was odd about it; for people.
+    /// Why the file is opaque, or its oddities; for people.
     pub note: Option<String>,
     /// The tensors, by ascending extent.
     pub tensors: Vec<Tensor>,
     /// Those of the tensors whose rows stand in any order, by ascending extent.
     pub tables: Vec<Table>,
-    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's `best_model_path`); none if
-    /// it does not speak of that.
+    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's
+    /// `best_model_path`); none if it does not speak of that.
     pub best: Option<Vec<String>>,
-    /// What its optimizers train.
+    /// The parameters that its optimizers train.
     training: Training,
-    /// What `patches` needs of a zip.
+    /// The data of a zip for `patches`.
     zip: Option<patch::Crcs>,
 }
 
@@ -245,7 +247,7 @@ pub struct Description {
 const SIGNATURE_MIN_ELEMENTS: u64 = 1024;
 
 impl Tensor {
-    /// A tensor as a container's reader finds it: what belongs to what is found out when all are known.
+    /// A tensor as a container's reader finds it. Its partners are found once all tensors are known.
     pub(crate) fn found(
         path: String,
         (dtype, shape): (Dtype, Vec<u64>),
@@ -268,8 +270,8 @@ impl Tensor {
         }
     }
 
-    /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the structure of the whole:
-    /// a square may be symmetric, and a row that is cut has another length.
+    /// Takes the tensor for a part of one of shape `whole`. Two states then prove nothing where the part hides the
+    /// structure of the whole: a square may be symmetric, and a row that is cut has another length.
     pub(crate) fn is_part_of(&mut self, whole: &[u64]) {
         let is_square = matches!(whole, [.., rows, columns] if rows == columns);
         let hides = self.shape != whole && (is_square || self.shape.last() != whole.last());
@@ -324,15 +326,21 @@ impl Description {
     }
 }
 
-/// Describes a file by its content. What is not understood, damaged, or beyond the limits is `Kind::Opaque` with a
-/// note, never an error; nothing is executed.
+/// Describes a file by its content. An unknown file, a damaged one and one beyond the limits is `Kind::Opaque` with a
+/// note, never an error. Nothing is executed.
 ///
-/// Cost: O(size of the zip directory, pickle or header) time; payloads are not read. Memory: at most about 0.7 GB for
-/// inputs made to need it (zip directory 64 MiB, pickle graph 256 MiB, safetensors header 100 MB, ids of 2^25 embedding rows
-/// 0.7 GB, metadata of HDF5 64 MiB; beyond each: opaque), some 100 bytes per tensor and pickle value, and 20 per embedding row otherwise.
+/// Time: O(size of the zip directory, pickle or header); payloads are not read. Memory: some 100 bytes per tensor and
+/// pickle value, and 20 per embedding row. Hostile inputs reach at most about .7 GB. Each structure has a limit,
+/// beyond which the file is opaque:
+///
+/// - zip directory: 64 MiB
+/// - pickle graph: 256 MiB
+/// - safetensors header: 100 MB
+/// - ids of embedding rows: 2^25, .7 GB
+/// - metadata of HDF5: 64 MiB
 ///
 /// # Errors
-/// Only what `src` reports; `UnexpectedEof` means that the file became shorter meanwhile.
+/// Only those of `src`; `UnexpectedEof` means that the file became shorter meanwhile.
 pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
     match read(src) {
         Ok(description) => Ok(description),

@@ -21,8 +21,8 @@ const MAX_DIMS: usize = 64;
 pub(super) struct Array {
     /// The type of its elements; `None` if stepfs does not know it, or if it is big-endian.
     pub(super) dtype: Option<Dtype>,
-    /// Its shape. An array in Fortran order has one dimension, like a transposed tensor of torch: the shape says nothing of
-    /// where its elements lie.
+    /// Its shape. An array in Fortran order has one dimension, like a transposed tensor of torch: the shape says
+    /// nothing of where its elements lie.
     pub(super) shape: Vec<u64>,
     /// Where its elements are.
     pub(super) extent: Range<u64>,
@@ -38,7 +38,7 @@ impl Array {
     }
 }
 
-/// Describes a file with one array, or `None` if its beginning is not that of one.
+/// Describes a file with one array. `None` if it does not begin like one.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
@@ -46,7 +46,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let array = read(src, &(0..size))?;
     // Without a name, and without others beside it, nothing can show that it is a parameter.
     let role = match array.dtype {
-        Some(_) => (Role::Other, "an array by itself: nothing shows what it is"),
+        Some(_) => (Role::Other, "an array by itself, without a proof of its role"),
         None => UNKNOWN,
     };
     let mut tensors = Vec::new();
@@ -129,7 +129,7 @@ fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
     Ok((dtype, unit))
 }
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Debug, PartialEq)]
 struct Header<'t> {
     descr: &'t str,
@@ -161,7 +161,7 @@ impl<'t> Header<'t> {
     }
 }
 
-/// What is left of a header's text.
+/// The rest of a header's text.
 struct Text<'t>(&'t str);
 
 impl<'t> Text<'t> {

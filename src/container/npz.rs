@@ -1,7 +1,7 @@
 //! Several arrays as numpy saves them: a zip with one `NAME.npy` for each.
 //!
-//! A record has a header before the elements, so that its CRC is not the tensor's. What is compressed, or no array that stepfs can
-//! look into, is left out: it then counts as bytes that are kept as they are.
+//! A record has a header before the elements, so its CRC is not the tensor's. Compressed records and unknown arrays
+//! are left out: their bytes stay exact.
 
 use crc32fast::Hasher;
 
@@ -10,10 +10,10 @@ use super::read::{Fail, bad};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Tensor, named, npy};
 
-/// What follows the name of an array in the name of its record.
+/// The record of an array has the array's name and this suffix.
 const SUFFIX: &[u8] = b".npy";
 
-/// CRC-32 of what stands before each tensor in its record, and the tensor's length.
+/// CRC-32 of the bytes before each tensor in its record, and the tensor's length.
 #[derive(Clone, Debug)]
 pub(super) struct Heads(Vec<(u32, u64)>);
 

@@ -1,8 +1,8 @@
-//! Which bytes of a file depend on its tensors, so that a file with altered tensors stays consistent in itself.
+//! Finds the bytes of a file that depend on its tensors, so that a file with altered tensors stays consistent.
 //!
-//! In a zip of torch.save these are each record's CRC (central directory and data descriptor), the second half of
-//! `.data/serialization_id`, which is a fold over the CRCs of all records before it, and that record's own CRC. With
-//! all of them replaced the file is, byte for byte, what torch.save of the altered tensors writes.
+//! In a zip of torch.save these are each record's CRC (central directory and data descriptor), and the second half of
+//! `.data/serialization_id`: a fold over the CRCs of all records before it. That record's own CRC changes, too. With
+//! all of them replaced the file is, byte for byte, the file that torch.save writes of the altered tensors.
 
 use std::io;
 
@@ -29,11 +29,11 @@ pub struct ChangedTensor {
 pub struct Patch {
     /// File offset.
     pub offset: u64,
-    /// What to put there.
+    /// The new bytes.
     pub bytes: Vec<u8>,
 }
 
-/// What a description must remember of a file's zips to patch them.
+/// A description's data of the file's zips for patching.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Crcs {
     /// Of all zips, in file order.
@@ -41,9 +41,9 @@ pub(super) struct Crcs {
     /// Record of each tensor.
     of_tensor: Vec<u32>,
     zips: Vec<Part>,
-    /// What stands before each tensor in its record, if anything does.
+    /// The bytes before each tensor in its record, if any.
     heads: Option<Heads>,
-    /// What stands behind each tensor, if records have several.
+    /// The bytes behind each tensor, if records have several.
     tails: Option<Tails>,
 }
 
@@ -80,7 +80,7 @@ impl Crcs {
         Crcs { tails: Some(tails), ..self }
     }
 
-    /// Adds the file's next zip, with the record of each of its tensors and that of its id, counted within it.
+    /// Adds the file's next zip, with the records of its tensors and of its id, numbered within it.
     pub(super) fn add(&mut self, zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) {
         let first = self.records.len();
         self.zips.push(Part { first, serialization_id: serialization_id.map(|id| first + id) });
@@ -110,12 +110,11 @@ impl Description {
         self.zip.is_some()
     }
 
-    /// Whether every record has the CRC-32 that the file declares for it, where it declares one (it can be switched
-    /// off: 0) and the record is not compressed. A file that says of itself that it is damaged must be kept as it is.
-    /// Reads the whole file, 1 MiB at a time, several records at once.
+    /// Whether every record has its declared CRC-32. Compressed records and those without a CRC (0) do not count. A
+    /// file with a wrong CRC must stay exact. Reads the whole file, 1 MiB at a time, several records at once.
     ///
     /// # Errors
-    /// Whatever `src` reports.
+    /// Those of `src`.
     pub fn is_intact(&self, src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
         let records: Vec<_> = self.zip.iter().flat_map(|zip| &zip.records).filter(|r| r.crc != 0 && r.stored).collect();
         let intact = records.par_iter().map(|record| -> io::Result<bool> {
@@ -133,16 +132,15 @@ impl Description {
         intact.try_reduce(|| true, |a, b| Ok(a && b))
     }
 
-    /// The patches that, together with the altered payloads, make the file what its own writer would have written:
-    /// same length, by ascending offset, outside of all tensors. None for anything but a zip.
+    /// The patches that, with the altered payloads, give the file that its own writer would have written. They keep
+    /// its length, ascend by offset, and lie outside of all tensors. None for anything but a zip.
     ///
     /// A record whose declared CRC is not `crc_before` (CRCs can be switched off) is left alone, and so is a
     /// serialization id that does not follow from the declared CRCs. The CRC of a record with several tensors is
-    /// right afterwards if it was before. `src` is the described file; only bytes outside
-    /// of tensors are read.
+    /// right afterwards if it was before. `src` is the described file; only bytes outside of tensors are read.
     ///
     /// # Errors
-    /// `InvalidInput` for an index beyond `tensors`; whatever `src` reports.
+    /// `InvalidInput` for an index beyond `tensors`; those of `src`.
     pub fn patches(&self, src: &dyn ReadAt, changed: &[ChangedTensor]) -> io::Result<Vec<Patch>> {
         if changed.iter().any(|c| c.index >= self.tensors.len()) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -201,7 +199,7 @@ impl Description {
     }
 }
 
-/// What a difference of two CRCs becomes when as many bytes as `tail` follow, the same behind both.
+/// The difference of two CRCs after as many bytes as `tail`, the same behind both.
 fn behind(difference: u32, tail: u64) -> u32 {
     let mut hasher = Hasher::new_with_initial(difference);
     hasher.combine(&Hasher::new_with_initial_len(0, tail));

@@ -1,12 +1,12 @@
-//! Which weights are trained parameters, as far as the optimizers beside them show it.
+//! Proves by the optimizers in a file which weights are trained parameters.
 //!
-//! A state dict holds parameters and buffers alike, and a normalizer's variance looks like a weight. Only an optimizer
-//! knows what it trains: it keeps state of each parameter, or at least counts them. A weight without such a proof may
-//! still be proven by how it moves (`archive::plan`); otherwise it stays lossless.
+//! A state dict holds parameters and buffers alike, and a normalizer's variance looks like a weight. Only an
+//! optimizer knows its parameters: it keeps state of each, or at least counts them. A weight without such a proof may
+//! still be proven by its moves (`archive::plan`); otherwise it stays lossless.
 //!
-//! What must never happen: a tensor that is proven by an optimizer that trains something else. So a mapping of weights
-//! counts as the one that an optimizer trains only if it has every shape of which the optimizer keeps state; and a shape
-//! proves its weights only if the mapping has no more of them than the optimizer trains.
+//! An optimizer must never prove a tensor that it does not train. So a mapping of weights counts as the optimizer's
+//! only if it has every shape of which the optimizer keeps state. A shape proves its weights only if the mapping has
+//! no more of them than the optimizer trains.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,16 +23,16 @@ pub struct Trained {
     pub shapes: BTreeMap<Vec<u64>, u64>,
 }
 
-/// What the optimizers of a file train, and the mappings of weights that they may train.
+/// The optimizers of a file, and the mappings of weights that they may train.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Training {
     pub(super) optimizers: Vec<Trained>,
-    /// Weights that stand in one mapping, by index: what a module's `state_dict()` is.
+    /// Indexes of the weights in one mapping: a module's `state_dict()`.
     families: Vec<Vec<usize>>,
 }
 
 impl Training {
-    /// Looks at a file's tensors, whose roles and pairs are known, and proves what the file itself proves.
+    /// Takes a file's tensors, whose roles and pairs are known, and proves as many as the file itself can.
     pub(super) fn of(tensors: &mut [Tensor], standings: &[Option<Standing>], known: &Optimizers) -> Training {
         let training =
             Training { optimizers: optimizers(tensors, standings, known), families: families(tensors, standings) };
@@ -60,7 +60,7 @@ const MOST_OPTIMIZERS: usize = 64;
 /// Most mappings of weights that are compared with the optimizers.
 const MOST_FAMILIES: usize = 256;
 
-/// Reasons. What rests on numbers and shapes alone is looked at once more where the name is not that of a layer's parameter.
+/// Reasons. A proof by numbers and shapes alone is checked once more if the name is not that of a layer's parameter.
 const BY_NAME: &str = "an optimizer keeps state under its name";
 const OF_ITS_OWN: &str = "an optimizer keeps state of it";
 const OF_ITS_SHAPE: &str = "an optimizer keeps state of as many parameters of its shape as there are";
@@ -71,7 +71,7 @@ pub(super) const FORMAT: &str = "a variable of a parameter server";
 /// Slots of one parameter with their tensors, by parameter.
 type Parameters<'a> = BTreeMap<&'a Parameter, Vec<(&'a str, &'a Tensor)>>;
 
-/// The optimizers of a file, by what stands below each.
+/// The optimizers of a file, by the slots below each.
 fn optimizers(tensors: &[Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) -> Vec<Trained> {
     let mut slots: BTreeMap<u32, Parameters> = BTreeMap::new();
     for (tensor, standing) in tensors.iter().zip(standings) {
@@ -143,8 +143,8 @@ fn by_pairs(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
 }
 
 impl Tensor {
-    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may train a
-    /// parameter of this shape that is in no file, and this be a buffer.
+    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer
+    /// may train a parameter of this shape that is in no file, and this be a buffer.
     pub fn is_trained_by_shape_only(&self) -> bool {
         self.trained.is_some_and(|why| why != BY_NAME && why != FORMAT) && !is_of_layer(&self.path)
     }
@@ -160,7 +160,7 @@ fn by_optimizers(tensors: &mut [Tensor], families: &[Vec<usize>], optimizers: &[
     for trained in &candidates {
         let mut fitting: Vec<&Vec<usize>> = families.iter().filter(|family| fits(tensors, family, trained)).collect();
         if fitting.len() > 1 {
-            // A model, and what is kept of each of its parameters.
+            // A model, and its parameters' state.
             fitting.retain(|family| family.iter().all(|&i| stands_in_model(&tensors[i].path)));
         }
         fitting.iter().for_each(|family| prove(tensors, family, trained));
@@ -206,10 +206,11 @@ fn fits(tensors: &[Tensor], family: &[usize], trained: &Trained) -> bool {
     !family.is_empty() && trained.shapes.iter().all(|(shape, n)| shapes.get(shape).is_some_and(|have| have >= n))
 }
 
-/// Proves what one optimizer shows of the weights in a mapping that it fits.
+/// Proves the weights in a mapping that fits one optimizer.
 fn prove(tensors: &mut [Tensor], family: &[usize], trained: &Trained) {
     let shapes = shapes_of(tensors, family);
-    // A number says less than a shape: then the names must be those of layers, too, and all of them where it stands alone.
+    // A number says less than a shape: then the names must be those of layers, too, and all of them where it stands
+    // alone.
     let named: Vec<bool> = family.iter().map(|&i| is_of_layer(&tensors[i].path)).collect();
     let counted =
         trained.count == family.len() as u64 && (!trained.shapes.is_empty() || named.iter().all(|named| *named));
@@ -232,8 +233,8 @@ fn averages(tensors: &mut [Tensor]) {
     }
 }
 
-/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`, `weight_ih_l0`,
-/// `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
+/// Whether a tensor stands in a module and is called as layers call their parameters: `weight`, `kernel`,
+/// `weight_ih_l0`, `lora_A.default`, `gate_up_proj`. A name proves nothing by itself.
 pub fn is_of_layer(path: &str) -> bool {
     // `weight_mask`, `weight_mean` and the like are about a weight.
     const ABOUT: [&str; 19] = [
@@ -289,7 +290,7 @@ mod tests {
         ];
         let adam = [trained(2, &[(&[64, 32], 1), (&[64], 1)])];
         assert_eq!(proven(&tensors, &[&[0, 1, 2, 3]], &adam), [false, false, true, false]);
-        // In a mapping of its own it is not what the optimizer trains.
+        // In a mapping of its own it is not trained by the optimizer.
         assert_eq!(proven(&tensors, &[&[0, 1], &[2, 3]], &adam), [false, false, true, true]);
     }
 

@@ -1,9 +1,8 @@
-//! The wire format of Protocol Buffers, read strictly: what is not exactly as their writers write it is refused.
+//! The wire format of Protocol Buffers, read strictly: any deviation from its writers' form is refused.
 //!
-//! Of our own, since what matters here is where the bytes of a message are, which is what libraries do not tell. Only
-//! numbers (varints) and runs of bytes are understood: groups, which are deprecated, and fixed-width fields are refused,
-//! and so are numbers with more bytes than they need. Nothing nests by itself: who reads a message inside another one
-//! says so, so that the depth is that of the reader's own grammar.
+//! stepfs needs the places of a message's bytes, which libraries do not tell. Only numbers (varints) and runs of
+//! bytes are understood. Groups, which are deprecated, fixed-width fields and overlong numbers are refused. Nothing
+//! nests by itself: the caller asks for a message inside another one, so its own grammar bounds the depth.
 
 use std::ops::Range;
 
@@ -34,7 +33,7 @@ impl Value {
         }
     }
 
-    /// The run of bytes; refused if it is none.
+    /// The run of bytes; a number is refused.
     pub(super) fn bytes(self) -> Result<Range<u64>, Fail> {
         match self {
             Value::Bytes(range) => Ok(range),
@@ -146,7 +145,7 @@ pub(super) fn put_head(field: u64, len: u64, out: &mut Vec<u8>) {
     put_varint(len, out);
 }
 
-/// Appends a field that is a number; what is 0 is not written, as the format has it.
+/// Appends a field that is a number. The format leaves out a 0.
 pub(super) fn put_number(field: u64, value: u64, out: &mut Vec<u8>) {
     if value != 0 {
         put_varint(field << 3, out);

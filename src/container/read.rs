@@ -61,7 +61,7 @@ impl ReadAt for File {
 pub(super) enum Fail {
     /// The source failed: the caller's business.
     Io(io::Error),
-    /// The bytes are not what the format says: the file is opaque, for this reason.
+    /// The bytes violate the format: the file is opaque, for this reason.
     Bad(String),
 }
 

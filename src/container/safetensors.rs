@@ -15,7 +15,7 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Most dimensions of a tensor. torch and numpy stop at 64; without a limit a header could list millions.
 const MAX_DIMS: usize = 64;
 
-/// Describes the file, or `None` if its beginning is not that of a safetensors file.
+/// Describes the file. `None` if it does not begin like a safetensors file.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     let mut start = [0; 9];
     if size < 10 {

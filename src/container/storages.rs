@@ -18,8 +18,8 @@ const MAX_PATH_BYTES: usize = 64 << 20;
 
 /// The record that holds a storage's bytes.
 pub(super) struct Record {
-    /// Tells the records of a container apart. Two keys may lead to one record. The numbers ascend in the order in which the
-    /// pickle first names the storages: an optimizer's parameters are paired with weights in that order.
+    /// Tells the records of a container apart. Two keys may lead to one record. The numbers ascend in the order in
+    /// which the pickle first names the storages: an optimizer's parameters are paired with weights in that order.
     pub(super) number: u32,
     /// Bytes of the file. Those of two records are disjoint.
     pub(super) payload: Range<u64>,
@@ -42,7 +42,7 @@ pub(super) struct Use<'a> {
     pub(super) shape: Option<Vec<u64>>,
     pub(super) path: &'a str,
     pub(super) role: (Role, &'static str),
-    /// Says where the tensor is used, but not what it is, if any other place does.
+    /// Names the use of a tensor, but not its role, if another place gives that.
     pub(super) reference: bool,
     /// Where it stands there among other tensors.
     pub(super) standing: Option<Standing>,
@@ -53,7 +53,7 @@ struct Found {
     tensor: Tensor,
     /// So far only references to it were seen.
     reference: bool,
-    /// Where it stands, at its first use that is none.
+    /// Its place, at its first use that is no mere reference.
     standing: Option<Standing>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Storages<'r> {
     path_bytes: usize,
     missing: u64,
     compressed: u64,
-    /// Records that are not what some use of them says.
+    /// Records that contradict some use of them.
     misfits: HashSet<u32>,
     /// Values whose path is too long.
     pub(super) too_deep: u64,
@@ -122,7 +122,7 @@ impl<'r> Storages<'r> {
             return Ok(());
         }
         let len = payload.end - payload.start;
-        // What the storage class says must fit the record, or a reader would see something else than stepfs.
+        // The storage class must fit the record, or a reader would see other values than stepfs.
         if storage.unit().is_some_and(|u| storage.len.checked_mul(u) != Some(len)) {
             self.misfits.insert(number);
             return Ok(());
@@ -189,7 +189,7 @@ impl<'r> Storages<'r> {
     }
 }
 
-/// Sorts the tensors by ascending extent; what refers to them by index follows.
+/// Sorts the tensors by ascending extent, and renumbers all references to them.
 fn by_extent(tensors: &mut Vec<Tensor>, of_tensor: &mut [u32], training: &mut Training) {
     if tensors.is_sorted_by_key(|tensor| tensor.extent.start) {
         return;

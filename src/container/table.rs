@@ -1,8 +1,8 @@
 //! Tables whose rows have ids and stand in a file in any order.
 //!
-//! What is archived of such a file is the file with each table's rows in ascending order of their ids, so that a row is
-//! compared with the same row of another state. Its length and all bytes outside of tables are the file's; the ids are
-//! among those, so they say where each row belongs.
+//! stepfs archives such a file with each table's rows in ascending order of their ids, so that a row is compared with
+//! the same row of another state. Its length and all bytes outside of tables are the file's. The ids are among those,
+//! so they give each row's place.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -63,7 +63,8 @@ impl Rows {
 }
 
 impl Table {
-    /// A table whose rows have these ids, in the file's order. At most 2^32 rows, of `row` bytes each, which `extent` is.
+    /// A table whose rows have these ids, in the file's order. At most 2^32 rows, of `row` bytes each, which `extent`
+    /// is.
     pub(super) fn new(tensor: usize, extent: Range<u64>, row: u64, ids: &[u64]) -> Table {
         let mut places: Vec<u32> = Vec::new();
         if !ids.is_sorted() {
@@ -139,7 +140,7 @@ impl Order {
     }
 }
 
-/// A file with the rows of its tables in the order of their ids: what is archived of it.
+/// A file with the rows of its tables in the order of their ids, as it is archived.
 pub struct InOrder<'a> {
     file: &'a (dyn ReadAt + Sync),
     order: Order,
@@ -152,8 +153,8 @@ impl<'a> InOrder<'a> {
         InOrder { file, order: Order::of(description), size: file.size() }
     }
 
-    /// The described file, as far as it is a later state of another one: of a table that has become larger, the rows that the
-    /// other one has. A table that has not all of them any more is left out. With the description of what can be read.
+    /// The described file as a later state of another one. A larger table is cut to the rows that the other one has.
+    /// A table that lacks some of them is left out. Returns also the description of the readable part.
     pub fn as_later_state(
         file: &'a (dyn ReadAt + Sync),
         description: &Description,

@@ -27,7 +27,7 @@ fn files(folder: &str) -> BTreeMap<String, Vec<u8>> {
     files
 }
 
-/// What every description must keep, whatever the input.
+/// Checks the promises of every description, for any input.
 fn check(bytes: &[u8]) -> Description {
     let d = describe(&bytes).expect("bytes in memory have no I/O errors");
     let mut end = 0;
@@ -81,7 +81,7 @@ fn real_files_are_described_as_python_sees_them() {
     assert_eq!(files("good").into_keys().collect::<Vec<_>>(), described);
 }
 
-/// Compares the files of a folder with what Python found in them. Returns their names.
+/// Compares the descriptions of a folder's files with Python's. Returns the files' names.
 fn described_as_python_sees(folder: &str) -> Vec<String> {
     let expected = fs::read(corpus(folder).join("expected.json")).expect("expected.json");
     let expected: BTreeMap<String, Expected> = serde_json::from_slice(&expected).expect("json");

@@ -47,8 +47,8 @@ const MAX_DIMS: usize = 64;
 /// Rebuild functions around rebuild functions that are looked through; torch nests two.
 const MAX_WRAPPERS: usize = 4;
 
-/// The storage that a persistent id names: `('storage', class, key, location, numel)`. Legacy files have a sixth field: `None`,
-/// or the part of the storage that is meant.
+/// The storage that a persistent id names: `('storage', class, key, location, numel)`. Legacy files have a sixth
+/// field: `None`, or the part of the storage that is meant.
 pub(super) fn storage(graph: &Graph, item: Item) -> Option<Storage<'_>> {
     let Item::Node(n) = item else { return None };
     let Node::Persid(id) = *graph.node(n) else {

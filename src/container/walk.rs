@@ -2,7 +2,7 @@
 //!
 //! Depth first, without recursion: the graph may be as deep as the pickle is long, cyclic, and shared so often that
 //! it has more paths than atoms exist. A container is entered at most once in each of the two contexts (parameters
-//! possible or not), so the walk is linear in the graph's size; paths are cut off at [`MAX_PATH`].
+//! possible or not). So the walk is linear in the graph's size. Paths are cut off at [`MAX_PATH`].
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::storages::{Storages, Use};
 use super::view;
 use crate::codec::Dtype;
 
-/// Longest path in bytes: real ones are below 200. What lies deeper is left out.
+/// Longest path in bytes: real ones are below 200. Deeper tensors are left out.
 const MAX_PATH: usize = 4 << 10;
 
 /// Key bytes looked at: about a second. A key that is shared through the memo is looked at each time. 250,000 tensors
@@ -33,20 +33,20 @@ struct Frame {
     /// Next child.
     cursor: usize,
     path_len: usize,
-    /// What holds for its children.
+    /// The context of its children.
     context: Context,
     shape: Mapping,
     /// The step that leads to it.
     part: Part,
     /// Has, by its name, one parameter's optimizer state in it.
     beside_slot: bool,
-    /// Its own key, in the mapping above, is that of one slot of all parameters.
+    /// Its own key, in the mapping above, is the name of one slot of all parameters.
     is_slot: bool,
     /// A key on the way to it names an average of weights.
     average: bool,
 }
 
-/// What a container's keys and values say about its tensors.
+/// The facts about a container's tensors that follow from its keys and values.
 #[derive(Default)]
 struct Mapping {
     /// String keys, and nearly all values are tensors.
@@ -257,7 +257,7 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    /// Notes what an optimizer keeps of a parameter beside tensors, if the last frame is its state.
+    /// Notes an optimizer's state of a parameter beside tensors, if the last frame is that state.
     fn note_foreign(&mut self, pairs: &[(Item, Item)]) {
         let Some(owner) = self.frames.len().checked_sub(2).map(|p| self.frames[p].node) else { return };
         if !self.optimizers.groups.contains_key(&owner) {
@@ -265,7 +265,7 @@ impl Walk<'_, '_, '_> {
         }
         let graph = self.graph;
         let beside = pairs.iter().filter(|&&(_, value)| value != Item::None && !view::is_tensor(graph, value));
-        // A name that is none, or longer than any, is one that nobody knows.
+        // A key that is no string, or longer than any name, is an unknown slot.
         let name = |&(key, _): &(Item, Item)| graph.str(key).filter(|name| name.len() <= MAX_MODEL_NAME).unwrap_or("?");
         let names: Vec<String> = beside.map(name).map(String::from).collect();
         if !names.is_empty() {
@@ -316,7 +316,7 @@ impl Walk<'_, '_, '_> {
         path == "_modules" || path.ends_with("/_modules")
     }
 
-    /// Hash of a mapping's set of string keys, whatever their order.
+    /// Hash of a mapping's set of string keys, in any order.
     fn key_set(&mut self, node: u32) -> u64 {
         let graph = self.graph;
         *self.key_sets.entry(node).or_insert_with(|| {
@@ -326,7 +326,7 @@ impl Walk<'_, '_, '_> {
         })
     }
 
-    /// What an item's keys and values say, and the context below it.
+    /// The facts that follow from an item's keys and values, and the context below it.
     fn mapping(&mut self, item: Item, context: Context, beside_slot: bool) -> (Context, Mapping) {
         let graph = self.graph;
         let pairs = pairs(graph, item);

@@ -1,9 +1,9 @@
 //! The records of a zip, and every place that holds a copy of their CRC.
 //!
 //! Mechanism: end record (found backwards), Zip64 end record, central directory, then each local header and data
-//! descriptor. Whatever two places say about the same record must agree, and records must not overlap; else the zip is
+//! descriptor. Two statements about the same record must agree, and records must not overlap. Otherwise the zip is
 //! refused, because readers that believe different copies would see different bytes. Memory is bounded by the central
-//! directory, which is at most [`MAX_DIRECTORY`]; no payload is read.
+//! directory, which is at most [`MAX_DIRECTORY`]. No payload is read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use std::ops::Range;
 use super::ReadAt;
 use super::read::{Fail, bad, u16_at, u32_at, u64_at};
 
-/// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes about 80 bytes for each. The
-/// records held in memory are then below 128 MiB.
+/// Largest central directory looked at, or all of a file's together: 800,000 records of torch.save, which writes
+/// about 80 bytes for each. The records held in memory are then below 128 MiB.
 pub(super) const MAX_DIRECTORY: u64 = 64 << 20;
 
 /// The largest number of zips in one file. A rank's file of a distributed checkpoint has one for each tensor.
@@ -76,8 +76,8 @@ impl Zip {
         Ok(u32::from_le_bytes(magic) == LOCAL)
     }
 
-    /// Reads the zips that a file is made of, one right behind the other, in file order. A zip does not say at its beginning how
-    /// long it is, but at its end: so the last one is read first.
+    /// Reads the zips that a file is made of, one right behind the other, in file order. A zip does not say at its
+    /// beginning how long it is, but at its end: so the last one is read first.
     pub(super) fn read_chain(src: &dyn ReadAt, size: u64) -> Result<Vec<Zip>, Fail> {
         let mut zips = Vec::new();
         let (mut end, mut directories) = (size, 0);
@@ -116,7 +116,7 @@ impl Zip {
             }
         }
         drop(names);
-        // Each record ends before the next begins, so the last one's place bounds what is read of all of them.
+        // Each record ends before the next begins, so the last one's place bounds all reads.
         if records.last().is_some_and(|r| r.header >= end.directory_at) {
             return bad("zip: records overlap, or lie beyond the central directory");
         }
@@ -130,7 +130,7 @@ impl Zip {
     }
 }
 
-/// What the end records say.
+/// The content of the end records.
 struct End {
     /// Where the zip begins in the file: all places that it declares count from there.
     start: u64,

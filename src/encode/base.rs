@@ -8,6 +8,7 @@ use crate::store::{Hold, MAX_CHAIN};
 /// Most objects that a read applies: a keyframe, three super-steps, seven states after the last, and one more if the last is
 /// the same state as another lineage's.
 pub(crate) const LONGEST_READ: u32 = 12;
+
 /// The base of a new state.
 #[derive(Default)]
 pub(crate) struct Base {

@@ -5,13 +5,13 @@ use std::io;
 
 use crate::recall::ReadError;
 
-/// What a step came to.
+/// The result of a step.
 pub(crate) type StepResult<T> = Result<T, StepError>;
 
 /// Why a step of a file's life ended without its result. The file stays as it was.
 #[derive(Debug)]
 pub(crate) enum StepError {
-    /// The file, or a state that the step goes by, changed meanwhile. The catalog says what the next step is.
+    /// The file, or a state that the step depends on, changed meanwhile. The catalog knows the next step.
     Superseded,
     /// The archive stops, or the user gave up.
     Cancelled,
@@ -19,12 +19,12 @@ pub(crate) enum StepError {
     NoRoom(io::Error),
     /// An object cannot be read or decoded.
     Object(ReadError),
-    /// What the device reports, or `InvalidData` with what is wrong.
+    /// An error of the device, or `InvalidData` with the reason.
     Device(io::Error),
 }
 
 impl StepError {
-    /// Whether an object is damaged, as opposed to a device that cannot read it just now.
+    /// Whether an object is damaged. Otherwise the device cannot read it now.
     pub(crate) fn is_damage(&self) -> bool {
         matches!(self, StepError::Object(error) if error.is_damage())
     }
@@ -34,8 +34,7 @@ impl From<io::Error> for StepError {
     fn from(error: io::Error) -> StepError {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StepError::NoRoom(error),
-            // Calls that the system interrupts are repeated below (`store::durable`): only a reader that was told to stop
-            // says so.
+            // `store::durable` repeats interrupted calls. Only a stopped reader reports an interruption.
             io::ErrorKind::Interrupted => StepError::Cancelled,
             _ => error.downcast::<ReadError>().map_or_else(StepError::Device, StepError::Object),
         }

@@ -1,4 +1,4 @@
-//! The prediction that a logarithmic lattice begins with, from all of a tensor.
+//! The prediction of a logarithmic lattice, from a whole tensor.
 
 use std::io;
 
@@ -9,7 +9,8 @@ use crate::tile::Coding;
 
 use super::plan::{self, has_factors, read_tile, tiles};
 
-/// Elements of each piece that centres a prediction: those of all together tell the level to a hundredth of an octave.
+/// Elements of each sample that centres a prediction. All samples together give the level to a hundredth of an
+/// octave.
 const PIECE: u64 = 1024;
 
 /// The rank-1 prediction of a tensor, or of the size of its elements.

@@ -11,7 +11,7 @@ use crate::hash::Xxh3;
 const SAMPLES: u64 = 64;
 const SAMPLE_BYTES: u64 = 4096;
 
-/// What is taken of a file of this length: ascending and disjoint.
+/// The sampled ranges of a file of this length, ascending and disjoint.
 fn ranges(len: u64) -> impl Iterator<Item = Range<u64>> {
     let place = move |at: u64| (u128::from(len) * u128::from(at) / u128::from(SAMPLES)) as u64;
     (0..SAMPLES).map(move |at| match at + 1 == SAMPLES {
@@ -33,7 +33,7 @@ pub(crate) fn read(file: &dyn ReadAt) -> io::Result<Vec<u8>> {
 
 /// The hash of the samples of a file that comes by in pieces, from its first byte to its last.
 pub(crate) struct Sampler {
-    /// What is still to come, the next one last.
+    /// The remaining ranges, the next one last.
     left: Vec<Range<u64>>,
     hash: Xxh3,
 }

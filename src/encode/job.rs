@@ -7,7 +7,8 @@ use crate::recall::Chain;
 
 use super::plan::Plan;
 
-/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50 MB.
+/// Tiles encoded at once: a tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so 16 take 50
+/// MB.
 pub(crate) const BATCH: usize = 16;
 
 /// A file to encode.

@@ -1,7 +1,8 @@
-//! The hash of a file as it was written, by which other programs know it: SHA-256, made beside the encoding by a thread of its own.
+//! The hash of a file as it was written, by which other programs know it: SHA-256, made beside the encoding by a
+//! thread of its own.
 //!
-//! A pass before or behind the encoding would cost its time; this one takes what the encoder's threads leave over while they
-//! wait for each other.
+//! A pass before or after the encoding would cost its time. This thread takes the time that the encoder's threads
+//! spend waiting for each other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ScopedJoinHandle};
@@ -24,7 +25,7 @@ impl Pending<'_> {
     /// The hash.
     ///
     /// # Errors
-    /// What the device reports; [`StepError::Cancelled`].
+    /// The device's errors; [`StepError::Cancelled`].
     pub(super) fn wait(self) -> StepResult<[u8; 32]> {
         match self {
             Pending::Made(hash) => Ok(hash),
@@ -36,7 +37,7 @@ impl Pending<'_> {
 /// Runs `work` while `written` is hashed.
 ///
 /// # Errors
-/// As of `work`; what the system reports if there can be no thread.
+/// Those of `work`, or the system's if it refuses a thread.
 pub(super) fn beside<T>(
     written: &(dyn ReadAt + Sync),
     len: u64,
@@ -56,7 +57,7 @@ pub(super) fn beside<T>(
         };
         let thread = thread::Builder::new().name("original".into()).spawn_scoped(scope, hash)?;
         let done = work(Pending::Thread(thread));
-        // Where it was not waited for, nobody needs it.
+        // The hash is not needed any more if nothing waited for it.
         ended.store(true, Ordering::Relaxed);
         done
     })
@@ -65,7 +66,7 @@ pub(super) fn beside<T>(
 /// SHA-256 of the first `len` bytes of a file.
 ///
 /// # Errors
-/// What the device reports; [`StepError::Cancelled`].
+/// The device's errors; [`StepError::Cancelled`].
 pub(crate) fn hash_of(
     file: &(dyn ReadAt + Sync),
     len: u64,

@@ -14,10 +14,10 @@ use crate::store::object::rows_and_width;
 use super::job::Job;
 use super::plan::{self, read_tile, tiles};
 
-/// What the systems found out about the tensors of a file.
+/// The systems' parameters for the tensors of a file.
 pub(super) struct Fits {
     systems: Vec<(SystemId, Box<dyn System>)>,
-    /// By number of the plan: which system, what it found out, and the tensor's first moment.
+    /// By number of the plan: the system, its parameters, and the tensor's first moment.
     of: HashMap<usize, (usize, Fit, Option<usize>)>,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Source<'a> {
         Source { job, at, gradient: moment.filter(|moment| moment.shape == *shape) }
     }
 
-    /// A tile's bytes as written, and what a system gets to see.
+    /// A tile's bytes as written, and the system's view of it.
     fn read(&self, number: usize) -> io::Result<(Arc<Vec<u8>>, Tile)> {
         let (plan, job) = (&self.job.plans[self.at], self.job);
         if (job.cancelled)() {

@@ -56,7 +56,7 @@ impl Done {
     }
 }
 
-/// A tensor that is being encoded: what its tiles have come to.
+/// A tensor that is being encoded, and the results of its tiles so far.
 pub(super) struct TensorWriter<'a> {
     job: &'a Job<'a>,
     at: usize,

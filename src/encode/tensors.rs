@@ -1,4 +1,5 @@
-//! Writes the object of a file: tiles of all planned tensors, in parallel and without a pause between tensors, then the skeleton.
+//! Writes the object of a file: tiles of all planned tensors, in parallel and without a pause between tensors, then
+//! the skeleton.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,11 +23,11 @@ use super::tile_encoder::Encoder;
 use super::workers::Workers;
 use super::{factors, skeleton};
 
-/// Tiles of a second moment that are written before as many of the first one beside it: lying side by side, their offsets follow
-/// from their lengths, and the index is smaller.
+/// So many tiles of a second moment are written, then as many of its first moment. Neighbouring tiles need no
+/// offsets, so the index is smaller.
 const MOMENTS_AT_ONCE: usize = 16;
 
-/// What was written, and which bytes of the skeleton differ from the file's.
+/// The written index, and the bytes of the skeleton that differ from the file's.
 pub(super) struct Encoded {
     pub(super) index: Index,
     pub(super) patches: Vec<Patch>,
@@ -35,13 +36,13 @@ pub(super) struct Encoded {
 /// Encodes the file into `writer`. Memory: the tiles that `workers` have in flight, whatever the size of the file.
 ///
 /// # Errors
-/// [`StepError::Cancelled`]; what the device reports.
+/// [`StepError::Cancelled`]; the device's errors.
 pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) -> StepResult<Encoded> {
     let done: Vec<OnceLock<Done>> = job.plans.iter().map(|_| OnceLock::new()).collect();
     let first_moments = first_moments(job);
     let fits = workers.install(|| Fits::of(job))?;
     let encoder = Encoder { job, done: &done, fits: &fits };
-    // What lies beside a tensor comes before it: whether it fits its codec must be known.
+    // A second moment and an original come first: their partners must know whether they fit.
     let mut ranks: Vec<u8> = job.plans.iter().map(|plan| plan.coding.rank()).collect();
     ranks.sort_unstable();
     ranks.dedup();
@@ -72,14 +73,14 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
     Ok(Encoded { index, patches })
 }
 
-/// What is encoded tile by tile: a tensor; or a second moment with the first one beside it, each of whose tiles needs that of the
-/// other as it was and as it decodes.
+/// A unit of encoding, tile by tile: a tensor, or both moments together. Each first-moment tile needs the second
+/// moment, original and decoded, and the other way round.
 struct Part {
     at: usize,
     coding: Coding,
     first: Option<(usize, Coding)>,
     factors: Option<EncodedFactors>,
-    /// A tile does not fit its codec: the rest need not be made.
+    /// A tile does not fit its codec, so the rest is not needed.
     misfits: AtomicBool,
 }
 
@@ -99,7 +100,7 @@ impl Part {
     }
 }
 
-/// Tiles of a part with the same number; `None` where one does not fit.
+/// Tiles of a part with the same number. `None` if one does not fit.
 type Made = io::Result<Option<Vec<EncodedTile>>>;
 
 /// Takes the tiles of all parts in order.
@@ -108,11 +109,11 @@ struct Output<'a, 'w> {
     workers: &'a Workers,
     writer: &'w mut ObjectWriter,
     parts: &'a [Part],
-    /// The part whose tiles come.
+    /// The part whose tiles come now.
     current: usize,
-    /// What was written of it, unless it does not fit.
+    /// The tensor's writer, unless it does not fit.
     open: Option<Open<'a>>,
-    /// Where it began.
+    /// Position of its first tile.
     start: u64,
 }
 
@@ -224,7 +225,7 @@ impl<'a> Output<'a, '_> {
             None => {
                 log::debug!("{}: {} is kept lossless", job.origin.display(), job.plans[part.at].tensor.path);
                 self.writer.rewind(self.start);
-                // Of two moments, what is known of one is known of both: the first is tried beside the second as it is then.
+                // The second moment of a pair that does not fit is lossless. The first is tried again beside it.
                 let _ = done[part.at].set(self.lossless(part.at)?);
             }
         }
@@ -246,7 +247,7 @@ impl<'a> Output<'a, '_> {
     }
 }
 
-/// The first moments that are planned in units of a second one's root, tile by tile, by that one.
+/// The first moments that are encoded with their seconds, tile by tile. The key is the second.
 fn first_moments(job: &Job) -> HashMap<usize, usize> {
     let len = |plan: &Plan| plan.tensor.extent.end - plan.tensor.extent.start;
     let second = |first: &Plan| match first.coding {

@@ -30,7 +30,7 @@ pub(super) struct Encoder<'a> {
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
 
-/// A tile whose bytes nobody needs any more.
+/// A tile whose bytes are not needed any more.
 fn only_tile((tile, written, decoded): WithBytes) -> EncodedTile {
     [written, decoded].into_iter().for_each(scratch::give_bytes);
     tile
@@ -52,7 +52,7 @@ impl Encoder<'_> {
         Ok(encoded.map(only_tile))
     }
 
-    /// A tile of a second moment, and that of the first one beside it: each needs the other as it was and as it decodes. `None`: one of
+    /// A tile of a second moment, and that of its first: each needs the other, original and decoded. `None`: one of
     /// them does not fit.
     pub(super) fn tiles_of_moments(
         &self,
@@ -157,8 +157,8 @@ impl Encoder<'_> {
         Ok(tile::quantize(spec, data, Around { companion, ..around }))
     }
 
-    /// The companion of a tensor, for the elements of one tile, as written and as it decodes. It is encoded once more, which is less
-    /// work than to keep it.
+    /// The companion of a tensor, for the elements of one tile, as written and as it decodes. It is encoded once
+    /// more, which is less work than to keep it.
     fn companion(&self, at: usize, of: &Tensor, number: usize) -> io::Result<Option<Pieces>> {
         let done = self.done.get(at).and_then(OnceLock::get);
         let (Some(plan), Some(done)) = (self.job.plans.get(at), done) else {

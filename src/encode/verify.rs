@@ -1,4 +1,4 @@
-//! Compares what was written, decoded from the device, with the file it stands for. Nothing is released before.
+//! Compares an object, decoded from the device, with its file. No file is released before.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::plan::Plan;
 use super::skeleton::patch;
 use super::workers::Workers;
 
-/// What a file will be read as.
+/// The file as it will be read.
 pub(super) struct Decoded {
     /// xxh3-128 of it.
     pub(super) hash: u128,
@@ -27,7 +27,7 @@ pub(super) struct Decoded {
     pub(super) lossy: bool,
 }
 
-/// What an object must decode to.
+/// The expected result of decoding an object.
 pub(super) struct Expected<'a> {
     /// The file, with its tables in order, and where their rows were.
     pub(super) source: &'a (dyn ReadAt + Sync),
@@ -37,12 +37,12 @@ pub(super) struct Expected<'a> {
     pub(super) patches: &'a [Patch],
 }
 
-/// Decodes the object at the chain's leaf and compares it with the file: lossless tensors and skeleton byte for byte
-/// (but for the patches), lattice tensors against their bound and tensors of one sign against their floor, element by
-/// element; and that the rows of tables go back to where they were.
+/// Decodes the object at the chain's leaf and compares it with the file. Lossless tensors and the skeleton (but for
+/// its patches) must agree byte for byte, lattice tensors within their bound, tensors of one sign with their floor,
+/// element by element. The rows of tables must go back to their places.
 ///
 /// # Errors
-/// `InvalidData` says what differs; the object must then not be used. What the device reports.
+/// `InvalidData` names the difference; the object must then not be used. The device's errors.
 pub(super) fn verify(
     chain: &Chain,
     expected: &Expected,
@@ -110,10 +110,10 @@ fn wrong(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// A tile that decodes to what it should.
+/// A tile that was decoded and checked.
 struct Checked {
     decoded: Arc<Vec<u8>>,
-    /// From what was written.
+    /// Whether it differs from the file.
     differs: bool,
 }
 
@@ -140,7 +140,7 @@ impl Expected<'_> {
         Ok(Checked { decoded, differs })
     }
 
-    /// Answers whether a run of the skeleton differs from what was written; it may where it is patched.
+    /// Returns whether a run of the skeleton differs from the file. It may only where it is patched.
     fn check_skeleton(&self, offset: u64, decoded: &[u8]) -> io::Result<bool> {
         let mut original = vec![0; decoded.len()];
         self.source.read_exact_at(&mut original, offset)?;

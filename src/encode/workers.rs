@@ -8,7 +8,8 @@ use std::sync::{PoisonError, mpsc};
 use crate::codec::TILE_BYTES;
 use crate::sync::{AtomicBool, Mutex, Pool};
 
-/// Tiles in flight beside the first one of each file, at least: enough that two cores never wait for the thread that writes.
+/// Tiles in flight beside the first one of each file, at least: enough that two cores never wait for the thread that
+/// writes.
 const LEAST_IN_FLIGHT: usize = 16;
 /// And for each core: one that it works on, and one that is next.
 const IN_FLIGHT_PER_CORE: usize = 2;
@@ -16,8 +17,8 @@ const IN_FLIGHT_PER_CORE: usize = 2;
 /// Most items in a batch: a file that is given up ends with the batch.
 const BATCH: usize = 64;
 
-/// Threads for tiles. A tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so that [`LEAST_IN_FLIGHT`]
-/// take 50 MB, however many files are archived side by side.
+/// Threads for tiles. A tile takes about 3 MB while it is encoded (its bytes, K, A, R and payload), so
+/// [`LEAST_IN_FLIGHT`] take 50 MB, for any number of files at a time.
 #[derive(Debug)]
 pub(crate) struct Workers {
     pool: Pool,
@@ -59,7 +60,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// Answers even where the work panics, so that nobody waits for it for ever.
+/// Answers even if the work panics, so that no thread waits for ever.
 struct Reply<T> {
     at: usize,
     to: mpsc::Sender<(usize, Option<T>)>,
@@ -67,7 +68,7 @@ struct Reply<T> {
 }
 
 impl<T> Reply<T> {
-    /// Answers with what `work` makes.
+    /// Answers with the result of `work`.
     fn with(mut self, work: impl FnOnce() -> Option<T>) {
         self.made = work();
     }
@@ -75,7 +76,7 @@ impl<T> Reply<T> {
 
 impl<T> Drop for Reply<T> {
     fn drop(&mut self) {
-        // Nobody listens any more where the file is given up.
+        // The receiver is gone if the file is given up.
         let _ = self.to.send((self.at, self.made.take()));
     }
 }
@@ -99,11 +100,12 @@ impl Workers {
         self.pool.install(work)
     }
 
-    /// Makes something of each item, several at once, and hands that to `consume` in the order of the items, on the calling
-    /// thread, which must be none of these. There is no barrier: while one item takes long, those after it are made.
+    /// Makes something of each item, several at once. Passes the results in the order of the items to `consume`, on
+    /// the calling thread, which must be none of these. There is no barrier: while one item takes long, those after
+    /// it are made.
     ///
     /// # Errors
-    /// The first error of `consume`; what is in flight then is thrown away.
+    /// The first error of `consume`. Results in flight are thrown away then.
     pub(crate) fn in_order<I: Send, T: Send, E: From<io::Error>>(
         &self,
         mut items: impl Iterator<Item = I>,
@@ -155,8 +157,8 @@ impl Workers {
         })
     }
 
-    /// The same for items of so many bytes each. Consecutive items form a batch while their lengths sum to at most one tile; one thread
-    /// makes a batch. To wake a thread takes about as long as to decode 20 KiB.
+    /// The same for items of so many bytes each. Consecutive items form a batch while their lengths sum to at most
+    /// one tile; one thread makes a batch. To wake a thread takes about as long as to decode 20 KiB.
     ///
     /// # Errors
     /// As [`Workers::in_order`].

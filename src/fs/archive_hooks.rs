@@ -1,4 +1,4 @@
-//! What the archive may do to a file while the tree is mounted.
+//! The archive's actions on files while the tree is mounted.
 
 use std::fs::Metadata;
 use std::io;
@@ -28,7 +28,7 @@ impl Core {
         Ok(Outcome::Done)
     }
 
-    /// Removes a name for which the kernel did not ask: it has to be told.
+    /// Removes a name without the kernel's request, so the kernel is told.
     fn take_away_unasked(&self, table: &mut Table, path: &Path, metadata: &Metadata) -> io::Result<Outcome> {
         let parent = table.find(path.parent().unwrap_or(Path::new("")));
         let outcome = unless_occupied(self.take_away(table, parent, path, metadata))?;
@@ -39,8 +39,8 @@ impl Core {
     }
 }
 
-/// What the archive gets to hold: not the mount itself, which holds the archive. Once the mount is gone, so is the
-/// right to replace files.
+/// The archive's handle of the mount. It is weak, since the mount holds the archive. Without the mount, the archive
+/// may not replace files.
 pub(super) struct Served(pub(super) Weak<Core>);
 
 impl Namespace for Served {
@@ -69,7 +69,7 @@ impl Namespace for Served {
 impl Namespace for Core {
     fn idle(&self, path: &Path, expect: FileId) -> Outcome {
         let mut table = self.table();
-        // What is wrong with the path will show when it is opened.
+        // An error of the path shows when the file is opened.
         self.at_rest(&mut table, path, expect).unwrap_or(Outcome::Changed)
     }
 
@@ -87,7 +87,7 @@ impl Namespace for Core {
         let reached = table.reach(path)?;
         let generation = generation::of(&reached);
         let committed = commit(&reached);
-        // Also if it failed: perhaps only after the rename.
+        // Also after a failure, which may have come after the rename.
         let now = file_id(&reached.symlink_metadata()?);
         if now != expect {
             let ino = table.number(expect);
@@ -96,7 +96,8 @@ impl Namespace for Core {
                 node.file = now;
                 let stub = Place::named(reached).open(true, false).and_then(|file| self.archive.stub(path, &file));
                 node.stub = stub.unwrap_or_else(|error| {
-                    // Never the block itself as content: reading is an error until the kernel has forgotten the node.
+                    // Its stub is never served as content: reading is an error until the kernel has forgotten the
+                    // node.
                     log::error!("{}: cannot be read after its release: {error}", path.display());
                     let store = self.archive.store().id();
                     Some(Stub { store, object: Id::NONE, logical_len: 0 })
@@ -116,7 +117,7 @@ impl Namespace for Core {
         };
         let ino = table.number(expect);
         if table.get_mut(ino).is_some_and(|node| node.waiting.is_some()) {
-            // It is being brought back to be written, or is opened this moment.
+            // It is being recalled for writing, or is just being opened.
             return Ok(Outcome::Busy);
         }
         if !still()? {

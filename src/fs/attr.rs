@@ -1,4 +1,4 @@
-//! Attributes: what stat shows, and what chmod, chown, utimens and truncate change.
+//! Attributes as stat shows them, and as chmod, chown, utimens and truncate change them.
 
 use std::fs::{Metadata, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -15,8 +15,9 @@ use super::inodes::{Table, kind};
 use super::privileges::{drop_privileges, has_privileges};
 use super::transition::{RecallGoal, Step};
 
-/// How long the kernel may believe a name or attributes. All changes pass through it or are told to it, except that
-/// times and blocks of a file move on while it is written through a mapping: then it has to ask each time.
+/// How long the kernel may cache a name or attributes. Every change passes through the kernel or is announced to it,
+/// with one exception: times and blocks change while a file is written through a mapping. Then the kernel asks each
+/// time.
 pub(super) const TTL: Duration = Duration::from_secs(1);
 
 /// Unit of `st_blocks`.
@@ -29,9 +30,10 @@ fn time(seconds: i64, nanoseconds: i64) -> SystemTime {
     base.and_then(|base| base.checked_add(part)).unwrap_or(UNIX_EPOCH)
 }
 
-/// What `fuser` made of a time, as the kernel sent it.
+/// The time as the kernel sent it, restored from `fuser`'s value.
 ///
-/// Before 1970 it turns (-seconds, nanoseconds) into 1970 - seconds - nanoseconds: the nanoseconds have the wrong sign.
+/// Before 1970 `fuser` turns (-seconds, nanoseconds) into 1970 - seconds - nanoseconds: the nanoseconds have the
+/// wrong sign.
 fn requested(time: TimeOrNow) -> Timespec {
     let (tv_sec, tv_nsec) = match time {
         TimeOrNow::Now => (0, UTIME_NOW),
@@ -78,7 +80,7 @@ pub(super) fn device_number(rdev: u32) -> u64 {
     libc::makedev((rdev & 0xfff00) >> 8, (rdev & 0xff) | ((rdev >> 12) & 0xfff00))
 }
 
-/// What a SETATTR asks for.
+/// The content of a SETATTR request.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Change {
     pub(super) mode: Option<u32>,
@@ -97,7 +99,7 @@ impl Change {
     }
 }
 
-/// For how long the kernel may believe what it is told of a node, its attributes and its generation.
+/// Attributes and generation of a node for the kernel, and how long it may cache them.
 pub(super) type Attributes = (Duration, FileAttr, Generation);
 
 impl Core {
@@ -107,8 +109,8 @@ impl Core {
             return (Duration::ZERO, attributes(ino, metadata, 0), NONE);
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
-        // While somebody writes, the kernel has to ask again: with passthrough it does not see mapped writes. And what bits a
-        // write will take away it does not see either.
+        // A written file's attributes are never cached: with passthrough the kernel does not see mapped writes. Nor
+        // does it see which privileged bits a write takes away.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
         let ttl = if node.written() || node.mapped || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored), node.generation)
@@ -152,8 +154,8 @@ impl Core {
         }
         let place = table.place(ino)?;
         if change.uid.is_some() || change.gid.is_some() || change.is_empty() {
-            // Before the mode, which a change of owner may take bits from. One that asks for nothing is chown to nobody in
-            // particular, or the kernel before somebody's write: both take such bits.
+            // Before the mode, because a change of owner may take bits from it. A chown without ids takes such bits
+            // too: it comes from a user, or from the kernel before another user's write.
             if place.follow() {
                 std::os::unix::fs::chown(&place.path, change.uid, change.gid)?;
             } else {
@@ -162,7 +164,7 @@ impl Core {
         }
         if let Some(mode) = change.mode {
             if table.node(ino)?.kind == FileType::Symlink {
-                // chmod would follow it, out of the tree.
+                // chmod would follow the link, out of the tree.
                 return Err(libc::EOPNOTSUPP.into());
             }
             std::fs::set_permissions(&place.path, Permissions::from_mode(mode & 0o7777))?;
@@ -214,13 +216,13 @@ impl Core {
         node.version += 1;
         if let Some(opened) = &mut node.opened {
             opened.wrote = true;
-            // The open handles keep the file as it is represented, so the lock is not needed while blocks are freed.
+            // Open handles keep the file resident, so the lock is not needed while blocks are freed.
             drop(table);
             file.set_len(size)?;
             return Ok(Step::Done(()));
         }
         let done = file.set_len(size);
-        // With a mapping left, its end is what is waited for.
+        // With a mapping left, the file is sealed at the mapping's end.
         for path in paths.iter().filter(|_| !node.mapped) {
             self.archive.sealed(path);
         }

@@ -1,5 +1,5 @@
-//! Reading directories. A handle lists what was there when it was opened or rewound, so offsets stay valid whatever
-//! is created and removed meanwhile.
+//! Reading directories. A handle lists the entries from its open or rewind, so offsets stay valid while entries come
+//! and go.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -176,7 +176,7 @@ impl Core {
                 Ok(looked_up) => looked_up,
                 // Removed since it was listed.
                 Err(fault) if fault.is_absence() => continue,
-                // A name is never left out because of a device that fails: who copies what is listed would not know.
+                // A failing device must not hide a name: a program that copies the listed files would not notice.
                 Err(fault) if first => return reply.error(fault.into()),
                 Err(_) => break,
             };

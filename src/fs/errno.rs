@@ -9,9 +9,9 @@ use crate::archive::ReadError;
 /// Why an operation failed, before it is an errno.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// What the store's file system reported.
+    /// An error of the store's file system.
     Os(io::Error),
-    /// What POSIX asks for, decided here.
+    /// An errno that POSIX asks for, decided here.
     Code(i32),
     /// A released file could not be decoded; the log names the object and the tensor.
     Unreadable(ReadError),

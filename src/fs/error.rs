@@ -26,10 +26,10 @@ pub enum MountError {
     /// Programs use the mount.
     #[error("{0} is in use by: {1}; end them or make them leave it, and try again")]
     Busy(PathBuf, String),
-    /// Others could put another store in the place of this one, and would be let in.
+    /// Other users could replace this store, and would then be let in.
     #[error(
-        "somebody else may change {0}, and with it what the store is; give it to the user who mounts (chown, chmod go-w) \
-             before letting others in with --allow-other"
+        "another user may change {0}, and so replace the store; give it to the user who mounts (chown, chmod go-w) \
+             before you let others in with --allow-other"
     )]
     Exposed(PathBuf),
     /// The store's tree cannot be read.

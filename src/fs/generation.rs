@@ -1,4 +1,4 @@
-//! Generations: what tells a file from others that had, or will have, its number.
+//! Generations: they tell a file from earlier and later files with its inode number.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use fuser::Generation;
 use super::sys;
 use crate::hash::xxh3_64;
 
-/// Of the root, and of files whose file system has no handles: those are found by name only.
+/// The generation of the root, and of files without handles, which are found by name only.
 pub(super) const NONE: Generation = Generation(0);
 
-/// What tells the file at a path from others that had, or will have, its number.
+/// The generation of the file at a path.
 pub(super) fn of(path: &Path) -> Generation {
-    // Only 32 bits of it are in a handle; 0 is none.
+    // A handle holds only 32 bits of it; 0 means none.
     sys::handle(path).map_or(NONE, |handle| Generation((xxh3_64(&handle) & 0xffff_ffff).max(1)))
 }

@@ -1,10 +1,10 @@
-//! The inode table: which nodes the kernel knows, and by which names.
+//! The inode table: the nodes that the kernel knows, and their names.
 //!
-//! It lives under one lock, `Core::table`. Taken by: every operation on names and attributes, for its duration (their
-//! system calls are short); opens and releases; the archive, through `Namespace::exclusively`, while it renames one
-//! file over another; workers, at the beginning and end of a recall, never during it. Nothing that waits for a disk
-//! to sync, for a decoder or for the kernel's answer to an invalidation may run under it. As stepfs is the only
-//! writer of its tree, what was checked under the lock stays true until it is released.
+//! One lock guards it, `Core::table`. Every operation on names and attributes takes it for its duration, since these
+//! system calls are short. Opens and releases take it, and so does the archive in `Namespace::exclusively`, while it
+//! renames one file over another. Workers take it at the beginning and end of a recall, never during it. No wait for
+//! a disk, a decoder or the kernel's answer to an invalidation may happen under it. stepfs is the only writer of its
+//! tree, so every check under the lock holds until its release.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -31,7 +31,7 @@ const NAME_MAX: usize = 255;
 /// Files below this size are never released, so there is no stub to look for.
 const SMALLEST_RELEASED: u64 = 64 * 1024;
 
-/// What the kernel calls this kind of file.
+/// The kernel's name for this kind of file.
 pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
     if file_type.is_dir() {
         FileType::Directory
@@ -55,7 +55,7 @@ pub(super) struct Table {
     root: PathBuf,
     nodes: HashMap<u64, Node>,
     numbers: Numbers,
-    /// Of numbers whose file took another's place.
+    /// Generations of numbers whose file replaced another one.
     generations: HashMap<u64, Generation>,
 }
 
@@ -104,7 +104,7 @@ impl Table {
         self.numbers.file_of(number)
     }
 
-    /// What tells a node from others with its number.
+    /// The generation of a node.
     pub(super) fn generation(&self, ino: u64) -> Generation {
         self.nodes.get(&ino).map_or(generation::NONE, |node| node.generation)
     }
@@ -138,7 +138,7 @@ impl Table {
         &self.root
     }
 
-    /// What every operation names something in the tree by, however long its path is.
+    /// The path through which operations reach a file of the tree, however long its own path is.
     pub(super) fn reach(&self, path: &Path) -> io::Result<Reached> {
         beneath::reach(&self.root, path)
     }
@@ -152,7 +152,7 @@ impl Table {
         Ok(Place::held(Arc::clone(held)))
     }
 
-    /// Path, relative to the tree, of a name in a directory. Refuses what is not a name.
+    /// Path, relative to the tree, of a name in a directory. Refuses invalid names.
     pub(super) fn child(&self, parent: u64, name: &OsStr) -> Result<PathBuf> {
         if self.node(parent)?.kind != FileType::Directory {
             return Err(libc::ENOTDIR.into());
@@ -168,7 +168,8 @@ impl Table {
         Ok(self.path(parent).ok_or(Fault::Code(libc::ENOENT))?.join(name))
     }
 
-    /// The node of what `parent`/`name` is now (`metadata` says), with that name. The caller counts the lookup.
+    /// The node of the file at `parent`/`name`, which `metadata` describes, with that name. The caller counts the
+    /// lookup.
     pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, metadata: &Metadata) -> Result<u64> {
         let file = file_id(metadata);
         let ino = self.numbers.of(file);
@@ -184,8 +185,8 @@ impl Table {
                 match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
                     Ok(stub) => (stub, false),
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(error.into()),
-                    // For want of the right to read, or because the device fails: it is shown and listed all the same, and
-                    // whoever opens it finds out what it is, or fails the same way.
+                    // stepfs may not read it, or the device fails. It is listed all the same, and its open fails the
+                    // same way or shows its kind.
                     Err(_) => (None, true),
                 }
             } else {
@@ -193,7 +194,7 @@ impl Table {
             };
             let mut node = Node::new(kind, file, stub);
             node.unread = unread;
-            // Of a file that took another's place, it is that one's.
+            // A file that replaced another one keeps that one's generation.
             node.generation = match self.generations.get(&ino) {
                 Some(generation) => *generation,
                 None => generation::of(&self.reach(&path)?),
@@ -204,7 +205,7 @@ impl Table {
         Ok(ino)
     }
 
-    /// Gives a node a name. Whatever node had it loses it.
+    /// Gives a node a name. Another node with that name loses it.
     pub(super) fn bind(&mut self, parent: u64, name: &OsStr, ino: u64) {
         self.unbind(parent, name);
         if let Some(dir) = self.nodes.get_mut(&parent) {
@@ -219,7 +220,7 @@ impl Table {
         }
     }
 
-    /// Takes a name away; answers which node had it. The node stays until [`Table::reap`].
+    /// Takes a name away, and returns its node. The node stays until [`Table::reap`].
     pub(super) fn unbind(&mut self, parent: u64, name: &OsStr) -> Option<u64> {
         let ino = self.nodes.get_mut(&parent)?.children.remove(name)?;
         if let Some(node) = self.nodes.get_mut(&ino) {
@@ -228,7 +229,7 @@ impl Table {
         Some(ino)
     }
 
-    /// Before the name of a file goes: what is to be held of it so that those who know it can still reach it.
+    /// Before a file loses a name: holds the file if programs that know it can reach it in no other way.
     pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
         let ino = self.numbers.of(file_id(metadata));
         let known = self.nodes.contains_key(&ino);
@@ -237,7 +238,7 @@ impl Table {
         Removal { ino, file: file_id(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 
-    /// After the name went: keeps the table in step.
+    /// After the name is gone: updates the table.
     pub(super) fn removed(&mut self, parent: u64, name: &OsStr, removal: Removal) {
         self.unbind(parent, name);
         match self.nodes.get_mut(&removal.ino) {
@@ -251,14 +252,14 @@ impl Table {
         }
     }
 
-    /// A node's file was replaced by another with the same name and number. `generation`: what the first one had.
+    /// A node's file was replaced by another with the same name and number. `generation`: that of the old file.
     pub(super) fn replaced(&mut self, old: FileId, new: FileId, generation: Generation) {
         let ino = self.numbers.of(old);
         self.generations.entry(ino).or_insert(generation);
         self.numbers.replaced(old, new);
     }
 
-    /// A file does not exist any more; whoever gets its number is another.
+    /// A file does not exist any more. A later file with its number is another one.
     fn gone(&mut self, file: FileId) {
         let ino = self.numbers.of(file);
         self.numbers.gone(file);
@@ -283,7 +284,7 @@ impl Table {
         }
     }
 
-    /// Drops a node that nobody refers to, and then its parents if they are only there for it.
+    /// Drops an unused node, and then its parents if they are only there for it.
     pub(super) fn reap(&mut self, ino: u64) {
         let mut unused = vec![ino];
         while let Some(ino) = unused.pop() {
@@ -294,7 +295,7 @@ impl Table {
                 continue;
             };
             if node.names.is_empty() {
-                // No name that we know of; if another exists, its next lookup finds the file's own number again.
+                // It has no known name. If another exists, its next lookup finds the file's own number again.
                 self.gone(node.file);
             }
             for (parent, name) in node.names {
@@ -307,7 +308,7 @@ impl Table {
     }
 }
 
-/// What [`Table::before_removal`] found out.
+/// The result of [`Table::before_removal`].
 pub(super) struct Removal {
     ino: u64,
     file: FileId,

@@ -1,5 +1,5 @@
-//! The mount's own state in many orders of its threads: programs that open, write, rename and remove files while the archive
-//! releases them. No kernel: its operations are called as it would.
+//! The mount's own state in many orders of its threads: programs open, write, rename and remove files while the
+//! archive releases them. There is no kernel; the test calls the operations.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,7 +20,7 @@ const READ: Access = Access { read: true, write: false, truncate: false, aside: 
 const WRITE: Access = Access { read: true, write: true, truncate: false, aside: false };
 /// Numbers in a state: enough that it is released.
 const NUMBERS: usize = 20_000;
-/// What a number is off by at most under `balanced`, of updates of 1e-3.
+/// The largest error of a number under `balanced`, with updates of 1e-3.
 const BOUND: f32 = 2e-3;
 
 /// The checkpoint of a step: a safetensors file with one tensor.
@@ -43,10 +43,10 @@ fn numbers(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes[bytes.len() - NUMBERS * 4..].as_chunks().0.iter().map(|number| f32::from_le_bytes(*number))
 }
 
-/// A mount without a kernel, of a store with three checkpoints, and what of them was read.
+/// A mount without a kernel, of a store with three checkpoints, and the bytes read from them.
 struct Fixture {
     core: Arc<Core>,
-    /// Bytes of a released file, once anybody has read it.
+    /// Bytes of a released file, once some thread has read it.
     seen: Mutex<HashMap<u32, Vec<u8>>>,
     _dir: tempfile::TempDir,
 }
@@ -105,7 +105,7 @@ impl Fixture {
         used
     }
 
-    /// All bytes of a file, which must be those of a step: as written, or as everybody reads them who reads it released.
+    /// All bytes of a file, which must be a step's: as written, or as every reader of the released file sees them.
     fn read(&self, name: &str, step: u32) -> Option<Vec<u8>> {
         let bytes = self.with(name, READ, |handle| match handle.source() {
             Source::File(file) => {
@@ -145,7 +145,7 @@ impl Fixture {
     }
 }
 
-/// Written into a checkpoint by a program, and where: 64 numbers of which none is in any state.
+/// A program writes this into a checkpoint: 64 numbers that are in no state.
 const PATCH: &[u8] = &[0x42; 256];
 const WHERE: usize = 1000;
 
@@ -190,7 +190,7 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
                 fixture.read("kept.safetensors", 2).unwrap();
             }),
             run(|fixture| {
-                // Either of its names, or none: it is on its way.
+                // Under either name, or under none, since a rename is under way.
                 let before = fixture.read("step_2.safetensors", 2);
                 let after = fixture.read("kept.safetensors", 2);
                 assert!(before.is_some() || after.is_some());
@@ -202,7 +202,8 @@ fn what_is_written_renamed_and_removed_while_it_is_released_is_what_the_program_
         fixture.settle();
         let first = fixture.read("step_1.safetensors", 1).unwrap();
         assert_eq!(first[WHERE..][..PATCH.len()], *PATCH, "what was written is lost");
-        // Beside what was written it is what the program has read before, or would have. An edge may cut a number.
+        // Each number is the written one, or one that the program has read before or could have. An edge may cut a
+        // number.
         let written = state(1);
         let off = numbers(&first).zip(numbers(&written)).filter(|(now, then)| (now - then).abs() > BOUND);
         assert!(off.count() <= PATCH.len() / 4 + 1);

@@ -1,4 +1,4 @@
-//! Bytes of open files, where the kernel does not serve them itself, and making them durable.
+//! Bytes of open files that the kernel does not serve itself, and their durability.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -123,7 +123,7 @@ impl Core {
             Ok((len as u32, file, handle.direct))
         });
         match written {
-            // Through the page cache the kernel sends an FSYNC after each write of such a handle, directly it does not.
+            // The kernel sends FSYNC after O_DSYNC writes only through the page cache. Direct I/O must sync here.
             Ok((len, file, true)) if flags & libc::O_DSYNC != 0 => {
                 let core = Arc::clone(self);
                 self.workers.submit(Box::new(move || match core.io().device().sync_data(&file, CrashPoint::Fsync) {
@@ -139,7 +139,7 @@ impl Core {
         }
     }
 
-    /// One of the file's descriptors is closed: what network file systems report then.
+    /// A descriptor of the file is closed. Network file systems report late errors then.
     pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
         match self.handle(fh).map(|handle| handle.file()) {
             Ok(Some(file)) => {
@@ -166,7 +166,7 @@ impl Core {
                 };
                 synced.inspect_err(|error| self.archive.store().sync_failed(&file, error))?;
             }
-            // Its bytes are durable; what is said of it besides them is so once the stub's is.
+            // Its bytes are durable. Its attributes become durable with the stub.
             None if datasync => {}
             None => self.sync_node(handle.node, CrashPoint::Fsync)?,
         }
@@ -190,7 +190,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes durable what the store has in the place of a node.
+    /// Makes a node's file in the store durable.
     pub(super) fn sync_node(&self, ino: u64, at: CrashPoint) -> Result<()> {
         let (held, kind) = {
             let table = self.table();
@@ -202,7 +202,7 @@ impl Core {
             _ => self.io().open(&own).and_then(|file| file.sync(at)),
         };
         match synced {
-            // The daemon's user may not read what it owns: with all others, then.
+            // The daemon's user owns the file but may not read it. A sync of the whole file system covers it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 Ok(self.io().device().sync_all(&self.archive.store().tree(), at)?)
             }

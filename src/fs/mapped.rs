@@ -1,12 +1,12 @@
 //! Mappings that outlive the file's last descriptor.
 //!
-//! With passthrough the kernel maps the store's file, not ours: RELEASE comes with the last close although the mapping
-//! is still there (measured, Linux 6.18; without passthrough a mapping holds its handle). What a program stores through
-//! it afterwards must not be lost, so a file that may be mapped for writing is not at rest before the store's file has
-//! no writer left. That is what a read lease tells: it is refused (EAGAIN) while anybody has the file open or mapped
-//! for writing, whoever that is. The lease is given back at once.
+//! With passthrough the kernel maps the store's file, not ours. RELEASE comes with the last close although the
+//! mapping is still there (measured, Linux 6.18). Without passthrough a mapping holds its handle. A store through the
+//! mapping must not be lost afterwards. So a file that may be mapped for writing is at rest only once the store's
+//! file has no writer left. A read lease tells: the kernel refuses it (EAGAIN) while any program has the file open or
+//! mapped for writing. stepfs gives the lease back at once.
 //!
-//! Where the store's file system has no leases there is no passthrough.
+//! If the store's file system has no leases there is no passthrough.
 
 use std::fs::File;
 use std::io;
@@ -27,16 +27,17 @@ const FIRST: Duration = Duration::from_millis(5);
 /// Longest pause: how late the archive may learn that a mapping is gone.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// Whether anybody has the file open or mapped for writing.
+/// Whether any program has the file open or mapped for writing.
 pub(super) fn being_written(path: &Path) -> io::Result<bool> {
     let file = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     sys::has_writer(&file)
 }
 
-/// Whether the file system of the directory `tmp` tells writers from readers. Writes an empty file there for a moment.
+/// Whether the file system of the directory `tmp` tells writers from readers. Writes an empty file there for a
+/// moment.
 ///
 /// # Errors
-/// What the device reports, also when it has no leases.
+/// The device's errors, also if it has no leases.
 pub fn has_leases(tmp: &Path) -> io::Result<bool> {
     let path = tmp.join(format!("lease-{}", std::process::id()));
     let file = scratch::create_new(&path)?;
@@ -130,7 +131,7 @@ impl Core {
         }
     }
 
-    /// Answers whether there is nothing left to wait for.
+    /// Returns whether there is nothing left to wait for.
     fn try_rest(&self, ino: u64) -> bool {
         let mut table = self.table();
         let path = table.path(ino);
@@ -140,7 +141,7 @@ impl Core {
             // Opened again meanwhile; its next release decides.
             return true;
         }
-        // A file without a name is nobody's checkpoint.
+        // A file without a name is no checkpoint.
         if let (Some(_), Ok(place)) = (&path, place) {
             match being_written(&place.path) {
                 Ok(true) => return false,
@@ -170,8 +171,8 @@ impl Core {
         true
     }
 
-    /// Whether somebody writes to a file that has no open handle; if so, the archive gets a note when that is over.
-    /// The caller holds the table's lock and knows the node, if there is one.
+    /// Whether a program writes to a file that has no open handle. If so, the archive gets a note at its end. The
+    /// caller holds the table's lock. The kernel may not know the node.
     pub(super) fn written_behind(&self, reached: &Path, path: &Path, expect: FileId) -> io::Result<bool> {
         if !self.leases {
             return Ok(false);

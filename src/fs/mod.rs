@@ -6,15 +6,16 @@
 //!
 //! - `mount`, `mounts`: mounting, signals, unmounting, mounts left dead.
 //! - this file: the protocol's operations, each one line.
-//! - `names`, `attr`, `xattr`, `dir`: what needs no open file. `inodes`, `node`, `numbers`: what the kernel knows.
+//! - `names`, `attr`, `xattr`, `dir`: operations without an open file. `inodes`, `node`, `numbers`: the kernel's
+//!   nodes.
 //! - `open`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
 //!   that are left after the last close.
 //! - `handles`: files that the kernel asks for by number.
-//! - `namespace`: how the archive releases a file without anybody noticing.
+//! - `namespace`: how the archive releases a file unnoticed by programs.
 //! - `errno`, `sys`, `workers`, `notify`: small tools.
 //!
-//! What must never happen: a thread that answers the kernel waits for a decoder or an fsync; the table's lock is held
-//! across either; a file's representation changes while it is open; an invalidation is sent under a lock.
+//! Never does a thread that answers the kernel wait for a decoder or an fsync. Never is the table's lock held across
+//! either. A file's representation never changes while it is open. No invalidation is sent under a lock.
 
 mod archive_hooks;
 mod attr;
@@ -86,14 +87,14 @@ struct Core {
     leases: bool,
     /// The kernel still takes backing files; once it refused, it is not asked again.
     passthrough: AtomicBool,
-    /// The next handle number, and whatever else needs a number of its own.
+    /// The next handle number, also for other unique numbers.
     next: AtomicU64,
-    /// Whom the daemon acts as. As root it gives files to whoever creates them.
+    /// The daemon's user. As root the daemon gives new files to their creator.
     user: u32,
 }
 
 impl Core {
-    /// What the store's durable steps go through.
+    /// The store's durable I/O.
     pub(crate) fn io(&self) -> &Io {
         self.archive.store().io()
     }
@@ -169,7 +170,7 @@ impl Filesystem for FuseAdapter {
             InitFlags::FUSE_EXPORT_SUPPORT,
         ];
         for flag in wanted {
-            // What the kernel does not have we do without.
+            // stepfs works without a capability that the kernel lacks.
             let _ = config.add_capabilities(flag);
         }
         if self.core.passthrough.load(Ordering::Relaxed) {

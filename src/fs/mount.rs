@@ -25,18 +25,18 @@ const THREADS: usize = 2;
 /// keep both decoding threads of a small machine busy.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// Stacked file systems: passing through to a file on one takes a deeper stack, which in turn keeps the mount from
-/// being a layer of another overlayfs. So only where it is needed.
+/// Stacked file systems. Passthrough to a file on one needs a deeper stack, which keeps the mount from being a layer
+/// of another overlayfs. So stepfs asks for it only there.
 const STACKED: [i64; 3] = [libc::OVERLAYFS_SUPER_MAGIC, libc::FUSE_SUPER_MAGIC, libc::ECRYPTFS_SUPER_MAGIC];
 
-/// What the kernel does by itself with every request to a mount. `nosuid` and `nodev` are always set.
+/// Options that the kernel enforces itself. `nosuid` and `nodev` are always set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelOption {
-    /// Nobody writes through the mount. The archive goes on with what was written before.
+    /// No program writes through the mount. The archive still works on earlier files.
     ReadOnly,
     /// No program is started from the mount.
     NoExec,
-    /// The mount is said to keep no access times. What is kept is up to the store's file system.
+    /// The mount claims to keep no access times. The store's file system decides which it keeps.
     NoAtime,
     /// Each write waits for the device.
     Sync,
@@ -77,7 +77,7 @@ pub struct MountOptions {
     pub read_ahead_kib: u32,
     /// Unmount on SIGTERM, SIGINT and SIGHUP. Off for tests that mount in their own process.
     pub signals: bool,
-    /// What the kernel is to do by itself.
+    /// Options for the kernel.
     pub kernel: Vec<KernelOption>,
 }
 
@@ -115,11 +115,12 @@ fn config(options: &MountOptions, store: &Path) -> Config {
     config
 }
 
-/// Mounts the archive's store at `mountpoint`, calls `ready`, and serves until it is unmounted; then stops the archive.
+/// Mounts the archive's store at `mountpoint`, calls `ready`, and serves until it is unmounted; then stops the
+/// archive.
 ///
-/// On SIGTERM, SIGINT or SIGHUP it unmounts. When programs still use the mount, they are named in the log and it is
-/// detached: nobody new can enter, those inside go on, and this returns when the last of them has left. A second
-/// signal does not wait for them: whatever they still ask for fails (ENOTCONN); what they have written is kept.
+/// On SIGTERM, SIGINT or SIGHUP it unmounts. If programs still use the mount, the log names them and the mount is
+/// detached. No program can enter, those inside go on, and this returns when the last has left. A second signal does
+/// not wait for them. Their later calls fail (ENOTCONN); their written bytes stay.
 ///
 /// # Errors
 /// When it cannot be mounted, or the kernel's connection breaks.
@@ -173,14 +174,14 @@ pub fn serve(
 
     let served = wait(session);
     if served.is_err() && mounts::find(&point).is_ok_and(|left| left.is_some() && left == mounted) {
-        // Rather nothing there than a mount that answers ENOTCONN.
+        // No mount is better than one that answers ENOTCONN.
         let _ = mounts::take_down(&point, Detach::Lazily);
     }
     if let Some((handle, thread)) = signals {
         handle.close();
         let _ = thread.join();
     }
-    // Replies that workers still owe have nobody to go to, but what they do (an fsync, a recall) is finished.
+    // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
     core.workers.stop();
     core.invalidations.stop();
     core.mappings.stop();
@@ -191,8 +192,8 @@ pub fn serve(
 
 /// Waits until the kernel lets go of the mount.
 ///
-/// Not by `BackgroundSession::join`: fuser 0.18 then unmounts whatever is at the mount point by that time, which may be
-/// the next mount, or what ours was mounted over.
+/// `BackgroundSession::join` would not do: fuser 0.18 unmounts any mount that is at the mount point by then. That may
+/// be the next mount, or one below ours.
 fn wait(session: BackgroundSession) -> io::Result<()> {
     let session = ManuallyDrop::new(session);
     // The rest of `session` is leaked: its path, and a reference to the closed connection.

@@ -1,4 +1,4 @@
-//! What is mounted where, and taking it down.
+//! Finds mounts, and takes them down.
 
 use std::ffi::OsString;
 use std::io;
@@ -25,7 +25,7 @@ pub(super) struct Mounted {
     pub(super) device: String,
     point: PathBuf,
     kind: String,
-    /// Of a stepfs its store, as its daemon names it.
+    /// The store of a stepfs, as its daemon names it.
     source: PathBuf,
 }
 
@@ -59,19 +59,19 @@ fn parse(line: &[u8]) -> Option<Mounted> {
     Some(Mounted { device, point, kind, source: PathBuf::from(unescape(fields.next()?)) })
 }
 
-/// The topmost mount at `point` (absolute), of whatever kind.
+/// The topmost mount at `point` (absolute), of any kind.
 fn top(point: &Path) -> io::Result<Option<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse).rfind(|mounted| mounted.point == point))
 }
 
-/// The stepfs mount at `point` (absolute), if that is what is there.
+/// The mount at `point` (absolute), if it is of stepfs.
 pub(super) fn find(point: &Path) -> io::Result<Option<Mounted>> {
     Ok(top(point)?.filter(|mounted| mounted.kind == KIND))
 }
 
-/// Whether a mount of `store` stands where process `daemon` sees it. A daemon whose mount is gone, and which has the store
-/// nevertheless, is about to end. `None` when we may not look.
+/// Whether process `daemon` sees a mount of `store`. A daemon that holds a store without a mount is about to end.
+/// `None` if we may not look.
 pub fn is_served(store: &Path, daemon: u32) -> Option<bool> {
     let process = PathBuf::from(format!("/proc/{daemon}"));
     let table = std::fs::read(process.join("mountinfo")).ok()?;
@@ -99,7 +99,7 @@ pub(super) fn absolute(dir: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// Whether this is what a mount answers whose daemon is gone.
+/// Whether the error is that of a mount without a daemon.
 fn dead(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
@@ -107,9 +107,9 @@ fn dead(error: &io::Error) -> bool {
 /// How hard to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Detach {
-    /// Only if nobody uses it.
+    /// Only if no program uses it.
     IfIdle,
-    /// Now; who uses it keeps it until done.
+    /// Now. Programs that use it keep it until they are done.
     Lazily,
 }
 
@@ -163,8 +163,8 @@ pub fn kind_of(dir: &Path) -> Option<String> {
     above.max_by_key(|mounted| mounted.point.as_os_str().len()).map(|mounted| mounted.kind)
 }
 
-/// Takes away what a killed daemon left at `dir`: a mount that answers nothing but ENOTCONN. Answers whether there
-/// was one. Mounts that live, and those of others, are left alone.
+/// Takes down the mount that a killed daemon left at `dir`, which answers nothing but ENOTCONN. Returns whether there
+/// was one. Leaves live mounts and those of other file systems alone.
 ///
 /// # Errors
 /// When there is a dead mount of stepfs and it cannot be taken down.
@@ -177,7 +177,7 @@ pub fn clear_dead_mount(dir: &Path) -> Result<bool, MountError> {
         return Ok(false);
     }
     take_down(&point, Detach::Lazily).map_err(MountError::Mount)?;
-    log::info!("cleared what a killed daemon had left mounted at {}", dir.display());
+    log::info!("cleared the mount that a killed daemon had left at {}", dir.display());
     Ok(true)
 }
 

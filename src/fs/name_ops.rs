@@ -1,7 +1,7 @@
 //! Operations on names: lookup, create, remove, rename, link.
 //!
-//! Each runs under the table's lock from its first check to its last change, so there are no races to win. What the
-//! archive must know is noted before the lock is released.
+//! Each runs under the table's lock from its first check to its last change, so there are no races. The archive hears
+//! of a change before the lock is released.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, Permissions};
@@ -23,7 +23,7 @@ use super::open::{Access, Answer, Register};
 use super::privileges::unprivileged;
 use crate::store::durable::CrashPoint;
 
-/// Who asks for something new, and with which permissions.
+/// The creator of something new, and its permissions.
 #[derive(Clone, Copy)]
 pub(super) struct Creator {
     uid: u32,
@@ -41,8 +41,8 @@ impl Creator {
         self.mode & 0o7777
     }
 
-    /// The same for something that a daemon of this user makes. One that is not root cannot give it away: then others must
-    /// not be able to make programs that run as its user.
+    /// The same for a file made by a daemon of this user. A daemon that is not root cannot give it away, so other
+    /// users must not be able to make programs that run as the daemon's user.
     fn granted(self, daemon: u32) -> u32 {
         let own = daemon == 0 || self.uid == daemon;
         if own { self.permissions() } else { self.permissions() & !(libc::S_ISUID | libc::S_ISGID) }
@@ -75,7 +75,7 @@ impl Core {
         Ok(self.shown(table, ino, metadata))
     }
 
-    /// Gives something new to its creator. Only a daemon that is root can, and only it has to.
+    /// Gives a new file to its creator. Only a daemon that is root can, and must.
     fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<()> {
         if self.user == 0 {
             // In a setgid directory the group is the directory's.
@@ -83,13 +83,14 @@ impl Core {
             std::os::unix::fs::lchown(path, Some(creator.uid), gid)?;
         }
         if let Some(mode) = mode {
-            // After the change of owner, which takes bits away; and whatever our own umask is.
+            // After the change of owner, which takes bits away, and without the daemon's umask.
             std::fs::set_permissions(path, Permissions::from_mode(mode))?;
         }
         Ok(())
     }
 
-    /// Makes something with `make`, hands it over and enters it; what cannot be handed over is removed again.
+    /// Makes a file with `make`, hands it over to its owner and enters it. If the handover fails, the file is removed
+    /// again.
     fn make_entry(
         &self,
         table: &mut Table,
@@ -224,7 +225,7 @@ impl Core {
         Ok(self.take_away(&mut table, parent, &path, &metadata)?)
     }
 
-    /// Removes a name, which `metadata` speak of, in a directory, and keeps the table and the archive in step.
+    /// Removes a name in a directory, whose metadata the caller has, and updates the table and the archive.
     pub(super) fn take_away(&self, table: &mut Table, parent: u64, path: &Path, metadata: &Metadata) -> io::Result<()> {
         let reached = table.reach(path)?;
         let removal = table.before_removal(path, metadata);
@@ -305,9 +306,9 @@ impl Core {
         Ok(())
     }
 
-    /// Exchanges in three renames, for store file systems that cannot in one. Nobody looks meanwhile, as the lock is
-    /// held. A crash in between leaves one of the two under a name of its own beside the other: not in `tmp/`, which
-    /// is emptied at mount.
+    /// Exchanges in three renames, for store file systems that cannot in one. The lock keeps other operations away. A
+    /// crash in between leaves one of the two under a name of its own beside the other. It is not in `tmp/`, since a
+    /// mount empties that.
     fn exchange_by_hand(&self, old: &Path, new: &Path) -> io::Result<()> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let aside = new.with_file_name(format!(".stepfs-exchange-{}-{number}", std::process::id()));

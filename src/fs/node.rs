@@ -16,36 +16,36 @@ use crate::recall::Reader;
 use crate::store::{Id, Stub};
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
 
-/// Which file of the store a stat speaks of.
+/// The file of the store that a stat describes.
 pub(super) fn file_id(metadata: &Metadata) -> FileId {
     FileId { dev: metadata.dev(), ino: metadata.ino() }
 }
 
-/// What the daemon knows of an inode that the kernel refers to.
+/// The daemon's record of an inode that the kernel refers to.
 pub(super) struct Node {
-    /// What it is; never changes.
+    /// The kind of file; never changes.
     pub(super) kind: FileType,
     /// The file in the store's tree. Changes at release and recall.
     pub(super) file: FileId,
-    /// What tells it from others that have had its number; never changes.
+    /// Tells it from other files with its number; never changes.
     pub(super) generation: Generation,
     /// Parent and name, as far as looked up. A directory has one, an unlinked file none.
     pub(super) names: Vec<(u64, OsString)>,
     /// Entries of a directory, as far as looked up.
     pub(super) children: HashMap<OsString, u64>,
-    /// How often the kernel was told of it, less what it forgot.
+    /// The kernel's references to it, less those that it forgot.
     pub(super) lookups: u64,
     /// The stub, if the file is released.
     pub(super) stub: Option<Stub>,
     /// Handles, while there are any.
     pub(super) opened: Option<Opened>,
-    /// Set while a worker changes the representation: who waits for that.
+    /// Set while a worker changes the representation: operations that wait for it.
     pub(super) waiting: Option<Vec<Job>>,
-    /// No handle is open, but a mapping may be through which it is written (see `mapped`).
+    /// No handle is open, but a mapping may still write to it (see `mapped`).
     pub(super) mapped: bool,
-    /// Its names have gone over to another node while readers kept this one: whoever opens it must look the name up anew.
+    /// Its names have gone over to another node while readers kept this one. An open must look the name up anew.
     pub(super) superseded: bool,
-    /// The daemon could not read the file, so whether it is a stub is found out before it is opened or changed.
+    /// The daemon could not read the file, so its next open or change checks whether it is a stub.
     pub(super) unread: bool,
     /// Refers to the file once it has no name left, so that it can be reached until the kernel forgets it.
     pub(super) held: Option<Arc<File>>,
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// Nobody refers to it any more.
+    /// Neither the kernel nor a handle nor an entry needs it.
     pub(super) fn unused(&self) -> bool {
         self.lookups == 0 && !self.busy() && self.children.is_empty()
     }
@@ -95,10 +95,11 @@ impl Node {
     }
 }
 
-/// The handles of one node. The first decides the mode until the last is released: the kernel refuses others with EIO.
+/// The handles of one node. The first decides the mode until the last is released, because the kernel refuses a
+/// mixture with EIO.
 pub(super) struct Opened {
     pub(super) mode: Mode,
-    /// What the first handle opened; others share it if it allows what they need.
+    /// The first handle's source. Later handles share it if it allows their access.
     pub(super) source: Source,
     pub(super) readable: bool,
     pub(super) writable: bool,
@@ -130,7 +131,7 @@ pub(super) struct Handle {
     pub(super) node: u64,
     /// It bypasses the kernel's page cache.
     pub(super) direct: bool,
-    /// It may be a restore: training goes on from what is read.
+    /// The handle may be a restore: training goes on from its bytes.
     pub(super) restore: Option<Restore>,
     source: Mutex<Source>,
 }
@@ -147,14 +148,14 @@ impl Restore {
         Self { object: stub.object, left: AtomicU64::new(stub.logical_len.div_ceil(2)) }
     }
 
-    /// So many bytes were read; answers the object when, and only when, that makes it a restore.
+    /// Counts bytes that were read. Returns the object exactly once: when they become a restore.
     pub(super) fn read(&self, count: u64) -> Option<Id> {
         let less = |left: u64| (left > 0).then(|| left.saturating_sub(count));
         let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).ok()?;
         (before <= count).then_some(self.object)
     }
 
-    /// Perhaps all was read.
+    /// The kernel may have read everything.
     pub(super) fn all_read(&self) -> Option<Id> {
         self.read(u64::MAX)
     }
@@ -183,7 +184,7 @@ impl Handle {
         self.slot().clone()
     }
 
-    /// The plain file, if that is what is open.
+    /// The plain file, if one is open.
     pub(super) fn file(&self) -> Option<Arc<File>> {
         match &*self.slot() {
             Source::File(file) => Some(Arc::clone(file)),

@@ -1,8 +1,8 @@
-//! Tells the kernel to forget what it cached of a file.
+//! Tells the kernel to forget cached data of a file.
 //!
 //! The kernel may wait for a page that a read is filling before it accepts an invalidation, and that read may wait
-//! for a lock of ours. So invalidations go out from a thread of their own, which holds no lock while it sends. One that
-//! is of attributes alone waits for no page: whoever answers an open sends it himself, before the answer.
+//! for a lock of ours. So a thread of its own sends invalidations, and holds no lock meanwhile. An invalidation of
+//! attributes alone waits for no page. So a thread that answers an open sends it itself, before the answer.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -13,7 +13,7 @@ use fuser::{INodeNo, Notifier};
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// What the kernel is to forget.
+/// The cached data that the kernel must forget.
 #[derive(PartialEq, Eq)]
 enum Stale {
     /// Data and attributes of an inode.
@@ -28,7 +28,7 @@ struct State {
     stopping: bool,
 }
 
-/// Queue of files and names of which what the kernel cached is out of date.
+/// Queue of files and names whose cached data in the kernel is out of date.
 #[derive(Default)]
 pub(super) struct Invalidations {
     /// Taken for moments only, also under the inode table's lock; never held while sending.
@@ -76,7 +76,7 @@ impl Invalidations {
         std::thread::Builder::new().name("stepfs-notify".into()).spawn(move || queue.send(&notifier))
     }
 
-    /// Ends the thread after what it is sending.
+    /// Ends the thread after the current invalidation.
     pub(super) fn stop(&self) {
         self.state().stopping = true;
         self.work.notify_all();

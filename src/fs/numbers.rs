@@ -1,9 +1,8 @@
 //! Inode numbers as programs see them.
 //!
-//! A file shows the number it has in the store, until a release or recall puts another file in its place: from then
-//! on the number it showed is kept for it, and whoever gets that number from the store's file system later shows a
-//! fresh one. So `st_ino` never changes while mounted and no two files share one. The kernel's node ids are these
-//! numbers too.
+//! A file shows its number in the store until a release or recall replaces it by another file. From then on stepfs
+//! keeps its shown number for it, and a later file with that number in the store shows a fresh one. So `st_ino` never
+//! changes while mounted, and no two files share one. The kernel's node ids are these numbers too.
 
 use std::collections::{HashMap, HashSet};
 

@@ -15,9 +15,9 @@ use crate::store::beneath::{self, Reached};
 /// Longest value that an extended attribute may have (`XATTR_SIZE_MAX`), and longest list of names.
 const XATTR_MAX: usize = 64 * 1024;
 
-/// How to reach a node's file: by its path, or, when it has none any more, by what is held of it.
+/// How to reach a node's file: by its path, or, without a path, by a held descriptor.
 pub(super) struct Place {
-    /// Of a held file a name in `/proc/self/fd`.
+    /// Its path. A held file has a name in `/proc/self/fd`.
     pub(super) path: Reached,
     held: Option<Arc<File>>,
 }
@@ -43,7 +43,7 @@ impl Place {
         }
     }
 
-    /// Refers to the file, whatever becomes of its name.
+    /// Refers to the file even if its name changes.
     pub(super) fn hold(&self) -> io::Result<Arc<File>> {
         match &self.held {
             Some(file) => Ok(Arc::clone(file)),
@@ -56,7 +56,7 @@ impl Place {
         self.open_with(read, write, 0)
     }
 
-    /// Opens a regular file without moving its access time by what is read, where we may.
+    /// Opens a regular file so that reads do not move its access time, if the file system lets us.
     pub(super) fn open_aside(&self, read: bool, write: bool) -> io::Result<File> {
         match self.open_with(read, write, libc::O_NOATIME) {
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => self.open(read, write),
@@ -66,7 +66,7 @@ impl Place {
 
     fn open_with(&self, read: bool, write: bool, flags: libc::c_int) -> io::Result<File> {
         use std::os::unix::fs::OpenOptionsExt;
-        // Not to hang on a fifo that somebody put there behind our back.
+        // A fifo that replaced the file behind our back must not block the open.
         let mut flags = flags | libc::O_NONBLOCK;
         if !self.follow() {
             flags |= libc::O_NOFOLLOW;

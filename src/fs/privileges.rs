@@ -1,4 +1,4 @@
-//! What a file loses when somebody else writes to it: set-user-id and set-group-id bits, and capabilities.
+//! Removes set-user-id and set-group-id bits and capabilities when another user writes to a file.
 
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
@@ -7,13 +7,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::place::Place;
 
-/// Whoever opens a file for writing or truncates it takes its set-user-id and set-group-id bits away, unless it is root,
-/// and its capabilities. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for the
-/// capabilities before each single write; POSIX wants the bits gone at the first write, which is a moment later. Answers
-/// whether the mode changed: the kernel may know the old one.
+/// Removes a file's set-user-id and set-group-id bits, unless root opens it for writing or truncates it, and its
+/// capabilities in any case. The kernel leaves that to us (`FUSE_HANDLE_KILLPRIV_V2`), so that it need not ask for
+/// the capabilities before each write. POSIX wants the bits gone at the first write, a moment later. Returns whether
+/// the mode changed, since the kernel may have cached the old one.
 pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
     match place.removexattr(OsStr::new("security.capability")) {
-        // There are none, there can be none, or we could not have set any.
+        // The file has none, can have none, or we could not have set any.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
         other => other?,
     }
@@ -25,10 +25,10 @@ pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
     Ok(kept != mode)
 }
 
-/// Anybody but root.
+/// Any user but root.
 const SOMEBODY: u32 = 1;
 
-/// The same for a file that is open, and got the bits since: the kernel says so with the write.
+/// The same for an open file that got the bits since: the kernel says so with the write.
 pub(super) fn drop_bits(file: &File) -> io::Result<()> {
     let mode = file.metadata()?.mode() & 0o7777;
     match unprivileged(mode, SOMEBODY) {
@@ -37,13 +37,13 @@ pub(super) fn drop_bits(file: &File) -> io::Result<()> {
     }
 }
 
-/// What is left of a mode when `uid` may write to the file. Without execution by the group the bit is no privilege.
+/// The mode after a write by `uid`. Without execution by the group, the group's bit is no privilege.
 pub(super) fn unprivileged(mode: u32, uid: u32) -> u32 {
     let group = if mode & libc::S_IXGRP != 0 { libc::S_ISGID } else { 0 };
     if uid == 0 { mode } else { mode & !(libc::S_ISUID | group) }
 }
 
-/// Whether a mode has bits that anybody but root takes away by writing to the file.
+/// Whether a mode has bits that a write by another user than root takes away.
 pub(super) fn has_privileges(mode: u32) -> bool {
     unprivileged(mode, SOMEBODY) != mode
 }

@@ -20,9 +20,9 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// What the file system calls a file by, for as long as it is there. It gives the same bytes to no other file.
+/// The file system's handle of a file. It gives the same bytes to no other file, as long as this one exists.
 pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
-    /// As the kernel has it, with room for all that it may say.
+    /// The kernel's structure, with room for the longest handle.
     #[repr(C)]
     struct Handle {
         bytes: libc::c_uint,
@@ -39,15 +39,15 @@ pub(super) fn handle(path: &Path) -> io::Result<Vec<u8>> {
     Ok(name)
 }
 
-/// Whether anybody has the file open or mapped for writing; `file` is open for reading only. Takes a read lease, which
-/// is refused then, and gives it back.
+/// Whether any program has the file open or mapped for writing; `file` is open for reading only. Takes a read lease,
+/// which a writer makes the kernel refuse, and gives it back.
 pub(super) fn has_writer(file: &File) -> io::Result<bool> {
     let fcntl = |command, argument: libc::c_int| {
         // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
         check(unsafe { libc::fcntl(file.as_raw_fd(), command, argument) })
     };
-    // Should somebody open it for writing in this very moment: a signal that is ignored by default, not SIGIO, which
-    // ends the process.
+    // If a program opens the file for writing at this very moment, the signal must be one that is ignored by default.
+    // SIGIO would end the process.
     fcntl(F_SETSIG, libc::SIGURG)?;
     match fcntl(libc::F_SETLEASE, libc::F_RDLCK) {
         Ok(()) => fcntl(libc::F_SETLEASE, libc::F_UNLCK).map(|()| false),
@@ -56,14 +56,14 @@ pub(super) fn has_writer(file: &File) -> io::Result<bool> {
     }
 }
 
-/// What `close` reports; on network file systems that is where a failed write shows up.
+/// The result of `close`. Network file systems report failed writes there.
 pub(super) fn flush(file: &File) -> io::Result<()> {
     let copy = file.try_clone()?.into_raw_fd();
-    // SAFETY: `copy` was made above and nobody else has it.
+    // SAFETY: `copy` was made above and has no other owner.
     check(unsafe { libc::close(copy) })
 }
 
-/// Opens a file only to refer to it: no permission is needed and nothing but its metadata can be had.
+/// Opens a file only to refer to it. No permission is needed, and only its metadata can be read.
 pub(super) fn open_path(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?.into())
 }
@@ -71,7 +71,8 @@ pub(super) fn open_path(path: &Path) -> io::Result<File> {
 /// The bit of CAP_SYS_ADMIN (linux/capability.h).
 const SYS_ADMIN: u32 = 21;
 
-/// Whether this process may mount by itself, and register files for passthrough. In a user namespace it may do the former only.
+/// Whether this process may mount by itself, and register files for passthrough. In a user namespace it may do the
+/// former only.
 pub fn is_admin() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

@@ -1,7 +1,7 @@
 //! How a released file is opened, and how it becomes resident again.
 //!
 //! Both take long, so a worker does them, without the table's lock. Meanwhile the node is in transition: the archive
-//! finds it busy, and whoever else wants to open or truncate it is put on its list and tries again afterwards.
+//! finds it busy. Another open or truncation of it waits on its list, and tries again afterwards.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -25,7 +25,7 @@ use crate::store::durable::CrashPoint;
 use crate::store::{Stub, copy_attributes, copy_to_new_bytes, replace_stub, sync_replaced};
 use crate::sync::MutexGuard;
 
-/// What must be done with a released file first.
+/// The step that a released file needs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RecallGoal {
     /// Open its object for reading.
@@ -49,7 +49,7 @@ pub(super) enum Step<T> {
 /// A reader and the stub that it reads.
 pub(super) type Prepared = Option<(Stub, Arc<Reader>)>;
 
-/// Ends a transition however it ended.
+/// Ends a transition in every case.
 struct Transition {
     core: Arc<Core>,
     ino: u64,
@@ -67,16 +67,16 @@ impl Drop for Transition {
     }
 }
 
-/// Times that a stub's attributes are copied because somebody changed them meanwhile. After that the file is busy: nothing was
-/// done, and nothing that was said of it is lost.
+/// Times that a stub's attributes are copied because a program changed them meanwhile. After that the file is busy:
+/// nothing was done, and no change is lost.
 const MOST_ROUNDS: u32 = 8;
-/// The kernel's clock for files goes on in this time, as a rule.
+/// The kernel's clock for files usually advances within this time.
 const A_TICK: Duration = Duration::from_millis(5);
 
-/// What was known of a file's attributes.
+/// A file's attributes at some time.
 struct Seen {
     metadata: Metadata,
-    /// The clock for files had gone on since the last change: a later one has another time.
+    /// The clock had advanced since the last change, so a later change has another time.
     settled: bool,
 }
 
@@ -94,7 +94,7 @@ impl Seen {
     }
 }
 
-/// Opens what is going to be a program's file; of one that its owner may not write there is nobody who does.
+/// Opens the recalled file read-write, or read-only if the mode forbids writing.
 fn open_either(path: &Path) -> io::Result<File> {
     match File::options().read(true).write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
@@ -102,7 +102,7 @@ fn open_either(path: &Path) -> io::Result<File> {
     }
 }
 
-/// A file that goes unless it was put somewhere.
+/// A file that is removed unless it was put in its place.
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
@@ -116,7 +116,8 @@ impl Drop for Temporary {
 }
 
 impl Core {
-    /// Does what is wanted with a released file, then calls `again` from a worker; at once when there is nothing to do.
+    /// Takes the wanted step with a released file, then calls `again` from a worker. Calls it at once if no step is
+    /// needed.
     pub(super) fn make(
         self: &Arc<Self>,
         ino: u64,
@@ -182,9 +183,9 @@ impl Core {
         self.archive.store().root().join("tmp").join(format!("mount-{number}"))
     }
 
-    /// Puts a plain file in the place of a stub. Fails with ESTALE after having put it there as another inode, when
-    /// readers are served from the decoded file by the kernel: those keep what they have, and the kernel, told that
-    /// its inode is stale, looks the name up again and finds the new one.
+    /// Replaces a stub by a plain file. If the kernel serves readers from the decoded file, the plain file becomes
+    /// another inode, and this returns ESTALE. Those readers keep their file. The kernel learns that its inode is
+    /// stale, looks the name up again and finds the new one.
     fn bring_back(&self, ino: u64, stub: &Stub, wanted: RecallGoal) -> Result<()> {
         let original = self.table().place(ino)?.hold()?;
         let before = Seen::of(&original)?;
@@ -237,7 +238,7 @@ impl Core {
             }
         }
         if wanted == RecallGoal::Resident {
-            // Nobody opens it, so that nothing else would tell. The object keeps its name.
+            // No program opens it, so the archive learns of it here. The object keeps its name.
             paths.iter().for_each(|path| self.archive.recalled(path));
         }
         drop(table);
@@ -246,9 +247,9 @@ impl Core {
         if stale { Err(libc::ESTALE.into()) } else { Ok(()) }
     }
 
-    /// Gives `new` the attributes of a stub, durably, and answers with the table: none of them has changed since. Nobody keeps programs
-    /// from changing them until then, and what their call has said to be done must not be undone. `seen`: what the stub was when
-    /// `new` got its attributes, if it has them.
+    /// Gives `new` the attributes of a stub, durably, and returns the table's lock once none of them has changed
+    /// since. Programs may change them until then, and no finished call of theirs may be undone. `seen`: the stub's
+    /// state when `new` got its attributes, if it has them.
     fn carry_attributes(
         &self,
         ino: u64,
@@ -264,7 +265,7 @@ impl Core {
             if seen.as_ref().is_some_and(|seen| seen.is_still(&now)) {
                 return Ok((table, now.metadata));
             }
-            // Not under the lock, whoever changes them without a pause.
+            // Not under the lock, even if programs change them without a pause.
             drop(table);
             if round > MOST_ROUNDS {
                 break;
@@ -301,7 +302,7 @@ impl Core {
 #[derive(Default)]
 struct Put {
     directories: Vec<PathBuf>,
-    /// What keeps those paths good.
+    /// Keeps those paths valid.
     _names: Vec<Reached>,
 }
 

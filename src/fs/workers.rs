@@ -1,4 +1,5 @@
-//! Threads for what may block: decoding, fsync, waiting for a disk. A thread that answers the kernel never does.
+//! Threads for work that may block: decoding, fsync, waiting for a disk. A thread that answers the kernel never
+//! blocks.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,15 +14,15 @@ pub(super) type Job = Box<dyn FnOnce() + Send>;
 /// Most threads at a time. They mostly wait for a disk or for the decoder's own pool; with 16, a dozen slow recalls
 /// still leave room for the reads of others.
 const MOST: usize = 16;
-/// A thread that was not called for so long ends, and with it what it keeps for itself.
+/// A thread without work for so long ends, and frees its buffers.
 const REST: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
     threads: usize,
-    /// Of each thread that waits what wakes it. The last one goes first: what a thread keeps for itself (buffers, the allocator's
-    /// heap) is then kept by as many threads as work at once, not by all that ever did.
+    /// Wakes each waiting thread. The last one goes first. So only as many threads keep buffers and heaps as work at
+    /// once, not all that ever worked.
     idle: Vec<Arc<Condvar>>,
     stopping: bool,
 }
@@ -39,7 +40,7 @@ impl Shared {
     }
 }
 
-/// A pool that grows on demand up to [`MOST`] threads. The queue holds at most what the kernel has outstanding.
+/// A pool that grows on demand up to [`MOST`] threads. The kernel's outstanding requests bound the queue.
 pub(super) struct Workers {
     shared: Arc<Shared>,
 }
@@ -71,7 +72,7 @@ impl Workers {
             let spawned = thread::Builder::new().name("stepfs-worker".into()).spawn(move || work(&shared));
             match spawned {
                 Ok(_) => state.threads += 1,
-                // Nobody would ever run it: dropped, its reply says EIO.
+                // No thread would ever run it. It is dropped, and its reply says EIO.
                 Err(error) if state.threads == 0 => {
                     let job = state.queue.pop_back();
                     drop(state);
@@ -83,7 +84,7 @@ impl Workers {
         }
     }
 
-    /// Finishes what is queued and ends the threads.
+    /// Finishes the queue and ends the threads.
     pub(super) fn stop(&self) {
         let mut state = self.shared.state();
         state.stopping = true;
@@ -114,7 +115,7 @@ fn work(shared: &Shared) {
             state = wait_timeout(&wake, &shared.state, state, shared.rest);
             let waiting = state.idle.len();
             state.idle.retain(|idle| !Arc::ptr_eq(idle, &wake));
-            // Nobody has called it, or he would have taken it from the list.
+            // It was not called: a called thread is taken from the list.
             if state.idle.len() < waiting && state.queue.is_empty() && !state.stopping {
                 state.threads -= 1;
                 shared.ended.notify_all();

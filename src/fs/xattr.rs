@@ -14,18 +14,18 @@ use crate::store::durable::CrashPoint;
 use crate::store::{PIN, PROFILE, Profile};
 use crate::sync::MutexGuard;
 
-/// Attributes of this name are stepfs's own. They are answered, not stored but for pins and profiles, and not listed: `cp -a` and `rsync -X`
-/// would otherwise carry them to other files.
+/// Attributes with this prefix are stepfs's own. stepfs computes them, and stores only pins and profiles. They are
+/// not listed: `cp -a` and `rsync -X` would otherwise carry them to other files.
 const OWN: &str = "user.stepfs.";
 
-/// Access control lists. The kernel would have to enforce them, and with these mounts it does not; saying that there
-/// are none is safer than storing what nobody enforces.
+/// Access control lists. The kernel would have to enforce them, and does not with these mounts. A refusal is safer
+/// than a list without effect.
 const ACL: &str = "system.posix_acl_";
 
-/// Of root alone, as their values are.
+/// Only root may see these names, as only root may see their values.
 const TRUSTED: &str = "trusted.";
 
-/// What is said of, or asked for, all of the store: not for those who may see some of its files only.
+/// Attributes of the whole store. Users who may see only some of its files do not get them.
 const OF_ALL: [&str; 5] = ["store", "status", "queue", "gc", "sync"];
 
 enum Name<'a> {
@@ -89,7 +89,7 @@ impl Core {
 
     fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
         match classify(name) {
-            // The archive looks when it is about to change a file, under the same lock.
+            // The archive looks for a pin under the same lock before it changes a file.
             Name::Own("pin") => self.mark(ino, PIN, b"1", flags).map(drop),
             Name::Own("profile") => {
                 let profile: Option<Profile> = std::str::from_utf8(value).ok().and_then(|name| name.parse().ok());
@@ -111,8 +111,8 @@ impl Core {
         }
     }
 
-    /// Sets an attribute that the archive asks for, on a file or directory. Whoever tells the archive of it does so while it
-    /// has the table.
+    /// Sets an attribute for the archive, on a file or directory. Returns the table's lock, under which the caller
+    /// tells the archive.
     fn mark(&self, ino: u64, name: &str, value: &[u8], flags: i32) -> Result<MutexGuard<'_, Table>> {
         let table = self.table();
         if !matches!(table.node(ino)?.kind, FileType::RegularFile | FileType::Directory) {
@@ -145,7 +145,7 @@ impl Core {
         }
     }
 
-    /// Whether this user may not know of, or ask for, that: whoever is neither root nor the one whose daemon it is.
+    /// True if this store-wide attribute is hidden from `uid` (neither root nor the daemon's user).
     fn is_kept_from(&self, uid: u32, name: &OsStr) -> bool {
         let of_all = matches!(classify(name), Name::Own(own) if OF_ALL.contains(&own));
         of_all && ![0, self.user].contains(&uid)
@@ -156,7 +156,7 @@ impl Core {
             return reply.error(Errno::EPERM);
         }
         if let Name::Own("status" | "generations" | "lossy" | "original" | "profile") = classify(name) {
-            // The first looks at every file, the others into an object.
+            // The first reads the size of every file, the others read an object.
             let (core, name) = (Arc::clone(self), name.to_owned());
             return self.workers.submit(Box::new(move || answer(core.getxattr(ino, &name), size, reply)));
         }
@@ -185,7 +185,7 @@ impl Core {
         self.answer_marked(ino, classify(name), self.removexattr(ino, name), reply);
     }
 
-    /// A pin and a profile are as durable as the file when the call returns: the policy goes by them, whatever happened meanwhile.
+    /// A pin and a profile are as durable as the file when the call returns, because the policy depends on them.
     fn answer_marked(self: &Arc<Self>, ino: u64, name: Name<'_>, result: Result<()>, reply: ReplyEmpty) {
         let core = Arc::clone(self);
         match (name, result) {
@@ -196,8 +196,8 @@ impl Core {
         }
     }
 
-    /// Makes durable what was set on a file or a directory. A file that is not durable itself becomes so with what was set on it;
-    /// it must not be synced here, where an error of its bytes would be said to somebody else than the archive.
+    /// Makes a mark of a file or directory durable. A file that is not durable yet becomes so together with its mark.
+    /// It must not be synced here: the archive alone may receive an error of its bytes.
     fn sync_mark(&self, ino: u64) -> Result<()> {
         let (path, kind) = {
             let table = self.table();

@@ -178,7 +178,7 @@ impl Chain {
             };
             let fits = |child: &TensorEntry| entry.dtype == child.dtype && len(entry) == len(child);
             if path.last().is_some_and(|child| !fits(child.entry)) {
-                return Err(wrong("a tensor is not what its child was made from"));
+                return Err(wrong("a tensor has changed since its child was made"));
             }
             path.push(Step { object, place, tensor, entry });
             match entry.coding.parent() {

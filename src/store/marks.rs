@@ -83,7 +83,7 @@ pub fn mark_recalled(file: &DeviceFile, object: Id) {
     let words = object.to_string();
     let mark = Attribute::Extended(OsStr::new(RECALLED), words.as_bytes());
     if let Err(error) = file.set(&mark, CrashPoint::RecallWritten) {
-        log::debug!("cannot note what a file was recalled from: {error}");
+        log::debug!("cannot note the object of a recalled file: {error}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Single operations of programs and people on files.
 //!
-//! Paths come from a short table, so that operations meet the same files again and again: in directories that come and
-//! go, over links, under handles and mappings that are held.
+//! Paths come from a short table, so that operations meet the same files again and again. Directories come and go,
+//! links lead to files, handles and mappings stay open.
 
 use proptest::prelude::*;
 

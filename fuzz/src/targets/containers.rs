@@ -9,7 +9,7 @@ use stepfs::container::{ChangedTensor, Description, InOrder, Kind, Model, Order,
 
 use super::input::Input;
 
-/// Promises that every description keeps, whatever the input.
+/// Promises that every description keeps, for any input.
 fn described(bytes: &[u8]) -> Description {
     let d = describe(&bytes).expect("bytes in memory have no errors of a device");
     let mut end = 0;

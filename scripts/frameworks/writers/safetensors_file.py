@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 
 def names(model, optimizer):
-    """{name: parameter} of what the optimizer trains; tied weights have one name."""
+    """{name: parameter} of the trained parameters; tied weights have one name."""
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return {name: p for name, p in model.named_parameters() if id(p) in trained}
 

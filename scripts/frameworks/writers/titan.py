@@ -13,7 +13,7 @@ logging.disable(logging.WARNING)
 
 
 class Progress:
-    """As torchtitan's trainer: what else it saves."""
+    """The trainer's own state, as torchtitan saves it."""
 
     step = 0
 

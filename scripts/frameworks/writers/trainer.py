@@ -41,7 +41,7 @@ def trainer(job):
                                   save_strategy="no" if job.at else "steps", save_total_limit=KEEP, per_device_train_batch_size=8, use_cpu=True,
                                   report_to=[], seed=1, disable_tqdm=True, learning_rate=1e-3, lr_scheduler_type="constant",
                                   train_sampling_strategy="sequential", ignore_data_skip=False, **more)
-    # A resume skips what the run had seen; its data is of the seed asked for.
+    # A resume skips the data that the run had seen. Its data is of the job's seed.
     return Trainer(model=build(job.variant), args=arguments, train_dataset=Windows(job.seed, 2 * LAST), callbacks=[Saved(job)])
 
 

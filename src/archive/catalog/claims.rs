@@ -1,4 +1,4 @@
-//! What a thread of the archive does next: it claims a file, and nobody else takes a step of that one before it is done.
+//! The next step of a thread: it claims a file, and no other thread takes a step of that file before it is done.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::store::Id;
 use super::index::Next;
 use super::{Catalog, Sealed, State};
 
-/// A step of a file's life that one thread takes. Nobody else takes one of that file before [`Catalog::done`].
+/// A step of a file's life that one thread takes. No other thread takes a step of the file before [`Catalog::done`].
 #[derive(Clone, Debug)]
 pub(in crate::archive) struct Task {
     /// The file's path inside the tree.
@@ -26,7 +26,7 @@ pub(in crate::archive) struct Task {
 pub(in crate::archive) enum Step {
     /// Make it durable and find its tensors.
     Seal,
-    /// Find out whether it is a copy of what an object decodes to.
+    /// Find out whether the file is a copy of a decoded object.
     Compare { sealed: Arc<Sealed> },
     /// Encode it: `newer` holds the bytes, as written, of the state after it.
     Archive { sealed: Arc<Sealed>, newer: (PathBuf, Arc<Sealed>) },
@@ -61,7 +61,7 @@ impl Catalog {
         (next.and_then(|next| self.claim(next)), retry.into_iter().chain(settles).min())
     }
 
-    /// After which time a failed attempt may be repeated; those whose time has come may be now.
+    /// Releases failed attempts whose time has come. Returns how long until the next one's.
     fn retry_in(&mut self, now: Instant) -> Option<Duration> {
         while let Some(path) = self.entries.index().due(now).cloned() {
             self.entries.edit(&path, |entry| entry.due = true);
@@ -102,7 +102,7 @@ impl Catalog {
         self.entries.done(task.sequence);
     }
 
-    /// It is known what a file that is being sealed names as the best of its run.
+    /// Notes that the file being sealed has been read for the best of its run.
     pub(in crate::archive) fn has_spoken(&mut self, task: &Task) {
         self.entries.has_spoken(task.sequence);
     }
@@ -112,7 +112,7 @@ impl Catalog {
         self.entries.index().is_busy()
     }
 
-    /// Whether no step of any file is being taken, or can be now.
+    /// Whether no step of any file is under way or possible now.
     pub(in crate::archive) fn is_calm(&self) -> bool {
         let index = self.entries.index();
         !index.is_busy() && index.next_seal().is_none() && index.next_step().is_none()

@@ -39,7 +39,7 @@ impl Entries {
         &self.index
     }
 
-    /// Enters one; answers what was there.
+    /// Enters a file, and returns the entry that was there.
     pub(super) fn insert(&mut self, path: PathBuf, entry: Entry) -> Option<Entry> {
         let old = self.remove(&path);
         let group = step_pattern::group(&path).map(Arc::from);

@@ -1,4 +1,4 @@
-//! What is known of one file.
+//! The entry of one file.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use crate::store::Id;
 pub(in crate::archive) enum State {
     /// A handle that can write is open, or was when the store was last used.
     Staged,
-    /// Closed; its bytes are not yet known to be durable.
+    /// Closed, but its bytes may not be durable yet.
     Closed,
-    /// Durable, and perhaps a copy of what an object decodes to: it is no newer state before that is known.
+    /// Durable, and perhaps a copy of a decoded object. Until that is known it counts as no newer state.
     Durable(Arc<Sealed>),
     /// Durable, exact and resident; waits for a newer one of its lineage.
     Sealed(Arc<Sealed>),
     /// Its object is durable; it waits for its handles to close.
     Archived(Arc<Sealed>, Id),
-    /// A stub stands in its place.
+    /// A stub has taken its place.
     Released(Id),
     /// Stays as it is, for this reason.
     Resident(ResidentReason),
 }
 
 impl State {
-    /// Whether it must be found out again under another name.
+    /// Whether a new name makes the state unknown.
     pub(super) fn follows_from_name(&self) -> bool {
         match self {
             State::Durable(_) | State::Sealed(_) | State::Archived(..) => true,
-            // What cannot be read does not become readable by a name, and may be a stub.
+            // A new name makes no unreadable file readable, and it may be a stub.
             State::Resident(why) => {
                 use ResidentReason::{DamagedStub, NotDurable, Unreadable};
                 ![NotDurable, DamagedStub, Unreadable].contains(why)
@@ -43,7 +43,7 @@ impl State {
         }
     }
 
-    /// Whether it is a state of its lineage, or may be found to be one.
+    /// Whether it is a state of its lineage, or may turn out to be one.
     pub(in crate::archive) fn waits_or_is_a_state(&self) -> bool {
         matches!(self, State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..))
     }
@@ -58,8 +58,8 @@ impl State {
     }
 }
 
-/// What is known of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some hundred
-/// tensors would take hundreds of megabytes.
+/// The known facts of a durable file. Its tensors are looked up again when it is archived: 20,000 lists of some
+/// hundred tensors would take hundreds of megabytes.
 #[derive(Clone, Debug)]
 pub(in crate::archive) struct Sealed {
     pub(in crate::archive) file: FileId,
@@ -71,7 +71,7 @@ pub(in crate::archive) struct Sealed {
     pub(in crate::archive) sample: u64,
     pub(in crate::archive) signature: u64,
     pub(in crate::archive) lineage: u64,
-    /// Its bytes are those that an object decodes to: it may become a stub of that one although it is the newest.
+    /// Its bytes equal a decoded object's: it may become a stub of that object although it is the newest.
     pub(in crate::archive) copy: bool,
 }
 
@@ -82,7 +82,7 @@ impl Sealed {
         Facts { len, modified_ns, sample, signature, lineage }
     }
 
-    /// Whether this is still said of the file that has these metadata: content cannot have changed without its time.
+    /// Whether this still describes the file with these metadata. Content cannot change without its time.
     pub(in crate::archive) fn describes(&self, metadata: &std::fs::Metadata) -> bool {
         FileId::of(metadata) == self.file && metadata.len() == self.len && modified_ns(metadata) == self.modified_ns
     }
@@ -109,22 +109,22 @@ pub(in crate::archive) struct Entry {
     pub(in crate::archive) state: State,
     /// Grows whenever the content may have changed: work begun before is void.
     pub(in crate::archive) version: u64,
-    /// Order of sealing; decides between files of one modification time. No two entries have the same.
+    /// Order of sealing, unique. It decides between files of one modification time.
     pub(in crate::archive) sequence: u64,
-    /// What the sequence was when it was last opened for writing: the news that it was closed may come late.
+    /// The sequence when it was last opened for writing. The note of its close may come late.
     pub(in crate::archive) opened: u64,
-    /// A handle was open when it was to be archived or released: wait for the file system to say it is closed.
+    /// A handle was open when its turn came. It waits until the file system says that the handle is closed.
     pub(in crate::archive) busy: bool,
-    /// An attempt failed; not before then again. `None` after a failure that trying again cannot mend.
+    /// A failed attempt, and when to repeat it. `None` after a failure that no repetition can mend.
     pub(in crate::archive) failed: Option<Failed>,
     /// It counts as newer state for others, but stays as it is.
     pub(in crate::archive) held: Option<Held>,
     /// The object that a recalled file was decoded from. Named by this entry, so that it is still there when the file
     /// is archived again: nothing is ever quantized twice.
     pub(in crate::archive) keeps: Option<Id>,
-    /// It lay in the tree when the store was mounted, and was not written since.
+    /// It was in the tree at the mount, and was not written since.
     pub(in crate::archive) found: bool,
-    /// The time of that failed attempt's repetition has come.
+    /// The failed attempt may be repeated now.
     pub(super) due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
     pub(super) seen_ns: i64,

@@ -4,24 +4,24 @@ use std::collections::BTreeSet;
 
 use super::lineage::Rank;
 
-/// What can be archived and released, oldest first.
+/// Files to archive and to release, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
     pub(super) archives: BTreeSet<Rank>,
     pub(super) releases: BTreeSet<Rank>,
     /// Files that are being archived.
     pub(super) archiving: usize,
-    /// All these, and those that wait for another attempt.
+    /// The number of these files, and of those that wait for another attempt.
     pub(super) queued: usize,
 }
 
 impl Ready {
-    /// The next file to release: all are archived before the first is released.
+    /// The next file to release. All are archived before the first is released.
     pub(super) fn next_release(&self) -> Option<&Rank> {
         self.releases.first().filter(|_| self.archives.is_empty() && self.archiving == 0)
     }
 
-    /// The sequences of all that can be done now.
+    /// The sequences of all files with a step to take now.
     pub(super) fn sequences(&self) -> impl Iterator<Item = u64> {
         self.archives.iter().chain(&self.releases).map(|rank| rank.2)
     }
@@ -34,18 +34,18 @@ pub(super) struct Group {
     pub(super) members: usize,
     /// Files that are not history yet.
     pub(super) pending: usize,
-    /// When its files, and what made them history, were last modified.
+    /// Modification times of its files and of the newer files that made them history.
     pub(super) touched: BTreeSet<(i64, u64)>,
-    /// It need not be waited for any more unless something was modified after this.
+    /// The group is not waited for any more, unless something was modified after this time.
     pub(super) settled: i64,
-    /// Its places in the index.
+    /// Its place among the heads of the index.
     pub(super) head: Option<(u8, Rank)>,
     pub(super) timer: Option<i64>,
     pub(super) counted: usize,
 }
 
 impl Group {
-    /// Without members.
+    /// A group without members.
     pub(super) fn new() -> Group {
         Group {
             ready: Ready::default(),

@@ -1,6 +1,6 @@
-//! What follows from the catalog's entries: what can be done next, what is the newest of its lineage, which checkpoints
-//! are complete. Kept up to date with every change of an entry, so that nothing is ever looked for among all files:
-//! a change costs O(log n), and O(k) where k byte-identical files are the newest of one lineage.
+//! Indexes of the catalog's entries: the next step, the newest file of each lineage, the complete checkpoints. Each
+//! change of an entry updates them, so nothing searches all files. A change costs O(log n), or O(k) if k
+//! byte-identical files are the newest of one lineage.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -26,24 +26,24 @@ pub(super) enum Next {
 /// A thread takes a step of a file.
 #[derive(Debug)]
 struct Claim {
-    /// See [`Entry`]; both as they were when it was taken.
+    /// As in [`Entry`], at the time of the claim.
     opened: u64,
     version: u64,
-    /// Of a file that is being archived.
+    /// Set for a file that is being archived.
     lineage: Option<(u64, Print)>,
     kin: Kin,
     work: Option<Work>,
-    /// The file is being sealed, and nobody knows yet what it names as the best of a run.
+    /// The file is being sealed, and was not yet read for the best of its run.
     may_speak: bool,
 }
 
-/// Files that [`Index::next_step`] looks at for one that can be archived beside those that are being archived.
+/// Most files that [`Index::next_step`] examines for one that can be archived beside those under way.
 const LOOK_AHEAD: usize = 64;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// How long a group is waited for, nanoseconds; 0: there are no groups.
+    /// How long a group waits for its files, in nanoseconds. 0: there are no groups.
     settle_ns: i64,
     /// By the entry's sequence.
     members: HashMap<u64, Member>,
@@ -53,21 +53,21 @@ pub(super) struct Index {
     closed: BTreeSet<Rank>,
     /// Durable files that may be copies.
     copies: BTreeSet<Rank>,
-    /// Both, also those that wait for another attempt.
+    /// The number of both, and of those that wait for another attempt.
     unsealed: usize,
-    /// Work of files that are in no group.
+    /// Steps of files outside of groups.
     single: Ready,
-    /// What comes first of every open group: 1 a release, 2 something to archive.
+    /// The first step of every open group: 1 a release, 2 an archiving.
     heads: BTreeSet<(u8, Rank)>,
-    /// When groups that are not complete are not waited for any longer.
+    /// When incomplete groups stop waiting.
     timers: BTreeSet<(i64, Arc<Path>)>,
-    /// Entries whose failure waits for a time, or has waited.
+    /// Entries with a failure, and when each may be tried again.
     waiting: BTreeSet<(Instant, u64)>,
-    /// Work of open groups.
+    /// Number of steps in open groups.
     open: usize,
-    /// Files of groups that are waited for.
+    /// Number of files in groups that still wait.
     settling: usize,
-    /// Files that a thread takes a step of, by sequence: nobody else takes one of them. As many as there are threads.
+    /// Files in a thread's hands, by sequence. No other thread takes a step of them.
     claims: BTreeMap<u64, Claim>,
 }
 
@@ -76,9 +76,9 @@ impl Index {
         Index { settle_ns, ..Index::default() }
     }
 
-    /// An entry is there from now on. `group`: the directory of the checkpoint it is a part of.
+    /// Enters an entry. `group`: the directory of its checkpoint.
     pub(super) fn add(&mut self, path: &Path, group: Option<Arc<Path>>, entry: &Entry) {
-        // A copy of what is archived already loses nothing, whatever becomes of the rest.
+        // A copy of an archived file loses nothing, whatever happens to the rest.
         let waits_for_nobody = matches!(&entry.state, State::Archived(sealed, _) if sealed.copy);
         let mut member = Member::new(path, group.filter(|_| self.settle_ns > 0), entry);
         if waits_for_nobody {
@@ -96,7 +96,7 @@ impl Index {
         }
     }
 
-    /// An entry is gone.
+    /// Takes out an entry.
     pub(super) fn remove(&mut self, sequence: u64) {
         self.unplace(sequence);
         let Some(member) = self.members.remove(&sequence) else { return };
@@ -111,7 +111,7 @@ impl Index {
         }
     }
 
-    /// Finds out anew whether a file is history; it is not placed meanwhile.
+    /// Judges anew whether a file is history. The caller has taken it out of the index.
     fn judge(&mut self, sequence: u64) {
         let Some(member) = self.members.get(&sequence) else { return };
         let Some((id, print)) = member.lineage else { return };
@@ -125,7 +125,7 @@ impl Index {
         }
     }
 
-    /// A sealed or archived state came or went: those at the end of the lineage may have become history, or the newest.
+    /// A sealed or archived state came or went: the lineage's last files may have become history, or the newest.
     fn advance(&mut self, id: u64) {
         let Some(lineage) = self.lineages.get_mut(&id) else { return };
         let mut flipped = lineage.advance();
@@ -182,8 +182,8 @@ impl Index {
         group.iter().for_each(|group| self.refresh(group));
     }
 
-    /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works on, are
-    /// not there.
+    /// Enters a member where threads look for work, or takes it out. Members that wait for a time, or are claimed,
+    /// are not there.
     fn offer(&mut self, sequence: u64, enter: bool) {
         let Some(member) = self.members.get(&sequence) else { return };
         let Some(work) = member.queued() else { return };
@@ -208,7 +208,7 @@ impl Index {
         }
     }
 
-    /// Puts a group where it belongs after a change.
+    /// Puts a group in its place after a change.
     fn refresh(&mut self, directory: &Arc<Path>) {
         let Some(group) = self.groups.get_mut(directory) else { return };
         if let Some(head) = group.head.take() {
@@ -237,14 +237,14 @@ impl Index {
         }
     }
 
-    /// Groups whose time has passed are not waited for any longer.
+    /// Opens groups whose time has passed.
     pub(super) fn expire(&mut self, wall_ns: i64) {
         while let Some((_, directory)) = self.timers.first().filter(|(due, _)| *due <= wall_ns).cloned() {
             self.hasten(&directory);
         }
     }
 
-    /// A group is not waited for any longer as it is now.
+    /// Opens a group in its present state.
     pub(super) fn hasten(&mut self, directory: &Arc<Path>) {
         if let Some(group) = self.groups.get_mut(directory) {
             group.settled = group.newest();
@@ -273,12 +273,12 @@ impl Index {
         self.path(self.closed.first()?)
     }
 
-    /// The next file to release; if there is none, one that may be a copy; else, once all
-    /// that was closed is sealed, the oldest one to archive. States of one lineage are archived one after the
-    /// other, since each becomes a difference to the one before; so are files that may be the same state, saved twice.
+    /// The next file to release, else one that may be a copy, else the oldest one to archive once all closed
+    /// files are sealed. States of one lineage are archived one after the other, since each is the base of the
+    /// next. So are files that may be the same state saved twice.
     pub(super) fn next_step(&self) -> Option<Next> {
         let of_groups = |urgency: u8| self.heads.iter().filter(move |(u, _)| *u == urgency).map(|(_, rank)| rank);
-        // One at a time: each has to find the times of its directory as programs left them.
+        // One at a time: each release must find the directory's times as programs left them.
         if !self.is_any(Work::Release) {
             let release = self.single.releases.iter().take(1).chain(of_groups(1).take(1)).min();
             if let Some(rank) = release {
@@ -288,7 +288,7 @@ impl Index {
         if let Some(rank) = self.copies.first() {
             return Some(Next::Compare(self.path(rank)?));
         }
-        // One that is being sealed may be an older state of a lineage than those that could be archived.
+        // A file that is being sealed may be an older state than those that could be archived.
         if self.is_any_closed() || self.is_any(Work::Seal) {
             return None;
         }
@@ -302,7 +302,7 @@ impl Index {
         Some(Next::Archive(member.path.clone(), self.path(after)?))
     }
 
-    /// Whether a closed file can be sealed, now or once a thread is done with what it was before.
+    /// Whether a closed file can be sealed, now or once a thread is done with its former content.
     fn is_any_closed(&self) -> bool {
         let is_another = |(sequence, claim): (&u64, &Claim)| {
             let member = self.members.get(sequence).filter(|member| member.version != claim.version);
@@ -316,7 +316,7 @@ impl Index {
         self.claims.values().any(|claim| claim.work == Some(work))
     }
 
-    /// Whether no file is being archived that this one has to wait for.
+    /// Whether the file need not wait for another one that is being archived.
     fn may_begin(&self, sequence: u64) -> bool {
         let Some(member) = self.members.get(&sequence) else { return false };
         let waits_for = |claim: &Claim| {
@@ -327,7 +327,7 @@ impl Index {
         !self.claims.values().any(waits_for)
     }
 
-    /// A thread takes a step of this file: nobody else does before [`Index::done`].
+    /// A thread takes a step of this file. No other thread does before [`Index::done`].
     pub(super) fn claim(&mut self, sequence: u64) {
         self.offer(sequence, false);
         if let Some(member) = self.members.get(&sequence) {
@@ -352,7 +352,7 @@ impl Index {
         group.iter().for_each(|group| self.refresh(group));
     }
 
-    /// It is known what a file that is being sealed names as the best of a run.
+    /// Notes that the file being sealed has been read for the best of its run.
     pub(super) fn has_spoken(&mut self, sequence: u64) {
         if let Some(claim) = self.claims.get_mut(&sequence) {
             claim.may_speak = false;
@@ -379,7 +379,7 @@ impl Index {
         self.members.get(&entry.sequence)?.group.as_ref()
     }
 
-    /// Whether nothing in the file's group keeps it from being archived and released.
+    /// Whether nothing in the file's group holds it back.
     pub(super) fn is_open(&self, entry: &Entry) -> bool {
         self.members.get(&entry.sequence).is_none_or(|member| self.is_free(member))
     }
@@ -393,7 +393,8 @@ impl Index {
         self.lineages.get(&id).is_some_and(|lineage| lineage.has_newer(rank, print))
     }
 
-    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with higher steps.
+    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with
+    /// higher steps.
     pub(super) fn is_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
         self.lineages.get(&id).is_some_and(|lineage| lineage.is_history(rank, print))
     }
@@ -403,12 +404,12 @@ impl Index {
         self.lineages.get(&id).is_some_and(|lineage| lineage.stays_history(rank, print))
     }
 
-    /// Whether there are files of which it is not yet known what they are.
+    /// Whether some files were not examined yet.
     pub(super) fn has_unsealed(&self) -> bool {
         self.unsealed > 0
     }
 
-    /// Whether it is not known yet of some closed file, which can be looked at now, what it names as the best of a run.
+    /// Whether some closed file that can be read now was not yet read for the best of its run.
     pub(super) fn may_learn(&self) -> bool {
         self.is_any_closed() || self.claims.values().any(|claim| claim.may_speak)
     }
@@ -418,7 +419,7 @@ impl Index {
         self.lineages.keys().copied()
     }
 
-    /// Whether there is something to do for the entry of this sequence, now or after a failure has passed.
+    /// Whether the entry of this sequence has a step to take, now or after a failure has passed.
     pub(super) fn is_queued(&self, sequence: u64) -> bool {
         self.members.get(&sequence).is_some_and(|member| match member.queued() {
             Some(Work::Seal | Work::Compare) => true,
@@ -427,8 +428,8 @@ impl Index {
         })
     }
 
-    /// The lowest number that an entry was opened with for which something is being done, can be done now, or can be after a failure
-    /// has passed. Costs a look at each of those.
+    /// The lowest opening number among entries with a step under way, to take now, or to take after a failure has
+    /// passed. Costs a look at each of those.
     pub(super) fn oldest(&self) -> Option<u64> {
         let closed = self.closed.iter().chain(&self.copies).map(|rank| rank.2);
         let groups = self.groups.values().filter(|group| group.is_open());
@@ -439,13 +440,13 @@ impl Index {
         closed.chain(ready).chain(waiting).filter_map(opened).chain(claimed).min()
     }
 
-    /// The numbers that the files were opened with which threads work on.
+    /// The opening numbers of the claimed files.
     #[cfg(test)]
     pub(super) fn claimed_opened(&self) -> impl Iterator<Item = u64> {
         self.claims.values().map(|claim| claim.opened)
     }
 
-    /// Number of things to do, and of those that wait for their group.
+    /// Number of steps to take, and of files that wait for their group.
     pub(super) fn queued(&self) -> (usize, usize) {
         (self.unsealed + self.single.queued + self.open, self.settling)
     }

@@ -1,20 +1,20 @@
 //! The order of a lineage's states, and which of them are history.
 //!
-//! Two orders count. By time: the newest state is the one that training goes on from. By the steps in the names: a run that was
-//! resumed from step 60 writes 64 after 140, and `resume_from_checkpoint=True` still picks 140. The last state of either order
-//! stays exact.
+//! Two orders count. By time: training goes on from the newest state. By the steps in the names: a run that was
+//! resumed from step 60 writes 64 after 140, and `resume_from_checkpoint=True` still picks 140. The last state of
+//! either order stays exact.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::{Entry, State};
 
-/// Which state of a lineage is the older one: by modification time, then by the steps in their names (an archive is
-/// unpacked with whole seconds), then by the order of closing.
+/// The age of a state within its lineage: by modification time, then by the steps in its name (an unpacked archive
+/// has whole seconds), then by the order of closing.
 pub(super) type Rank = (i64, Vec<u64>, u64);
 
-/// Which state of a lineage is the lower one: by the steps in their names, then by modification time, then by the order of
-/// closing.
+/// The height of a state within its lineage: by the steps in its name, then by modification time, then by the order
+/// of closing.
 type Height = (Vec<u64>, i64, u64);
 
 /// Length and samples of a file: equal for byte-identical files.
@@ -39,7 +39,7 @@ fn height(rank: &Rank) -> Height {
 struct Order<A, B> {
     sealed: BTreeMap<(A, B, u64), Print>,
     archived: BTreeMap<(A, B, u64), Print>,
-    /// The last sealed one, and the last that has other bytes than that.
+    /// The last sealed state, and the last one with other bytes than it.
     last: Option<((A, B, u64), Print)>,
     other: Option<(A, B, u64)>,
 }
@@ -61,8 +61,8 @@ impl<A: Ord + Clone, B: Ord + Clone> Order<A, B> {
             || self.last.as_ref().is_some_and(|(last, of_last)| key < last && print != *of_last)
     }
 
-    /// Whether a later state is sealed, and one with other bytes is sealed or archived. Enough for a file that was history when it
-    /// was archived: where the last state has its bytes, those between may be on their way too.
+    /// Whether a later state is sealed, and one with other bytes is sealed or archived. This suffices for a file that
+    /// was history when it was archived: if the last state has its bytes, the states between may be under way too.
     fn stays_history(&self, key: &(A, B, u64), print: Print) -> bool {
         let later = (Bound::Excluded(key), Bound::Unbounded);
         let mut sealed = self.sealed.range::<(A, B, u64), _>(later).peekable();
@@ -77,7 +77,8 @@ impl<A: Ord + Clone, B: Ord + Clone> Order<A, B> {
         self.sealed.range::<(A, B, u64), _>(later).find(|(_, other)| **other != print).map(|(key, _)| key)
     }
 
-    /// Finds the last states again; answers the sequences of all that may have become history, or ceased to be.
+    /// Finds the last states again. Returns the sequences of all states that may have become history, or ceased to
+    /// be.
     fn advance(&mut self) -> Vec<u64> {
         let last = self.sealed.last_key_value().map(|(key, print)| (key.clone(), *print));
         let other = last.as_ref().and_then(|(_, last)| {
@@ -86,7 +87,7 @@ impl<A: Ord + Clone, B: Ord + Clone> Order<A, B> {
         if (&last, &other) == (&self.last, &self.other) {
             return Vec::new();
         }
-        // Everything before both is history, as it was.
+        // Everything before both stays history.
         let from = std::mem::replace(&mut self.other, other.clone()).min(other);
         self.last = last;
         let from = from.map_or(Bound::Unbounded, Bound::Included);
@@ -143,7 +144,8 @@ impl Lineage {
         newer.map(|key| key.2).into_iter().chain(higher.map(|key| key.2))
     }
 
-    /// A sealed or archived state came or went; answers the sequences of all that may have become history, or ceased to be.
+    /// A sealed or archived state came or went. Returns the sequences of all states that may have become history, or
+    /// ceased to be.
     pub(super) fn advance(&mut self) -> Vec<u64> {
         let mut changed = self.by_time.advance();
         changed.extend(self.by_steps.advance());

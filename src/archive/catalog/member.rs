@@ -1,4 +1,4 @@
-//! What the index knows of one file.
+//! The index's facts of one file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::hash::xxh3_64;
 use super::lineage::{Print, Rank, rank};
 use super::{Entry, State};
 
-/// What the archive does for a file next, if it may.
+/// The next step for a file, if it is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Seal,
@@ -19,8 +19,9 @@ pub(super) enum Work {
     Release,
 }
 
-/// Which files of other lineages may be the same state, saved once more: those with the same tensors. The ranks of a job have the
-/// same tensors too, and are other states; their names differ in numbers only. Files without tensors are kin to none.
+/// Finds files of other lineages that may be the same state saved once more: those with the same tensors. A job's
+/// ranks have the same tensors too, but other states; their names differ in numbers only. Files without tensors have
+/// no kin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kin {
     signature: Option<u64>,
@@ -44,7 +45,7 @@ impl Kin {
     }
 }
 
-/// What the index knows of one entry. Everything but `history` and `since` follows from the entry alone.
+/// One entry in the index. All fields but `history` and `since` follow from the entry alone.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) path: PathBuf,
@@ -57,13 +58,13 @@ pub(super) struct Member {
     pub(super) lineage: Option<(u64, Print)>,
     pub(super) kin: Kin,
     pub(super) sealed: bool,
-    /// What there is to do for it; `Archive` only once it is history.
+    /// The step that is due. `Archive` only once the file is history.
     pub(super) work: Option<Work>,
     /// An attempt failed, and it is not yet time for another.
     pub(super) waits: Option<Instant>,
-    /// Its group is complete only when it is history.
+    /// Its group is complete only once it is history.
     pub(super) counts: bool,
-    /// When it was last modified, or was seen to be written; nanoseconds since 1970.
+    /// When it was last modified or written; nanoseconds since 1970.
     pub(super) touched: i64,
     /// A newer state of its lineage is sealed, and one with higher steps.
     pub(super) history: bool,
@@ -109,7 +110,7 @@ impl Member {
         }
     }
 
-    /// The step that there is to take.
+    /// The next step.
     pub(super) fn queued(&self) -> Option<Work> {
         self.work.filter(|work| *work != Work::Archive || self.history)
     }

@@ -1,8 +1,8 @@
-//! What checkpoints, and links, name as the best of a run. Pure: what was read goes in, paths come out.
+//! The files that checkpoints and links name as the best of a run. Pure: statements go in, paths come out.
 //!
-//! A checkpoint names a path as the trainer saw the mount. So the last component alone counts, beside the statement's own
-//! checkpoint: that holds also after the run's directory was moved. Of the statements of one series the newest counts, since
-//! each save states the best so far.
+//! A checkpoint names a path as the trainer saw the mount. So only the last component counts, beside the checkpoint
+//! that makes the statement. That holds even after the run's directory moved. Each save states the best so far, so
+//! the newest statement of a series counts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -11,12 +11,12 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::store::step_pattern;
 
-/// What one file or link says.
+/// The statement of one file or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::archive) enum Says {
     /// A checkpoint's file: the paths of the best checkpoints so far, as the trainer saw them; none yet, if empty.
     Best(Vec<String>),
-    /// A link whose own name asks for exact bytes: what it leads to, inside the tree.
+    /// A link whose own name asks for exact bytes: its target, inside the tree.
     Link(PathBuf),
 }
 
@@ -24,7 +24,7 @@ pub(in crate::archive) enum Says {
 struct Statement {
     says: Says,
     modified_ns: i64,
-    /// The file is gone. The word stays until a newer one comes: the best of a run does not become worse by it.
+    /// The file is gone. Its statement counts until a newer one comes: the run's best does not become worse.
     orphan: bool,
 }
 
@@ -36,12 +36,12 @@ pub(super) struct Named {
     series: HashMap<Vec<u8>, BTreeSet<(i64, PathBuf)>>,
     /// Paths that count as named, each with the statements that name it.
     best: BTreeMap<PathBuf, BTreeSet<PathBuf>>,
-    /// Paths that a statement named which does not count any more: perhaps another one names them.
+    /// Paths of statements that no longer count. Another statement may name them.
     dropped: Vec<PathBuf>,
 }
 
 impl Named {
-    /// Notes what the file or link at `path` says now, or that it says nothing; answers the paths that are named only since.
+    /// Sets the statement at `path`, or removes it. Returns the paths that are named only since.
     pub(super) fn set(&mut self, path: &Path, said: Option<(Says, i64)>) -> Vec<PathBuf> {
         let mut new = said.as_ref().map(|(says, _)| targets(path, says)).unwrap_or_default();
         new.retain(|best| !self.best.contains_key(best));
@@ -62,15 +62,15 @@ impl Named {
         }
     }
 
-    /// Takes out what is said at a path and below it, for [`Named::insert`] under another name.
+    /// Takes out the statements at and below a path, for [`Named::insert`] under another name.
     pub(super) fn take_below(&mut self, path: &Path) -> Taken {
         let below = self.statements.range::<Path, _>((std::ops::Bound::Included(path), std::ops::Bound::Unbounded));
         let below: Vec<PathBuf> = below.map(|(p, _)| p).take_while(|p| p.starts_with(path)).cloned().collect();
         Taken(below.into_iter().filter_map(|path| self.take(&path).map(|statement| (path, statement))).collect())
     }
 
-    /// Puts back what was taken out at `from`; what was there before says nothing any more. Links among them are answered:
-    /// where they lead to must be looked at again.
+    /// Puts back the statements taken out at `from`, in place of those at `to`. Returns the links among them,
+    /// because their targets must be read again.
     pub(super) fn insert(&mut self, taken: Taken, from: &Path, to: &Path) -> Vec<PathBuf> {
         let mut links = Vec::new();
         for (path, statement) in taken.0 {
@@ -84,7 +84,7 @@ impl Named {
         links
     }
 
-    /// What says that the file at `path`, or a directory above it, is the best.
+    /// The statement that names the file at `path`, or a directory above it, as the best.
     pub(super) fn by(&self, path: &Path) -> Option<&Path> {
         let named = path.ancestors().find_map(|above| self.best.get(above));
         named.and_then(|by| by.first()).map(PathBuf::as_path)
@@ -118,7 +118,7 @@ impl Named {
         let all = self.series.entry(key.clone()).or_default();
         all.insert((statement.modified_ns, path.clone()));
         self.statements.insert(path.clone(), statement);
-        // That of a file which is gone was the only one, and is of no use any more.
+        // Its file is gone and it was the only other statement, so it is of no use any more.
         let other =
             all.iter().map(|(_, other)| other).find(|other| **other != path).filter(|_| all.len() == 2).cloned();
         if let Some(orphan) = other.filter(|other| self.statements.get(other).is_some_and(|other| other.orphan))
@@ -129,7 +129,7 @@ impl Named {
         self.count(&key, true);
     }
 
-    /// Enters what the newest statement of a series names, or takes it out.
+    /// Enters the paths of a series' newest statement, or takes them out.
     fn count(&mut self, key: &[u8], enter: bool) {
         let Some((_, path)) = self.series.get(key).and_then(BTreeSet::last) else { return };
         let Some(statement) = self.statements.get(path) else { return };
@@ -167,7 +167,8 @@ fn run(path: &Path) -> PathBuf {
     checkpoint.parent().unwrap_or(Path::new("")).to_path_buf()
 }
 
-/// One for all statements of which the newest alone counts: those of a run under one name. A link stands for itself.
+/// The key of a series of statements: those of a run under one name, of which the newest counts. A link is its own
+/// series.
 fn series(path: &Path, says: &Says) -> Vec<u8> {
     match says {
         Says::Link(_) => [b"link\0", path.as_os_str().as_bytes()].concat(),
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(named.by(Path::new("run/checkpoint-10/model.safetensors")), None);
         assert_eq!(named.by(Path::new("run/checkpoint-91/model.safetensors")), Some(&*state(91)));
         assert_eq!(named.by(Path::new("other/checkpoint-91/model.safetensors")), None);
-        // An older one that is looked at later changes nothing; one that names none does.
+        // An older statement that is read later changes nothing. One that names no file does.
         named.set(&state(92), Some((best("run/checkpoint-10"), 1)));
         assert!(named.by(Path::new("run/checkpoint-91")).is_some());
         named.set(Path::new("run/trainer_state.json"), Some((Says::Best(Vec::new()), 3)));
@@ -268,7 +269,7 @@ mod tests {
         assert_eq!(paths(&named), ["a/epoch=0-step=20.ckpt", "a/epoch=1-step=40.ckpt"]);
         say(&mut named, "a/last.ckpt", "/x/epoch=1-step=40.ckpt", 3);
         assert_eq!(paths(&named), ["a/epoch=1-step=40.ckpt"]);
-        // Nothing outside can be meant.
+        // A path outside cannot be meant.
         say(&mut named, "a/last.ckpt", "/x/..", 4);
         say(&mut named, "a/epoch=2-step=60.ckpt", "", 4);
         assert_eq!(paths(&named), [""; 0]);

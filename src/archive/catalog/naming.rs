@@ -1,4 +1,4 @@
-//! What the catalog is told of the best of a run, and of links; and what becomes of files that are held for it.
+//! Changes of the best of a run and of links, and their effect on files held for it.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use super::named::Named;
 use super::{Catalog, Held, Says};
 
 impl Catalog {
-    /// Notes what a file or link says is the best of its run, or that it says nothing; answers the paths that are named only since.
+    /// Notes the statement of a file or link, or that it has none. Returns the paths that are named only since.
     pub(in crate::archive) fn says(&mut self, path: &Path, said: Option<(Says, i64)>) -> Vec<PathBuf> {
         let mut new = Vec::new();
         self.naming(|named| {
@@ -16,7 +16,7 @@ impl Catalog {
         new
     }
 
-    /// What names the file at `path`, or a directory above it, as the best of a run.
+    /// The file or link that names the file at `path`, or a directory above it, as the best of a run.
     pub(in crate::archive) fn named_best_by(&self, path: &Path) -> Option<&Path> {
         self.named.by(path)
     }
@@ -26,14 +26,14 @@ impl Catalog {
         self.links.insert(path.to_path_buf());
     }
 
-    /// A name at which a link may have come or gone; whoever takes it answers with [`Catalog::link_read`].
+    /// Takes a name at which a link may have come or gone. The caller answers with [`Catalog::link_read`].
     pub(in crate::archive) fn claim_link(&mut self) -> Option<PathBuf> {
         let path = self.links.pop_first()?;
         self.links_being_read += 1;
         Some(path)
     }
 
-    /// What the link at a claimed name says is known.
+    /// The link at a claimed name was read.
     pub(in crate::archive) fn link_read(&mut self) {
         self.links_being_read -= 1;
     }
@@ -43,12 +43,13 @@ impl Catalog {
         !self.links.is_empty() || self.links_being_read > 0
     }
 
-    /// Whether something was closed, or a link was made, of which it is not known yet what it names as the best.
+    /// Whether a closed file or a new link was not yet read for the best of a run.
     pub(in crate::archive) fn may_learn(&self) -> bool {
         self.has_links() || self.entries.index().may_learn()
     }
 
-    /// Changes what is named. What was and is not any more goes on as usual. `change` answers links that must be looked at.
+    /// Changes the statements. Files that are no longer named go on as usual. `change` returns links to read
+    /// again.
     pub(super) fn naming<T: IntoIterator<Item = PathBuf>>(&mut self, change: impl FnOnce(&mut Named) -> T) {
         let links = change(&mut self.named);
         self.links.extend(links);

@@ -1,4 +1,4 @@
-//! The index against what a look at all entries says.
+//! The index against a scan of all entries.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -150,7 +150,7 @@ fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
     }
 }
 
-/// What the index says, by looking at everything.
+/// The index's answers, by a scan of everything.
 struct Scan<'a> {
     catalog: &'a Catalog,
     claims: &'a [Task],
@@ -189,7 +189,7 @@ impl Scan<'_> {
         })
     }
 
-    /// Everything to do, also what is being done: urgency, path, and the newer state's path.
+    /// All steps, also those under way: urgency, path, and the newer state's path.
     fn tasks(&self) -> Vec<(u8, &Path, Option<&PathBuf>)> {
         let mut tasks = Vec::new();
         for (path, entry) in self.catalog.entries().filter(|(_, entry)| !Self::given_up(entry)) {
@@ -218,7 +218,8 @@ impl Scan<'_> {
         claimed || self.tasks().iter().any(|(urgency, path, _)| *urgency == 0 && !waits(path))
     }
 
-    /// Whether a state of the same lineage, or with the same bytes, or with the same tensors and another name is being archived.
+    /// Whether a state of the same lineage, or with the same bytes, or with the same tensors and another name is
+    /// being archived.
     fn waits_for_another(&self, path: &Path) -> bool {
         let State::Sealed(own) = &self.catalog.get(path).unwrap().state else { return false };
         let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().replace(|c: char| c.is_ascii_digit(), "");
@@ -408,7 +409,7 @@ fn a_state_with_the_newest_ones_bytes_goes_before_those_between() {
     assert!(!catalog.may_go(&name(1), &first));
 }
 
-/// A thread still compares what the file was before: nothing is archived until the file is sealed, too.
+/// A thread still compares the file's former content: nothing is archived until the file is sealed, too.
 #[test]
 fn a_file_that_is_closed_during_a_step_counts_as_closed() {
     let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());

@@ -1,4 +1,5 @@
-//! A single bit, or byte, that flipped: with a checksum of 64 bits there is one way only to put it right, and it can be tried.
+//! A single bit, or byte, that flipped: with a checksum of 64 bits there is one way only to put it right, and it can
+//! be tried.
 
 use std::ops::Range;
 
@@ -7,8 +8,8 @@ use rayon::prelude::*;
 /// Bytes that may be hashed to find it: a few seconds of one core.
 const MOST_HASHED: u64 = 30_000_000_000;
 
-/// Puts one flipped bit right, or one wrong byte where `bytes` are short enough to try, in `range`; everything is to be as
-/// `is_right` says. Memory: one copy for each thread.
+/// Puts one flipped bit right, or one wrong byte where `bytes` are short enough to try, in `range`; everything is to
+/// be as `is_right` says. Memory: one copy for each thread.
 pub(super) fn mend(bytes: &[u8], range: Range<usize>, is_right: &(dyn Fn(&[u8]) -> bool + Sync)) -> Option<Vec<u8>> {
     let cost = |ways: u64| ways.saturating_mul(range.len() as u64).saturating_mul(bytes.len() as u64);
     let bits = || (0..8).map(|bit| 1u8 << bit);

@@ -10,16 +10,16 @@ use crate::store::{Damage, Id, Store};
 
 use super::bit_flip::mend;
 
-/// Behind its end an object is looked for so far back: what was appended to it.
+/// An object's end is searched for in so many bytes before the file's end, in case bytes were appended to it.
 const MOST_APPENDED: u64 = 1 << 20;
 /// An index larger than this is not put right by trying.
 const MOST_INDEX: u64 = 1 << 30;
 
-/// What there is left of an object.
+/// The readable part of an object.
 pub(super) enum Found {
     /// Its header and index, and some of its payloads.
     Object(Box<DamagedObject>),
-    /// It says what it decoded to, and no more.
+    /// Only the header, with the hash of the decoded file.
     Header(Box<Header>),
     /// Nothing.
     Nothing,
@@ -76,7 +76,7 @@ pub(super) fn open_plain(io: &Io, path: &Path) -> io::Result<DeviceFile> {
 /// Looks at the object with this name.
 ///
 /// # Errors
-/// What the device reports, except that there is no such object.
+/// The device's errors. A missing object is no error.
 pub(super) fn find(store: &Store, id: Id) -> io::Result<Found> {
     let file = match open_plain(store.io(), &path_of(&store.objects(), id)) {
         Ok(file) => file,
@@ -158,7 +158,7 @@ fn index(file: &DeviceFile, header: &Header, footer: &Footer, at: u64) -> io::Re
 }
 
 impl DamagedObject {
-    /// The payload of a part, as it is on the device, and whether it is what was written.
+    /// The payload of a part as the device returns it, and whether its checksum is right.
     pub(super) fn payload(&self, part: Part) -> io::Result<(Vec<u8>, bool)> {
         let tile = part.of(&self.index).ok_or(Damage("it has no such part"))?;
         let mut bytes = vec![0; tile.stored as usize];
@@ -171,7 +171,7 @@ impl DamagedObject {
         Ok((bytes, is_right))
     }
 
-    /// The parts whose payloads are not what was written.
+    /// The parts whose payloads have wrong checksums.
     pub(super) fn damaged(&self) -> io::Result<Vec<Part>> {
         let all = parts(&self.index).into_iter().map(|part| Ok((part, self.payload(part)?.1)));
         let bad = all.filter(|found: &io::Result<_>| !matches!(found, Ok((_, true))));
@@ -182,7 +182,8 @@ impl DamagedObject {
     pub(super) fn mended(&self, part: Part) -> io::Result<Option<Vec<u8>>> {
         let (bytes, _) = self.payload(part)?;
         let Some(tile) = part.of(&self.index) else { return Ok(None) };
-        // 32 bits of checksum tell one wrong bit for certain only where there are few places for it; what it decodes to has 64.
+        // A checksum of 32 bits confirms one wrong bit only in a short payload. The 64-bit hash of the
+        // decoded bytes decides.
         let is_right = |bytes: &[u8]| xxh3_64(bytes) as u32 == tile.payload_hash;
         let found = mend(&bytes, 0..bytes.len(), &is_right);
         Ok(found.filter(|payload| match part {
@@ -193,7 +194,8 @@ impl DamagedObject {
         }))
     }
 
-    /// Writes the object again: header, footer and index as they should be, and these payloads in the place of what is there.
+    /// Writes the object again, with a correct header, footer and index, and with these payloads in place of the
+    /// damaged ones.
     pub(super) fn write_again(
         &self,
         store: &Store,
@@ -210,7 +212,7 @@ impl DamagedObject {
                 None => self.payload(part)?.0,
             };
             let mut written = writer.put(&own, tile.decoded_hash)?;
-            // What is still damaged must still look so.
+            // A part that is still damaged must still look damaged.
             written.payload_hash = tile.payload_hash;
             match part {
                 Part::Factors(tensor) => index.tensors[tensor].factors = Some(written),
@@ -220,14 +222,14 @@ impl DamagedObject {
         }
         writer.close(&index)?;
         let header = self.header.clone();
-        // Read back from the device: only what can be opened takes the place of anything.
+        // Read back from the device: only an object that can be opened replaces another file.
         drop(writer.reopen(header.clone())?);
         super::set_aside(store, &path_of(&objects, id))?;
         writer.finish(&header, &objects)
     }
 }
 
-/// The id in the header of the file at `path`, if it is an object all of whose bytes are what was written.
+/// The id in the header of the file at `path`, if it is an object without any damage.
 pub(super) fn id_of(io: &Io, path: &Path) -> Option<Id> {
     let file = open_plain(io, path).ok()?;
     let mut bytes = [0; HEADER_BYTES];

@@ -1,4 +1,4 @@
-//! Reads and decodes everything in a store, and says exactly what is damaged.
+//! Reads and decodes everything in a store, and says exactly where damage is.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -25,9 +25,9 @@ pub struct Damaged {
     pub object: Option<String>,
     /// The tensor in it, if it is one.
     pub tensor: Option<String>,
-    /// What is wrong.
+    /// The damage, in words.
     pub error: String,
-    /// What `stepfs verify --repair` does about it; none when it can do nothing.
+    /// How `stepfs verify --repair` mends it. `None` if it cannot.
     pub remedy: Option<String>,
     /// The object that its files name, if another one is damaged.
     #[serde(skip)]
@@ -57,23 +57,23 @@ pub enum Progress {
     Decoded(u64),
 }
 
-/// What a look found damaged, to be looked at again.
+/// Objects and paths that seemed damaged, to be looked at again.
 #[derive(Default)]
 pub(super) struct Suspects {
     pub(super) objects: HashSet<Id>,
     pub(super) paths: HashSet<PathBuf>,
 }
 
-/// What is in a store, and what of it is damaged.
+/// The contents of a store, and its damage.
 #[derive(Default)]
 pub(super) struct Examined {
     pub(super) files: u64,
     pub(super) objects: u64,
     pub(super) decoded_bytes: u64,
     pub(super) damaged: Vec<Damaged>,
-    /// Objects that are damaged or missing themselves, not only what they are differences to.
+    /// Objects that are damaged or missing themselves, not only their bases.
     pub(super) culprits: BTreeSet<Id>,
-    /// Objects that cannot be decoded, for their own damage or that of others.
+    /// Objects that cannot be decoded, because they or their bases are damaged.
     pub(super) broken: Vec<Id>,
     /// Damaged stubs.
     pub(super) stubs: Vec<PathBuf>,
@@ -83,7 +83,7 @@ pub(super) struct Examined {
     pub(super) resident: Vec<PathBuf>,
     /// The record of restores is damaged.
     pub(super) restores: bool,
-    /// What is to be looked at again.
+    /// Objects and paths to look at again.
     pub(super) suspects: Suspects,
 }
 
@@ -95,11 +95,11 @@ impl Examined {
     }
 }
 
-/// Looks at all of a store; decodes and reads what is suspected, or everything. While the store is mounted, what it finds damaged
-/// may only have been overtaken, and is not at the next look.
+/// Examines the suspects, or the whole store. While the store is mounted, a suspect may only have changed between
+/// listing and reading. The next look clears it.
 ///
 /// # Errors
-/// What the device reports about directories.
+/// The device's errors about directories.
 pub(super) fn examine(
     store: &Store,
     objects: &Objects,
@@ -108,7 +108,7 @@ pub(super) fn examine(
 ) -> io::Result<Examined> {
     let mut found = Examined::default();
     let of_path = |path: &PathBuf| only.is_none_or(|only| only.paths.contains(path));
-    // Also what a suspected file names by now.
+    // A suspected file may name another object by now.
     let suspected = |id: &Id, names: &BTreeMap<Id, Vec<PathBuf>>| {
         only.is_none_or(|only| only.objects.contains(id))
             || names.get(id).is_some_and(|paths| paths.iter().any(of_path))
@@ -127,7 +127,7 @@ pub(super) fn examine(
                 found.names.entry(stub.object).or_default().push(path);
             }
             Ok(None) if of_path(&path) && is_of_here(store, &path) => {
-                let error = "its object is here, and `store` in stepfs.toml is not what its stub says".to_string();
+                let error = "its object is here, but its stub has another id than `store` in stepfs.toml".to_string();
                 let remedy = Some("stepfs.toml gets the id that the stubs have".to_string());
                 found.suspect(&path, Damaged { remedy, ..of_file(&path, error) });
                 found.stubs.push(path);
@@ -178,7 +178,7 @@ pub(super) fn examine(
         progress(Progress::Decoded(header.logical_len));
         found.decoded_bytes += header.logical_len;
     }
-    // Those whose headers cannot be read, or that are not there: files that name them, and what is a difference to them.
+    // Objects that files name, but that are missing or have unreadable headers.
     let named: Vec<(Id, Vec<PathBuf>)> = found.names.iter().map(|(id, paths)| (*id, paths.clone())).collect();
     for (id, paths) in named.into_iter().filter(|(id, _)| !known.contains(id) && suspected(id, &found.names)) {
         let error = match Object::open_on(store.io(), &store.objects(), id) {
@@ -192,7 +192,7 @@ pub(super) fn examine(
         found.suspects.objects.insert(id);
     }
     for id in found.broken.clone() {
-        // It may be damaged itself, behind what it is a difference to.
+        // Besides its base, the object itself may be damaged.
         if let Ok(Found::Object(object)) = find(store, id)
             && !object.damaged()?.is_empty()
         {
@@ -228,7 +228,7 @@ fn of_object(paths: Vec<PathBuf>, id: Id, error: &io::Error) -> Damaged {
     Damaged { object: Some(object.to_string()), tensor, ..Damaged::new(paths, Some(id), error) }
 }
 
-/// Objects that cannot be read: what is in the store by such a name and is no object, or not that one.
+/// Loads all objects, and lists those that cannot be read: no object at all, or one with another id than its name.
 pub(super) fn unreadable(store: &Store) -> io::Result<(Objects, BTreeMap<Id, String>)> {
     let mut unreadable = BTreeMap::new();
     let known = Objects::load_on(store.io().clone(), &store.objects(), |id, error| {

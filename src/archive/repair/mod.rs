@@ -1,11 +1,11 @@
-//! Finds damage in a store, and saves what can be saved. Nothing is made worse by it:
+//! Finds damage in a store, and repairs it where it can. It never makes damage worse:
 //!
-//! 1. What takes the place of something damaged is written in `tmp/`, durable, read back, and decodes to what was archived: by
-//!    hashes of 64 and 128 bits that lie elsewhere than what was damaged. *A crash here: `tmp/` is emptied, nothing happened.*
-//! 2. What is damaged gets a second name in `damaged/`. *A crash here: the next repair gives it another one.*
-//! 3. The new one is renamed over it. *A crash here leaves either.*
+//! 1. A replacement is written to `tmp/`, made durable, and read back. It must decode to the archived bytes, by
+//!    hashes of 64 and 128 bits that lie outside of the damage. *A crash here: `tmp/` is emptied, nothing happened.*
+//! 2. The damaged file gets a second name in `damaged/`. *A crash here: the next repair gives it another one.*
+//! 3. The replacement is renamed over it. *A crash here leaves either.*
 //!
-//! What cannot be saved stays where it is, for a backup to complete it.
+//! A damaged file that cannot be repaired stays in its place, so that a backup can complete it.
 
 mod bit_flip;
 mod damaged_object;
@@ -38,21 +38,21 @@ use examine::{Examined, Suspects};
 use rebuild::{Lost, Rebuild};
 use sources::{Source, Sources};
 
-/// Directory of what was damaged and has been replaced.
+/// Directory of damaged files that have been replaced.
 pub const SET_ASIDE: &str = "damaged";
-/// Objects whose damage hid behind that of others show when those are saved; a chain has no more.
+/// A repaired object may show damage in another one of its chain, which needs another round. A chain has no more
+/// objects than this.
 const MOST_ROUNDS: usize = crate::store::MAX_CHAIN as usize + 2;
 
-/// Damaged parts of one object up to which a wrong bit is looked for in each, which takes seconds: where more are damaged, that is not
-/// what happened.
+/// Most damaged parts of an object in each of which a wrong byte is searched for, which takes seconds. More damage
+/// than this has another cause.
 const MOST_MENDED: usize = 8;
 
-/// Looks at what seems damaged, before it is believed. While a store is mounted, files go and come, and objects become differences
-/// to other ones, between being listed and being read. What is damaged is so at the next look, too; what was only overtaken is not,
-/// for that look begins with new lists.
+/// Looks at seemingly damaged files and objects before the damage is believed. While a store is mounted, files and
+/// objects may change between listing and reading. Each look takes new lists, and only real damage stays.
 const LOOKS: u32 = 4;
 
-/// What was found, and what was done about it.
+/// The damage that was found, and the repairs.
 #[derive(Debug, Default, Serialize)]
 pub struct Report {
     /// Regular files in the tree.
@@ -61,16 +61,16 @@ pub struct Report {
     pub objects: u64,
     /// Bytes that were decoded.
     pub decoded_bytes: u64,
-    /// What is damaged, after repair if there was one.
+    /// The damage, or the rest of it after a repair.
     pub damaged: Vec<Damaged>,
-    /// What was saved, in words.
+    /// One line for each repair.
     pub repaired: Vec<String>,
 }
 
-/// Reads and decodes everything in a store, and says what a repair would do. Changes nothing.
+/// Reads and decodes everything in a store, and says how a repair would mend each damage. Changes nothing.
 ///
 /// # Errors
-/// What the device reports about directories.
+/// The device's errors about directories.
 pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut round = Round::look(store, None, progress)?;
     let all = (round.found.files, round.found.objects, round.found.decoded_bytes);
@@ -85,10 +85,10 @@ pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
     Ok(Report { files, objects, decoded_bytes, ..round.report(&plans) })
 }
 
-/// Saves what can be saved in a store whose lock is held.
+/// Repairs a store as far as possible. The caller holds its lock.
 ///
 /// # Errors
-/// What the device reports; what was saved before that is saved.
+/// The device's errors. Repairs made before the error stay.
 pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut repaired = Vec::new();
     for _ in 0..MOST_ROUNDS {
@@ -106,7 +106,7 @@ pub fn repair(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
     Ok(Report { repaired, ..Round::look(store, None, progress)?.report(&BTreeMap::new()) })
 }
 
-/// Gives what is about to be replaced a second name in the store's `damaged/`.
+/// Gives a file that is about to be replaced a second name in the store's `damaged/`.
 fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
     const ASIDE: CrashPoint = CrashPoint::DamagedSetAside;
     let (io, directory) = (store.io(), store.root().join(SET_ASIDE));
@@ -120,7 +120,7 @@ fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
         let to = directory.join(if number == 0 { name.clone() } else { format!("{name}.{number}") });
         let moved = match fs::symlink_metadata(path)?.is_file() {
             true => io.device().link(path, &to, ASIDE),
-            // What is no file is in the way of one.
+            // A directory or a link gets no second name: it is moved out of the way.
             false if fs::symlink_metadata(&to).is_ok() => Err(io::ErrorKind::AlreadyExists.into()),
             false => io.device().rename(path, &to, ASIDE),
         };
@@ -136,7 +136,7 @@ fn set_aside(store: &Store, path: &Path) -> io::Result<()> {
     io.sync_dir(store.root(), ASIDE)
 }
 
-/// What can be done about a damaged object.
+/// The possible repair of a damaged object.
 struct Plan {
     fix: Fix,
     /// In words.
@@ -144,7 +144,8 @@ struct Plan {
 }
 
 enum Fix {
-    /// Header, footer, index or payloads with one wrong bit or byte each are written right; these parts come from elsewhere.
+    /// Header, footer, index or payloads with one wrong bit or byte each are written right; these parts come from
+    /// elsewhere.
     Object { object: Box<DamagedObject>, mended: HashMap<Part, Vec<u8>>, sources: Vec<(Part, Arc<Vec<u8>>)> },
     /// Only the header is left, and a file has the bytes.
     Anew(Box<Header>, std::path::PathBuf),
@@ -161,11 +162,11 @@ struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    /// Reads and decodes everything, or only what is suspected.
+    /// Reads and decodes everything, or only the suspects.
     fn look(store: &'a Store, only: Option<&Suspects>, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Round<'a>> {
         let (objects, unreadable) = examine::unreadable(store)?;
         let mut found = examine::examine(store, &objects, only, progress)?;
-        // Nobody names it: perhaps something is a difference to it, and that was reported.
+        // No file names these. Damage of an object that depends on them is reported already.
         for (id, error) in unreadable {
             if !only.is_none_or(|only| only.objects.contains(&id)) {
                 continue;
@@ -186,11 +187,11 @@ impl<'a> Round<'a> {
         for damage in &mut damaged {
             let stub = stubs.iter().find(|path| damage.paths == [path.display().to_string()]);
             if let Some(Ok(Some(stub))) = stub.map(|path| by_time.stub(self.store, path)) {
-                let words = || format!("its stub can only have named object {}, and does again", stub.object);
+                let words = || format!("only object {} fits its stub, which names that object again", stub.object);
                 damage.remedy.get_or_insert_with(words);
             }
             if restores && damage.object.is_none() && damage.paths.is_empty() {
-                damage.remedy = Some("begun anew: it is about checkpoints that are still to be archived".into());
+                damage.remedy = Some("a new one is begun; it matters only for later checkpoints".into());
             }
             let id: Option<Id> = damage.object.as_ref().and_then(|id| id.parse().ok());
             if let Some(plan) = damage.of().and_then(|id| plans.get(&id)) {
@@ -203,7 +204,7 @@ impl<'a> Round<'a> {
         Report { files, objects, decoded_bytes, damaged, repaired: Vec::new() }
     }
 
-    /// What can be done, object by object.
+    /// Finds the possible repairs.
     fn plans(&self) -> io::Result<BTreeMap<Id, Plan>> {
         let mut patients = BTreeMap::new();
         for id in &self.found.culprits {
@@ -226,7 +227,7 @@ impl<'a> Round<'a> {
                 Found::Object(object) => self.of_parts(object, &damaged[&id], &sources)?,
                 Found::Header(header) => self.of_header(header, &sources),
                 Found::Nothing => misplaced.get(&id).map(|path| Plan {
-                    remedy: "it lies under another object's name, and gets its own".into(),
+                    remedy: "it lies under another object's name, and gets its own name".into(),
                     fix: Fix::Misplaced(path.clone()),
                 }),
             };
@@ -234,7 +235,8 @@ impl<'a> Round<'a> {
                 plans.insert(id, plan);
             }
         }
-        // What is whole itself, and whose base is lost. With heirs it stays what it is: a backup of the base saves all of them.
+        // These objects are whole, but their base is lost. One with heirs stays as it is: a backup of the
+        // base saves them all.
         for id in self.found.broken.iter().filter(|id| !self.found.culprits.contains(id)) {
             let header = self.objects.get(*id).filter(|_| self.objects.children(*id) == 0);
             let Some((header, path)) = header.and_then(|(header, _)| {
@@ -252,13 +254,13 @@ impl<'a> Round<'a> {
     fn of_parts(&self, object: Box<DamagedObject>, damaged: &[Part], sources: &Sources) -> io::Result<Option<Plan>> {
         let (mut mended, mut found, mut words, mut left) = (HashMap::new(), Vec::new(), Vec::new(), 0);
         if object.rewrite {
-            words.push("header and index are put right".to_string());
+            words.push("header and index are corrected".to_string());
         }
         let few = damaged.len() <= MOST_MENDED;
         for part in damaged {
             if let Some(payload) = if few { object.mended(*part)? } else { None } {
                 mended.insert(*part, payload);
-                words.push("a wrong byte is put right".into());
+                words.push("a wrong byte is corrected".into());
             } else if let Some((source, bytes)) = sources.find(&object.header, &object.index, *part) {
                 found.push((*part, Arc::new(bytes)));
                 words.push(match source {
@@ -295,7 +297,7 @@ impl<'a> Round<'a> {
         self.found.names.contains_key(&header.id).then_some(Plan { remedy, fix: Fix::Twin(twin.id) })
     }
 
-    /// Does what can be done; returns it in words.
+    /// Makes all possible repairs, and returns a line about each.
     fn carry_out(&mut self) -> io::Result<Vec<String>> {
         let mut done = Vec::new();
         let by_time = stubs::ByTime::of(&self.objects);
@@ -309,10 +311,10 @@ impl<'a> Round<'a> {
             let path = self.store.root().join("restores");
             set_aside(self.store, &path)?;
             self.store.io().remove(&path, CrashPoint::RepairInPlace)?;
-            done.push("restores: begun anew".into());
+            done.push("restores: a new one is begun".into());
         }
         let mut plans: Vec<(Id, Plan)> = self.plans()?.into_iter().collect();
-        // What others are differences to first.
+        // Bases come before the objects that depend on them.
         plans.sort_by_key(|(id, plan)| (plan.depth(), *id));
         for (id, plan) in plans {
             match self.fix(id, &plan.fix) {
@@ -337,7 +339,7 @@ impl<'a> Round<'a> {
                 if sources.is_empty() {
                     return Ok(changed);
                 }
-                // As it is now: what it is a difference to may have been saved a moment ago.
+                // Read anew: its base may have been repaired a moment ago.
                 let (known, _) = examine::unreadable(self.store)?;
                 let object = Object::open_on(io, &objects, id)?;
                 let chain = Chain::open(&known, id).ok();
@@ -368,7 +370,8 @@ impl<'a> Round<'a> {
                 }
                 set_aside(self.store, &to)?;
                 if fs::symlink_metadata(&to).is_ok() {
-                    // Another object is there, which has another name: it has one in `damaged/` now, from where it is taken.
+                    // Another object is there, which has another name: it has one in `damaged/` now, from where it is
+                    // taken.
                     io.remove(&to, CrashPoint::RepairInPlace)?;
                 }
                 io.make_dirs(durable::parent(&to), 0o777, CrashPoint::ShardMade)?;

@@ -1,5 +1,5 @@
-//! Writes lost tiles anew, from bytes that are still there: as the states that they were, so that what is a difference to them
-//! stays one; or, where that cannot be, the whole tensor as it is.
+//! Writes lost tiles anew from equal bytes elsewhere. A tile gets its old state if possible, so that objects which
+//! depend on it stay valid. Otherwise the whole tensor becomes lossless.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -25,17 +25,17 @@ pub(super) type Lost = HashMap<Part, Arc<Vec<u8>>>;
 pub(super) struct Rebuild<'a> {
     pub(super) store: &'a Store,
     pub(super) objects: &'a Objects,
-    /// The object, and what it is a difference to if all of that is there.
+    /// The object, and its chain if all of that is there.
     pub(super) object: &'a Object,
     pub(super) chain: Option<Chain>,
     pub(super) lost: &'a Lost,
 }
 
 impl Rebuild<'_> {
-    /// Writes the object again, reads it back, decodes it, and puts it in the place of what is there.
+    /// Writes the object again, reads it back, decodes it, and replaces the damaged one.
     ///
     /// # Errors
-    /// What the device reports; [`Damage`] when it would not decode to what was archived. Nothing has changed then.
+    /// The device's errors. [`Damage`] if it would not decode to the archived bytes. Then nothing has changed.
     pub(super) fn carry_out(&self) -> io::Result<()> {
         let header = self.object.header();
         let mut writer = ObjectWriter::repair_on(self.store.io(), &self.store.tmp(), header.id)?;
@@ -62,7 +62,7 @@ impl Rebuild<'_> {
         let parent = match (header.parent, &self.chain) {
             (None, _) => None,
             (Some(id), Some(chain)) => chain.from_ancestor(id),
-            (Some(_), None) => return Err(Damage("what it is a difference to is not there").into()),
+            (Some(_), None) => return Err(Damage("its base is missing").into()),
         };
         let chain = Chain::of_rewritten(writer.reopen(header.clone())?, parent.as_ref());
         decodes(&chain, header.decoded_hash)?;
@@ -93,7 +93,7 @@ impl Rebuild<'_> {
         Ok(true)
     }
 
-    /// The payload of a lost tile, from what it decodes to. `None`: its state cannot be had from that.
+    /// The payload of a lost tile, from its decoded bytes. `None` if they do not give its state.
     fn encode(
         &self,
         number: usize,
@@ -115,13 +115,13 @@ impl Rebuild<'_> {
             }
             (Some(_), None) => return Ok(None),
         };
-        // A row's own step is not known; that of the tensor divides it.
+        // The steps of single rows are lost. The tensor's step divides each of them.
         let coding = match entry.coding {
             Coding::Rows { parent, step } => Coding::Lattice { parent, step },
             Coding::RowsKey { step } => Coding::LatticeKey { step },
-            // What was rounded inward is on the lattice already, and must not be rounded inward once more.
+            // Values that were rounded inward lie on the lattice, and must not be rounded inward again.
             Coding::Moment { second, step, rule: Rule::Inward } => Coding::Moment { second, step, rule: Rule::Root },
-            // What lies beside it, or its keyframe, may be lost as well.
+            // The tensor beside it or its keyframe may be lost as well.
             Coding::LatticeWithKeyframe { .. } | Coding::External { .. } | Coding::ExternalKey => return Ok(None),
             coding => coding,
         };
@@ -164,12 +164,12 @@ impl Rebuild<'_> {
         }
     }
 
-    /// Writes a tensor by itself, lossless: what is a difference to it may lose its base by that.
+    /// Writes a tensor lossless. Objects that depend on it may lose their base by that.
     fn as_it_is(&self, writer: &mut ObjectWriter, number: usize, entry: &mut TensorEntry) -> io::Result<()> {
         let lossless = TensorEntry { coding: Coding::Lossless, factors: None, ..entry.clone() };
         let mut tiles = Vec::with_capacity(entry.tiles.len());
         for (at, tile) in entry.tiles.iter().enumerate() {
-            let lost = Damage("a tensor of which a part is lost cannot be read in its other parts either");
+            let lost = Damage("a tensor with a lost part cannot be read at all");
             let bytes = self.decoded(number, at).ok_or(lost)?;
             let mut payload = Vec::new();
             crate::codec::lossless::encode(entry.dtype, &bytes, None, &mut payload);
@@ -190,16 +190,16 @@ pub(super) fn decodes(chain: &Chain, expected: u128) -> io::Result<()> {
     match hash.digest() == expected {
         true => Ok(()),
         false => {
-            Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to what was archived")).into())
+            Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to the archived bytes")).into())
         }
     }
 }
 
-/// Makes an object anew of which only the header is left, from a file of the tree with these very bytes: lossless, and a
-/// difference to nothing.
+/// Writes an object anew of which only the header is left. A file of the tree has its bytes. The object becomes
+/// lossless and depends on no other.
 ///
 /// # Errors
-/// What the device reports; [`Damage`] when it would not decode to what was archived. Nothing has changed then.
+/// The device's errors. [`Damage`] if it would not decode to the archived bytes. Then nothing has changed.
 pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std::path::Path) -> io::Result<()> {
     let file = open_plain(store.io(), &store.tree().join(file))?;
     let description = describe(&file)?;
@@ -253,7 +253,7 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
     objects.replace(writer, header, chain.leaf().stored())
 }
 
-/// The hashes of what the parts of an index decode to.
+/// The hashes of the decoded bytes of these parts.
 pub(super) fn hashes<'a>(index: &Index, of: impl IntoIterator<Item = &'a Part>) -> HashSet<u64> {
     of.into_iter().filter_map(|part| part.of(index)).map(|tile| tile.decoded_hash).collect()
 }

@@ -13,7 +13,7 @@ use crate::store::{Id, Objects, Store};
 /// Read at once.
 const PIECE: u64 = 1 << 20;
 
-/// What became of a file.
+/// The tensors that were saved and lost.
 #[derive(Clone, Debug, Default)]
 pub struct Salvaged {
     /// Paths of the tensors that were written.
@@ -22,11 +22,11 @@ pub struct Salvaged {
     pub lost: Vec<(String, String)>,
 }
 
-/// Writes the tensors of an object that can be read into an empty file, in the format of safetensors. Other bytes of the file
-/// are not in it. Not durable before the file is synced.
+/// Writes the readable tensors of an object into an empty file, in the safetensors format. All other bytes of the
+/// file are left out. The caller makes the file durable.
 ///
 /// # Errors
-/// What the device reports; when the object's header or index is damaged, so that nothing is known of its tensors.
+/// The device's errors. Damage of the object's header or index, since these list the tensors.
 pub fn salvage(store: &Store, id: Id, out: &DeviceFile) -> io::Result<Salvaged> {
     const WRITTEN: CrashPoint = CrashPoint::ExportWritten;
     let objects = Arc::new(Objects::load_on(store.io().clone(), &store.objects(), |_, _| {})?);
@@ -37,7 +37,7 @@ pub fn salvage(store: &Store, id: Id, out: &DeviceFile) -> io::Result<Salvaged> 
     let reader = recall.part(id)?;
     let tensors = &object.index().tensors;
     let mut salvaged = Salvaged::default();
-    // Room for a header that names all of them; what is not needed of it is filled with blanks, as the format allows.
+    // Room for a header that names all tensors. Blanks fill the rest, as the format allows.
     let room = header(tensors.iter().map(|tensor| (tensor, u64::MAX / 4..u64::MAX / 2))).len() as u64 + 8;
     let room = room.next_multiple_of(8);
     let (mut found, mut at) = (Vec::new(), 0);

@@ -22,11 +22,11 @@ pub(super) enum Source {
     File(PathBuf),
 }
 
-/// What could have the bytes of other objects.
+/// Objects and files that may hold lost bytes.
 pub(super) struct Sources<'a> {
     store: &'a Store,
     objects: &'a Objects,
-    /// By hash of what they decode to.
+    /// By hash of the decoded bytes.
     parts: HashMap<u64, Vec<(Id, Part)>>,
     /// Files that are not released, by length.
     resident: HashMap<u64, Vec<PathBuf>>,
@@ -114,7 +114,7 @@ impl<'a> Sources<'a> {
     }
 }
 
-/// What a file has where an object of its length has this part.
+/// The bytes of a file at the place of a part, as if the file were archived as this object.
 pub(super) fn in_source(file: &dyn ReadAt, header: &Header, index: &Index, part: Part) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut take = |from: u64, to: u64| -> io::Result<()> {

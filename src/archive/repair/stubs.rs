@@ -1,4 +1,4 @@
-//! Damaged stubs, and those by another id than this store's whose objects are here: which object they named is known if one is left over that it can only have been.
+//! Repairs stubs that are damaged, or that carry another store's id. The object follows if only one fits.
 
 use std::collections::HashMap;
 use std::fs;
@@ -36,8 +36,8 @@ impl ByTime {
         self.object_of(&file).ok().flatten()
     }
 
-    /// The object of a file that has lost its stub: it holds nothing but zeros, and not even its first block is there or all of
-    /// it that is; and one object has its length, and its time to the nanosecond.
+    /// The object of a file whose stub became zeros. The file has at most one block, and only zeros. Exactly one
+    /// object has its length and its modification time in nanoseconds.
     pub(super) fn object_of(&self, file: &DeviceFile) -> io::Result<Option<Id>> {
         let metadata = file.metadata()?;
         if metadata.len() < MIN_RELEASE_BYTES || metadata.blocks() * 512 > STUB_BYTES as u64 {
@@ -85,10 +85,10 @@ impl ByTime {
     }
 }
 
-/// Puts a stub in the place of a file that was one; that is set aside.
+/// Replaces a damaged file by a stub, and sets the file aside.
 ///
 /// # Errors
-/// What the device reports; the file is then what it was.
+/// The device's errors. The file has not changed then.
 pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()> {
     let absolute = store.tree().join(path);
     let metadata = fs::symlink_metadata(&absolute)?;
@@ -103,10 +103,10 @@ pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()>
     store.io().sync_dir(durable::parent(&absolute), CrashPoint::RepairInPlace)
 }
 
-/// The object of a regular file of the tree if that is a stub which became zeros.
+/// The object of a regular file that was a stub and became zeros.
 ///
 /// # Errors
-/// What the device reports.
+/// The device's errors.
 pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>> {
     match file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 {
         true => ByTime::of(objects).object_of(file),
@@ -114,7 +114,7 @@ pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>>
     }
 }
 
-/// Tells files that are holes from those that lost their stubs: what these name must not be removed.
+/// Tells sparse files from files that lost their stubs. Objects of lost stubs must not be removed.
 pub(in crate::archive) fn find_lost_stubs(
     store: &Store,
     objects: &Objects,
@@ -130,7 +130,7 @@ pub(in crate::archive) fn find_lost_stubs(
         *state = Ok(match by_time.lost_stub(store, path) {
             Some(id) => {
                 log::error!(
-                    "{}: its stub was overwritten, it was object {id}; `stepfs verify --repair`",
+                    "{}: its stub, of object {id}, was overwritten; run `stepfs verify --repair`",
                     path.display()
                 );
                 State::Resident(ResidentReason::DamagedStub)

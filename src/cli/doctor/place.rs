@@ -151,7 +151,7 @@ fn room(place: &Path) -> Vec<Finding> {
     };
     let bytes = found.f_bavail.saturating_mul(found.f_frsize);
     let says = format!("{} free of {}", size(bytes), size(found.f_blocks.saturating_mul(found.f_frsize)));
-    let mend = format!("df -h {}; then remove what is not needed", place.display());
+    let mend = format!("df -h {}; then remove unneeded files", place.display());
     let room = match bytes {
         0 => problem("room", says, mend),
         bytes if bytes < LITTLE_ROOM => warning("room", says, mend),

@@ -20,8 +20,8 @@ fn is_model(directory: &Path) -> bool {
     directory.join(METADATA).is_file()
 }
 
-/// The regular files below a directory, by name; a distributed checkpoint stands for its files. A directory that cannot be read is an error
-/// among them.
+/// The regular files below a directory, by name; a distributed checkpoint stands for its files. A directory that
+/// cannot be read is an error among them.
 pub(super) fn below(directory: &Path) -> Vec<Result<PathBuf>> {
     let (mut found, mut errors, mut rest) = (Vec::new(), Vec::new(), vec![directory.to_path_buf()]);
     while let Some(directory) = rest.pop() {

@@ -1,8 +1,8 @@
 //! The message `Model` that an ElasticDL parameter server writes as a checkpoint: one file, no framing, no checksum.
 //!
-//! ElasticDL's checkpoint design, "How to save model parameters to a checkpoint directory"; field numbers as its code has
-//! them. Everything must be as that code writes it, or nothing is understood: a field that is not known, twice there, or
-//! in conflict with another one is refused.
+//! ElasticDL's checkpoint design, "How to save model parameters to a checkpoint directory"; field numbers as its code
+//! has them. Everything must be as that code writes it, or nothing is understood: a field that is not known, twice
+//! there, or in conflict with another one is refused.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,8 +18,8 @@ const MAX_TENSORS: usize = 1 << 18;
 const MAX_NAME: u64 = 4 << 10;
 /// Bytes of all names.
 const MAX_NAMES: usize = 64 << 20;
-/// Rows of all embedding tables in one file: 20 bytes of memory each while they are described, 0.7 GB. A file has at most
-/// 2 GiB, the limit of Protocol Buffers: so many rows of 16 floats.
+/// Rows of all embedding tables in one file: 20 bytes of memory each while they are described, 0.7 GB. A file has at
+/// most 2 GiB, the limit of Protocol Buffers: so many rows of 16 floats.
 const MAX_ROWS: usize = 1 << 25;
 /// Most dimensions of a tensor, as in numpy.
 const MAX_DIMS: usize = 64;
@@ -34,7 +34,7 @@ pub(super) struct Model {
     pub(super) tables: Vec<Slices>,
 }
 
-/// What an embedding table is like; every server knows all of them.
+/// The description of an embedding table; every server has those of all tables.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Info {
     pub(super) name: String,
@@ -102,11 +102,11 @@ impl Slices {
     }
 }
 
-/// Reads the message that the whole file is.
+/// Reads a file that is one message.
 ///
 /// # Errors
-/// `Bad` for anything that such a file is not; what `src` reports. Memory: 8 bytes per row, the names, some 200 bytes per
-/// tensor; all have limits.
+/// `Bad` for any other file; the errors of `src`. Memory: 8 bytes per row, the names, some 200 bytes per tensor; all
+/// have limits.
 pub(super) fn read(src: &dyn ReadAt, size: u64) -> Result<Model, Fail> {
     let mut reader = Reader { wire: Wire::new(src, size), names: 0, rows: 0 };
     let mut model = Model { version: 0, infos: Vec::new(), dense: Vec::new(), tables: Vec::new() };
@@ -150,7 +150,7 @@ struct Reader<'a> {
     rows: usize,
 }
 
-/// Sets what may be there once only.
+/// Sets a field that may occur only once.
 fn once<T>(slot: &mut Option<T>, value: T) -> Result<(), Fail> {
     match slot.replace(value) {
         None => Ok(()),
@@ -276,7 +276,7 @@ impl Reader<'_> {
         let mut dims = Vec::new();
         let mut rest = message;
         while let Some((field, value)) = self.wire.field(&mut rest)? {
-            // A rank that is not known (3) is none that a variable can have; names of dimensions are never given.
+            // No variable has an unknown rank (3), and dimensions never have names.
             if field != 2 || dims.len() == MAX_DIMS {
                 return bad("ElasticDL: a shape that no variable has");
             }

@@ -1,11 +1,11 @@
 //! Checkpoints of ElasticDL's parameter servers: `version-{V}/variables-{i}-of-{N}.ckpt`, each a protobuf message.
 //!
-//! ElasticDL's checkpoint design, "Export Model Parameters to a Checkpoint". Such a file has no magic number, so one is
-//! taken for it only if all of it, to the last byte, is a model with a tensor in it.
+//! ElasticDL's checkpoint design, "Export Model Parameters to a Checkpoint". Such a file has no magic number. So
+//! stepfs takes a file for one only if all of it, to the last byte, is a model with a tensor in it.
 //!
-//! Its servers keep variables and embedding rows in hash maps, so both come in another order at every save. Variables are
-//! found by name; [`super::Table`] says in which order rows are to be compared. The ids lie outside of all tensors, so
-//! whoever has a file's other bytes knows the order of its rows.
+//! Its servers keep variables and embedding rows in hash maps, so both change their order at every save. Variables
+//! are found by name; [`super::Table`] gives the order in which rows are compared. The ids lie outside of all
+//! tensors, so the file's other bytes give the order of its rows.
 
 mod message;
 mod names;
@@ -32,7 +32,7 @@ const FIRST: [u8; 4] = [0x08, 0x12, 0x1a, 0x22];
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     let Some(model) = read(src, size)? else { return Ok(None) };
     let (tensors, tables) = tensors(model);
-    // No server writes a row twice; whoever does means something else by it.
+    // No server writes a row twice, so a file with twins is something else.
     Ok(match tensors.is_empty() || tables.iter().any(Table::has_twins) {
         true => None,
         false => {
@@ -102,7 +102,7 @@ fn role(name: &str, dtype: crate::codec::Dtype, why: &'static str) -> (Role, &'s
     }
 }
 
-/// Whether a table is what an optimizer keeps of another one: it calls it by that one's name, a hyphen and the slot's.
+/// Whether a table is an optimizer's state of another one: its name is the other's name, a hyphen and the slot's.
 fn is_slot(name: &str, tables: &HashSet<&str>) -> bool {
     name.match_indices('-').any(|(at, _)| tables.contains(&name[..at]))
 }

@@ -1,8 +1,8 @@
-//! What ElasticDL calls its files, and on which server it puts what.
+//! ElasticDL's names of files, and its rule which server has a variable.
 
 use crate::hash::sha256;
 
-/// The endings of a file's name: that of its code, and that of its design document.
+/// The endings of a file's name: the first by its code, the second by its design document.
 const ENDINGS: [&str; 2] = ["ckpt", "chkpt"];
 
 /// A file of a version: `variables-{index}-of-{count}.ckpt`.
@@ -12,12 +12,12 @@ pub struct Shard {
     pub index: u32,
     /// Number of servers.
     pub count: u32,
-    /// What stands behind the dot.
+    /// The part after the dot.
     pub ending: &'static str,
 }
 
 impl Shard {
-    /// What a file's name says; `None` if ElasticDL calls none so.
+    /// Parses a file's name. `None` if ElasticDL gives no such name.
     pub fn parse(name: &str) -> Option<Shard> {
         let (rest, ending) = name.strip_prefix("variables-")?.rsplit_once('.')?;
         let ending = ENDINGS.into_iter().find(|known| *known == ending)?;
@@ -33,8 +33,8 @@ impl Shard {
     }
 }
 
-/// The server of `count` that a variable is on: the name's SHA-256 in hexadecimal, whose digits ElasticDL reads as
-/// digits to the base 32, modulo `count`, which is not 0. (Restore Model Parameters from a Checkpoint.)
+/// The number of the server, of `count`, that a variable is on. The name's SHA-256 in hexadecimal, read by ElasticDL
+/// as digits to the base 32, modulo `count`, which is not 0. (Restore Model Parameters from a Checkpoint.)
 pub fn shard_of(name: &str, count: u32) -> u32 {
     let digits = sha256(name.as_bytes()).into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
     let rest = digits.fold(0u64, |rest, digit| (rest * 32 + u64::from(digit)) % u64::from(count));

@@ -1,8 +1,8 @@
 //! The files of one version for another number of parameter servers.
 //!
-//! ElasticDL's checkpoint design, "Restore Model Parameters from a Checkpoint": each server takes the variables whose names
-//! hash to it, and of each embedding table the rows whose ids leave its number when divided by the number of servers. What
-//! every server knows (the version, what the tables are like) is in every file.
+//! ElasticDL's checkpoint design, "Restore Model Parameters from a Checkpoint". Each server takes the variables whose
+//! names hash to it. Of each embedding table it takes the rows whose id, modulo the number of servers, is its number.
+//! The version and the tables' descriptions are in every file.
 
 use std::collections::HashMap;
 use std::io;
@@ -38,8 +38,8 @@ pub enum Refusal {
     Files(String),
 }
 
-/// What goes into each file. Memory: some 12 bytes per row, 40 while it is made, and some hundred per variable and file; no
-/// values.
+/// The content of each file. Memory: some 12 bytes per row, 40 while it is made, and some hundred per variable and
+/// file; no values.
 pub struct Reshard<'a> {
     sources: &'a [Source<'a>],
     /// The version of the model.
@@ -85,11 +85,11 @@ fn refuse<T>(why: String) -> Result<T, Refusal> {
 }
 
 impl<'a> Reshard<'a> {
-    /// Reads what is in the files, all of one version, and shares it out among `count` files. `count` is not 0.
+    /// Reads the files, all of one version, and shares their content out among `count` files. `count` is not 0.
     ///
     /// # Errors
-    /// [`Refusal`] names the files: one that is no model, another version, something that is there twice or differs, a
-    /// negative id, a file that nobody could read.
+    /// [`Refusal`] names the files: one that is no model, another version, a duplicate or a contradiction, a negative
+    /// id, an unreadable file.
     pub fn new(sources: &'a [Source<'a>], count: u32) -> Result<Reshard<'a>, Refusal> {
         let models: Vec<Model> = sources.iter().map(read).collect::<Result<_, _>>()?;
         let version = models.first().map_or(0, |model| model.version);
@@ -130,7 +130,7 @@ impl<'a> Reshard<'a> {
     /// Hands the bytes of a file to `sink`, one piece after the other.
     ///
     /// # Errors
-    /// What a source reports or `sink` returns.
+    /// Those of a source and of `sink`.
     pub fn write(&self, index: u32, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         for part in &self.files[index as usize] {
             match part {
@@ -176,7 +176,7 @@ fn read(source: &Source) -> Result<Model, Refusal> {
     }
 }
 
-/// What tables are like goes into every file.
+/// The tables' descriptions go into every file.
 fn infos(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Result<(), Refusal> {
     let mut known: HashMap<&str, (usize, Vec<u8>)> = HashMap::new();
     for (at, (source, model)) in sources.iter().zip(models).enumerate() {
@@ -241,7 +241,7 @@ fn tables(sources: &[Source], models: &[Model], files: &mut [Vec<Part>]) -> Resu
     let mut rows = 0;
     for name in &names {
         let mut list = pieces.remove(name).unwrap_or_default();
-        // Of one without rows nobody can tell how long they are.
+        // A table without rows does not tell their length.
         list.retain(|(_, table)| !table.ids.is_empty());
         rows += table(sources, &list, files)?;
     }
@@ -312,7 +312,7 @@ fn put_table(like: &Slices, rows: u64, ids: &[u8], content: Vec<Part>, file: &mu
     let mut tail = Vec::new();
     put_head(2, ids.len() as u64, &mut tail);
     tail.extend_from_slice(ids);
-    // From the inside to the outside: each head says how long what it holds is.
+    // From the inside to the outside: each head has the length of its content.
     let mut head = Vec::new();
     put_head(1, array.len() as u64 + content_len, &mut head);
     head.extend(array);
@@ -339,7 +339,7 @@ mod tests {
     use super::super::tests::{dense, info, model, table};
     use super::*;
 
-    /// What is in files, whatever file it is in: variables by name, rows by table and id.
+    /// The content of files together: variables by name, rows by table and id.
     #[derive(Debug, Default, PartialEq)]
     struct Content {
         version: u64,

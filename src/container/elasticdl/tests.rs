@@ -47,7 +47,7 @@ pub(crate) fn table(name: &str, rows: &[(u64, Vec<f32>)]) -> Vec<u8> {
     entry(4, name, &[field(1, &array(1, &[rows.len() as u64, width], &content)), field(2, &ids)].concat())
 }
 
-/// What every server knows of a table.
+/// A table's description, as in every file.
 pub(crate) fn info(name: &str, dim: u64) -> Vec<u8> {
     field(2, &[field(1, name.as_bytes()), number(2, dim), field(3, b"uniform"), number(4, 1)].concat())
 }
@@ -223,7 +223,7 @@ fn what_is_no_model_to_its_last_byte_is_none() {
         assert!(d.tensors.is_empty() && d.tables.is_empty());
     }
     for end in 0..good.len() {
-        // What is left may end between two fields: then it is a smaller model.
+        // The rest may end between two fields: then it is a smaller model.
         let d = describe(&&good[..end]).unwrap();
         assert!(d.kind == Kind::Opaque || d.tensors.len() < 3, "{end}");
     }

@@ -1,4 +1,5 @@
-//! Where the chunks of a dataset are. Chunks that go beyond the dataset's end are left out: a part of such a chunk is padding.
+//! Where the chunks of a dataset are. Chunks that go beyond the dataset's end are left out: a part of such a chunk is
+//! padding.
 
 use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
 use super::dataset::{Part, bytes};
@@ -10,7 +11,7 @@ const MAX_CHUNKS: u64 = 1 << 20;
 /// The cost of a chunk: about the memory of a tensor.
 const CHUNK: u64 = 512;
 
-/// What finds chunks.
+/// An index of chunks.
 pub(super) enum Index {
     /// A B-tree of the first version, by the address of its root.
     Tree(u64),
@@ -18,7 +19,7 @@ pub(super) enum Index {
     Single(u64),
     /// All chunks one behind the other.
     InARow(u64),
-    /// Addresses in an array, by that of its header.
+    /// Addresses in an array, by its header's address.
     Array(u64),
 }
 

@@ -19,14 +19,14 @@ const FILTER_NAMES: [(u16, &str); 4] = [
     (32_000, "compressed with lzf"),
 ];
 
-/// What is said of any other.
+/// The word for any other filter.
 pub(super) const UNNAMED: &str = "filtered";
 
-/// What an object turns out to be.
+/// The kind of an object.
 pub(super) enum Dataset {
     /// Elements that stepfs knows, where they are.
     Found(Array),
-    /// Chunks go through filters; what the first does that has a name.
+    /// Chunks go through filters; the word for the first filter that has one.
     Filtered(&'static str),
     /// Something else: it is kept as other bytes.
     Other,
@@ -81,7 +81,7 @@ pub(super) fn bytes(shape: &[u64], unit: u64) -> Option<u64> {
     shape.iter().try_fold(unit, |n, dim| n.checked_mul(*dim)).filter(|bytes| *bytes <= i64::MAX as u64)
 }
 
-/// What a pipeline does, for people. Shuffle, which has no name here, comes before what compresses.
+/// The word for a pipeline of filters. Shuffle has none here, and comes before the compressor.
 fn filter(body: &[u8]) -> &'static str {
     let (version, count, mut rest) = match body {
         [1, count, _, _, _, _, _, _, rest @ ..] => (1, *count, rest),
@@ -163,7 +163,7 @@ enum Layout {
 }
 
 impl Layout {
-    /// `None` for a dataset in its header, one without bytes, and what stepfs does not know.
+    /// `None` for a dataset in its header, one without bytes, and unknown layouts.
     fn read(body: &[u8], shape: &[u64], unit: u64) -> Option<Layout> {
         match body {
             [3 | 4, 1, rest @ ..] if rest.len() >= 16 => {

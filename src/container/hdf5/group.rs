@@ -1,4 +1,4 @@
-//! What a group holds: names, and addresses of object headers.
+//! The content of a group: names, and addresses of object headers.
 
 use super::super::read::{Fail, bad, u16_at, u64_at, uint};
 use super::header::{Header, LINK, LINK_INFO, SYMBOL_TABLE};
@@ -25,8 +25,8 @@ pub(super) fn is_in_heap(header: &Header) -> bool {
     info.len() >= at + 8 && u64_at(info, at) != NOWHERE
 }
 
-/// The hard links of a group, in the order of the file. Links in a heap of their own (more than eight, by newer writers) are not
-/// looked at, nor are names that are no text.
+/// The hard links of a group, in the order of the file. Links in a heap of their own (more than eight, by newer
+/// writers) are not looked at, nor are names that are no text.
 pub(super) fn links(source: &mut Source, header: &Header) -> Result<Vec<Link>, Fail> {
     let mut links = Vec::new();
     if let Some(table) = header.one(SYMBOL_TABLE) {
@@ -54,7 +54,7 @@ fn heap(source: &mut Source, address: u64) -> Result<Vec<u8>, Fail> {
     source.read(u64_at(&head, 24), len)
 }
 
-/// A node of the tree of a group. `level`: what its parent asks for; levels descend, so that the tree ends.
+/// A node of the tree of a group. `level`: the level that its parent requires; levels descend, so that the tree ends.
 fn tree(source: &mut Source, address: u64, level: Option<u8>, names: &[u8], links: &mut Vec<Link>) -> Result<(), Fail> {
     source.enter(address)?;
     let head = source.read(address, 24)?;

@@ -1,4 +1,4 @@
-//! Object headers, of both versions: the messages that say what an object is.
+//! Object headers, of both versions: the messages that describe an object.
 
 use super::super::read::{Fail, bad, u16_at, u32_at, u64_at, uint};
 use super::source::Source;
@@ -119,7 +119,7 @@ impl Form {
             Form::Second { ordered } => 4 + if ordered { 2 } else { 0 },
         };
         let (mut at, mut more) = (0, Vec::new());
-        // What is left may be a gap.
+        // The rest may be a gap.
         while part.len() - at >= fixed {
             let head = &part[at..at + fixed];
             let (kind, len, flags) = match self {

@@ -1,12 +1,12 @@
-//! What Keras writes: HDF5 with its own paths, alone (`.weights.h5`, `.h5`) or stored in a zip (`.keras`).
+//! Keras's files: HDF5 with its own paths, alone (`.weights.h5`, `.h5`) or stored in a zip (`.keras`).
 //!
-//! Keras 3 numbers an optimizer's variables: `optimizer/vars/0` is the iteration, `1` the learning rate. Behind them stand each
-//! parameter's moments, in the order of the model's parameters: of Adam and AdamW the first, then the second. Other optimizers have
-//! as many in the same places. So the file must name it: in `config.json`, or as the `name` of the variables' group. Then numbers and
-//! shapes must bear it out. Variables of other optimizers stay lossless.
+//! Keras 3 numbers an optimizer's variables: `optimizer/vars/0` is the iteration, `1` the learning rate. Each
+//! parameter's moments follow, in the order of the model's parameters: for Adam and AdamW the first, then the second.
+//! Other optimizers have as many in the same places. So the file must name Adam, in `config.json` or as the `name` of
+//! the variables' group. Numbers and shapes must agree. Variables of other optimizers stay lossless.
 //!
-//! In legacy files (`model_weights/`, `optimizer_weights/adam/`) moments have their parameter's name. The attribute `training_config` of the
-//! root has the configuration.
+//! In legacy files (`model_weights/`, `optimizer_weights/adam/`) moments have their parameter's name. The root's
+//! attribute `training_config` has the configuration.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -64,8 +64,8 @@ pub(in super::super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Descripti
     Ok(Description { kind: Kind::Keras, note, tensors, tables: Vec::new(), training, best: None, zip })
 }
 
-/// Whether `config.json` says that Adam trains the model, and nothing beside it; `None` if it names no optimizer. A configuration that
-/// cannot be read may name another optimizer.
+/// Whether `config.json` says that Adam trains the model, and nothing beside it; `None` if it names no optimizer. A
+/// configuration that cannot be read may name another optimizer.
 fn configured(src: &dyn ReadAt, record: &Record) -> Result<Option<bool>, Fail> {
     let Range { start, end } = record.payload;
     if !record.stored || end - start > MAX_CONFIG {
@@ -118,7 +118,7 @@ struct Optimizer {
     config: Options,
 }
 
-/// What gives an optimizer more variables.
+/// Options that give an optimizer more variables.
 #[derive(serde::Deserialize)]
 struct Options {
     #[serde(default)]
@@ -146,7 +146,7 @@ fn is_adam(name: &str) -> bool {
     ["adam", "adam_w", "adamw"].contains(&word)
 }
 
-/// What a file says of its optimizer.
+/// A file's statement about its optimizer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Adam {
     /// The name of the variables' group is Adam's.
@@ -197,9 +197,9 @@ fn standing(path: &str) -> Option<Standing> {
     Some(Standing::named(MODEL, path, false))
 }
 
-/// The variables of `optimizer/vars` behind the iteration and the learning rate, which a schedule leaves out. They must be as many pairs
-/// of equals as Adam has, and the file must have a weight of its own for each pair. Unless a configuration excludes Adam's options
-/// (`is_plain`), the shapes must exclude them.
+/// The variables of `optimizer/vars` behind the iteration and the learning rate, which a schedule leaves out. They
+/// must be as many pairs of equals as Adam has, and the file must have a weight of its own for each pair. Unless a
+/// configuration excludes Adam's options (`is_plain`), the shapes must exclude them.
 fn moments(tensors: &[Tensor], is_plain: bool) -> Option<Vec<usize>> {
     let prefix = "optimizer/";
     let mut numbered: Vec<(usize, usize)> = Vec::new();
@@ -238,8 +238,8 @@ fn moments(tensors: &[Tensor], is_plain: bool) -> Option<Vec<usize>> {
     Some(moments)
 }
 
-/// Whether variables of these shapes may be those of Adam with an option. An average or the accumulated gradients of each parameter stand
-/// before the pairs of moments; AMSGrad's maxima stand behind.
+/// Whether variables of these shapes may be those of Adam with an option. An average or the accumulated gradients of
+/// each parameter stand before the pairs of moments; AMSGrad's maxima stand behind.
 fn has_option(shapes: &[&[u64]]) -> bool {
     (0..=2).flat_map(|before| [(before, 0), (before, 1)]).skip(1).any(|(before, behind)| {
         let blocks = before + 2 + behind;
@@ -257,9 +257,9 @@ fn has_option(shapes: &[&[u64]]) -> bool {
 /// Keras writes the parts of a layer by name. It builds these in another order.
 const BUILT: [&str; 4] = ["query_dense", "key_dense", "forward_layer", "backward_layer"];
 
-/// The parameter of each pair of moments. Moments stand in the order of building, weights in the order of writing. Numbers of one shape
-/// are paired with weights in the order of writing. Only for a list of layers the two orders are known: elsewhere weights of one shape
-/// are not told apart, and the pair has a name that no weight has.
+/// The parameter of each pair of moments. Moments stand in the order of building, weights in the order of writing.
+/// Numbers of one shape are paired with weights in the order of writing. Only for a list of layers the two orders are
+/// known: elsewhere weights of one shape are not told apart, and the pair has a name that no weight has.
 fn parameters(tensors: &[Tensor], moments: &[usize]) -> Vec<Parameter> {
     let mut weights: HashMap<&[u64], Vec<usize>> = HashMap::new();
     for (index, tensor) in tensors.iter().enumerate().filter(|(_, tensor)| tensor.role == Role::Weight) {

@@ -1,12 +1,14 @@
 //! HDF5 files: arrays that h5py and Keras write, contiguous or in chunks without filters.
 //!
-//! The reader finds where elements lie. It decodes none. It follows hard links from the root group, and visits each object once, so a
-//! cycle of links ends. It leaves out groups with links in a heap of their own, types other than plain little-endian numbers, datasets in
-//! their headers, and newer indexes of chunks; their bytes are kept as they are. So are datasets with a filter, whose chunks are not their
-//! elements. Checksums cover metadata only, so no tensor's bytes change one. A tensor that overlaps metadata makes the file opaque.
+//! The reader finds the places of elements and decodes none. It follows hard links from the root group, and visits
+//! each object once, so a cycle of links ends. It leaves out links in a heap of their own, types other than plain
+//! little-endian numbers, datasets in their headers, and newer indexes of chunks. It also leaves out filtered
+//! datasets, whose chunks are not their elements. All these bytes stay exact. Checksums cover metadata only, so no
+//! tensor's bytes change one. A tensor that overlaps metadata makes the file opaque.
 //!
-//! Bounds: 64 MiB of metadata, where each block, link, path and chunk counts some more; 64 levels of groups, 31 of trees; paths of 4096
-//! bytes; 2^17 chunks; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound a file is opaque.
+//! Bounds: 64 MiB of metadata, where each block, link, path and chunk counts some more; 64 levels of groups, 31 of
+//! trees; paths of 4096 bytes; 2^17 chunks; 32 dimensions. Memory is at most a few times the metadata. Beyond a bound
+//! a file is opaque.
 
 mod attribute;
 mod checksum;
@@ -40,7 +42,7 @@ const MAX_NAME: usize = 256;
 /// Other paths of a dataset that are kept.
 const MAX_ALIASES: usize = 16;
 
-/// Describes the file, or `None` if its beginning is not that of an HDF5 file.
+/// Describes the file. `None` if it does not begin like an HDF5 file.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
@@ -50,13 +52,13 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     Ok(Some(Description { kind: Kind::Hdf5, note, tensors, tables: Vec::new(), training, best: None, zip: None }))
 }
 
-/// What is in an HDF5 file.
+/// The content of an HDF5 file.
 struct Contents {
     /// By ascending extent.
     tensors: Vec<Tensor>,
-    /// What is left out because of filters.
+    /// The note about filtered datasets, which are left out.
     note: Option<String>,
-    /// What the file says of Keras's optimizer.
+    /// The file's statement about Keras's optimizer.
     adam: Adam,
 }
 

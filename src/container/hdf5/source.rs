@@ -9,10 +9,10 @@ use super::checksum::lookup3;
 
 /// Metadata read of one file, counted with a fixed cost for each block. Links, paths and chunks cost some of it, too.
 const MAX_METADATA: u64 = 64 << 20;
-/// What a block costs beside its bytes: less would let tiny blocks take more time and memory than large ones.
+/// A block's cost beside its bytes. Without it tiny blocks could take more time and memory than large ones.
 const BLOCK: u64 = 64;
 
-/// The address that HDF5 writes where there is none.
+/// HDF5's undefined address.
 pub(super) const NOWHERE: u64 = u64::MAX;
 
 /// First bytes of the format.
@@ -70,7 +70,7 @@ impl<'a> Source<'a> {
         if base != 0 || driver != NOWHERE {
             return bad("HDF5: split into several files, or with a user block");
         }
-        // Closing a file cuts it to this length. Before that, datasets may be there that nobody has filled.
+        // Closing a file cuts it to this length. Before that, some datasets may lack their content.
         if end != size {
             return bad("HDF5: cut short, or not closed by its writer");
         }
@@ -120,7 +120,7 @@ impl<'a> Source<'a> {
         Ok(block)
     }
 
-    /// A node of a tree. A tree that comes back to a node is none.
+    /// Enters a node of a tree. A tree that comes back to a node is damaged.
     pub(super) fn enter(&mut self, address: u64) -> Result<(), Fail> {
         match self.nodes.insert(address) {
             true => self.spend(BLOCK),

@@ -1,11 +1,11 @@
-//! What a pickle would build, as a graph; nothing in it is executed.
+//! The graph that a pickle would build, without executing anything.
 //!
-//! The machine in `vm` runs all opcodes of protocols 0 to 5 on symbols instead of objects: a class stays its name, a
-//! call stays the function, its arguments and whatever is later put into the result. Nodes lie in an arena and refer
-//! to each other by index, since memo entries share them and can make cycles; walkers must mind both.
+//! The machine in `vm` runs all opcodes of protocols 0 to 5 on symbols instead of objects. A class stays its name. A
+//! call stays the function, its arguments and all later additions to the result. Nodes lie in an arena and refer to
+//! each other by index. Memo entries share nodes and can make cycles, so walkers must expect both.
 //!
-//! A pickle of N bytes costs O(N) time. Memory: [`MAX_CELLS`] bounds what the graph holds, at about 16 bytes a cell;
-//! long strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
+//! A pickle of N bytes costs O(N) time. Memory: [`MAX_CELLS`] bounds the graph, at about 16 bytes a cell. Long
+//! strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
 
 mod input;
 mod memo;
@@ -64,7 +64,7 @@ pub(super) enum Node {
     Global(Item, Item),
     /// A reference to something outside of the pickle: in torch's files, a storage.
     Persid(Item),
-    /// What a call returns.
+    /// The result of a call.
     Object(Box<Object>),
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Elements {
 /// The result of a REDUCE, NEWOBJ, INST or OBJ.
 #[derive(Debug)]
 pub(super) struct Object {
-    /// What was called: usually a `Global`.
+    /// The called function: usually a `Global`.
     pub(super) func: Item,
     /// Its arguments: usually a `Tuple`.
     pub(super) args: Item,
@@ -100,7 +100,7 @@ pub(super) struct Graph {
     nodes: Vec<Node>,
     items: Vec<Item>,
     text: Vec<u8>,
-    /// What the pickle is.
+    /// The pickled object.
     pub(super) root: Item,
     /// Offset of the first byte behind it.
     pub(super) end: u64,
@@ -168,12 +168,12 @@ impl Graph {
 
     /// Adds a node.
     pub(super) fn add(&mut self, node: Node) -> Item {
-        // Whoever makes a graph bounds it.
+        // The graph's maker bounds it.
         self.nodes.push(node);
         Item::Node((self.nodes.len() - 1) as u32)
     }
 
-    /// Adds a string; one that is too long to keep is only counted, as in what is loaded.
+    /// Adds a string. One that is too long to keep is only counted, as when a pickle is loaded.
     pub(super) fn add_text(&mut self, text: &str) -> Item {
         if text.len() > MAX_TEXT {
             return Item::LongStr(text.len() as u64);

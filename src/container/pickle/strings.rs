@@ -5,8 +5,8 @@ use super::super::read::{Fail, bad};
 use super::MAX_TEXT;
 use super::input::Input;
 
-/// Hands out the strings of the list between `start` and `end` in order. Returns the offset behind the pickle. The graph of
-/// [`super::load`] only counts what a list has beside nodes.
+/// Hands out the strings of the list between `start` and `end` in order. Returns the offset behind the pickle. The
+/// graph of [`super::load`] only counts a list's elements that are no nodes.
 pub(in super::super) fn strings(
     src: &dyn ReadAt,
     start: u64,

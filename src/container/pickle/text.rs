@@ -49,7 +49,7 @@ impl Vm<'_> {
     }
 }
 
-/// Resolves the escapes that Python's text protocol writes; what is not one stays as it is.
+/// Resolves the escapes that Python's text protocol writes. All other text stays as it is.
 fn unescape(line: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(line.len());
     let mut rest = line;

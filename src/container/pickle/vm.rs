@@ -345,7 +345,7 @@ impl Vm<'_> {
         let list = match node(&mut self.graph, target)? {
             Node::List(list) => list,
             Node::Object(o) => &mut o.list,
-            _ => return bad("pickle: something is appended to what is no list"),
+            _ => return bad("pickle: an element is appended to something other than a list"),
         };
         for (index, item) in (list.len..).zip(added) {
             if let Item::Node(n) = item {
@@ -367,7 +367,7 @@ impl Vm<'_> {
         let pairs = match node(&mut self.graph, target)? {
             Node::Dict(pairs) => pairs,
             Node::Object(o) => &mut o.pairs,
-            _ => return bad("pickle: a key is set in what is no mapping"),
+            _ => return bad("pickle: a key is set in something other than a mapping"),
         };
         pairs.extend(values.chunks_exact(2).map(|p| (p[0], p[1])));
         self.stack.truncate(at);

@@ -16,7 +16,7 @@ fn patched_arrays_are_what_numpy_writes() {
     assert_eq!(patched_as_written("formats_pairs"), 2);
 }
 
-/// What is said of a tensor, with paths in place of indices.
+/// The description of a tensor, with paths in place of indices.
 type Said = (Dtype, Vec<u64>, Role, Use, Option<&'static str>, Option<String>, Option<String>);
 
 fn said(d: &Description) -> BTreeMap<String, Said> {

@@ -257,7 +257,7 @@ fn mutated() -> impl Strategy<Value = Vec<u8>> {
                 if file.is_empty() {
                     break;
                 }
-                // Half of the time only what follows the payloads: the directory and the end records.
+                // Half of the time only the end of the file: the directory and the end records.
                 let half = if in_tail { file.len() / 2 } else { 0 };
                 let at = half + index.index(file.len() - half);
                 match how {

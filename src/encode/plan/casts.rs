@@ -1,6 +1,6 @@
-//! Copies of a tensor. In a narrower type: the weights that a trainer for low precision computes with, beside the ones that it
-//! updates; found by what they hold, whatever they are called. And in the same type an optimizer's iterate of a parameter that
-//! has not left it yet (ASGD's average before it begins).
+//! Copies of a tensor. Low-precision trainers compute with narrower weights than those that they update. Such copies
+//! are found by their values, whatever their names. A copy of the same type is an optimizer's iterate that has not
+//! yet left its parameter (ASGD's average before it begins).
 
 use std::collections::HashMap;
 use std::io;
@@ -9,12 +9,12 @@ use crate::codec::{Dtype, cast};
 use crate::container::{ReadAt, Tensor, Use};
 use crate::hash::xxh3_64;
 
-/// Elements looked at, in the middle of a tensor, or all. They are all compared when it is encoded.
+/// Elements compared in the middle of a tensor. The encoder compares all.
 const LOOKED_AT: u64 = 256;
-/// Tensors of fewer are not looked at: their copies have a place in the skeleton anyway.
+/// Smaller tensors are not compared: their copies have a place in the skeleton anyway.
 const LEAST_ELEMENTS: u64 = 128;
 
-/// For tensors that seem to be copies: which tensor each is a copy of. Numbers are those of the description.
+/// For each tensor that seems to be a copy, its original. Numbers are the description's.
 pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
     let narrow = |tensor: &&Tensor| matches!(tensor.dtype, Dtype::F16 | Dtype::Bf16);
     let mut originals: HashMap<(Dtype, &[u64], u64), usize> = HashMap::new();
@@ -44,7 +44,7 @@ pub(super) fn copies(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<Hash
     Ok(found)
 }
 
-/// Iterates that are their parameter.
+/// Iterates that equal their parameter.
 fn iterates(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize, usize>> {
     let mut found = HashMap::new();
     for (index, tensor) in tensors.iter().enumerate() {
@@ -59,8 +59,8 @@ fn iterates(source: &dyn ReadAt, tensors: &[Tensor]) -> io::Result<HashMap<usize
     Ok(found)
 }
 
-/// The extent of a copy that has the elements that its original has in `planned`: of large tensors the first and last ones
-/// are left to the skeleton.
+/// The extent of a copy that has the same elements as its original has in `planned`. The first and last elements of
+/// large tensors stay in the skeleton.
 pub(super) fn matching(copy: &Tensor, original: &Tensor, planned: &Tensor) -> std::ops::Range<u64> {
     let (from, to) = (original.dtype.size() as u64, copy.dtype.size() as u64);
     let head = (planned.extent.start - original.extent.start) / from * to;

@@ -1,7 +1,7 @@
 //! How many iterations lie between two checkpoints, as their optimizer counts them.
 //!
-//! A profile promises iterations, and its steps are multiples of the update between two checkpoints. Where checkpoints follow
-//! each other closely, that update is small, and so is the error: it costs a small part of an iteration. There the steps
+//! A profile promises iterations, and its steps are multiples of the update between two checkpoints. If checkpoints
+//! follow each other closely, that update is small, and its error costs a small part of an iteration. So the steps
 //! may be larger for the same promise.
 
 use std::io;
@@ -15,8 +15,9 @@ use super::{Material, lattice};
 const USUAL: f64 = 20.0;
 /// Most that a step may be larger for a short interval.
 const MOST: f64 = 6.0;
-/// Updates add up like something between a random walk, whose root mean square grows by the root of the interval, and a drift.
-/// On GPT every 5 iterations, a step of 6 updates has half the error of one of 3 every 20; this makes them alike.
+/// Updates add up like something between a drift and a random walk, whose root mean square grows by the root of the
+/// interval. On GPT every 5 iterations, a step of 6 updates has half the error of one of 3 every 20; this exponent
+/// makes them alike.
 const EXPONENT: f64 = 0.75;
 
 /// Factor on the steps of weights. 1 where the optimizer does not count.
@@ -30,7 +31,7 @@ fn factor(interval: f64) -> f64 {
     (USUAL / interval).powf(EXPONENT).clamp(1.0, MOST)
 }
 
-/// What the first parameter's `step` says: torch keeps it as a number of fp32.
+/// The first parameter's `step`, which torch keeps as a number of fp32.
 fn step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
     let is_step = |path: &str| path.ends_with("/step") && path.contains("/state/");
     let mut tensors = description.tensors.iter();

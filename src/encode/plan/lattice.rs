@@ -21,32 +21,33 @@ const SAMPLE_ELEMENTS: usize = 4096;
 const SAMPLES: usize = 16;
 /// Tiles decoded of the base to measure a tensor's update, spread over the tensor.
 const SAMPLE_TILES: usize = 3;
-/// The update since the state before counts at most this many times the update to the state after: one that lies far back
-/// must not make this state coarser than training needs.
+/// The update since the state before counts at most this many times the update to the state after. A state that lies
+/// far back must not make this one coarser than training needs.
 const MOST_OF_NEXT: f64 = 3.0;
-/// And the one to the state after counts at most this many times the one before, or what the step before tells of it: a run
-/// that blows up must not make the last sound state coarser.
+/// The update to the state after counts at most this many times the one before, or the step of the state before if
+/// that is unknown. A run that diverges must not make the last sound state coarser.
 const MOST_OF_LAST: f64 = 1.5;
-/// An update of more than this share of the weights themselves is none: between two models that have nothing in common it is
-/// 1.4, between a model and zeros 1. Neither must decide how much of this one is kept.
+/// A larger change than this share of the weights means a different model, not an update. Two models with nothing in
+/// common differ by 1.4 of it, a model and zeros by 1.
 const MOST_OF_WEIGHTS: f64 = 0.7;
-/// An update's root mean square counts at most this many times the third quartile of its magnitudes. Under Adam it is .86 to 1.03
-/// of it, under SGD with and without momentum up to 1.41; beyond, a few elements have most of the energy, and the others would drown in the step.
+/// An update's root mean square counts at most this many times the third quartile of its magnitudes. It is .86 to
+/// 1.03 of it under Adam, and up to 1.41 under SGD. Beyond, a few elements have most of the energy, and the step
+/// would drown the others.
 const MOST_OF_QUARTILE: f64 = 2.0;
-/// And where it is this many times that quartile, no step suits both: the tensor stays lossless.
+/// If it is this many times that quartile, no step suits both: the tensor stays lossless.
 const HEAVY_TAIL: f64 = 8.0;
-/// A chain keeps its step while the one wanted is within this factor of it: a change costs a twelfth of a bit, and a step that
-/// is off by so much a hundredth of what it brings.
+/// A chain keeps its step while the ideal one is within this factor of it. A change costs a twelfth of a bit. A step
+/// that is off by this factor loses a hundredth of its benefit.
 const KEEP_WITHIN: f64 = 1.4;
 /// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
 const MOST_CHANGED: f64 = 0.7;
-/// Rows below which that is not worth a look: a row's own step takes some bits.
+/// Tables with fewer rows are not coded by rows: a row's own step takes some bits.
 const LEAST_ROWS: u64 = 256;
-/// A row's step is a power of two of the tensor's, which therefore may stay what it is while rows' updates change; it is made
-/// anew when they have become finer than it is.
+/// A row's step is the tensor's, times a power of two. So the tensor's step may stay while rows' updates change. It
+/// is chosen anew once they have become finer by this factor.
 const FINER: f64 = 4.0;
 
-/// The coding of a weight, or `None` where lossless is right: nothing moves, or its update is not known.
+/// The coding of a weight. `None` for lossless: nothing moves, or its update is unknown.
 pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
     let Some(twin) = subject.twin else { return Ok(None) };
     let coding = match by_rows(subject, twin)? {
@@ -54,7 +55,7 @@ pub(super) fn weight(subject: &Subject) -> io::Result<Option<Choice>> {
         None => phase::off_lattice(subject, on_lattice(subject, twin)?)?,
     };
     let Some(coding) = coding else { return Ok(None) };
-    // A keyframe of a table is one of the plain lattice: its rows have not moved from anywhere.
+    // The keyframe of a table uses the plain lattice, since its rows have no update yet.
     let step = match coding {
         Coding::Rows { .. } => row_keyframe(subject, &row_updates(subject, twin)?.unwrap_or_default()),
         _ => coding.step(),
@@ -84,17 +85,17 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     if let (true, Some(before)) = (last.is_same, previous.entry.coding.step())
         && next.and_then(step).is_none_or(|wanted| before <= KEEP_WITHIN * MOST_OF_NEXT * wanted)
     {
-        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing. Not where a finer profile is
-        // asked for now.
+        // Saved a second time (`last.ckpt`): with the same step the difference costs nothing. A finer profile needs
+        // another step.
         return Ok(Some(Coding::Lattice { parent, step: before }));
     }
     let Some(before) = previous.entry.coding.step() else {
-        // The base is exact: any step will do. Where nothing moves, a lossless difference costs nothing.
+        // The base is exact, so any step will do. If nothing moves, a lossless difference costs nothing.
         let wanted = last.rms.or(next).and_then(step);
         return Ok(wanted.map(|step| Coding::Lattice { parent, step }));
     };
-    // Updates go up and down from state to state, and a step that followed them would cost more where it is too fine than
-    // it saves where it is too coarse. So half of what is told comes from the state before, in octaves.
+    // Updates rise and fall from state to state. A step that followed them would cost more where it is too fine
+    // than it saves where it is too coarse. So half of the evidence comes from the state before, in octaves.
     let wanted = match (last.rms, next) {
         (Some(last), Some(next)) => {
             let mean = mean_square(&[last.min(MOST_OF_NEXT * next), next.min(MOST_OF_LAST * last)]).sqrt();
@@ -120,7 +121,7 @@ fn step(subject: &Subject, rms: f64) -> Option<f64> {
     lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.relief)
 }
 
-/// By rows, where most of them stay as they are.
+/// By rows, if most of them do not move.
 fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     let Some(rms) = row_updates(subject, twin)? else { return Ok(None) };
     let Some(parent) = subject.parent else {
@@ -141,8 +142,8 @@ fn by_rows(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
     Ok(Some(Coding::Rows { parent: parent.number, step }))
 }
 
-/// Root mean squares of the updates to the state after this one of rows in the middle of a table; `None` where it is none, or
-/// most of its rows move.
+/// Root mean squares of the updates to the state after this one, of rows in the middle of a table. `None` if it is no
+/// table, or most of its rows move.
 fn row_updates(subject: &Subject, twin: &Tensor) -> io::Result<Option<Vec<f64>>> {
     let tensor = subject.tensor;
     let (rows, width) = rows_and_width(&tensor.shape);
@@ -163,8 +164,8 @@ fn row_updates(subject: &Subject, twin: &Tensor) -> io::Result<Option<Vec<f64>>>
     Ok(Some(updates.chunks(width as usize).map(|row| mean_square(row).sqrt()).collect()))
 }
 
-/// The step of a table's keyframe: that of the row in the middle of those that move, a power of two as in every state to
-/// come, so that rows which do not move stay as they are.
+/// The step of a table's keyframe: that of the median among the moving rows. It is a power of two, as in every later
+/// state, so that unmoved rows stay as they are.
 fn row_keyframe(subject: &Subject, row_rms: &[f64]) -> Option<f64> {
     let mut moving: Vec<f64> = row_rms.iter().copied().filter(|rms| *rms > 0.0 && rms.is_finite()).collect();
     moving.sort_by(f64::total_cmp);
@@ -196,11 +197,11 @@ fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(
 
 /// The update from the state before, as it was written, to this one.
 struct LastUpdate {
-    /// Its root mean square. That state is known with an error that is uniform over its step, so a twelfth of its square is
-    /// taken off: without that, steps would grow from state to state by feeding on their own error. `None`: what there
-    /// is may be that error alone.
+    /// Its root mean square. The state before is known with an error that is uniform over its step, so a twelfth
+    /// of the step's square is subtracted. Otherwise steps would grow from state to state by their own error.
+    /// `None`: the difference may be that error alone.
     rms: Option<f64>,
-    /// Nothing is off by more than that state's bound, not one of a hundred thousand: it is the same state.
+    /// All elements but one in a hundred thousand are within that state's bound: it is the same state.
     is_same: bool,
 }
 
@@ -231,8 +232,8 @@ pub(super) struct NextUpdate {
     tail: f64,
 }
 
-/// Answers the update, and the root mean square of the weights. The update is `None` when nothing moves, or when it is too large to be
-/// one ([`MOST_OF_WEIGHTS`]).
+/// Returns the update, and the root mean square of the weights. The update is `None` if nothing moves, or if the
+/// change is too large ([`MOST_OF_WEIGHTS`]).
 fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Result<(Option<NextUpdate>, f64)> {
     let (mut updates, mut weights) = (Vec::new(), Vec::new());
     sample(tensor, |range| {
@@ -249,10 +250,10 @@ fn next_update(material: &Material, tensor: &Tensor, twin: &Tensor) -> io::Resul
     Ok((next, weights.sqrt()))
 }
 
-/// Mean square of an update, as far as [`MOST_OF_QUARTILE`] lets it count, and its root in units of the third quartile of the
-/// elements that move.
+/// Mean square of an update, limited by [`MOST_OF_QUARTILE`], and its root in units of the third quartile of the
+/// moving elements.
 fn power_and_tail(updates: &[f64]) -> (f64, f64) {
-    /// Elements that the quartile is taken of: it is good to 2%.
+    /// Elements for the quartile, which make it good to 2%.
     const ELEMENTS: usize = 4096;
     let power = mean_square(updates);
     let some = updates.iter().step_by(updates.len().div_ceil(ELEMENTS).max(1));
@@ -265,7 +266,7 @@ fn power_and_tail(updates: &[f64]) -> (f64, f64) {
     (power.min((MOST_OF_QUARTILE * quartile).powi(2)), power.sqrt() / quartile)
 }
 
-/// Of the weights themselves.
+/// Root mean square of the weights.
 pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
     let mut values = Vec::new();
     sample(subject.tensor, |range| {
@@ -276,7 +277,7 @@ pub(super) fn root_mean_square(subject: &Subject) -> io::Result<f64> {
     Ok(mean_square(&values).sqrt())
 }
 
-/// Calls `look` with ranges of bytes in a tensor: all of it, if it is small, else `SAMPLES` places spread over it.
+/// Calls `look` with ranges of bytes in a tensor: all of a small one, else `SAMPLES` places spread over it.
 pub(in super::super) fn sample(
     tensor: &Tensor,
     mut look: impl FnMut(std::ops::Range<u64>) -> io::Result<()>,

@@ -1,10 +1,10 @@
 //! Finer steps for second moments that live long.
 //!
-//! An optimizer remembers a second moment for 1 / (1 - beta2) iterations, and so the error in it. At beta2 .95 a step of four
-//! octaves costs nothing that was seen. At .999 it was all that a restore cost: 1.7 iterations, where two octaves cost .9. What
-//! lives long also changes little from one checkpoint to the next, so differences stay short with finer steps. A step is
-//! therefore a multiple of that change, and at most the profile's: one element in 50 changes its symbol with `compact`, one in 13
-//! with `balanced`.
+//! An optimizer remembers a second moment, and so the error in it, for 1 / (1 - beta2) iterations. At beta2 .95 a
+//! step of four octaves has no visible cost. At .999 it was the whole cost of a restore: 1.7 iterations; two octaves
+//! cost .9. A long-lived moment also changes little between checkpoints, so differences stay short with finer steps.
+//! A step is therefore a multiple of that change, and at most the profile's. One element in 50 changes its symbol
+//! with `compact`, one in 13 with `balanced`.
 
 use std::io;
 
@@ -17,11 +17,12 @@ use super::lattice::{mean_square, read, sample};
 
 /// Least share of the profile's step.
 const LEAST: f64 = 1.0 / 8.0;
-/// A chain keeps its unit while the one wanted is within this factor, in octaves of it: with another, it begins anew.
+/// A chain keeps its unit while the ideal one is within this factor, in octaves of it. A chain begins anew with
+/// another unit.
 const KEEP_WITHIN: f64 = 0.8;
 
-/// Elements looked at in each place of a sample: 4 places tell the change to 1%, and units differ by factors of 2. They lie side by
-/// side, so that all columns of a narrow matrix count.
+/// Elements in each place of a sample. 4 places tell the change to 1%, and units differ by factors of 2. The elements
+/// lie side by side, so that all columns of a narrow matrix count.
 const ELEMENTS: u64 = 1024;
 
 /// The unit of a second moment, octaves / 65536.
@@ -38,7 +39,7 @@ pub(super) fn unit(subject: &Subject) -> io::Result<u32> {
     })
 }
 
-/// `share`: what elements change by, of the change from which on the unit is `most`.
+/// `share`: the elements' change, in units of the change from which on the unit is `most`.
 fn choose(most: u32, share: f64, before: Option<u32>) -> u32 {
     // How often the step is halved.
     let wanted = -share.clamp(LEAST, 1.0).log2();
@@ -47,8 +48,8 @@ fn choose(most: u32, share: f64, before: Option<u32>) -> u32 {
     kept.unwrap_or_else(|| most >> wanted.round() as u32)
 }
 
-/// Root mean square of what elements change by to the next state, in octaves, without what they change by together: that is the
-/// prediction's. `None`: none can be compared.
+/// Root mean square of the elements' changes to the next state, in octaves, without their common change, which the
+/// prediction covers. `None`: no element can be compared.
 fn change(subject: &Subject, twin: &Tensor) -> io::Result<Option<f64>> {
     let (tensor, mut logs) = (subject.tensor, Vec::new());
     sample(tensor, |range| {
@@ -83,7 +84,7 @@ mod tests {
     fn a_chain_keeps_its_unit_until_another_is_clearly_right() {
         assert_eq!(choose(4 * OCTAVE, 0.32, Some(2 * OCTAVE)), 2 * OCTAVE);
         assert_eq!(choose(4 * OCTAVE, 0.2, Some(2 * OCTAVE)), OCTAVE);
-        // A finer profile is asked for now.
+        // A finer profile since.
         assert_eq!(choose(2 * OCTAVE, 1.5, Some(4 * OCTAVE)), 2 * OCTAVE);
     }
 }

@@ -36,12 +36,12 @@ use rates::{Kind, Rates};
 
 /// Lossless tensors below this many bytes go into the skeleton, where they are compressed together.
 const MIN_LOSSLESS_BYTES: u64 = 4096;
-/// Quantized ones below this: an entry in the index and a payload's own fields take some 40 bytes.
+/// Smaller tensors are not quantized: an entry in the index and a payload's own fields take some 40 bytes.
 const MIN_LOSSY_BYTES: u64 = 256;
 /// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
 const MIN_EDGES_BYTES: u64 = 8 << 20;
 
-/// How one tensor is to be encoded.
+/// The encoding of one tensor.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     /// Index in the description.
@@ -49,17 +49,17 @@ pub(super) struct Plan {
     /// The tensor, with the extent that gets tiles.
     pub(super) tensor: Tensor,
     pub(super) coding: Coding,
-    /// The same without the base.
+    /// The coding without the base.
     alone: Coding,
-    /// The tensor in the base that this one is, or may become, a difference to ([`Plan::lossless`]).
+    /// The tensor in the base for which this one is, or may become, a difference ([`Plan::lossless`]).
     parent: Option<u32>,
     /// For the lattice by rows: a row's step in root mean squares of its difference.
     pub(super) row_step: f64,
     /// For first moments: the share of a step that is added before rounding.
     pub(super) outward: f64,
-    /// The published system that it is for.
+    /// The published system for it.
     pub(super) system: Option<SystemId>,
-    /// No two of its elements have different signs: it has a floor (`codec::floor`), which its codec does not know of itself.
+    /// All its elements have one sign: it has a floor (`codec::floor`) besides its codec's bound.
     pub(super) one_sign: bool,
 }
 
@@ -80,16 +80,16 @@ impl Plan {
         self.parent.is_some()
     }
 
-    /// The coding of a tensor that turned out not to fit its codec: only then worth finding out.
+    /// The lossless coding of a tensor, chosen only if the tensor does not fit its codec.
     ///
     /// # Errors
-    /// What the device reports; a base that cannot be decoded.
+    /// The device's errors; a base that cannot be decoded.
     pub(super) fn lossless(&self, source: &dyn ReadAt, base: Option<&Chain>) -> io::Result<Coding> {
         lossless_choice(source, &self.tensor, base.zip(self.parent)).map(|choice| choice.coding)
     }
 }
 
-/// What a plan is made from.
+/// The input of a plan.
 pub(super) struct Material<'a> {
     pub(super) source: &'a (dyn ReadAt + Sync),
     pub(super) description: &'a Description,
@@ -97,9 +97,9 @@ pub(super) struct Material<'a> {
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
-    /// The archived state before this one: the base, or what lies between a super-step and the one before.
+    /// The archived state before this one: the base, or for a super-step a state between it and its base.
     pub(super) previous: Option<&'a Chain>,
-    /// The base is the super-step before this one: the place to ask whether a keyframe would take less room.
+    /// The base is the super-step before this one. Only here a keyframe may win.
     pub(super) super_step: bool,
     pub(super) profiles: &'a Profiles,
 }
@@ -111,18 +111,18 @@ impl Material<'_> {
     }
 }
 
-/// How a file is to be encoded.
+/// The encoding of a file.
 pub(super) struct Planned {
     /// One entry per tensor that gets tiles of its own, in file order. All other bytes are skeleton.
     pub(super) plans: Vec<Plan>,
-    /// A super-step: what it and a keyframe in its place would take, in bytes of tensors.
+    /// For a super-step: its expected size and a keyframe's, in bytes of tensors.
     pub(super) forecast: Option<Forecast>,
 }
 
-/// What the next interval of states costs with a super-step and with a keyframe at its beginning. What follows in it is
-/// the same for both: those states are differences to one another, and the next super-step spans eight of them either
-/// way. So the two may be compared alone (Check-N-Run, 4.1.3, compares intervals whose increments grow with their
-/// distance to the full checkpoint; these do not).
+/// The cost of a super-step and of a keyframe at the beginning of the next interval. The later states cost the same
+/// either way: each is a difference to the one before, and the next super-step spans eight states. So these two may
+/// be compared alone. (Check-N-Run, 4.1.3, compares whole intervals, because its increments grow with their distance
+/// to the full checkpoint.)
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Forecast {
     pub(super) super_step: f64,
@@ -130,7 +130,7 @@ pub(super) struct Forecast {
 }
 
 impl Forecast {
-    /// Whether to begin a new chain. A keyframe that costs the same is worth more: nothing older is needed.
+    /// Whether to begin a new chain. A keyframe of equal cost wins, because it needs no older object.
     pub(super) fn wants_keyframe(&self) -> bool {
         self.keyframe <= self.super_step
     }
@@ -152,7 +152,7 @@ struct Choice {
     bits: (f64, f64),
 }
 
-/// What is needed to choose the coding of one tensor.
+/// The input for the coding of one tensor.
 struct Subject<'a> {
     material: &'a Material<'a>,
     tensor: &'a Tensor,
@@ -172,7 +172,7 @@ struct Subject<'a> {
 /// Chooses the coding of each tensor.
 ///
 /// # Errors
-/// What the device reports; a base that cannot be decoded.
+/// The device's errors; a base that cannot be decoded.
 pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let written = &material.description.tensors;
     let mut all: Vec<Tensor> = written.iter().map(without_edges).collect();
@@ -185,18 +185,18 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let twins: Vec<Option<Tensor>> = all.iter().map(twin_of).collect();
     let relief = interval::relief(material)?;
     let mut copies = casts::copies(material.source, written)?;
-    // What is to be exact is a copy only of what is exact.
+    // A tensor that must be exact may only be a copy of an exact one.
     copies.retain(|copy, of| material.rates(all[*copy].role).is_some() || material.rates(all[*of].role).is_none());
-    // A published system takes both as they come.
+    // A published system takes copy and original as they are.
     let published = |index: usize| material.profiles.of(all[index].role).system().is_some();
     copies.retain(|copy, of| !published(*copy) && !published(*of));
     for (copy, of) in &copies {
         all[*copy].extent = casts::matching(&written[*copy], &written[*of], &all[*of]);
     }
     let proven = proof::proven(material, &all, &twins)?;
-    // A copy is what its original is.
+    // A copy is as lossy as its original, so the original must be proven.
     copies.retain(|_, of| proven[*of]);
-    // Which tensors get tiles must be known before one of them can be said to be beside another.
+    // A tensor can be beside another one only if both get tiles.
     let lossy = |(tensor, proven): (&Tensor, &bool)| lossy_kind(material, tensor).filter(|_| *proven);
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
     let seconds = steep::second_moments(written);
@@ -262,7 +262,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
         };
         let parent = parent.map(|parent| parent.number).filter(|_| coding.is_lossy() || coding.parent().is_some());
         let system = systems[index].filter(|_| coding.is_external());
-        // What is positive by its codec need not be looked through.
+        // Logarithms keep the sign anyway, so their tensors need no look.
         let of_logs = matches!(coding, Coding::Log { .. } | Coding::LogKey { .. });
         let one_sign = coding.is_lossy() && !of_logs && has_one_sign(material.source, tensor)?;
         Ok((Plan { index, tensor: tensor.clone(), coding, alone, parent, row_step, outward, system, one_sign }, bits))
@@ -286,21 +286,21 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     Ok(Planned { plans, forecast })
 }
 
-/// Which codec a tensor is for, and its numbers; none if it is kept as it is.
+/// The codec for a tensor, and its numbers. `None` for lossless.
 fn lossy_kind(material: &Material, tensor: &Tensor) -> Option<(Kind, Rates)> {
     let kind = rates::kind(tensor.role, tensor.used, tensor.partner.is_some(), tensor.lossless)?;
     let rates = material.rates(tensor.role)?;
     (tensor.dtype.is_lattice_float() && !tensor.shape.is_empty()).then_some((kind, rates))
 }
 
-/// Whether a second moment has its first in units of it. Then the update keeps its size whatever becomes of the second; other
-/// optimizers divide by it what is not stored.
+/// Whether a second moment has its first in units of it. Then the update keeps its size whatever the second's error.
+/// Other optimizers divide a value by it that is not stored.
 fn is_of_adam(tensor: &Tensor) -> bool {
     tensor.used == Use::ByRole && tensor.partner.is_some()
 }
 
-/// The published system that a tensor is for. They quantize models; what none of them speaks of, the optimizer's state and averages,
-/// is lossless.
+/// The published system for a tensor. The systems quantize models. No paper covers the optimizer's state and
+/// averages, so these are lossless.
 fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     let system = material.profiles.of(tensor.role).system()?;
     let is_parameter = matches!(tensor.role, Role::Weight | Role::Master) && tensor.used == Use::ByRole;
@@ -308,7 +308,7 @@ fn system(material: &Material, tensor: &Tensor) -> Option<SystemId> {
     (is_model && published::tile::is_for(tensor.dtype)).then_some(system)
 }
 
-/// Alone or as difference to the base, whichever is estimated to be smaller.
+/// Alone or as a difference to the base: the smaller of both by estimate.
 fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain, u32)>) -> io::Result<Choice> {
     let alone = Choice { coding: Coding::Lossless, alone: Coding::Lossless, bits: (0.0, 0.0) };
     let Some((chain, parent)) = parent else {
@@ -325,7 +325,7 @@ fn lossless_choice(source: &dyn ReadAt, tensor: &Tensor, parent: Option<(&Chain,
     })
 }
 
-/// Whether no two elements have different signs. Of most tensors the first few tell.
+/// Whether no two elements have different signs. The first few tell for most tensors.
 fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
     const FIRST_BYTES: u64 = 4096;
     let len = tensor.extent.end - tensor.extent.start;
@@ -340,7 +340,7 @@ fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
     Ok(!signs.both())
 }
 
-/// A tensor whose first and last pages are left to the skeleton, when it is so large that this costs nothing.
+/// A tensor without its first and last pages, which stay in the skeleton, if it is so large that this costs nothing.
 pub(crate) fn without_edges(tensor: &Tensor) -> Tensor {
     let mut tensor = tensor.clone();
     if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {

@@ -15,17 +15,18 @@ use super::lattice::{mean_square, read, root_mean_square, sample};
 use super::rates::VECTOR;
 use super::{Choice, Plan, Subject, read_tile, tiles};
 
-/// Bits that a factor takes, about.
+/// The bits of a factor, about.
 const FACTOR_BITS: f64 = 3.0;
 
-/// What Adam divides is a mean of what the divisor is the root mean square of. So by Cauchy and Schwarz |m| / sqrt(v) is at
-/// most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)): 7.3 for b2 = .999, 23 for .9999, 73 for .99999. Optimizers that keep other
-/// things by the same names (ADOPT averages quotients) are far beyond it.
+/// Adam's first moment is a mean of gradients, the second a mean of their squares. So by Cauchy and Schwarz |m| /
+/// sqrt(v) is at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)): 7.3 for b2 = .999, 23 for .9999, 73 for .99999.
+/// Optimizers that keep other values by the same names (ADOPT averages quotients) go far beyond it.
 const LARGEST_QUOTIENT: f64 = 80.0;
-/// One sample in so many may be beyond it: where v is among the smallest values of its type, little is left of it.
+/// One sample in so many may be beyond it, because the smallest values of a type are imprecise.
 const FEW: usize = 1000;
 
-/// A first moment, in units of the root of its second; `None` where that is not in the file, or there is no ratio.
+/// A first moment, in units of the root of its second. `None` if the second is not in the file, or nothing has a
+/// ratio.
 pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
     let Some((second, place)) = subject.partner else { return Ok(None) };
     let (tensor, source) = (subject.tensor, subject.material.source);
@@ -44,28 +45,29 @@ pub(super) fn first(subject: &Subject) -> io::Result<Option<Choice>> {
         return Ok(None);
     }
     let rms = mean_square(&ratios).sqrt();
-    // Rounded toward 0, it may be off by a whole step.
+    // Rounding toward 0 may be off by a whole step.
     let share = if rule == Rule::Inward { 0.5 } else { 1.0 };
     let step = lattice_step(rms, subject.rates.first_moment * share);
-    // The same with a base and without: the two need not be weighed.
+    // A first moment is never a difference, so it costs the same with and without a base.
     Ok(step.map(|step| {
         let coding = Coding::Moment { second: place, step, rule };
         Choice { coding, alone: coding, bits: (0.0, 0.0) }
     }))
 }
 
-/// Whether these can be what they are named like: then nearly none is beyond [`LARGEST_QUOTIENT`].
+/// Whether these can be moments of Adam: then nearly none is beyond [`LARGEST_QUOTIENT`].
 fn are_quotients(ratios: &[f64]) -> bool {
     let beyond = ratios.iter().filter(|ratio| ratio.abs() > LARGEST_QUOTIENT).count();
     beyond <= ratios.len() / FEW
 }
 
-/// A step in ratios: no element type's grid matters, as for fp32 weights.
+/// A step in ratios, which depends on no element type's grid.
 fn lattice_step(rms: f64, c: f64) -> Option<f64> {
     lattice::choose_g(crate::codec::Dtype::F32, &[rms], c)
 }
 
-/// A momentum buffer: a lattice from 0. What it was before tells little about what it is, at the distance of checkpoints.
+/// A momentum buffer: a lattice from 0. At the distance of checkpoints, its former value tells little about the new
+/// one.
 pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
     let tensor = subject.tensor;
     let rms = root_mean_square(subject)?;
@@ -76,14 +78,15 @@ pub(super) fn momentum(subject: &Subject) -> io::Result<Option<Choice>> {
     }))
 }
 
-/// A momentum of which small elements count as much as large ones: in units of the size that its row and column have. One
-/// step for the tensor takes all from rows with small gradients, and costs an iteration of Lion where this costs a quarter.
+/// A momentum of which small elements count as much as large ones: in units of its row's and column's size. One step
+/// for the tensor would take everything from rows with small gradients. It costs an iteration of Lion; this costs a
+/// quarter.
 pub(super) fn direction(subject: &Subject) -> io::Result<Option<Choice>> {
     let is_vector = has_factors(&subject.tensor.shape).is_none();
     sized(subject, subject.rates.momentum * if is_vector { VECTOR } else { 1.0 }, Rule::Norm)
 }
 
-/// What only the sign counts of. So the step may be as long as the largest elements are.
+/// State of which only the sign counts. So the step may be as long as the largest elements.
 pub(super) fn signs(subject: &Subject) -> io::Result<Option<Choice>> {
     const STEP: f64 = 4.0;
     sized(subject, STEP, Rule::Sign)
@@ -99,10 +102,10 @@ fn sized(subject: &Subject, step: f64, rule: Rule) -> io::Result<Option<Choice>>
     }))
 }
 
-/// The update is made of both moments, so the second of a pair is lossy only if the first is in units of it: then its error
-/// cancels, and what must not grow does not.
+/// The update is made of both moments, so the second of a pair is lossy only if the first is in units of it. Then its
+/// error cancels, and the update cannot grow.
 pub(super) fn keep_together(tensors: &[Tensor], plans: &mut [Plan]) {
-    // By index, as plans are.
+    // Indexes of the description, as plans have them.
     let firsts: Vec<usize> =
         plans.iter().filter(|plan| matches!(plan.coding, Coding::Moment { .. })).map(|plan| plan.index).collect();
     for plan in plans {
@@ -114,8 +117,8 @@ pub(super) fn keep_together(tensors: &[Tensor], plans: &mut [Plan]) {
     }
 }
 
-/// A second moment or sum of squares: as logarithmic difference to the base, or with factors of its own, whichever takes
-/// less of the middle tile.
+/// A second moment or sum of squares: as a logarithmic difference to the base, or with factors of its own, whichever
+/// makes the middle tile smaller.
 pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>> {
     let tensor = subject.tensor;
     let middle = tiles(tensor) / 2;
@@ -150,7 +153,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     }))
 }
 
-/// Factors as far as one tile tells: enough to weigh them.
+/// Factors from one tile only, which suffices to weigh them.
 fn factors_of_tile(subject: &Subject, number: usize, data: &[u8], unit: u32) -> Factors {
     let tensor = subject.tensor;
     match has_factors(&tensor.shape) {
@@ -163,7 +166,7 @@ fn factors_of_tile(subject: &Subject, number: usize, data: &[u8], unit: u32) -> 
     }
 }
 
-/// Rows and elements of each, where a rank-1 prediction is one: of two rows and columns at least.
+/// The number of rows and their length, if a rank-1 prediction is possible: two rows and columns at least.
 pub(in super::super) fn has_factors(shape: &[u64]) -> Option<(usize, usize)> {
     let (rows, width) = rows_and_width(shape);
     (rows > 1 && width > 1).then_some(())?;

@@ -1,9 +1,10 @@
 //! Steps for runs that went on from a quantized state.
 //!
-//! Weights that were read from a lattice lie on its points. Training moves them by less than a step at first, and rounded to the
-//! same lattice most of them return to where they were: the move is lost, and the next restore begins behind. Of a move of a
-//! third of a step, rounding loses 22%; of a quarter, 56%. On a lattice where their places are random, rounding loses nothing on
-//! average. So a step is made finer until the places look random; of a run that was never interrupted they always do.
+//! Weights that were read from a lattice lie on its points. Training moves them by less than a step at first, and
+//! rounding to the same lattice returns most of them: the move is lost, and the next restore begins behind. Rounding
+//! loses 22% of a move of a third of a step, and 56% of a quarter. On a lattice where their places are random, it
+//! loses nothing on average. So a step is made finer until the places look random. In a run that was never
+//! interrupted they always do.
 
 use std::f64::consts::TAU;
 use std::io;
@@ -16,14 +17,14 @@ use super::{Subject, read_tile, tiles};
 
 /// Elements looked at. The mean of so many cosines of random places is 0 within .011.
 const ELEMENTS: usize = 4096;
-/// With fewer elements that have moved at all, there is nothing to lose.
+/// With fewer moved elements there is nothing to lose.
 const LEAST: usize = 512;
 /// Mean cosine above which places are not random: four and a half standard errors of [`ELEMENTS`].
 const COHERENT: f64 = 0.05;
-/// Shares of the wanted step that are tried in turn. At the last, a move of a third of the step wanted is one of its own steps.
+/// Shares of the ideal step that are tried in turn. The last makes a move of a third of the ideal step a whole step.
 const SHARES: [f64; 7] = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35];
 
-/// The same coding with a step at which the tensor's elements do not lie on the lattice already.
+/// The same coding with a step whose lattice does not already contain the tensor's elements.
 pub(super) fn off_lattice(subject: &Subject, coding: Option<Coding>) -> io::Result<Option<Coding>> {
     let Some(wanted) = coding.and_then(|coding| coding.step()) else { return Ok(coding) };
     let from_keyframe = places(subject, coding.is_some_and(|coding| coding.parent().is_some()))?;
@@ -68,11 +69,11 @@ fn places(subject: &Subject, chained: bool) -> io::Result<Vec<(f64, f64)>> {
     Ok(distances.into_iter().zip(values).collect())
 }
 
-/// Mean cosine of the elements' places between two points of a lattice. `steps_of_octave`: elements whose own grid is about as
-/// coarse as the lattice lie on it whatever they did, and do not count. Of types with fine grids, elements exactly on a point
-/// have not moved, and do not count either.
+/// Mean cosine of the elements' places between two points of a lattice. `steps_of_octave`: elements whose own grid is
+/// about as coarse as the lattice lie on it anyway, and do not count. In types with fine grids, elements exactly on a
+/// point have not moved, and do not count either.
 fn coherence(places: &[(f64, f64)], step: f64, steps_of_octave: f64) -> f64 {
-    /// Beyond the roundings of a point to its type.
+    /// Larger than the rounding of a point to its type.
     const ON_POINT: f64 = 1e-4;
     const FINE_GRID: f64 = (1 << 20) as f64;
     let finest = |value: f64| value.abs() <= step / 8.0 * steps_of_octave;
@@ -115,13 +116,13 @@ mod tests {
         let of = |deviation: f64| coherence(&moved(deviation), 1.0, 8388608.0);
         assert!(of(0.1) > 0.7 && of(0.25) > 0.25 && of(1.0 / 3.0) > COHERENT);
         assert!(of(0.6) < COHERENT && of(5.0) < COHERENT);
-        // Not moved at all: exact on their points, with nothing to lose.
+        // Unmoved: exactly on their points, with nothing to lose.
         assert_eq!(of(0.0), 0.0);
     }
 
     #[test]
     fn the_grid_of_a_short_type_is_no_lattice_of_its_own() {
-        // Eighths of a step, all as often, as bf16 has them near eight steps.
+        // Eighths of a step, equally often, as bf16 has them near eight steps.
         let places: Vec<(f64, f64)> =
             (0..ELEMENTS).map(|i| i as f64 / 8.0 % 16.0).map(|place| (place, place)).collect();
         assert!(coherence(&places, 1.0, 128.0) < COHERENT);

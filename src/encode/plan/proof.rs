@@ -1,8 +1,8 @@
-//! Which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
+//! Decides which tensors may lose anything: trained parameters and their optimizer's state, and nothing else.
 //!
-//! An optimizer beside a weight proves it (`container::proof`). Without one, two successive states do: a large matrix that is
-//! called as layers call theirs, and that moves as training moves parameters. Rewards, observations, masks, statistics and
-//! tables fail one of the conditions here. What is not proven is lossless, so a wrong "no" costs space only.
+//! An optimizer beside a weight proves it (`container::proof`). Otherwise two successive states do: a large matrix
+//! with a layer's name, that moves as training moves parameters. Rewards, observations, masks, statistics and tables
+//! fail one of the conditions here. An unproven tensor is lossless, so a wrong "no" costs space only.
 
 use std::collections::HashSet;
 use std::io;
@@ -15,25 +15,26 @@ use crate::container::{Role, Tensor, is_of_layer};
 use super::Material;
 use super::lattice::{mean_square, read, sample};
 
-/// Elements below which two states prove nothing: the shares here would be chance, and lossless costs little.
+/// Smaller tensors are never proven by two states: the shares here would be chance, and lossless costs little.
 const LEAST_ELEMENTS: u64 = 4096;
 /// Least share of elements of either sign, and of moves in either direction. Parameters have about half of each;
 /// variances, probabilities, distances and most data have one sign only.
 const LEAST_OF_EACH_SIGN: f64 = 0.05;
 /// Most elements that are exactly 0. Masks, one-hot data and pruned matrices have more.
 const MOST_ZEROS: f64 = 0.01;
-/// Least share of distinct values among the elements of an f32 or f64 tensor. Rounded, counted and repeated data have fewer.
+/// Least share of distinct values among the elements of an f32 or f64 tensor. Rounded, counted and repeated data have
+/// fewer.
 const LEAST_DISTINCT: f64 = 0.5;
-/// Least share of elements that move from one state to the next: nearly all parameters of 32 bits do, those of 16 bits often
-/// stay within their rounding. A buffer of data that is filled further moves in some places only.
+/// Least share of elements that move from one state to the next: nearly all parameters of 32 bits do, those of 16
+/// bits often stay within their rounding. A buffer of data that is filled further moves in some places only.
 const LEAST_MOVED: f64 = 0.5;
 const LEAST_MOVED_OF_16_BITS: f64 = 0.02;
-/// Most that an update may be of the weights, as root mean squares. Between unrelated data it is 1.4.
+/// Largest update, as a share of the weights, both as root mean squares. Between unrelated data it is 1.4.
 const MOST_MOVED: f64 = 0.5;
 /// An element that moves by this many root mean squares of the weights was replaced, not trained.
 const MOST_OF_ONE: f64 = 4.0;
 
-/// For each tensor whether it may be quantized at all. `twins`: the tensors in the state after this one.
+/// For each tensor whether it may be quantized. `twins`: the tensors in the state after this one.
 pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<bool>> {
     let whole = &material.description.tensors;
     let statistics = Statistics::of(tensors);
@@ -50,7 +51,7 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
     let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).map(by_itself).collect();
     let mut proven = proven?;
     for i in 0..tensors.len() {
-        // An average of a parameter is as good as one.
+        // An average of a parameter is proven with it.
         if tensors[i].role == Role::Ema
             && let Some(of) = tensors[i].of
         {
@@ -60,11 +61,11 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
     Ok(proven)
 }
 
-/// Whether a tensor moves where its optimizer's first moment, or its momentum, points: the optimizer's state is its own.
+/// Whether a tensor moves in the direction of its optimizer's first moment or momentum. Then that state is its own.
 fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, twin: &Tensor) -> io::Result<bool> {
     /// Least correlation of move and moment: .4 at 25 iterations of Adam, and .1 at 400.
     const LEAST: f64 = 0.05;
-    /// Below it chance reaches that correlation.
+    /// With fewer samples, chance reaches that correlation.
     const LEAST_SAMPLES: usize = 4096;
     let is_of = |state: &&Tensor| state.of.is_some_and(|of| std::ptr::eq(&tensors[of], tensor));
     let points = |state: &&Tensor| matches!(state.role, Role::FirstMoment | Role::Momentum);
@@ -137,12 +138,12 @@ fn distinct(values: &[f64]) -> f64 {
     bits.len() as f64 / count as f64
 }
 
-/// Whether a matrix has structure that no optimizer keeps: it equals its transpose (a covariance, a whitening), or all its
-/// rows are of one length (a memory bank, a table of directions).
+/// Whether a matrix has structure that no optimizer keeps. It equals its transpose (a covariance, a whitening), or
+/// all its rows have one length (a memory bank, a table of directions).
 fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     /// Pairs and rows compared. By chance not even two are alike.
     const COMPARED: u64 = 16;
-    /// Beyond roundings, by which the two halves of a computed inverse differ.
+    /// Larger than the roundings by which the two halves of a computed inverse differ.
     const ALIKE: f64 = 1e-3;
     let size = tensor.dtype.size() as u64;
     let [.., rows, columns] = tensor.shape[..] else { return Ok(false) };
@@ -158,7 +159,7 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
             symmetric = alike(at(row, column)?, at(column, row)?);
         }
     }
-    /// Longer rows are not looked at: whole ones of a crafted shape would take all memory.
+    /// Longer rows are not compared: whole rows of a crafted shape would take all memory.
     const LONGEST_ROW: u64 = 1 << 16;
     let mut lengths = Vec::new();
     for sample in (0..COMPARED.min(rows)).take_while(|_| columns <= LONGEST_ROW) {
@@ -169,12 +170,12 @@ fn has_structure(material: &Material, tensor: &Tensor) -> io::Result<bool> {
     Ok(symmetric || !lengths.is_empty() && lengths.windows(2).all(|pair| alike(pair[0], pair[1])))
 }
 
-/// Tensors beside which their module keeps statistics: a codebook that follows the mean of data is called like a layer's
-/// parameter, and moves like one.
+/// Tensors of modules that keep statistics. A codebook that follows the mean of data has a layer's name, and moves
+/// like a parameter.
 struct Statistics<'a> {
-    /// Modules that have some.
+    /// Modules with statistics.
     modules: HashSet<&'a str>,
-    /// Whether a tensor is called a weight: else `down_proj` may be an activation.
+    /// Whether some tensor has the name `weight`. Otherwise `down_proj` may be an activation.
     weights: bool,
 }
 
@@ -196,7 +197,8 @@ impl<'a> Statistics<'a> {
         Statistics { modules, weights: tensors.iter().any(|tensor| tensor.path.ends_with("weight")) }
     }
 
-    /// Whether a tensor is a statistic, by its name or by what its module, or the one above, keeps.
+    /// Whether a tensor is a statistic, by its name or by its module's other tensors, or those of the module
+    /// above.
     fn contains(&self, path: &str) -> bool {
         /// Parts of the names of modules that keep data, or means of data, as their weight.
         const KEEPERS: [&str; 13] = [

@@ -1,7 +1,9 @@
-//! How finely each kind of tensor is quantized: the numbers of the profiles. What they cost training is in docs/QUALITY.md.
+//! How finely each kind of tensor is quantized: the numbers of the profiles. docs/QUALITY.md has their cost to
+//! training.
 //!
-//! All matrices have the same multiple of their own update. Steps by the fourth root of the Fisher information, as they once
-//! were, gave quiet tensors steps of several updates; what those tensors learned between two restores was then rounded away.
+//! All matrices have the same multiple of their own update. Steps by the fourth root of the Fisher information gave
+//! quiet tensors steps of several updates. Rounding then lost everything that those tensors learned between two
+//! restores.
 
 use crate::container::{Role, Use};
 use crate::store::Profile;
@@ -15,18 +17,20 @@ pub(super) struct Rates {
     pub(super) row: f64,
     /// First moments: root mean squares of their ratio to the root of the second.
     pub(super) first_moment: f64,
-    /// The share of that step which is added before rounding ([`crate::codec::moment::OUTWARD`]), so that quotients keep their
-    /// sum: .94 to 1.02 of it on GPT.
+    /// The share of that step which is added before rounding ([`crate::codec::moment::OUTWARD`]), so that quotients
+    /// keep their sum: .94 to 1.02 of it on GPT.
     pub(super) outward: f64,
-    /// Second moments beside their first: octaves / 65536, residual to a rank-1 prediction or to the state before. On GPT the
-    /// deviation from the prediction is .4 to .6 octaves, so that at 4 octaves little but the prediction is stored.
+    /// Second moments beside their first: octaves / 65536, residual to a rank-1 prediction or to the state before. On
+    /// GPT the deviation from the prediction is .4 to .6 octaves, so that at 4 octaves little but the prediction is
+    /// stored.
     pub(super) second_moment: u32,
-    /// Change of second moments to the next checkpoint, in octaves, below which their steps are finer ([`super::memory`]).
+    /// Change of second moments to the next checkpoint, in octaves, below which their steps are finer
+    /// ([`super::memory`]).
     pub(super) full_change: f64,
     /// Momentum buffers: root mean squares of the buffer, or of its row and column where small elements count as much.
     pub(super) momentum: f64,
-    /// Sums of squares, and second moments alone: octaves / 65536. The first never decay, so an error in them stays; by the
-    /// second an optimizer divides gradients to come.
+    /// Sums of squares, and second moments alone: octaves / 65536. Sums never decay, so an error in them stays. An
+    /// optimizer divides later gradients by such second moments.
     pub(super) square_sum: u32,
 }
 
@@ -64,8 +68,8 @@ pub(super) fn rates(profile: Profile) -> Option<Rates> {
     }
 }
 
-/// What of a tensor its role allows to be quantized, if anything. What is not known stays as it is, and so do moments
-/// without their partner: their codecs are safe for what Adam does with them, not for what somebody else may.
+/// The part of a tensor that its role allows to quantize. Unknown roles stay exact. So do moments without their
+/// partner: their codecs are safe for Adam, but not for every other use.
 pub(super) fn kind(role: Role, used: Use, has_partner: bool, lossless: bool) -> Option<Kind> {
     match role {
         _ if lossless => None,

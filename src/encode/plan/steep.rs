@@ -1,14 +1,16 @@
-//! Finer steps where the loss is steep: the files' own word of what an error costs.
+//! Finer steps where the loss is steep, judged by the files' own second moments.
 //!
-//! An error e in a weight raises the loss by about v e^2 / 2, where v is its mean squared gradient: Adam's second moment, the
-//! diagonal of the empirical Fisher matrix. A step follows the root mean square of a tensor's update alone. Two things correct it:
+//! An error e in a weight raises the loss by about v e^2 / 2. Here v is its mean squared gradient: Adam's second
+//! moment, the diagonal of the empirical Fisher matrix. A step follows the root mean square of a tensor's update
+//! alone. Two corrections apply:
 //!
-//! - *Between tensors*: for a given number of bits, the errors of a file cost least where each element costs the same. Tensors
-//!   through which every token goes (embeddings of places and bytes, the first attention) have a tenth of GPT's elements and
-//!   three quarters of the cost. An element of a tensor costs at most as much as the mean of all: .2 bits more a weight, for a
-//!   third of the cost. The others keep their step. A coarser one would cost them what they learn between two restores (`phase`).
-//! - *Within a tensor*: where the elements with large gradients move much less than the others (the variances of quiet pixels),
-//!   the update counts as its mean weighted by v says.
+//! - *Between tensors*: for a given number of bits, the errors of a file cost least if each element costs the same.
+//!   Tensors through which every token goes (embeddings of places and bytes, the first attention) have a tenth of
+//!   GPT's elements and three quarters of the cost. So an element of a tensor costs at most as much as the mean of
+//!   all. That takes .2 bits more a weight, and saves two thirds of the cost. The others keep their step. A coarser
+//!   one would lose their learning between two restores (`phase`).
+//! - *Within a tensor*: elements with large gradients may move much less than the others (the variances of quiet
+//!   pixels). Then the update counts as its mean weighted by v.
 
 use std::io;
 
@@ -20,13 +22,14 @@ use crate::container::{Role, Tensor};
 use super::Material;
 use super::lattice::{read, sample};
 
-/// The weighted root mean square counts so many times. Of GPT's matrices it is .5 to 1.3 of the plain one once training has
-/// settled, and .3 in the first states: a mean of few batches is a noisy curvature.
+/// The weighted root mean square counts so many times. For GPT's matrices it is .5 to 1.3 of the plain one once
+/// training has settled. In the first states it is .3: a mean of few batches is a noisy curvature.
 const ALLOWANCE: f64 = 2.0;
 /// Least factor: a tensor of which a few elements have all the gradient must not get an endless number of steps.
 const LEAST: f64 = 1.0 / 16.0;
 
-/// The second moment of each weight and of each optimizer's own copy of one, where the file has one of its type and shape.
+/// The second moment of each weight and of each optimizer's own copy of one, where the file has one of its type and
+/// shape.
 pub(super) fn second_moments(tensors: &[Tensor]) -> Vec<Option<usize>> {
     let mut seconds = vec![None; tensors.len()];
     for (index, tensor) in tensors.iter().enumerate() {
@@ -50,21 +53,21 @@ pub(super) fn cautions(material: &Material, weights: &[Option<Known>]) -> io::Re
     let look = |known: &Option<Known>| known.map(|known| look(material, known)).transpose();
     let slopes: io::Result<Vec<Option<Slope>>> = weights.par_iter().map(look).collect();
     let slopes = slopes?;
-    // Vectors have finer steps than their update asks for, and are few.
+    // Vectors are few, and have finer steps than their update needs.
     let matrices = slopes.iter().flatten().filter(|slope| slope.is_matrix);
     let (cost, elements) = matrices
         .fold((0.0, 0.0), |(cost, elements), slope| (cost + slope.cost * slope.elements, elements + slope.elements));
     Ok(slopes.iter().map(|slope| slope.as_ref().map_or(1.0, |slope| slope.factor(cost / elements))).collect())
 }
 
-/// What errors in one tensor cost.
+/// The cost of errors in one tensor.
 #[derive(Debug)]
 struct Slope {
     elements: f64,
     is_matrix: bool,
-    /// Of an element whose error is the update's root mean square, on average: twice what the loss rises by.
+    /// Twice the rise of the loss by an element whose error is the update's root mean square, on average.
     cost: f64,
-    /// Factor for what its own elements say of each other.
+    /// Factor from the tensor's own elements.
     within: f64,
 }
 
@@ -111,7 +114,7 @@ mod tests {
         assert_eq!((slope(4.0).factor(1.0), slope(0.1).factor(1.0)), (0.5, 1.0));
         let vector = Slope::of(100.0, false, &[1.0; 8], &[4.0; 8]);
         assert_eq!(vector.factor(1.0), 1.0);
-        // No cost is known of any.
+        // The cost of every tensor is unknown.
         assert_eq!(slope(f64::NAN).factor(f64::NAN), 1.0);
     }
 
@@ -121,7 +124,7 @@ mod tests {
         let even = [1.0; 8];
         assert_eq!(factor(&even, &even), 1.0);
         assert_eq!(factor(&[2.0, 1.0, 1.0, 1.0], &[9.0, 1.0, 1.0, 1.0]), 1.0);
-        // One element has nearly all the gradient, and moves by a tenth of what the others do.
+        // One element has nearly all the gradient, and moves by a tenth of the others.
         let share = factor(&[0.1, 1.0, 1.0, 1.0], &[1e6, 1.0, 1.0, 1.0]);
         assert!((0.2..0.3).contains(&share), "{share}");
         assert_eq!(factor(&[0.0, 0.0], &[0.0, 0.0]), 1.0);

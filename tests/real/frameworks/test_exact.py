@@ -153,7 +153,7 @@ def test_a_copy_of_a_lossy_file_says_what_it_is(mount, plain):
     assert "LOSSY" in line
     value = lambda name: shell(f"getfattr -n user.stepfs.{name} --only-values {mount / 'best_model.pt'}").stdout
     assert value("lossy") == entry["lossy"] and value("profile") == "exact; its bytes are balanced"
-    assert f"best_model.pt: holds what {names[1]} reads as, which is lossy (balanced); exact is asked for" in mount.log.read_text()
+    assert f"best_model.pt: is a copy of {names[1]}, which is lossy (balanced), but exact is asked for" in mount.log.read_text()
     # Until it is replaced.
     shell(f"cp {mount / names[3]} {mount / 'best_model.pt'}")
     mount.sync()

@@ -32,7 +32,7 @@ def test_a_machine_that_runs_these_tests_is_well():
     assert release in found["kernel"]["says"]
     lines = run("doctor").stdout.splitlines()
     assert len(lines) == len(found) and all(re.match(r"(ok|warning|problem) +\S", line) for line in lines)
-    # What is not well says what to do.
+    # Each problem has its fix.
     assert all(("; fix: " in line) != line.startswith("ok") for line in lines)
 
 
