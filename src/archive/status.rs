@@ -209,7 +209,7 @@ impl Archive {
         self.catalog().get(path).is_none_or(|entry| match entry.state {
             // Where the device failed twice while it was released, nobody knows yet that it is one; the bytes and their mark do.
             State::Released(_) | State::Archived(..) => true,
-            State::Resident(why) => unknown.contains(&why),
+            State::Resident(ref why) => unknown.contains(why),
             State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) => false,
         })
     }

@@ -186,8 +186,8 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
 #[test]
 fn opaque_files_are_named_by_their_format() {
     let note = |bytes: &[u8]| check(bytes).note.unwrap_or_default();
-    assert_eq!(note(b"GGUF and more"), "GGUF, which stepfs does not look into");
-    assert!(note(b"nothing that anybody knows").starts_with("none of the formats"));
+    assert!(note(b"GGUF and more").starts_with("GGUF, a model for inference: kept as it is; "));
+    assert!(note(b"nothing that anybody knows").starts_with("a format that stepfs does not know: kept as it is; "));
 }
 
 #[test]
