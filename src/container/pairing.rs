@@ -2,7 +2,8 @@
 //!
 //! Names propose, structure decides: a kind is given only where one parameter's state is complete, of one shape, and
 //! has nothing in it that stepfs does not know, since an unknown optimizer may mean something else by the same name.
-//! What calls itself a moment and is not borne out becomes `Other`. `Weight` is never given here.
+//! What calls itself a moment and is not borne out becomes `Other`. Only a tensor whose name and shape an optimizer keeps state under
+//! becomes a `Weight` here.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -29,6 +30,7 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
             owners.entry(*owner).or_default().entry(parameter).or_default().push((slot, i));
         }
     }
+    weights_by_name(tensors, standings, &owners);
     let weights = Weights::of(tensors, standings);
     let mut done = vec![false; tensors.len()];
     let mut verdicts = Vec::new();
@@ -105,6 +107,39 @@ fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
     }
     for tensor in found.into_iter().flatten() {
         (tensors[tensor].role, tensors[tensor].why) = (Role::Other, "named like one of Adam's two moments");
+    }
+}
+
+/// Makes weights of tensors beside other things in a mapping, if an optimizer keeps state under their very names, of their shapes: torchtitan
+/// puts the model's tensors at the root of its checkpoint, beside `optimizer`.
+fn weights_by_name(
+    tensors: &mut [Tensor],
+    standings: &[Option<Standing>],
+    owners: &BTreeMap<u32, BTreeMap<&Parameter, Slots>>,
+) {
+    let mut beside: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (i, standing) in standings.iter().enumerate() {
+        if let Some(Standing::Listed { key, average: false, .. }) = standing
+            && tensors[i].why == role::NOT_LISTED
+            && role::tensor(role::Context::Open, true, key, tensors[i].dtype).0 == Role::Weight
+        {
+            beside.entry(key).or_default().push(i);
+        }
+    }
+    if beside.is_empty() {
+        return;
+    }
+    let mut found = Vec::new();
+    for (parameter, slots) in owners.values().flatten() {
+        if let Parameter::Name(name) = parameter
+            && let Some(&[i]) = beside.get(name.as_str()).map(Vec::as_slice)
+            && full_shape(tensors, slots) == Some(&tensors[i].shape)
+        {
+            found.push(i);
+        }
+    }
+    for i in found {
+        (tensors[i].role, tensors[i].why) = (Role::Weight, "an optimizer keeps state under its name");
     }
 }
 
