@@ -11,13 +11,14 @@ const CLAIMS: [&str; 11] =
     ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
 
 /// State with an entry for each element of the parameter.
-pub(super) const FULL: [&str; 26] = [
+pub(super) const FULL: [&str; 27] = [
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
     "momentum_buffer",
     "square_avg",
     "grad_avg",
+    "sqr_avg",
     "acc_delta",
     "exp_inf",
     "master_param",
@@ -151,6 +152,15 @@ impl State<'_> {
     fn moments(&self) -> Option<Vec<Verdict>> {
         if let Some((m, v)) = self.get("exp_avg").zip(self.get("exp_avg_sq")) {
             return Some(self.adam(m, v));
+        }
+        if let Some((m, v)) = self.get("grad_avg").zip(self.get("sqr_avg"))
+            && self.known
+            && self.only(&["grad_avg", "sqr_avg", "do_wd", "force_train"])
+            && self.same(m, v)
+        {
+            // Each optimizer of fastai with both divides the one by the root of the other.
+            let why = "grad_avg beside sqr_avg, and nothing but the step (fastai)";
+            return Some(pair(m, v, Use::ByRole, [why, why]));
         }
         for [first, second, around] in [["moment1", "moment2", ""], ["state1", "state2", ""], [BNB1, BNB2, BNB]] {
             if let Some((m, v)) = self.get(first).zip(self.get(second))

@@ -26,7 +26,7 @@ const STARTS: [(&[u8], &str, &str); 18] = [
 ];
 const PICKLE: &str = "a pickle that is not torch.save's";
 
-const COMPRESSED: &str = "save without compression to shrink it";
+const COMPRESSED: &str = "save torch, safetensors or npz files without compression to shrink them";
 const PACKED: &str = "save the files in it by themselves to shrink them";
 const DATABASE: &str = "stepfs does not read its arrays; save with torch, safetensors or npz to shrink them";
 const WEIGHTS: &str = "save the training's weights with torch or safetensors to shrink them";

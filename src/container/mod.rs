@@ -5,6 +5,7 @@
 
 mod best;
 mod dcp;
+mod deepspeed;
 pub mod elasticdl;
 mod hdf5;
 mod kinds;

@@ -57,25 +57,21 @@ const SEPARATORS: [char; 2] = ['.', '/'];
 /// `optim.state.layer.weight.exp_avg` as torch.distributed writes it, `optimizer/layer/weight/exp_avg`, and Megatron's
 /// `optimizer.state.exp_avg.layer.weight`.
 fn flattened(key: &str) -> Option<(&str, &str)> {
-    let bare = |words: &[&str], key| match split_first(key) {
-        Some((first, rest)) if words.contains(&first) => rest,
-        _ => key,
-    };
-    let own = bare(&["optimizer", "optim"], key);
-    let state = bare(&["state"], own);
-    if let Some((slot, name)) = split_first(state)
-        && own.len() < key.len()
-        && state.len() < own.len()
-        && IN_FRONT.contains(&slot)
-    {
-        return Some((name, slot));
-    }
-    let (name, slot) = state.rsplit_once(SEPARATORS)?;
-    FLAT.contains(&slot).then_some((name, slot))
+    let [in_front, behind] = any_slot(key);
+    in_front.filter(|(_, slot)| IN_FRONT.contains(slot)).or(behind.filter(|(_, slot)| FLAT.contains(slot)))
 }
 
-fn split_first(key: &str) -> Option<(&str, &str)> {
-    key.split_once(SEPARATORS)
+/// Name and slot as the key would have them, whatever the slot: one in front of the name, which has to stand behind `optimizer.state`, and one
+/// behind it.
+pub(super) fn any_slot(key: &str) -> [Option<(&str, &str)>; 2] {
+    let bare = |words: &[&str], key: &'_ str| match key.split_once(SEPARATORS) {
+        Some((first, _)) if words.contains(&first) => first.len() + 1,
+        _ => 0,
+    };
+    let own = &key[bare(&["optimizer", "optim"], key)..];
+    let state = &own[bare(&["state"], own)..];
+    let in_front = state.split_once(SEPARATORS).filter(|_| own.len() < key.len() && state.len() < own.len());
+    [in_front.map(|(slot, name)| (name, slot)), state.rsplit_once(SEPARATORS)]
 }
 
 /// Keys of the lists in which optimizers for low precision (DeepSpeed's ZeRO and bf16, Megatron, apex) keep their own

@@ -12,7 +12,7 @@ use super::read::{Fail, bad};
 use super::storages::{Record, Records, Storages};
 use super::walk::walk;
 use super::zip::Zip;
-use super::{Description, Kind, ReadAt};
+use super::{Description, Kind, ReadAt, deepspeed};
 
 /// Describes a file that is this zip.
 pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
@@ -30,7 +30,9 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         let mut storages = Storages::new(&records);
         named = best::named(&graph);
         let optimizers = walk(&graph, &mut storages)?;
-        storages.finish(&optimizers)
+        let (mut found, of_tensor, note) = storages.finish(&optimizers);
+        deepspeed::prove(&graph, &records, &mut found.0, &of_tensor);
+        (found, of_tensor, note)
     };
     let serialization_id = layout.serialization_id;
     drop(layout);

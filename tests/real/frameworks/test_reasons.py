@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from harness import run, shell, wait_until
 
-UNPACKED = "save without compression to shrink it"
+UNPACKED = "files without compression to shrink them"
 
 
 def values(step):
