@@ -44,9 +44,7 @@ ONE = [
     Entry("keras-h5", "Keras 3, legacy `.h5`", "keras", ("keras", "h5py"), "h5",
           note="Keras cannot train on with the Adam that it loads from such a file, in a plain directory either. So the resume "
                "begins a new one."),
-    Entry("npz", "`numpy.savez`: a network and its Adam", "numpy_arrays", ("numpy",), "npz",
-          note="The moments have the names `optimizer/NAME/exp_avg` and `optimizer/NAME/exp_avg_sq`. stepfs pairs such names "
-               "with dots, as in the row of safetensors, but not with slashes. They stay exact."),
+    Entry("npz", "`numpy.savez`: a network and its Adam", "numpy_arrays", ("numpy",), "npz"),
     Entry("npy", "`numpy.save`: all values in one array", "numpy_arrays", ("numpy",), "npy",
           note="Nothing in an array says what it holds, so it loses nothing."),
     Entry("sb3", "stable-baselines3, PPO, CheckpointCallback", "stable_baselines", ("stable-baselines3",), scale=1 / 25,
@@ -55,8 +53,7 @@ ONE = [
 TWO = [
     Entry("deepspeed-1", "DeepSpeed, ZeRO 1, bf16, 2 ranks", "zero", ("deepspeed",), "1", environment=2, ranks=2,
           note="DeepSpeed keeps the bf16 weights of all ranks in one flat tensor, and each rank its share of the fp32 masters "
-               "in a file of its own. stepfs does not see that the ones are the others, rounded: the bf16 weights stay exact, "
-               "and are most of what is stored."),
+               "in a file of its own. stepfs quantizes both, each on its own: an object never needs another file's."),
     Entry("deepspeed-2", "DeepSpeed, ZeRO 2", "zero", ("deepspeed",), "2", environment=2, ranks=2,
           note="As ZeRO 1."),
     Entry("deepspeed-3", "DeepSpeed, ZeRO 3", "zero", ("deepspeed",), "3", environment=2, ranks=2,
@@ -65,11 +62,10 @@ TWO = [
           note="Each parameter and each moment is a file of its own, whose name alone says what it is. stepfs finds no state "
                "dict in it, and loses nothing. Files of less than 64 KiB stay whole; there are many in so small a model."),
     Entry("torchtitan", "torchtitan's CheckpointManager, FSDP2, `keep_latest_k`", "titan", ("torchtitan", "torch"), environment=2, ranks=2,
-          note="The weights lie at the root of the checkpoint, beside `optimizer`, not below a key such as `model`. stepfs "
-               "does not take them for weights, and they stay exact. The moments are quantized."),
+          note="The weights lie at the root of the checkpoint, beside `optimizer`. stepfs knows them by the optimizer's names."),
     Entry("megatron", "Megatron-core's dist_checkpointing, 2 ranks", "megatron_core", ("megatron-core", "torch"), environment=2, ranks=2,
-          note="The moments have the names `optimizer.state.exp_avg.NAME`, with the slot in front, which stepfs does not pair: they "
-               "stay exact, and so do vectors of weights. The save waits for a GPU in two places; the script makes these do nothing."),
+          note="The moments have the names `optimizer.state.exp_avg.NAME`. Each rank writes two files, and a first moment stays exact "
+               "if its second is in the other one. The save waits for a GPU in two places; the script makes these do nothing."),
     Entry("ignite", "PyTorch-Ignite's Checkpoint, `n_saved`", "ignite_checkpoint", ("pytorch-ignite",), environment=2),
     Entry("mmengine", "MMEngine's Runner, `max_keep_ckpts`", "mmengine_runner", ("mmengine",), environment=2),
     Entry("fvcore", "fvcore's PeriodicCheckpointer, `max_to_keep`", "fvcore_checkpointer", ("fvcore",), environment=2, first=-1),
@@ -79,7 +75,8 @@ TWO = [
           scale=EVERY,
           note="A bundle of TensorFlow, which stepfs does not look into."),
     Entry("orbax", "Orbax's CheckpointManager, `max_to_keep`", "jax_libraries", ("orbax-checkpoint", "jax"), "orbax", environment=2,
-          note="Orbax compresses with zstd. Each save gives its files new random names, so no file has a state before it."),
+          note="Orbax compresses with zstd. Each save gives its files new random names, so no file has a state before it "
+               "([CONTAINERS.md](CONTAINERS.md))."),
     Entry("flax", "Flax's `save_checkpoint` (msgpack), `keep`", "jax_libraries", ("flax", "jax"), "flax", environment=2,
           note="msgpack, which stepfs does not look into."),
     Entry("equinox", "Equinox's `tree_serialise_leaves`", "jax_libraries", ("equinox", "jax"), "equinox", environment=2,
@@ -90,6 +87,7 @@ TWO = [
           note="A pickle with arrays in it; stepfs does not look into one that is not torch's."),
     Entry("pickle", "the same, pickled", "scikit", ("scikit-learn",), "pickle", environment=2),
     Entry("mlx", "MLX, `mx.save_safetensors`", "mlx_network", ("mlx",), environment=2,
-          note="The moments have the names `NAME.m` and `NAME.v`, which stepfs does not know in safetensors. They stay exact."),
+          note="The moments have the names `NAME.m` and `NAME.v`, by which MLX's Adamax means something else than its Adam. They stay "
+               "exact."),
 ]
 ENTRIES = {entry.name: entry for entry in [*ONE, *TWO]}

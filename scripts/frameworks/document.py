@@ -1,5 +1,6 @@
 """The table in words: a line for the terminal, and docs/FRAMEWORKS.md."""
 
+import re
 import textwrap
 
 from job import KEEP, MORE, NEWEST, OLD, SAVES
@@ -66,12 +67,15 @@ How to read a row:
 
 
 def write_page(path, entries, rows):
+    """A writer that no run here has measured keeps what the page says of it."""
     lines = [INTRO, HEAD, "|" + "---|" * HEAD.count(" | ") + "---|"]
-    notes = []
+    notes, before = [], path.read_text() if path.exists() else ""
     for entry in entries.values():
         row = rows.get(entry.name)
         if row is None:
-            lines.append(f"| {entry.says} | | not run yet: `scripts/frameworks.sh --page {entry.name}` |")
+            kept = re.search(rf"^\| {re.escape(entry.says)} \|.*", before, re.M)
+            lines.append(kept[0] if kept else f"| {entry.says} | | not run yet: `scripts/frameworks.sh --page {entry.name}` |")
+            notes += re.findall(rf"^- \*\*[^*]*\*\* \(`{re.escape(entry.name)}`\): .*(?:\n  .*)*", before, re.M)
             continue
         lines.append("| " + " | ".join(cells(entry, row)) + " |")
         if words := note(entry, row):

@@ -62,7 +62,9 @@ impl Archive {
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
                 Some(object) => object,
                 None => {
-                    self.catalog().advance(path, version, State::Resident(ResidentReason::Incompressible));
+                    let why = ResidentReason::incompressible(&describe(&source)?);
+                    log::info!("{}: stays as it is: {why}", path.display());
+                    self.catalog().advance(path, version, State::Resident(why));
                     return Ok(());
                 }
             },

@@ -141,7 +141,7 @@ impl Housekeeper<'_> {
         if self.archive.objects.frozen().is_none() {
             return;
         }
-        let unreadable = |entry: &Entry| matches!(entry.state, State::Resident(why) if why.hides_an_object());
+        let unreadable = |entry: &Entry| matches!(&entry.state, State::Resident(why) if why.hides_an_object());
         if !self.archive.catalog().entries().any(|(_, entry)| unreadable(entry)) {
             self.archive.objects.thaw();
         }

@@ -1,16 +1,20 @@
 //! Why a file stays as it was written.
 
 use std::fmt;
+use std::sync::Arc;
 
-/// Why a file stays as it was written, until it is written again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+use crate::container::{Description, Kind};
+
+/// Why a file stays as it was written, for as long as nobody writes it again.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ResidentReason {
     /// It is below the size of files that are released.
     Small,
     /// No object of it would be smaller.
     Incompressible,
-    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are
-    /// not there.
+    /// No object of it would be smaller, for a reason that these words name.
+    NotUnderstood(Arc<str>),
+    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are not there.
     Unfinished,
     /// Its fsync failed. It stays under every name, until it is written again.
     NotDurable,
@@ -25,8 +29,19 @@ pub(super) enum ResidentReason {
 }
 
 impl ResidentReason {
-    /// Whether the file may name an unknown object.
-    pub(super) fn hides_an_object(self) -> bool {
+    /// No object of the file would be smaller. What its format keeps stepfs from comes first.
+    pub(super) fn incompressible(file: &Description) -> ResidentReason {
+        match (file.kind, &file.note) {
+            (Kind::Opaque, Some(note)) => ResidentReason::NotUnderstood(note.as_str().into()),
+            (_, Some(note)) => {
+                ResidentReason::NotUnderstood(format!("{note}; {}", ResidentReason::Incompressible).into())
+            }
+            (_, None) => ResidentReason::Incompressible,
+        }
+    }
+
+    /// Whether the file names an object, perhaps, and nobody knows which.
+    pub(super) fn hides_an_object(&self) -> bool {
         matches!(self, ResidentReason::DamagedStub | ResidentReason::OtherStore | ResidentReason::Unreadable)
     }
 }
@@ -36,6 +51,7 @@ impl fmt::Display for ResidentReason {
         f.write_str(match self {
             ResidentReason::Small => "small",
             ResidentReason::Incompressible => "would not become smaller",
+            ResidentReason::NotUnderstood(words) => words,
             ResidentReason::Unfinished => {
                 "the save is not finished: it has no .metadata of its own yet, or another file is missing"
             }

@@ -63,7 +63,7 @@ pub(super) fn enter(found: Found, objects: &Objects, catalog: &mut Catalog) {
         match state {
             State::Released(id) => objects.name(id),
             // Which object it named is not known; that one must not go.
-            State::Resident(why) if why.hides_an_object() => objects.freeze(),
+            State::Resident(ref why) if why.hides_an_object() => objects.freeze(),
             _ => {}
         }
         catalog.found(path, state);
@@ -142,7 +142,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
     if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok(Examined { state: State::Resident(ResidentReason::Incompressible), words, says });
+        return Ok(Examined { state: State::Resident(ResidentReason::incompressible(&description)), words, says });
     }
     let signature = signature(&description);
     let sealed = Sealed {

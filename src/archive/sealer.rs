@@ -73,6 +73,9 @@ impl Archive {
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);
         let State::Sealed(sealed) = &state else {
+            if let State::Resident(why @ (ResidentReason::Incompressible | ResidentReason::NotUnderstood(_))) = &state {
+                log::info!("{}: stays as it is: {why}", path.display());
+            }
             let mut catalog = self.catalog();
             catalog.keep(path, version, None, &self.objects);
             catalog.advance(path, version, state);

@@ -212,7 +212,7 @@ impl Archive {
             // If the device failed twice during the release, the entry does not say that it is a stub. Its bytes and
             // their mark do.
             State::Released(_) | State::Archived(..) => true,
-            State::Resident(why) => unknown.contains(&why),
+            State::Resident(ref why) => unknown.contains(why),
             State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) => false,
         })
     }

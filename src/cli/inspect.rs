@@ -77,7 +77,7 @@ fn write(out: &mut dyn Write, report: &Report) -> Result<()> {
     if let Some(note) = &report.note {
         writeln!(out, "note: {note}")?;
     }
-    if let Some(why) = &report.why {
+    if let Some(why) = report.why.as_ref().filter(|why| report.note.as_ref() != Some(why)) {
         writeln!(out, "stays as it is: {}", name(why))?;
     }
     if let Some(profile) = &report.profile {

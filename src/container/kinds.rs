@@ -11,16 +11,18 @@ const CLAIMS: [&str; 11] =
     ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
 
 /// State with an entry for each element of the parameter.
-pub(super) const FULL: [&str; 25] = [
+pub(super) const FULL: [&str; 27] = [
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
     "momentum_buffer",
     "square_avg",
     "grad_avg",
+    "sqr_avg",
     "acc_delta",
     "exp_inf",
     "master_param",
+    "fp32_param",
     "sum",
     "ax",
     "z",
@@ -38,6 +40,9 @@ pub(super) const FULL: [&str; 25] = [
     BNB1,
     BNB2,
 ];
+
+/// The parameter in full precision, as Transformer Engine and apex call it, and Megatron.
+const COPIES: [&str; 2] = ["master_param", "fp32_param"];
 
 /// bitsandbytes keeps all tensors of a parameter in a mapping of this name, so that nobody casts them.
 const BNB: &str = "__bnb_optimizer_quant_state__";
@@ -148,6 +153,15 @@ impl State<'_> {
         if let Some((m, v)) = self.get("exp_avg").zip(self.get("exp_avg_sq")) {
             return Some(self.adam(m, v));
         }
+        if let Some((m, v)) = self.get("grad_avg").zip(self.get("sqr_avg"))
+            && self.known
+            && self.only(&["grad_avg", "sqr_avg", "do_wd", "force_train"])
+            && self.same(m, v)
+        {
+            // Each optimizer of fastai with both divides the one by the root of the other.
+            let why = "grad_avg beside sqr_avg, and nothing but the step (fastai)";
+            return Some(pair(m, v, Use::ByRole, [why, why]));
+        }
         for [first, second, around] in [["moment1", "moment2", ""], ["state1", "state2", ""], [BNB1, BNB2, BNB]] {
             if let Some((m, v)) = self.get(first).zip(self.get(second))
                 && self.known
@@ -191,8 +205,9 @@ impl State<'_> {
             let square = is(v, Role::SecondMoment, "exp_avg_sq of Adafactor, of a vector: nothing is factored");
             return vec![is(m, Role::Momentum, why), square];
         }
-        // Transformer Engine and apex keep the parameter's own copy among its state.
-        let mut names = vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "master_param"];
+        // Transformer Engine, apex and Megatron keep the parameter's own copy among its state.
+        let mut names = vec!["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+        names.extend(COPIES);
         names.extend(BESIDE_MOMENTS);
         let projected = |slot: &str| slot.starts_with("projector/");
         names.extend(self.slots.iter().map(|(slot, _)| *slot).filter(|slot| projected(slot)));
@@ -204,8 +219,9 @@ impl State<'_> {
         }
         let mut found = self.both_moments(m, v);
         let shape = &self.tensors[m].shape;
-        if let Some(master) = self.real("master_param").filter(|&i| self.tensors[i].shape == *shape) {
-            found.push(is(master, Role::Master, "master_param beside Adam's moments: the parameter in full precision"));
+        let mut copies = COPIES.iter().filter_map(|name| self.real(name));
+        if let Some(master) = copies.find(|&i| self.tensors[i].shape == *shape) {
+            found.push(is(master, Role::Master, "beside Adam's moments: the parameter in full precision"));
         }
         found
     }

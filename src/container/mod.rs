@@ -5,6 +5,7 @@
 
 mod best;
 mod dcp;
+mod deepspeed;
 pub mod elasticdl;
 mod hdf5;
 mod kinds;
@@ -377,9 +378,5 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
     if let Some(description) = legacy::describe(src, size)? {
         return Ok(description);
     }
-    read::bad(match magic::name(src, size)? {
-        Some(name) => format!("{name}, which stepfs does not look into"),
-        None => "none of the formats that stepfs looks into: torch.save's (zip or legacy), safetensors, npy, npz, HDF5, ElasticDL's"
-            .to_string(),
-    })
+    read::bad(magic::words(src, size)?)
 }

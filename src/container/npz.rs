@@ -77,7 +77,10 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         of_tensor.push(number as u32);
         tensors.push(Tensor::found(name.to_string(), array.elements(), role, array.extent));
     }
-    let odd = [(compressed, "arrays are compressed"), (others, "records are no array that stepfs looks into")];
+    let odd = [
+        (compressed, "arrays are compressed (save with numpy.savez to shrink them)"),
+        (others, "records are no array that stepfs looks into"),
+    ];
     let odd: Vec<String> = odd.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
     let note = (!odd.is_empty()).then(|| format!("npz: {}", odd.join(", ")));
     if let (true, Some(note)) = (tensors.is_empty(), &note) {

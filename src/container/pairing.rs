@@ -2,13 +2,14 @@
 //!
 //! Names propose, structure decides: a kind is given only where one parameter's state is complete, of one shape, and
 //! has nothing in it that stepfs does not know, since an unknown optimizer may mean something else by the same name.
-//! What calls itself a moment and is not borne out becomes `Other`. `Weight` is never given here.
+//! What calls itself a moment and is not borne out becomes `Other`. Tensors become a `Weight` here only where an
+//! optimizer keeps state under their names.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::kinds::{self, FULL, Slots, State, is_real};
 use super::role;
-use super::slots::{Optimizers, Parameter, Standing};
+use super::slots::{self, Optimizers, Parameter, Standing};
 use super::{Role, Tensor};
 
 /// Optimizers in one file whose parameters are looked for by number, which takes time in proportion to all weights. A GAN
@@ -29,6 +30,8 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
             owners.entry(*owner).or_default().entry(parameter).or_default().push((slot, i));
         }
     }
+    unknown_slots(tensors, standings, &mut owners);
+    weights_by_name(tensors, standings, &owners);
     let weights = Weights::of(tensors, standings);
     let mut done = vec![false; tensors.len()];
     let mut verdicts = Vec::new();
@@ -105,6 +108,61 @@ fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
     }
     for tensor in found.into_iter().flatten() {
         (tensors[tensor].role, tensors[tensor].why) = (Role::Other, "named like one of Adam's two moments");
+    }
+}
+
+/// Adds what else an optimizer keeps under the name of a parameter. A slot that stepfs does not know makes it another optimizer.
+fn unknown_slots<'a>(
+    tensors: &[Tensor],
+    standings: &'a [Option<Standing>],
+    owners: &mut BTreeMap<u32, BTreeMap<&'a Parameter, Slots<'a>>>,
+) {
+    for (i, standing) in standings.iter().enumerate() {
+        if let Some(Standing::Listed { mapping, key, .. }) = standing
+            && tensors[i].role == Role::Optimizer
+            && let Some(parameters) = owners.get_mut(mapping)
+        {
+            for (name, slot) in slots::any_slot(key).into_iter().flatten() {
+                if let Some(slots) = parameters.get_mut(&Parameter::Name(name.to_string())) {
+                    slots.push((slot, i));
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Makes weights of the tensors beside other things in a mapping, if an optimizer keeps state under the names of most of them, of their
+/// shapes. torchtitan puts the model's tensors at the root of its checkpoint, beside `optimizer`.
+fn weights_by_name(
+    tensors: &mut [Tensor],
+    standings: &[Option<Standing>],
+    owners: &BTreeMap<u32, BTreeMap<&Parameter, Slots>>,
+) {
+    // By mapping: the tensors that would be weights in a state dict.
+    let mut beside: BTreeMap<u32, HashMap<&str, usize>> = BTreeMap::new();
+    for (i, standing) in standings.iter().enumerate() {
+        if let Some(Standing::Listed { mapping, key, average: false }) = standing
+            && tensors[i].why == role::NOT_LISTED
+            && role::tensor(role::Context::Open, true, key, tensors[i].dtype).0 == Role::Weight
+        {
+            beside.entry(*mapping).or_default().insert(key, i);
+        }
+    }
+    for names in beside.into_values() {
+        let is_of = |(parameter, slots): &(&&Parameter, &Slots)| match parameter {
+            Parameter::Name(name) => {
+                names.get(name.as_str()).is_some_and(|&i| full_shape(tensors, slots) == Some(&tensors[i].shape))
+            }
+            _ => false,
+        };
+        let named = owners.values().flatten().filter(is_of).count();
+        if 2 * named > names.len() {
+            for i in names.into_values() {
+                (tensors[i].role, tensors[i].why) =
+                    (Role::Weight, "beside others that an optimizer keeps state of, by name");
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::kinds::FULL;
 use super::slots::{Optimizers, Parameter, Standing};
-use super::{Role, Tensor, role};
+use super::{Role, Tensor, Use, role};
 
 /// The parameters that one optimizer trains.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,6 +67,8 @@ const OF_ITS_SHAPE: &str = "an optimizer keeps state of as many parameters of it
 const COUNTED: &str = "an optimizer trains as many parameters as there are";
 /// Workers push gradients to a parameter server for each of its variables, and for nothing else.
 pub(super) const FORMAT: &str = "a variable of a parameter server";
+/// Of one flat storage, or of a weight by itself.
+pub(super) const LISTED: &str = "DeepSpeed lists it among the parameters that its optimizer trains";
 
 /// Slots of one parameter with their tensors, by parameter.
 type Parameters<'a> = BTreeMap<&'a Parameter, Vec<(&'a str, &'a Tensor)>>;
@@ -143,10 +145,16 @@ fn by_pairs(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
 }
 
 impl Tensor {
-    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer
-    /// may train a parameter of this shape that is in no file, and this be a buffer.
+    /// Whether it may be many parameters in one flat storage, so that its shape says nothing of theirs.
+    pub fn is_flat(&self) -> bool {
+        (self.role == Role::Master && self.used != Use::Iterate)
+            || (self.trained == Some(LISTED) && !self.aliases.is_empty())
+    }
+
+    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may train a
+    /// parameter of this shape that is in no file, and this be a buffer.
     pub fn is_trained_by_shape_only(&self) -> bool {
-        self.trained.is_some_and(|why| why != BY_NAME && why != FORMAT) && !is_of_layer(&self.path)
+        self.trained.is_some_and(|why| ![BY_NAME, FORMAT, LISTED].contains(&why)) && !is_of_layer(&self.path)
     }
 }
 

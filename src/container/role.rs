@@ -37,6 +37,9 @@ const BY_MOMENT: &str = "below one of two keys that name Adam's moments";
 const BY_KEY: &str = "below a key that names optimizer state";
 const BY_NAME: &str = "named like optimizer state";
 
+/// Of a tensor that may be a weight, but whose mapping is none of tensors alone.
+pub(super) const NOT_LISTED: &str = "not in a state dict";
+
 /// Whether the reason for an optimizer's role is a name that is not an optimizer's own.
 pub(super) fn by_name_only(why: &str) -> bool {
     [BESIDE, BY_MOMENT, BY_KEY, BY_NAME].contains(&why)
@@ -252,7 +255,7 @@ pub(super) fn tensor(context: Context, listed: bool, key: &str, dtype: Dtype) ->
         return (Role::Other, "not a floating-point type");
     }
     if !listed {
-        return (Role::Other, "not in a state dict");
+        return (Role::Other, NOT_LISTED);
     }
     if BUFFERS.contains(&last)
         || last.starts_with("running_")

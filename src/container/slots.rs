@@ -26,15 +26,12 @@ pub(super) enum Standing {
 impl Standing {
     /// Of a tensor in a mapping that says no more than its name.
     pub(super) fn named(mapping: u32, key: &str, average: bool) -> Standing {
-        match key.rsplit_once('.') {
-            Some((parameter, slot)) if FLAT.contains(&slot) => {
-                // As torch.distributed flattens a state dict: `state.layer.weight.exp_avg`.
-                let name =
-                    ["optimizer.state.", "optim.state.", "state."].iter().find_map(|p| parameter.strip_prefix(p));
-                let parameter = Parameter::Name(name.unwrap_or(parameter).to_string());
+        match flattened(key) {
+            Some((name, slot)) => {
+                let parameter = Parameter::Name(name.to_string());
                 Standing::Slot { owner: mapping, parameter, slot: slot.to_string() }
             }
-            _ => Standing::Listed { mapping, key: key.to_string(), average },
+            None => Standing::Listed { mapping, key: key.to_string(), average },
         }
     }
 
@@ -51,6 +48,31 @@ impl Standing {
 
 /// Slots that are found at the end of a longer name.
 const FLAT: [&str; 5] = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg"];
+/// Slots that are found in front of a name, behind `optimizer.state`.
+const IN_FRONT: [&str; 3] = ["exp_avg", "exp_avg_sq", "fp32_param"];
+/// What may stand between the parts of a name.
+const SEPARATORS: [char; 2] = ['.', '/'];
+
+/// The name of the parameter and the slot, if the key is that of flattened optimizer state: `state.layer.weight.exp_avg` and
+/// `optim.state.layer.weight.exp_avg` as torch.distributed writes it, `optimizer/layer/weight/exp_avg`, and Megatron's
+/// `optimizer.state.exp_avg.layer.weight`.
+fn flattened(key: &str) -> Option<(&str, &str)> {
+    let [in_front, behind] = any_slot(key);
+    in_front.filter(|(_, slot)| IN_FRONT.contains(slot)).or(behind.filter(|(_, slot)| FLAT.contains(slot)))
+}
+
+/// Name and slot as the key would have them, whatever the slot: one in front of the name, which has to stand behind `optimizer.state`, and one
+/// behind it.
+pub(super) fn any_slot(key: &str) -> [Option<(&str, &str)>; 2] {
+    let bare = |words: &[&str], key: &'_ str| match key.split_once(SEPARATORS) {
+        Some((first, _)) if words.contains(&first) => first.len() + 1,
+        _ => 0,
+    };
+    let own = &key[bare(&["optimizer", "optim"], key)..];
+    let state = &own[bare(&["state"], own)..];
+    let in_front = state.split_once(SEPARATORS).filter(|_| own.len() < key.len() && state.len() < own.len());
+    [in_front.map(|(slot, name)| (name, slot)), state.rsplit_once(SEPARATORS)]
+}
 
 /// Keys of the lists in which optimizers for low precision (DeepSpeed's ZeRO and bf16, Megatron, apex) keep their own
 /// copies of the parameters; believed only beside one of [`BASES`].
@@ -81,4 +103,35 @@ pub(super) struct Optimizers {
 pub(super) fn names_average(name: &str) -> bool {
     let mut words = name.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
     words.any(|word| ["ema", "swa", "shadow", "averaged", "polyak"].contains(&word.as_str()) || word.starts_with("ema"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_flattened_state_are_taken_apart() {
+        for (key, name, slot) in [
+            ("state.h.0.weight.exp_avg", "h.0.weight", "exp_avg"),
+            ("optim.state.h.0.weight.exp_avg_sq", "h.0.weight", "exp_avg_sq"),
+            ("optimizer.h.0.weight.exp_avg", "h.0.weight", "exp_avg"),
+            ("optimizer/dense_0.kernel/exp_avg", "dense_0.kernel", "exp_avg"),
+            ("optimizer/state/dense/kernel/momentum_buffer", "dense/kernel", "momentum_buffer"),
+            ("h.0.weight.exp_avg", "h.0.weight", "exp_avg"),
+            ("optimizer.state.exp_avg.decoder.weight", "decoder.weight", "exp_avg"),
+            ("optimizer.state.fp32_param.decoder.weight", "decoder.weight", "fp32_param"),
+        ] {
+            assert_eq!(flattened(key), Some((name, slot)), "{key}");
+        }
+        // A slot in front counts behind the optimizer's state only, and a name alone is none.
+        for key in [
+            "exp_avg.h.weight",
+            "state.exp_avg.h.weight",
+            "optimizer.exp_avg.h.weight",
+            "exp_avg",
+            "optimizer.state.exp_avg",
+        ] {
+            assert_eq!(flattened(key), None, "{key}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 mod formats;
+mod frameworks;
 mod hdf5;
 mod hostile;
 

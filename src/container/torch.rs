@@ -12,14 +12,14 @@ use super::read::{Fail, bad};
 use super::storages::{Record, Records, Storages};
 use super::walk::walk;
 use super::zip::Zip;
-use super::{Description, Kind, ReadAt};
+use super::{Description, Kind, ReadAt, deepspeed};
 
 /// Describes a file that is this zip.
 pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
     let layout = Layout::of(&zip)?;
     let pickle = &zip.records[layout.pickle];
     if !pickle.stored {
-        return bad("torch: data.pkl is compressed");
+        return bad("torch: the zip is compressed: kept as it is; write it as torch.save does to shrink it");
     }
     let mut named = None;
     let (found, of_tensor, note) = if is_big_endian(src, &zip, &layout)? {
@@ -30,7 +30,9 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         let mut storages = Storages::new(&records);
         named = best::named(&graph);
         let optimizers = walk(&graph, &mut storages)?;
-        storages.finish(&optimizers)
+        let (mut found, of_tensor, note) = storages.finish(&optimizers);
+        deepspeed::prove(&graph, &records, &mut found.0, &of_tensor);
+        (found, of_tensor, note)
     };
     let serialization_id = layout.serialization_id;
     drop(layout);
@@ -42,6 +44,18 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
 /// Whether the zip has the object graph of torch.save in it.
 pub(super) fn is_torch(zip: &Zip) -> bool {
     zip.records.iter().any(|record| split(zip.name(record)).is_some_and(|(_, name)| name == b"data.pkl"))
+}
+
+/// What is said of a zip that no library wrote that stepfs knows.
+fn foreign(zip: &Zip) -> String {
+    let compressed = zip.records.iter().filter(|record| !record.stored).count();
+    let how = match compressed {
+        0 => String::new(),
+        n => format!(" ({n} of {} members compressed)", zip.records.len()),
+    };
+    format!(
+        "a zip that neither torch, numpy nor Keras wrote{how}: kept as it is; save the files in it by themselves to shrink them"
+    )
 }
 
 /// The first directory of a record's name, and the rest.
@@ -81,7 +95,7 @@ impl<'a> Layout<'a> {
             (name == b"data.pkl").then_some((i, prefix))
         });
         let Some((pickle, prefix)) = pickles.next() else {
-            return bad("zip: no data.pkl and no .npy, so written neither by torch.save nor by numpy");
+            return bad(foreign(zip));
         };
         if pickles.next().is_some() {
             return bad("zip: more than one data.pkl");

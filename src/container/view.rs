@@ -133,6 +133,12 @@ pub(super) fn view(graph: &Graph, item: Item) -> Option<View<'_>> {
     Some(View { storage, dtype, shape: contiguous.then_some(shape), parameter })
 }
 
+/// The shape of the tensor that the item is, wherever in its storage it lies.
+pub(super) fn shape(graph: &Graph, item: Item) -> Option<Vec<u64>> {
+    let (_, args, _) = unwrapped(graph, item)?;
+    args.get(2).and_then(|&shape| sizes(graph, shape))
+}
+
 /// The numbers of a size, of at most [`MAX_DIMS`] dimensions.
 pub(super) fn sizes(graph: &Graph, item: Item) -> Option<Vec<u64>> {
     let items = graph.tuple(size_args(graph, item))?;

@@ -290,6 +290,12 @@ impl Walk<'_, '_, '_> {
             let sizes = get(pairs, "param_groups").map(sizes).unwrap_or_default();
             self.optimizers.groups.insert(state, sizes);
         }
+        // fastai lists the state of each parameter, beside the numbers of each group.
+        if let (Some(state), Some(_)) = (get(pairs, "state"), get(pairs, "hypers"))
+            && let Node::List(states) = graph.node(state)
+        {
+            self.optimizers.groups.insert(state, Rc::new(vec![states.len]));
+        }
         let Some(list) = slots::MASTERS.iter().find_map(|name| get(pairs, name)) else {
             return;
         };

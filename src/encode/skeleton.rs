@@ -14,6 +14,10 @@ use super::job::{BATCH, Job};
 
 /// zstd level: pickles and headers, or whole files that are not understood.
 pub(crate) const LEVEL: i32 = 3;
+/// zstd level of a short skeleton: a tenth to a third less for a fifth of a second.
+const LEVEL_OF_SHORT: i32 = 15;
+/// Longest skeleton of that level, in bytes. A rank's file of a distributed checkpoint has 2 KiB for each tensor.
+const SHORT: u64 = 1 << 20;
 
 /// Writes the bytes between the tensors, patched, in chunks.
 ///
@@ -25,13 +29,15 @@ pub(super) fn encode(
     gaps: &[Range<u64>],
     patches: &[Patch],
 ) -> StepResult<Vec<Tile>> {
+    let len: u64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
+    let level = if len <= SHORT { LEVEL_OF_SHORT } else { LEVEL };
     let mut tiles = Vec::new();
     let mut chunks: Vec<Vec<u8>> = Vec::new();
     let mut flush = |chunks: &mut Vec<Vec<u8>>, writer: &mut ObjectWriter| -> StepResult<()> {
         if (job.cancelled)() {
             return Err(StepError::Cancelled);
         }
-        let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, LEVEL)).collect();
+        let packed: Vec<_> = chunks.par_iter().map(|chunk| zstd::bulk::compress(chunk, level)).collect();
         for (chunk, payload) in chunks.drain(..).zip(packed) {
             tiles.push(writer.put(&payload?, xxh3_64(&chunk))?);
         }

@@ -49,7 +49,7 @@ pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, 
         let layout = Layout::of(&zip)?;
         let pickle = &zip.records[layout.pickle];
         if !pickle.stored {
-            return bad("torch: data.pkl is compressed");
+            return bad("dcp: a zip is compressed: kept as it is; write it as torch does to shrink it");
         }
         let (mut found, mut of_tensor) = (Vec::new(), Vec::new());
         if !is_big_endian(src, &zip, &layout)? {

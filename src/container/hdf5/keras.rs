@@ -52,7 +52,9 @@ pub(in super::super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Descripti
     };
     let record = &zip.records[weights];
     if !record.stored {
-        return bad("Keras: model.weights.h5 is compressed");
+        return bad(
+            "Keras: model.weights.h5 is compressed in the zip: kept as it is; write the zip without compression to shrink it",
+        );
     }
     let payload = record.payload.clone();
     let Contents { mut tensors, note, adam } = read(src, payload.clone())?;

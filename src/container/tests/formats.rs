@@ -186,8 +186,8 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
 #[test]
 fn opaque_files_are_named_by_their_format() {
     let note = |bytes: &[u8]| check(bytes).note.unwrap_or_default();
-    assert_eq!(note(b"GGUF and more"), "GGUF, which stepfs does not look into");
-    assert!(note(b"nothing that anybody knows").starts_with("none of the formats"));
+    assert!(note(b"GGUF and more").starts_with("GGUF, a model for inference: kept as it is; "));
+    assert!(note(b"nothing that anybody knows").starts_with("a format that stepfs does not know: kept as it is; "));
 }
 
 #[test]
@@ -203,14 +203,41 @@ fn two_names_of_moments_are_no_weights() {
         "c.v",
         "m.d.weight",
     ];
+    let d = check(&of_names(&names));
+    let weights: Vec<&str> = d.tensors.iter().filter(|t| t.role == Role::Weight).map(|t| t.path.as_str()).collect();
+    assert_eq!(weights, ["params/a/kernel", "m.d.weight"]);
+}
+
+/// A safetensors file with one number for each name.
+fn of_names(names: &[&str]) -> Vec<u8> {
     let places: Vec<String> = (0..names.len())
         .map(|i| {
             format!("\"{}\":{{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[{},{}]}}", names[i], 4 * i, 4 * i + 4)
         })
         .collect();
     let header = format!("{{{}}}", places.join(","));
-    let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; 4 * names.len()]].concat();
-    let d = check(&file);
-    let weights: Vec<&str> = d.tensors.iter().filter(|t| t.role == Role::Weight).map(|t| t.path.as_str()).collect();
-    assert_eq!(weights, ["params/a/kernel", "m.d.weight"]);
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; 4 * names.len()]].concat()
+}
+
+#[test]
+fn a_slot_that_nobody_knows_makes_it_another_optimizer() {
+    let roles = |own: [&str; 2], more: &str| {
+        let names = ["a.weight", own[0], own[1], more];
+        let d = check(&of_names(&names));
+        let role = |name: &str| d.tensors.iter().find(|t| t.path == name).map(|t| t.role);
+        own.map(|name| role(name).expect("in the file"))
+    };
+    let behind = ["optimizer.a.weight.exp_avg", "optimizer.a.weight.exp_avg_sq"];
+    let slashes = ["optimizer/a.weight/exp_avg", "optimizer/a.weight/exp_avg_sq"];
+    let in_front = ["optimizer.state.exp_avg.a.weight", "optimizer.state.exp_avg_sq.a.weight"];
+    let adam = [Role::FirstMoment, Role::SecondMoment];
+    for (own, known, unknown) in [
+        (behind, "optimizer.a.weight.step", "optimizer.a.weight.exp_avg_diff"),
+        (slashes, "optimizer/a.weight/step", "optimizer/a.weight/GG"),
+        (in_front, "optimizer.state.step.a.weight", "optimizer.state.exp_avg_diff.a.weight"),
+    ] {
+        assert_eq!(roles(own, known), adam, "{known}");
+        assert_eq!(roles(own, "optimizer.b.weight.exp_avg_diff"), adam);
+        assert_eq!(roles(own, unknown), [Role::Other; 2], "{unknown}");
+    }
 }

@@ -7,9 +7,9 @@
 use std::io;
 
 use crate::codec::Dtype;
-use crate::container::{Description, ReadAt, Role};
+use crate::container::{Description, Kind, ReadAt, Role, Tensor};
 
-use super::{Material, lattice};
+use super::Material;
 
 /// The interval that the profiles' numbers were measured at.
 const USUAL: f64 = 20.0;
@@ -31,26 +31,64 @@ fn factor(interval: f64) -> f64 {
     (USUAL / interval).powf(EXPONENT).clamp(1.0, MOST)
 }
 
-/// The first parameter's `step`, which torch keeps as a number of fp32.
+/// What the optimizer counts: torch has a `step` of each parameter, Keras one of all.
 fn step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
-    let is_step = |path: &str| path.ends_with("/step") && path.contains("/state/");
-    let mut tensors = description.tensors.iter();
-    let found = tensors.find(|t| {
-        t.role == Role::Optimizer && t.dtype == Dtype::F32 && t.shape.iter().product::<u64>() == 1 && is_step(&t.path)
-    });
-    let Some(tensor) = found else { return Ok(None) };
-    let bytes = lattice::read(source, tensor, &(0..4))?;
-    let value = f64::from(f32::from_le_bytes(bytes.try_into().unwrap_or_default()));
+    let is_one = |t: &&Tensor| t.role == Role::Optimizer && t.shape.iter().product::<u64>() == 1;
+    let Some(tensor) = description.tensors.iter().filter(is_one).find(|t| is_step(description.kind, t)) else {
+        return Ok(None);
+    };
+    let mut bytes = [0; 8];
+    source.read_exact_at(&mut bytes[..tensor.dtype.size()], tensor.extent.start)?;
+    let value = match tensor.dtype {
+        Dtype::F32 => f64::from(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])),
+        _ => u64::from_le_bytes(bytes) as f64,
+    };
     Ok(Some(value).filter(|value| value.is_finite() && *value >= 0.0))
+}
+
+/// Whether a number of the optimizer is its count of iterations. torch keeps it as fp32, Keras as an integer.
+fn is_step(kind: Kind, tensor: &Tensor) -> bool {
+    let separators = ['/', '.'];
+    let (above, name) = tensor.path.rsplit_once(separators).unwrap_or_default();
+    match kind {
+        Kind::Keras | Kind::Hdf5 => {
+            let is_count = (above == "optimizer/vars" && name == "0")
+                || (above.starts_with("optimizer_weights/") && name == "iteration");
+            is_count && [Dtype::I32, Dtype::I64].contains(&tensor.dtype)
+        }
+        _ => name == "step" && above.split(separators).any(|part| part == "state") && tensor.dtype == Dtype::F32,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::factor;
+    use super::*;
 
     #[test]
     fn short_intervals_get_larger_steps_and_long_ones_do_not_get_smaller_ones() {
         assert_eq!((factor(1.0), factor(20.0), factor(1000.0)), (6.0, 1.0, 1.0));
         assert!((2.8..2.9).contains(&factor(5.0)));
+    }
+
+    #[test]
+    fn counts_are_known_by_name_and_type() {
+        let known = |kind: Kind, path: &str, dtype: Dtype| {
+            let role = (Role::Optimizer, "test");
+            is_step(kind, &Tensor::found(path.to_string(), (dtype, Vec::new()), role, 0..dtype.size() as u64))
+        };
+        for path in ["optimizer/state/0/step", "optim/state/h.weight/step", "optimizer/state.h.weight.step"] {
+            assert!(known(Kind::TorchZip, path, Dtype::F32), "{path}");
+        }
+        assert!(known(Kind::Keras, "optimizer/vars/0", Dtype::I64));
+        assert!(known(Kind::Hdf5, "optimizer_weights/adam/iteration", Dtype::I64));
+        for (kind, path, dtype) in [
+            (Kind::Keras, "optimizer/vars/1", Dtype::I64),
+            (Kind::Keras, "optimizer/vars/0", Dtype::F32),
+            (Kind::TorchZip, "optimizer/vars/0", Dtype::I64),
+            (Kind::TorchZip, "optimizer/step", Dtype::F32),
+            (Kind::TorchZip, "step", Dtype::F32),
+        ] {
+            assert!(!known(kind, path, dtype), "{path}");
+        }
     }
 }

@@ -13,7 +13,6 @@ use super::archived::Archived;
 use super::phase;
 use super::rates::VECTOR;
 use super::{Choice, Material, Subject, read_tile, tiles};
-use crate::container::{Role, Use};
 
 /// Elements taken from each of `SAMPLES` places to measure a tensor's update. The root mean square of 65,536 is good
 /// to 1% even where a few rows move a hundred times more than the others.
@@ -114,9 +113,8 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
 
 fn step(subject: &Subject, rms: f64) -> Option<f64> {
     let tensor = subject.tensor;
-    // An optimizer's flat copies of matrices are vectors by their shape only.
-    let is_flat = tensor.role == Role::Master && tensor.used != Use::Iterate;
-    let is_vector = tensor.shape.len() < 2 && !is_flat;
+    // Flat copies of matrices are vectors by their shape only.
+    let is_vector = tensor.shape.len() < 2 && !tensor.is_flat();
     let share = if is_vector { VECTOR } else { 1.0 };
     lattice::choose_g(tensor.dtype, &[rms], subject.rates.weight * share * subject.relief)
 }

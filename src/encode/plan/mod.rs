@@ -37,7 +37,7 @@ use rates::{Kind, Rates};
 /// Lossless tensors below this many bytes go into the skeleton, where they are compressed together.
 const MIN_LOSSLESS_BYTES: u64 = 4096;
 /// Smaller tensors are not quantized: an entry in the index and a payload's own fields take some 40 bytes.
-const MIN_LOSSY_BYTES: u64 = 256;
+const MIN_LOSSY_BYTES: u64 = 128;
 /// Tensors of at least this many bytes have edges in the skeleton: 12 KiB are 0.15% of them.
 const MIN_EDGES_BYTES: u64 = 8 << 20;
 

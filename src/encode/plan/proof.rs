@@ -65,8 +65,10 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
 fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, twin: &Tensor) -> io::Result<bool> {
     /// Least correlation of move and moment: .4 at 25 iterations of Adam, and .1 at 400.
     const LEAST: f64 = 0.05;
-    /// With fewer samples, chance reaches that correlation.
-    const LEAST_SAMPLES: usize = 4096;
+    /// Standard deviations of chance that the correlation must reach. Chance has 1 / sqrt(samples).
+    const SURE: f64 = 5.0;
+    /// Below it chance alone would ask for half of Adam's correlation.
+    const LEAST_SAMPLES: usize = 1024;
     let is_of = |state: &&Tensor| state.of.is_some_and(|of| std::ptr::eq(&tensors[of], tensor));
     let points = |state: &&Tensor| matches!(state.role, Role::FirstMoment | Role::Momentum);
     let same = |state: &&Tensor| state.shape == tensor.shape && state.dtype == tensor.dtype;
@@ -89,7 +91,8 @@ fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, 
         }
         Ok(())
     })?;
-    Ok(samples >= LEAST_SAMPLES && product > LEAST * (of_moves * of_moments).sqrt())
+    let least = LEAST.max(SURE / (samples as f64).sqrt());
+    Ok(samples >= LEAST_SAMPLES && product > least * (of_moves * of_moments).sqrt())
 }
 
 /// Whether two successive states show that a tensor is a trained parameter.

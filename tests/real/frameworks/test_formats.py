@@ -62,6 +62,15 @@ def npz(state, path):
     np.savez(path, **{name: tensor.numpy() for name, tensor in named(state).items()})
 
 
+def tree(state, path):
+    """The same below `params/` and `optimizer/`."""
+    arrays = {}
+    for name, tensor in named(state).items():
+        of_state = name.startswith("state.")
+        arrays["optimizer/" + "/".join(name.removeprefix("state.").rsplit(".", 1)) if of_state else f"params/{name}"] = tensor.numpy()
+    np.savez(path, **arrays)
+
+
 def load_npz(path):
     """The arrays as tensors; numpy compares each CRC."""
     with warnings.catch_warnings(action="error"), np.load(path) as arrays:
@@ -73,6 +82,7 @@ FORMATS = {
     "legacy": ("step_{}.pt", legacy, torch.load),
     "zip of names": ("step_{}.pt", lambda state, path: torch.save(named(state), path), torch.load),
     "npz": ("step_{}.npz", npz, load_npz),
+    "tree": ("step_{}.npz", tree, load_npz),
 }
 
 
@@ -107,7 +117,7 @@ def share(mount, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["balanced", "exact"])
-@pytest.mark.parametrize("kind, like", [("legacy", "zip"), ("npz", "zip of names")])
+@pytest.mark.parametrize("kind, like", [("legacy", "zip"), ("npz", "zip of names"), ("tree", "zip of names")])
 def test_as_small_as_a_zip_and_within_bounds(kind, like, profile):
     load = FORMATS[kind][2]
     with released(kind, profile) as (mount, plain, names):
