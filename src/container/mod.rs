@@ -9,6 +9,7 @@ pub mod elasticdl;
 mod hdf5;
 mod kinds;
 mod legacy;
+mod made;
 mod magic;
 mod named;
 mod npy;
@@ -17,6 +18,7 @@ mod pairing;
 mod patch;
 mod path;
 mod pickle;
+mod pickled;
 mod proof;
 mod protobuf;
 mod read;
@@ -76,6 +78,10 @@ pub enum Kind {
     Hdf5,
     /// A zip of Keras with HDF5 in it.
     Keras,
+    /// A pickle with arrays of numpy (.pkl, .pdparams).
+    Pickle,
+    /// A pickle of joblib, with arrays behind their wrappers.
+    Joblib,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -94,6 +100,8 @@ impl Kind {
             Kind::Npz => "npz",
             Kind::Hdf5 => "hdf5",
             Kind::Keras => "keras",
+            Kind::Pickle => "pickle",
+            Kind::Joblib => "joblib",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -367,6 +375,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
         return Ok(description);
     }
     if let Some(description) = legacy::describe(src, size)? {
+        return Ok(description);
+    }
+    if let Some(description) = pickled::describe(src, size)? {
         return Ok(description);
     }
     read::bad(match magic::name(src, size)? {

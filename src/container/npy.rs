@@ -92,7 +92,7 @@ pub(super) fn read(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> 
 }
 
 /// The type that a word like `<f4` names, and its size. Types that stepfs does not know have a size, too.
-fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
+pub(super) fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
     let unknown = || bad("npy: the elements are objects, or of a type that numpy does not have");
     let mut chars = descr.chars();
     let (Some(order @ ('<' | '>' | '|')), Some(kind)) = (chars.next(), chars.next()) else {

@@ -54,7 +54,7 @@ fn check(bytes: &[u8]) -> Description {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
-        Kind::Hdf5 | Kind::Keras => {}
+        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib => {}
     }
     d
 }
@@ -97,6 +97,8 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Npz => "npz",
             Kind::Hdf5 => "hdf5",
             Kind::Keras => "keras",
+            Kind::Pickle => "pickle",
+            Kind::Joblib => "joblib",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };
