@@ -6,6 +6,7 @@
 mod best;
 mod dcp;
 pub mod elasticdl;
+mod flax;
 mod hdf5;
 mod kinds;
 mod legacy;
@@ -14,6 +15,7 @@ mod magic;
 mod named;
 mod npy;
 mod npz;
+mod optax;
 mod pairing;
 mod patch;
 mod path;
@@ -82,6 +84,8 @@ pub enum Kind {
     Pickle,
     /// A pickle of joblib, with arrays behind their wrappers.
     Joblib,
+    /// A mapping of Flax in msgpack (.msgpack, `checkpoint_N`).
+    Flax,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -102,6 +106,7 @@ impl Kind {
             Kind::Keras => "keras",
             Kind::Pickle => "pickle",
             Kind::Joblib => "joblib",
+            Kind::Flax => "flax",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -378,6 +383,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
         return Ok(description);
     }
     if let Some(description) = pickled::describe(src, size)? {
+        return Ok(description);
+    }
+    if let Some(description) = flax::describe(src, size)? {
         return Ok(description);
     }
     read::bad(match magic::name(src, size)? {
