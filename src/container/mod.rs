@@ -7,6 +7,7 @@ mod best;
 mod dcp;
 pub mod elasticdl;
 mod flax;
+mod gguf;
 mod hdf5;
 mod kinds;
 mod legacy;
@@ -86,6 +87,8 @@ pub enum Kind {
     Joblib,
     /// A mapping of Flax in msgpack (.msgpack, `checkpoint_N`).
     Flax,
+    /// A model of llama.cpp (.gguf).
+    Gguf,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -107,6 +110,7 @@ impl Kind {
             Kind::Pickle => "pickle",
             Kind::Joblib => "joblib",
             Kind::Flax => "flax",
+            Kind::Gguf => "gguf",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -383,6 +387,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
         return Ok(description);
     }
     if let Some(description) = pickled::describe(src, size)? {
+        return Ok(description);
+    }
+    if let Some(description) = gguf::describe(src, size)? {
         return Ok(description);
     }
     if let Some(description) = flax::describe(src, size)? {

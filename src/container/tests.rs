@@ -54,7 +54,7 @@ fn check(bytes: &[u8]) -> Description {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
-        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax => {}
+        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax | Kind::Gguf => {}
     }
     d
 }
@@ -100,6 +100,7 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Pickle => "pickle",
             Kind::Joblib => "joblib",
             Kind::Flax => "flax",
+            Kind::Gguf => "gguf",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };
