@@ -73,7 +73,7 @@ pub enum Kind {
     TorchLegacy,
     /// A safetensors file.
     Safetensors,
-    /// One array of numpy.
+    /// Arrays of numpy, one or several in a row (.npy .eqx).
     Npy,
     /// A zip of arrays of numpy.
     Npz,
