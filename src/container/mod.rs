@@ -14,6 +14,7 @@ mod legacy;
 mod made;
 mod magic;
 mod named;
+mod nested;
 mod npy;
 mod npz;
 mod optax;
@@ -67,6 +68,8 @@ pub trait ReadAt {
 pub enum Kind {
     /// A zip written by `torch.save` (.pt .pth .bin .ckpt).
     TorchZip,
+    /// A zip that holds zips of `torch.save` (.zip of stable-baselines3).
+    Nested,
     /// A file of torch's distributed checkpoint: zips of `torch.save`, one behind the other (.distcp).
     Dcp,
     /// What `torch.save` wrote before version 1.6: pickles, and payloads behind them.
@@ -100,6 +103,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::TorchZip => "torch zip",
+            Kind::Nested => "zip of torch zips",
             Kind::Dcp => "distributed checkpoint",
             Kind::TorchLegacy => "legacy torch",
             Kind::Safetensors => "safetensors",
@@ -367,6 +371,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
                 hdf5::describe_keras(src, zip)
             }
             Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npz::is_npz(&zip) => npz::describe(src, zip),
+            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && nested::is_nested(src, &zip)? => {
+                nested::describe(src, zip)
+            }
             Some(zip) if zips.is_empty() => torch::describe(src, zip),
             last => dcp::describe(src, zips.into_iter().chain(last).collect()),
         };

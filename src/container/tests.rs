@@ -54,7 +54,7 @@ fn check(bytes: &[u8]) -> Description {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
-        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax | Kind::Gguf => {}
+        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax | Kind::Gguf | Kind::Nested => {}
     }
     d
 }
@@ -101,6 +101,7 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Joblib => "joblib",
             Kind::Flax => "flax",
             Kind::Gguf => "gguf",
+            Kind::Nested => "zip of torch zips",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };
