@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 mod formats;
 mod hdf5;
 mod hostile;
+mod others;
 
 fn corpus(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder)

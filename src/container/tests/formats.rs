@@ -186,7 +186,7 @@ fn replaced(bytes: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
 #[test]
 fn opaque_files_are_named_by_their_format() {
     let note = |bytes: &[u8]| check(bytes).note.unwrap_or_default();
-    assert_eq!(note(b"GGUF and more"), "GGUF, which stepfs does not look into");
+    assert_eq!(note(b"PAR1 and more"), "Parquet, which stepfs does not look into");
     assert!(note(b"nothing that anybody knows").starts_with("none of the formats"));
 }
 
