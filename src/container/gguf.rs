@@ -33,7 +33,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         return Ok(None);
     }
     match read(src, size) {
-        Ok(tensors) => Ok(Some(tensors)),
+        Ok(description) => Ok(Some(description)),
         // The reader's words are those of another format.
         Err(Fail::Bad(why)) => bad(format!("GGUF: {}", why.trim_start_matches("pickle: "))),
         Err(error) => Err(error),
@@ -119,7 +119,7 @@ fn read(src: &dyn ReadAt, size: u64) -> Result<Description, Fail> {
 fn tensor(Info { path, shape, kind, offset }: Info, data: u64, size: u64) -> Result<Option<Tensor>, Fail> {
     let Some((dtype, block, bytes)) = element(kind) else { return Ok(None) };
     let elements = shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-    let len = elements.filter(|n| n % block == 0).and_then(|n| (n / block).checked_mul(bytes));
+    let len = elements.filter(|n| n.is_multiple_of(block)).and_then(|n| (n / block).checked_mul(bytes));
     let start = data.checked_add(offset);
     let range = start.zip(len).and_then(|(start, len)| Some(start..start.checked_add(len)?));
     let Some(extent) = range.filter(|range| range.end <= size) else {

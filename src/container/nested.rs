@@ -12,10 +12,16 @@ use super::storages::Storages;
 use super::torch::{Layout, ZipRecords, is_big_endian, is_torch};
 use super::walk::walk;
 use super::zip::{MAX_DIRECTORY, Record, Zip};
-use super::{Description, Kind, ReadAt, path};
+use super::{Description, Kind, ReadAt, Tensor, path};
 
 /// Most members that are looked into, each of which may cost what a file of torch.save does.
 const MAX_MEMBERS: usize = 64;
+
+/// Longest name of a member, in bytes: each of its tensors repeats it.
+const MAX_NAME: usize = 256;
+
+/// All paths together, in bytes.
+const MAX_PATHS: usize = 64 << 20;
 
 /// Whether the zip has a stored member that begins as a zip.
 pub(super) fn is_nested(src: &dyn ReadAt, zip: &Zip) -> Result<bool, Fail> {
@@ -39,7 +45,7 @@ fn begins_as_zip(src: &dyn ReadAt, record: &Record) -> Result<bool, Fail> {
 /// Describes the file.
 pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
     let (mut tensors, mut training, mut crcs) = (Vec::new(), Training::default(), Crcs::default());
-    let (mut members, mut odd, mut directories) = (0, 0, 0);
+    let (mut members, mut odd, mut directories, mut paths) = (0, 0, 0, 0);
     for record in &zip.records {
         if !begins_as_zip(src, record)? {
             continue;
@@ -48,7 +54,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         if members > MAX_MEMBERS {
             return bad("zip: more than 64 zips in one zip");
         }
-        let member = match member(src, record) {
+        let member = match member(src, record, zip.name(record)) {
             Ok(member) => member,
             Err(Fail::Io(error)) => return Err(error.into()),
             Err(Fail::Bad(_)) => {
@@ -68,6 +74,10 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
                 "." => name.clone(),
                 path => format!("{name}/{path}"),
             };
+            paths += tensor.path.len();
+            if paths > MAX_PATHS {
+                return bad("zip: the tensors' names are too long to keep");
+            }
             tensor.of = tensor.of.map(|of| first + of);
             tensor.partner = tensor.partner.map(|partner| first + partner);
             tensors.push(tensor);
@@ -79,7 +89,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     if let (true, Some(note)) = (tensors.is_empty(), &note) {
         return bad(note);
     }
-    let mut paths: Vec<&str> = tensors.iter().map(|tensor: &super::Tensor| tensor.path.as_str()).collect();
+    let mut paths: Vec<&str> = tensors.iter().map(|tensor: &Tensor| tensor.path.as_str()).collect();
     paths.sort_unstable();
     if paths.windows(2).any(|pair| pair[0] == pair[1]) {
         return bad("zip: two tensors of its zips have the same path");
@@ -92,16 +102,16 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
 
 /// A member that is a zip of torch.save.
 struct Member {
-    tensors: Vec<super::Tensor>,
+    tensors: Vec<Tensor>,
     training: Training,
     of_tensor: Vec<u32>,
     serialization_id: Option<usize>,
     zip: Zip,
 }
 
-fn member(src: &dyn ReadAt, record: &Record) -> Result<Member, Fail> {
+fn member(src: &dyn ReadAt, record: &Record, name: &[u8]) -> Result<Member, Fail> {
     let (zip, start) = Zip::read_before(src, record.payload.end)?;
-    if start != record.payload.start || !is_torch(&zip) {
+    if start != record.payload.start || !is_torch(&zip) || name.len() > MAX_NAME {
         return bad("zip: no zip of torch.save");
     }
     let layout = Layout::of(&zip)?;
