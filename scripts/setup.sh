@@ -54,12 +54,13 @@ fi
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
 packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist)
-# Libraries whose files the tests read: optimizers, and those of tests/real/quality/zoo; some 60 MB. Their other dependencies are
+# Libraries whose files the tests read: optimizers, and those of tests/real/quality/zoo; some 110 MB. Their other dependencies are
 # large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
     rsl-rl-lib stable-baselines3 gymnasium Farama-Notifications cloudpickle skrl pytorch-lightning lightning-utilities torchmetrics
     peft vector-quantize-pytorch einops einx frozendict loguru torch-einops-utils
-    h5py keras absl-py namex optree ml_dtypes rich)
+    h5py keras absl-py namex optree ml_dtypes rich
+    joblib scikit-learn scipy threadpoolctl)
 if [ -n "${STEPFS_VENV:-}" ]; then
     [ -x "$PYTHON" ] || die "STEPFS_VENV=$STEPFS_VENV has no bin/python"
 else

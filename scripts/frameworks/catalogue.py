@@ -48,7 +48,7 @@ ONE = [
     Entry("npy", "`numpy.save`: all values in one array", "numpy_arrays", ("numpy",), "npy",
           note="Nothing in an array says what it holds, so it loses nothing."),
     Entry("sb3", "stable-baselines3, PPO, CheckpointCallback", "stable_baselines", ("stable-baselines3",), scale=1 / 25,
-          note="The file is a zip with torch files in it, which stepfs does not look into."),
+          note="The file is a zip with torch files in it. The optimizer in one of them proves the weights in another."),
 ]
 TWO = [
     Entry("deepspeed-1", "DeepSpeed, ZeRO 1, bf16, 2 ranks", "zero", ("deepspeed",), "1", environment=2, ranks=2,
@@ -78,13 +78,13 @@ TWO = [
           note="Orbax compresses with zstd. Each save gives its files new random names, so no file has a state before it "
                "([CONTAINERS.md](CONTAINERS.md))."),
     Entry("flax", "Flax's `save_checkpoint` (msgpack), `keep`", "jax_libraries", ("flax", "jax"), "flax", environment=2,
-          note="msgpack, which stepfs does not look into."),
+          note="optax's Adam proves the weights, and its moments are quantized."),
     Entry("equinox", "Equinox's `tree_serialise_leaves`", "jax_libraries", ("equinox", "jax"), "equinox", environment=2,
-          note="Arrays of numpy one after another in one file, which stepfs does not look into."),
+          note="Arrays of numpy one after another in one file, without names. Nothing says what they hold, so they lose nothing."),
     Entry("paddle", "Paddle, `.pdparams` and `.pdopt`", "paddle_save", ("paddlepaddle",), environment=2,
-          note="Both files are pickles of Paddle's own."),
+          note="Both files are pickles. The optimizer in one proves the weights in the other."),
     Entry("joblib", "scikit-learn's MLPClassifier, `joblib.dump`", "scikit", ("joblib", "scikit-learn"), "joblib", environment=2,
-          note="A pickle with arrays in it; stepfs does not look into one that is not torch's."),
+          note="The network's Adam stands in the pickle. Each matrix must also follow its moment, because its name is no layer's."),
     Entry("pickle", "the same, pickled", "scikit", ("scikit-learn",), "pickle", environment=2),
     Entry("mlx", "MLX, `mx.save_safetensors`", "mlx_network", ("mlx",), environment=2,
           note="The moments have the names `NAME.m` and `NAME.v`, by which MLX's Adamax means something else than its Adam. They stay "

@@ -165,11 +165,12 @@ impl State<'_> {
         for [first, second, around] in [["moment1", "moment2", ""], ["state1", "state2", ""], [BNB1, BNB2, BNB]] {
             if let Some((m, v)) = self.get(first).zip(self.get(second))
                 && self.known
-                && self.only(&[first, second, around])
+                && self.only(&[first, second, around, "beta1_pow_acc", "beta2_pow_acc"])
                 && self.same(m, v)
             {
-                // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8; Keras, by number.
-                let why = "one of two moments, beside nothing but the step (Adam of Moonlight, bitsandbytes or Keras)";
+                // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8; Keras, by number;
+                // Paddle, beside powers of its betas; scikit-learn.
+                let why = "one of two moments, beside nothing but the step (Adam of Moonlight, bitsandbytes, Keras, Paddle or scikit-learn)";
                 return Some(pair(m, v, Use::ByRole, [why, why]));
             }
         }

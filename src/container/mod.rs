@@ -7,17 +7,23 @@ mod best;
 mod dcp;
 mod deepspeed;
 pub mod elasticdl;
+mod flax;
+mod gguf;
 mod hdf5;
 mod kinds;
 mod legacy;
+mod made;
 mod magic;
 mod named;
+mod nested;
 mod npy;
 mod npz;
+mod optax;
 mod pairing;
 mod patch;
 mod path;
 mod pickle;
+mod pickled;
 mod proof;
 mod protobuf;
 mod read;
@@ -63,13 +69,15 @@ pub trait ReadAt {
 pub enum Kind {
     /// A zip written by `torch.save` (.pt .pth .bin .ckpt).
     TorchZip,
+    /// A zip that holds zips of `torch.save` (.zip of stable-baselines3).
+    Nested,
     /// A file of torch's distributed checkpoint: zips of `torch.save`, one behind the other (.distcp).
     Dcp,
     /// torch.save before version 1.6: pickles, and payloads behind them.
     TorchLegacy,
     /// A safetensors file.
     Safetensors,
-    /// One array of numpy.
+    /// Arrays of numpy, one or several in a row (.npy .eqx).
     Npy,
     /// A zip of arrays of numpy.
     Npz,
@@ -77,6 +85,14 @@ pub enum Kind {
     Hdf5,
     /// A zip of Keras with HDF5 in it.
     Keras,
+    /// A pickle with arrays of numpy (.pkl, .pdparams).
+    Pickle,
+    /// A pickle of joblib, with arrays behind their wrappers.
+    Joblib,
+    /// A mapping of Flax in msgpack (.msgpack, `checkpoint_N`).
+    Flax,
+    /// A model of llama.cpp (.gguf).
+    Gguf,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -88,6 +104,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::TorchZip => "torch zip",
+            Kind::Nested => "zip of torch zips",
             Kind::Dcp => "distributed checkpoint",
             Kind::TorchLegacy => "legacy torch",
             Kind::Safetensors => "safetensors",
@@ -95,6 +112,10 @@ impl Kind {
             Kind::Npz => "npz",
             Kind::Hdf5 => "hdf5",
             Kind::Keras => "keras",
+            Kind::Pickle => "pickle",
+            Kind::Joblib => "joblib",
+            Kind::Flax => "flax",
+            Kind::Gguf => "gguf",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -359,6 +380,9 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
                 hdf5::describe_keras(src, zip)
             }
             Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && npz::is_npz(&zip) => npz::describe(src, zip),
+            Some(zip) if zips.is_empty() && !torch::is_torch(&zip) && nested::is_nested(src, &zip)? => {
+                nested::describe(src, zip)
+            }
             Some(zip) if zips.is_empty() => torch::describe(src, zip),
             last => dcp::describe(src, zips.into_iter().chain(last).collect()),
         };
@@ -376,6 +400,15 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
         return Ok(description);
     }
     if let Some(description) = legacy::describe(src, size)? {
+        return Ok(description);
+    }
+    if let Some(description) = pickled::describe(src, size)? {
+        return Ok(description);
+    }
+    if let Some(description) = gguf::describe(src, size)? {
+        return Ok(description);
+    }
+    if let Some(description) = flax::describe(src, size)? {
         return Ok(description);
     }
     read::bad(magic::words(src, size)?)

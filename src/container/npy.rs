@@ -1,4 +1,4 @@
-//! One array as numpy saves it: a magic number, a header that is text of a Python dict, and the elements.
+//! Arrays as numpy saves them, one or several in a row: a magic number, a header that is text of a Python dict, and the elements.
 
 use std::ops::Range;
 
@@ -38,27 +38,58 @@ impl Array {
     }
 }
 
-/// Describes a file with one array. `None` if it does not begin like one.
+/// Most arrays of a file.
+const MAX_ARRAYS: usize = 1 << 17;
+
+/// Describes a file with one array, or with several one after the other, as Equinox writes the leaves of a tree. `None` if its
+/// beginning is not that of one.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
     }
-    let array = read(src, &(0..size))?;
-    // Without a name, and without others beside it, nothing can show that it is a parameter.
-    let role = match array.dtype {
-        Some(_) => (Role::Other, "an array by itself, without a proof of its role"),
-        None => UNKNOWN,
-    };
-    let mut tensors = Vec::new();
-    if !array.extent.is_empty() {
-        tensors.push(Tensor::found(".".to_string(), array.elements(), role, array.extent));
+    let mut arrays = vec![first(src, &(0..size))?];
+    let mut note = None;
+    while let Some(end) = arrays.last().map(|array| array.extent.end).filter(|&end| end < size) {
+        if arrays.len() == MAX_ARRAYS {
+            return bad("npy: more than 131,072 arrays");
+        }
+        match first(src, &(end..size)) {
+            Ok(array) => arrays.push(array),
+            Err(Fail::Io(error)) => return Err(error.into()),
+            // Where one array cannot be looked into, nobody knows where the next one begins.
+            Err(Fail::Bad(why)) if arrays.len() > 1 => {
+                note = Some(format!("{why}; what follows array {} is kept as it is", arrays.len() - 1));
+                break;
+            }
+            Err(error) => return Err(error),
+        }
     }
+    // Without a name nothing can show that one is a parameter.
+    let (alone, why) = match arrays.len() {
+        1 => (true, "an array by itself: nothing shows what it is"),
+        _ => (false, "an array without a name: nothing shows what it is"),
+    };
+    let tensor = |(number, array): (usize, Array)| {
+        let role = array.dtype.map_or(UNKNOWN, |_| (Role::Other, why));
+        let path = if alone { ".".to_string() } else { number.to_string() };
+        Tensor::found(path, array.elements(), role, array.extent)
+    };
+    let tensors = arrays.into_iter().enumerate().filter(|(_, array)| !array.extent.is_empty()).map(tensor).collect();
     let (tables, training) = (Vec::new(), Training::default());
-    Ok(Some(Description { kind: Kind::Npy, note: None, tensors, tables, training, best: None, zip: None }))
+    Ok(Some(Description { kind: Kind::Npy, note, tensors, tables, training, best: None, zip: None }))
 }
 
 /// The array that fills a range of the source.
 pub(super) fn read(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
+    let array = first(src, range)?;
+    match array.extent.end == range.end {
+        true => Ok(array),
+        false => bad("npy: the shape does not fit the length"),
+    }
+}
+
+/// The array that a range of the source begins with.
+fn first(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> {
     let size = range.end - range.start;
     let mut fixed = [0; 12];
     let known = size.min(12) as usize;
@@ -80,19 +111,21 @@ pub(super) fn read(src: &dyn ReadAt, range: &Range<u64>) -> Result<Array, Fail> 
     let Some(header) = Header::parse(&text) else {
         return bad("npy: the header is not valid, or the elements have fields");
     };
-    let extent = range.start + from + len..range.end;
+    let start = range.start + from + len;
     let (dtype, unit) = element(header.descr)?;
     let elements = header.shape.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
-    let Some(elements) = elements.filter(|n| n.checked_mul(unit) == Some(extent.end - extent.start)) else {
+    let end = elements.and_then(|n| n.checked_mul(unit)).and_then(|bytes| start.checked_add(bytes));
+    let (Some(elements), Some(end)) = (elements, end.filter(|&end| end <= range.end)) else {
         return bad("npy: the shape does not fit the length");
     };
+    let extent = start..end;
     let is_flat = header.fortran && header.shape.iter().filter(|&&dim| dim != 1).count() > 1;
     let shape = if is_flat { vec![elements] } else { header.shape };
     Ok(Array { dtype, shape, extent })
 }
 
 /// The type that a word like `<f4` names, and its size. Types that stepfs does not know have a size, too.
-fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
+pub(super) fn element(descr: &str) -> Result<(Option<Dtype>, u64), Fail> {
     let unknown = || bad("npy: the elements are objects, or of a type that numpy does not have");
     let mut chars = descr.chars();
     let (Some(order @ ('<' | '>' | '|')), Some(kind)) = (chars.next(), chars.next()) else {

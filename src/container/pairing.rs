@@ -16,6 +16,9 @@ use super::{Role, Tensor};
 /// has two; thousands would be an attack.
 const MAX_NUMBERED: usize = 64;
 
+/// Parts of one name that are looked at as the name of a moment: each costs a copy of the name.
+const MAX_NAMED: usize = 8;
+
 /// Gives optimizer state its kind and pairs it with its parameter and its other moment; finds averages of weights.
 /// `tensors` by ascending extent, with what is known of where each stands; roles as `role` has them.
 pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], optimizers: &Optimizers) {
@@ -96,10 +99,11 @@ fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
     let keys: HashMap<(u32, &str), usize> = (0..tensors.len()).filter_map(|i| Some((listed(i)?, i))).collect();
     let mut found = Vec::new();
     for (&(mapping, key), &first) in &keys {
-        let mut at = 0;
+        let (mut at, mut left) = (0, MAX_NAMED);
         for part in key.split_inclusive(['.', '/', ':']) {
             let name = part.trim_end_matches(['.', '/', ':']);
-            if let Some(other) = role::second_moment(name) {
+            if let Some(other) = role::second_moment(name).filter(|_| left > 0) {
+                left -= 1;
                 let second = format!("{}{other}{}", &key[..at], &key[at + name.len()..]);
                 found.extend(keys.get(&(mapping, second.as_str())).map(|&second| [first, second]));
             }

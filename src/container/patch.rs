@@ -45,6 +45,8 @@ pub(super) struct Crcs {
     heads: Option<Heads>,
     /// The bytes behind each tensor, if records have several.
     tails: Option<Tails>,
+    /// Records of the zip in which the zips are, if there is one.
+    around: Vec<Record>,
 }
 
 /// Bytes of its record behind each tensor.
@@ -80,7 +82,12 @@ impl Crcs {
         Crcs { tails: Some(tails), ..self }
     }
 
-    /// Adds the file's next zip, with the records of its tensors and of its id, numbered within it.
+    /// Of zips that are records of another.
+    pub(super) fn inside(self, zip: Zip) -> Self {
+        Crcs { around: zip.records, ..self }
+    }
+
+    /// Adds the file's next zip, with the record of each of its tensors and that of its id, counted within it.
     pub(super) fn add(&mut self, zip: Zip, of_tensor: Vec<u32>, serialization_id: Option<usize>) {
         let first = self.records.len();
         self.zips.push(Part { first, serialization_id: serialization_id.map(|id| first + id) });
@@ -116,7 +123,8 @@ impl Description {
     /// # Errors
     /// Those of `src`.
     pub fn is_intact(&self, src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
-        let records: Vec<_> = self.zip.iter().flat_map(|zip| &zip.records).filter(|r| r.crc != 0 && r.stored).collect();
+        let records = self.zip.iter().flat_map(|zip| zip.records.iter().chain(&zip.around));
+        let records: Vec<_> = records.filter(|r| r.crc != 0 && r.stored).collect();
         let intact = records.par_iter().map(|record| -> io::Result<bool> {
             let mut buf = vec![0; (record.payload.end - record.payload.start).min(1 << 20) as usize];
             let mut hash = crc32fast::Hasher::new();
@@ -190,12 +198,53 @@ impl Description {
             if crc == record.crc {
                 continue;
             }
-            let copies = [Some(record.crc_in_directory), record.crc_in_descriptor, record.crc_in_header];
-            patches
-                .extend(copies.into_iter().flatten().map(|offset| Patch { offset, bytes: crc.to_le_bytes().to_vec() }));
+            patches.extend(record.patches(crc));
         }
         patches.sort_by_key(|p| p.offset);
+        if !zip.around.is_empty() {
+            let around = self.around(src, &zip.around, changed, &patches)?;
+            patches.extend(around);
+            patches.sort_by_key(|p| p.offset);
+        }
         Ok(patches)
+    }
+
+    /// The patches of records that have whole zips in them: each CRC follows the changed tensors and the patches in its record.
+    fn around(
+        &self,
+        src: &dyn ReadAt,
+        records: &[Record],
+        changed: &[ChangedTensor],
+        patches: &[Patch],
+    ) -> io::Result<Vec<Patch>> {
+        let place = |end: u64| records.partition_point(|record| record.payload.end < end);
+        let mut crcs: Vec<u32> = records.iter().map(|record| record.crc).collect();
+        let mut change = |end: u64, difference: u32| {
+            let at = place(end);
+            if let (Some(record), Some(crc)) = (records.get(at), crcs.get_mut(at)) {
+                *crc ^= behind(difference, record.payload.end - end);
+            }
+        };
+        for c in changed {
+            change(self.tensors[c.index].extent.end, c.crc_before ^ c.crc_after);
+        }
+        for patch in patches {
+            let mut before = vec![0; patch.bytes.len()];
+            src.read_exact_at(&mut before, patch.offset)?;
+            let difference = crc32fast::hash(&before) ^ crc32fast::hash(&patch.bytes);
+            change(patch.offset + before.len() as u64, difference);
+        }
+        // 0: switched off.
+        let differs = |(record, crc): &(&Record, u32)| record.crc != 0 && record.stored && record.crc != *crc;
+        Ok(records.iter().zip(crcs).filter(differs).flat_map(|(record, crc)| record.patches(crc)).collect())
+    }
+}
+
+impl Record {
+    /// Puts a CRC in each place that has a copy of it.
+    fn patches(&self, crc: u32) -> impl Iterator<Item = Patch> {
+        let copies = [Some(self.crc_in_directory), self.crc_in_descriptor, self.crc_in_header];
+        copies.into_iter().flatten().map(move |offset| Patch { offset, bytes: crc.to_le_bytes().to_vec() })
     }
 }
 

@@ -41,6 +41,13 @@ impl Training {
         training
     }
 
+    /// Adds what is known of tensors that now stand from index `first` on.
+    pub(super) fn append(&mut self, other: Training, first: usize) {
+        self.optimizers.extend(other.optimizers);
+        let families = other.families.into_iter();
+        self.families.extend(families.map(|family| family.into_iter().map(|index| first + index).collect()));
+    }
+
     /// Follows tensors that were put in another order: `place` has the new index of each.
     pub(super) fn renumber(&mut self, place: &[usize]) {
         self.families.iter_mut().flatten().for_each(|index| *index = place[*index]);

@@ -9,6 +9,7 @@ mod formats;
 mod frameworks;
 mod hdf5;
 mod hostile;
+mod others;
 
 fn corpus(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder)
@@ -55,7 +56,7 @@ fn check(bytes: &[u8]) -> Description {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
-        Kind::Hdf5 | Kind::Keras => {}
+        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax | Kind::Gguf | Kind::Nested => {}
     }
     d
 }
@@ -98,6 +99,11 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Npz => "npz",
             Kind::Hdf5 => "hdf5",
             Kind::Keras => "keras",
+            Kind::Pickle => "pickle",
+            Kind::Joblib => "joblib",
+            Kind::Flax => "flax",
+            Kind::Gguf => "gguf",
+            Kind::Nested => "zip of torch zips",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         };

@@ -114,7 +114,7 @@ impl Walk<'_, '_, '_> {
         let Item::Node(index) = item else {
             return Ok(());
         };
-        if matches!(self.graph.node(index), Node::Global(..)) {
+        if matches!(self.graph.node(index), Node::Global(..) | Node::Bytes(_)) {
             return Ok(());
         }
         let before = self.path.len();
@@ -429,7 +429,7 @@ fn child(graph: &Graph, node: u32, cursor: usize) -> Child {
         Node::List(list) => element(list, cursor),
         Node::Dict(pairs) => pair(pairs, cursor),
         Node::Persid(id) if cursor == 0 => Some(Child::Item(Part::Name("id"), *id)),
-        Node::Persid(_) | Node::Global(..) => None,
+        Node::Persid(_) | Node::Global(..) | Node::Bytes(_) => None,
         Node::Object(o) => {
             let (pairs, nodes) = (o.pairs.len(), o.list.nodes.len());
             match cursor {

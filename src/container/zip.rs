@@ -66,6 +66,11 @@ impl Zip {
         &self.directory[record.name.start as usize..record.name.end as usize]
     }
 
+    /// Bytes of the central directory.
+    pub(super) fn directory_len(&self) -> u64 {
+        self.directory.len() as u64
+    }
+
     /// Whether the first bytes are those of a zip.
     pub(super) fn is_zip(src: &dyn ReadAt, size: u64) -> Result<bool, Fail> {
         let mut magic = [0; 4];
@@ -98,7 +103,7 @@ impl Zip {
     }
 
     /// Reads the zip that ends at `size`; answers where it begins, too. Its records' places are those in the file.
-    fn read_before(src: &dyn ReadAt, size: u64) -> Result<(Zip, u64), Fail> {
+    pub(super) fn read_before(src: &dyn ReadAt, size: u64) -> Result<(Zip, u64), Fail> {
         let end = End::find(src, size)?;
         if end.directory_len > MAX_DIRECTORY {
             return bad("zip: central directory larger than 64 MiB");

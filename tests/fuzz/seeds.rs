@@ -71,10 +71,18 @@ fn seeds_are_made_of_real_files() {
             if name.ends_with(".h5") {
                 put("hdf5", name, &bytes);
             }
-        } else if name.ends_with(".npy") {
+        } else if name.ends_with(".npy") || name.ends_with(".eqx") {
             put("npy", name, &bytes);
         } else if name.contains(".npz") || name.starts_with("npz") {
             put("npz", name, &bytes);
+        } else if path.iter().any(|part| part.to_string_lossy().starts_with("others")) {
+            match path.extension().and_then(|end| end.to_str()) {
+                Some("pkl" | "joblib" | "pd" | "pdopt" | "pdparams") => put("numpy_pickle", name, &bytes),
+                Some("msgpack") => put("flax", name, &bytes),
+                Some("gguf") => put("gguf", name, &bytes),
+                Some("zip" | "before" | "after") => put("nested", name, &bytes),
+                _ => {}
+            }
         } else if !name.ends_with(".json") {
             put("torch_zip", name, &bytes);
             if let Some(pickle) = pickle(&bytes) {

@@ -8,10 +8,11 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use super::super::pickle::{Elements, Graph, Item, Node, Object};
+use super::super::made::{self, Places};
+use super::super::pickle::{Graph, Item, Node};
 use super::super::proof::{Trained, Training};
 use super::super::read::{Fail, bad};
-use super::super::storages::{Record, Records, Storages};
+use super::super::storages::Storages;
 use super::super::walk::walk;
 use super::super::{Description, ReadAt, Role, Tensor};
 use super::metadata::{self, Key, Metadata, Whole};
@@ -74,9 +75,9 @@ impl Model {
     }
 
     fn of(metadata: Metadata) -> Result<Model, Fail> {
-        let payloads = Payloads::of(&metadata)?;
+        let places = places(&metadata)?;
         let graph = state_dict(&metadata)?;
-        let mut storages = Storages::new(&payloads);
+        let mut storages = Storages::new(&places);
         let optimizers = walk(&graph, &mut storages)?;
         let ((tensors, training), names, _) = storages.finish(&optimizers);
         let of_name: HashMap<u32, usize> = names.into_iter().enumerate().map(|(tensor, name)| (name, tensor)).collect();
@@ -100,29 +101,18 @@ impl Model {
 }
 
 /// A made-up place for each tensor, in the order of the state dict. The walk needs one.
-struct Payloads(Vec<Range<u64>>);
-
-impl Payloads {
-    fn of(metadata: &Metadata) -> Result<Payloads, Fail> {
-        let mut end = 0u64;
-        let mut payloads = Vec::with_capacity(metadata.names.len());
-        for named in &metadata.names {
-            let len = named.tensor.as_ref().map_or(Some(0), Whole::bytes);
-            let Some(next) = len.and_then(|len| end.checked_add(len)).filter(|end| *end <= i64::MAX as u64) else {
-                return bad("dcp: a shape is too large");
-            };
-            payloads.push(end..next);
-            end = next;
-        }
-        Ok(Payloads(payloads))
+fn places(metadata: &Metadata) -> Result<Places, Fail> {
+    let mut end = 0u64;
+    let mut places = Vec::with_capacity(metadata.names.len());
+    for named in &metadata.names {
+        let len = named.tensor.as_ref().map_or(Some(0), Whole::bytes);
+        let Some(next) = len.and_then(|len| end.checked_add(len)).filter(|end| *end <= i64::MAX as u64) else {
+            return bad("dcp: a shape is too large");
+        };
+        places.push(end..next);
+        end = next;
     }
-}
-
-impl Records for Payloads {
-    fn record(&self, key: &str) -> Option<Record> {
-        let number: u32 = key.parse().ok()?;
-        Some(Record { number, payload: self.0.get(number as usize)?.clone(), stored: true })
-    }
+    Ok(Places(places))
 }
 
 /// A mapping of the state dict that is being put together.
@@ -173,7 +163,7 @@ fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
         let mut pairs = Vec::with_capacity(branch.children.len());
         for (key, child) in &branch.children {
             let value = match (child, groups) {
-                (_, Some(parameters)) if *key == Key::name("param_groups") => one_group(&mut graph, parameters),
+                (_, Some(parameters)) if *key == Key::name("param_groups") => made::one_group(&mut graph, parameters),
                 (Child::Branch(below), _) => items[*below],
                 (Child::Leaf(number), _) => match &metadata.names[*number].tensor {
                     Some(whole) => tensor(&mut graph, *number, whole),
@@ -234,41 +224,11 @@ fn groups_of(branches: &[Branch], branch: &Branch) -> Option<(usize, u64)> {
     Some((state, branches[state].children.len() as u64))
 }
 
-/// `param_groups` with one group of so many parameters.
-fn one_group(graph: &mut Graph, parameters: u64) -> Item {
-    let params = graph.add(Node::List(Elements { len: parameters, nodes: Vec::new() }));
-    let name = graph.add_text("params");
-    let Item::Node(group) = graph.add(Node::Dict(vec![(name, params)])) else { return Item::None };
-    graph.add(Node::List(Elements { len: 1, nodes: vec![(0, group)] }))
-}
-
-/// A tensor as torch pickles one of any type; its storage's key is the number of its name.
+/// A tensor as torch pickles it; its storage's key is the number of its name.
 fn tensor(graph: &mut Graph, number: usize, whole: &Whole) -> Item {
-    // `Payloads` has checked that lengths and dimensions fit.
-    let int = |n: u64| Item::Int(n as i64);
-    let bytes = whole.bytes().unwrap_or(0);
-    let mut step = 1u64;
-    let mut strides: Vec<Item> = Vec::with_capacity(whole.shape.len());
-    for &dim in whole.shape.iter().rev() {
-        strides.push(int(step));
-        step = step.saturating_mul(dim.max(1));
-    }
-    strides.reverse();
-    let global = |graph: &mut Graph, module: &str, name: &str| {
-        let (module, name) = (graph.add_text(module), graph.add_text(name));
-        graph.add(Node::Global(module, name))
-    };
-    let class = global(graph, "torch.storage", "UntypedStorage");
-    let id = [graph.add_text("storage"), class, graph.add_text(&number.to_string()), Item::None, int(bytes)];
-    let id = graph.add_tuple(&id);
-    let storage = graph.add(Node::Persid(id));
-    let shape: Vec<Item> = whole.shape.iter().map(|&dim| int(dim)).collect();
-    let (shape, strides) = (graph.add_tuple(&shape), graph.add_tuple(&strides));
-    let dtype = global(graph, "torch", &whole.type_name);
-    let args = graph.add_tuple(&[storage, Item::Int(0), shape, strides, Item::Bool(false), Item::None, dtype]);
-    let func = global(graph, "torch._utils", "_rebuild_tensor_v3");
-    let (pairs, list, states) = (Vec::new(), Elements::default(), Vec::new());
-    graph.add(Node::Object(Box::new(Object { func, args, kwargs: Item::None, pairs, list, states })))
+    // `places` has checked that lengths and dimensions fit.
+    let tensor = made::tensor(graph, number, &whole.type_name, &whole.shape, whole.bytes().unwrap_or(0));
+    graph.add(tensor)
 }
 
 impl Description {

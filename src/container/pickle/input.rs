@@ -10,7 +10,7 @@ const WINDOW: u64 = 64 << 10;
 const MAX_LINE: usize = 4 << 10;
 
 /// Reads a range of the source forwards.
-pub(super) struct Input<'a> {
+pub(in super::super) struct Input<'a> {
     src: &'a dyn ReadAt,
     window: Vec<u8>,
     /// Offset of the window's first byte.
@@ -21,17 +21,17 @@ pub(super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// `start..end` must lie in the source.
-    pub(super) fn new(src: &'a dyn ReadAt, start: u64, end: u64) -> Self {
+    pub(in super::super) fn new(src: &'a dyn ReadAt, start: u64, end: u64) -> Self {
         Input { src, window: Vec::new(), window_at: start, pos: start, end }
     }
 
     /// Offset of the next byte.
-    pub(super) fn position(&self) -> u64 {
+    pub(in super::super) fn position(&self) -> u64 {
         self.pos
     }
 
     /// The next byte.
-    pub(super) fn byte(&mut self) -> Result<u8, Fail> {
+    pub(in super::super) fn byte(&mut self) -> Result<u8, Fail> {
         let at = self.pos.wrapping_sub(self.window_at);
         if let Some(&b) = usize::try_from(at).ok().and_then(|at| self.window.get(at)) {
             self.pos += 1;
@@ -48,7 +48,7 @@ impl<'a> Input<'a> {
     }
 
     /// The next `N` bytes.
-    pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Fail> {
+    pub(in super::super) fn array<const N: usize>(&mut self) -> Result<[u8; N], Fail> {
         let mut out = [0; N];
         for b in &mut out {
             *b = self.byte()?;
@@ -57,7 +57,7 @@ impl<'a> Input<'a> {
     }
 
     /// Passes over `n` bytes.
-    pub(super) fn skip(&mut self, n: u64) -> Result<(), Fail> {
+    pub(in super::super) fn skip(&mut self, n: u64) -> Result<(), Fail> {
         match self.pos.checked_add(n) {
             Some(p) if p <= self.end => {
                 self.pos = p;
@@ -68,7 +68,7 @@ impl<'a> Input<'a> {
     }
 
     /// Appends the next `n` bytes to `out`; callers bound `n`.
-    pub(super) fn take(&mut self, n: usize, out: &mut Vec<u8>) -> Result<(), Fail> {
+    pub(in super::super) fn take(&mut self, n: usize, out: &mut Vec<u8>) -> Result<(), Fail> {
         if n as u64 > self.end - self.pos {
             return bad("pickle: a length goes beyond its end");
         }
@@ -79,7 +79,7 @@ impl<'a> Input<'a> {
     }
 
     /// The next line without its newline; `false` if it was too long to keep.
-    pub(super) fn line(&mut self, out: &mut Vec<u8>) -> Result<bool, Fail> {
+    pub(in super::super) fn line(&mut self, out: &mut Vec<u8>) -> Result<bool, Fail> {
         out.clear();
         let mut whole = true;
         loop {

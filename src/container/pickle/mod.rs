@@ -8,13 +8,21 @@
 //! strings, bytes and big integers are passed over, so a pickled replay buffer costs nothing.
 
 mod input;
+mod joblib;
 mod memo;
+mod numpy;
+mod scalars;
 mod strings;
 mod text;
 mod vm;
 
+pub(super) use input::Input;
+pub(super) use joblib::is_wrapper;
+pub(super) use numpy::element;
 pub(super) use strings::strings;
-pub(super) use vm::load;
+pub(super) use vm::{load, load_arrays};
+
+use std::ops::Range;
 
 /// Budget for the graph: 256 MiB (twice that for a moment, when an array grows). A tensor takes about 60 cells, so
 /// this is enough for 250,000 tensors; the largest checkpoints known have a tenth.
@@ -22,6 +30,9 @@ pub(super) const MAX_CELLS: usize = 16 << 20;
 
 /// Longest string whose text is kept. Keys and names are far shorter; longer ones are only counted.
 pub(super) const MAX_TEXT: usize = 1 << 10;
+
+/// Attributes of an object that are looked at.
+const MAX_ATTRIBUTES: usize = 256;
 
 /// A value: a scalar, or a reference to a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,6 +77,8 @@ pub(super) enum Node {
     Persid(Item),
     /// The result of a call.
     Object(Box<Object>),
+    /// Bytes, at this place of the source. Only [`load_arrays`] makes such nodes.
+    Bytes(Range<u64>),
 }
 
 /// A list's elements. Scalars are only counted: nothing can be below them, and lists of numbers are long.
@@ -94,6 +107,14 @@ pub(super) struct Object {
     pub(super) states: Vec<Item>,
 }
 
+impl Object {
+    /// The same call again, of which no state is known.
+    pub(super) fn like(&self) -> Object {
+        let (pairs, list, states) = (Vec::new(), Elements::default(), Vec::new());
+        Object { func: self.func, args: self.args, kwargs: self.kwargs, pairs, list, states }
+    }
+}
+
 /// A loaded pickle.
 #[derive(Debug)]
 pub(super) struct Graph {
@@ -110,6 +131,11 @@ impl Graph {
     /// The node with this index.
     pub(super) fn node(&self, index: u32) -> &Node {
         &self.nodes[index as usize]
+    }
+
+    /// The node with this index, to be changed.
+    pub(super) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
     }
 
     /// Number of nodes.
@@ -139,6 +165,35 @@ impl Graph {
             },
             _ => None,
         }
+    }
+
+    /// The place of the bytes that the item is; `None` for anything else.
+    pub(super) fn bytes(&self, item: Item) -> Option<Range<u64>> {
+        match item {
+            Item::Node(n) => match self.node(n) {
+                Node::Bytes(range) => Some(range.clone()),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The result of a call that the item is; `None` for anything else.
+    pub(super) fn object(&self, item: Item) -> Option<&Object> {
+        match item {
+            Item::Node(n) => match self.node(n) {
+                Node::Object(object) => Some(object),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The first value under a key of a dict that is text. Only the first keys count: many objects may share one dict.
+    pub(super) fn get(&self, dict: Item, key: &str) -> Option<Item> {
+        let Item::Node(n) = dict else { return None };
+        let Node::Dict(pairs) = self.node(n) else { return None };
+        pairs.iter().take(MAX_ATTRIBUTES).find(|&&(k, _)| self.str(k) == Some(key)).map(|&(_, value)| value)
     }
 
     /// Module and name of a class or function; `None` for anything else.

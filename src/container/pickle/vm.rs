@@ -4,7 +4,7 @@ use super::super::ReadAt;
 use super::super::read::{Fail, bad};
 use super::input::Input;
 use super::memo::Memo;
-use super::{Elements, Graph, Item, MAX_CELLS, MAX_TEXT, Node, Object, Text};
+use super::{Elements, Graph, Item, MAX_CELLS, Node, Object};
 
 /// Values on the stack at a time (64 MiB). Picklers put at most 1,000 per open container there, except for tuples.
 const MAX_STACK: usize = 4 << 20;
@@ -12,9 +12,21 @@ const MAX_STACK: usize = 4 << 20;
 /// Opcodes run, about two seconds. A pickle that needs more is not a checkpoint's index but its data.
 const MAX_OPS: u64 = 256 << 20;
 
-/// Loads the pickle that starts at `start` and ends before `end`.
+/// Loads the pickle that starts at `start` and ends before `end`. Bytes are passed over.
 pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
+    run(src, start, end, false)
+}
+
+/// Loads a pickle, and keeps the places of bytes, and of arrays that joblib writes behind their wrappers.
+pub(in super::super) fn load_arrays(src: &dyn ReadAt, start: u64, end: u64) -> Result<Graph, Fail> {
+    run(src, start, end, true)
+}
+
+fn run(src: &dyn ReadAt, start: u64, end: u64, arrays: bool) -> Result<Graph, Fail> {
     let mut vm = Vm {
+        src,
+        end,
+        arrays,
         input: Input::new(src, start, end),
         graph: Graph { end, ..Graph::new() },
         stack: Vec::new(),
@@ -39,6 +51,11 @@ pub(in super::super) fn load(src: &dyn ReadAt, start: u64, end: u64) -> Result<G
 const EMPTY: Item = Item::Node(0);
 
 pub(super) struct Vm<'a> {
+    pub(super) src: &'a dyn ReadAt,
+    /// Where the pickle must end at the latest.
+    pub(super) end: u64,
+    /// Whether places of bytes are kept.
+    pub(super) arrays: bool,
     pub(super) input: Input<'a>,
     pub(super) graph: Graph,
     stack: Vec<Item>,
@@ -100,8 +117,7 @@ impl Vm<'_> {
             }
             b'B' | b'C' | 0x8e | 0x96 => {
                 let n = self.length(op)?;
-                self.input.skip(n)?;
-                self.push(Item::Scalar)?;
+                self.bytes(n)?;
             }
             b'S' | b'V' => {
                 let item = self.string_line(op)?;
@@ -235,6 +251,9 @@ impl Vm<'_> {
                     if let Node::Object(o) = &mut self.graph.nodes[n as usize] {
                         o.states.push(state);
                     }
+                    if self.arrays {
+                        self.raw_array(n)?;
+                    }
                 }
             }
             b'Q' => {
@@ -279,7 +298,7 @@ impl Vm<'_> {
         Ok(())
     }
 
-    fn push_node(&mut self, node: Node, cells: usize) -> Result<(), Fail> {
+    pub(super) fn push_node(&mut self, node: Node, cells: usize) -> Result<(), Fail> {
         self.charge(cells)?;
         // MAX_CELLS is far below 2^32.
         let index = self.graph.nodes.len() as u32;
@@ -296,7 +315,7 @@ impl Vm<'_> {
         }
     }
 
-    fn pop(&mut self) -> Result<Item, Fail> {
+    pub(super) fn pop(&mut self) -> Result<Item, Fail> {
         let at = self.below(1)?;
         let item = self.stack[at];
         self.stack.truncate(at);
@@ -401,49 +420,6 @@ impl Vm<'_> {
             true => self.charge(3),
             false => Ok(()),
         }
-    }
-
-    /// An integer of `n` bytes, two's complement.
-    fn long(&mut self, n: u64) -> Result<(), Fail> {
-        if n > 8 {
-            self.input.skip(n)?;
-            return self.push(Item::Scalar);
-        }
-        let mut bytes = [0; 8];
-        for b in &mut bytes[..n as usize] {
-            *b = self.input.byte()?;
-        }
-        let unused = 8 * (8 - n as u32);
-        let value = match n {
-            0 => 0,
-            _ => (i64::from_le_bytes(bytes) << unused) >> unused,
-        };
-        self.push(Item::Int(value))
-    }
-
-    /// The length that precedes a string or bytes.
-    fn length(&mut self, op: u8) -> Result<u64, Fail> {
-        Ok(match op {
-            b'U' | b'C' | 0x8c => self.input.byte()?.into(),
-            b'X' | b'B' => u32::from_le_bytes(self.input.array()?).into(),
-            b'T' => match u64::try_from(i32::from_le_bytes(self.input.array()?)) {
-                Ok(n) => n,
-                Err(_) => return bad("pickle: a negative length"),
-            },
-            _ => u64::from_le_bytes(self.input.array()?),
-        })
-    }
-
-    fn string(&mut self, n: u64) -> Result<Item, Fail> {
-        if n > MAX_TEXT as u64 {
-            self.input.skip(n)?;
-            return Ok(Item::LongStr(n));
-        }
-        self.charge(n as usize / 16 + 1)?;
-        let start = self.graph.text.len() as u32;
-        self.input.take(n as usize, &mut self.graph.text)?;
-        let len = n as u32;
-        Ok(Item::Str(Text { start, len }))
     }
 }
 

@@ -7,52 +7,14 @@ import shutil
 import subprocess
 import sys
 import warnings
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 from bounds import check_within_bounds
-from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, run_json, shell
+from formats import ZIP, ZIP_OF_NAMES, Format, check_like, named
+from harness import PLAIN, run, run_json, shell
 from series import walk
-
-COUNT = 6
-# Points of the file's size by which two formats of the same tensors may differ.
-HALF_A_POINT = 0.005
-
-
-def trained():
-    """States of a small classifier and its Adam; several parameters have the same shape."""
-    torch.manual_seed(3)
-    rng = torch.Generator().manual_seed(4)
-    model = torch.nn.Sequential(torch.nn.Linear(96, 256), torch.nn.Tanh(), torch.nn.Linear(256, 256), torch.nn.Tanh(),
-                                torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256), torch.nn.Linear(256, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    centers = torch.randn(10, 96, generator=rng)
-    for step in range(10 * COUNT):
-        labels = torch.randint(0, 10, (64,), generator=rng)
-        loss = torch.nn.functional.cross_entropy(model(centers[labels] + torch.randn(64, 96, generator=rng)), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if step % 10 == 9:
-            yield {"model": {k: v.clone() for k, v in model.state_dict().items()}, "optimizer": copied(optimizer.state_dict()),
-                   "step": step}
-
-
-def copied(value):
-    if isinstance(value, dict):
-        return {k: copied(v) for k, v in value.items()}
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def named(state):
-    """The same tensors in one mapping, as a framework flattens them."""
-    names = [name for name in state["model"] if not name.split(".")[-1].startswith(("running_", "num_"))]
-    slots = state["optimizer"]["state"]
-    moments = {f"state.{names[i]}.{slot}": slots[i][slot] for i in slots for slot in ("exp_avg", "exp_avg_sq")}
-    return {**state["model"], **moments}
-
 
 def legacy(state, path):
     torch.save(state, path, _use_new_zipfile_serialization=False)
@@ -78,64 +40,19 @@ def load_npz(path):
 
 
 FORMATS = {
-    "zip": ("step_{}.pt", torch.save, torch.load),
-    "legacy": ("step_{}.pt", legacy, torch.load),
-    "zip of names": ("step_{}.pt", lambda state, path: torch.save(named(state), path), torch.load),
-    "npz": ("step_{}.npz", npz, load_npz),
-    "tree": ("step_{}.npz", tree, load_npz),
+    "zip": ZIP,
+    "legacy": Format("step_{}.pt", legacy, torch.load),
+    "zip of names": ZIP_OF_NAMES,
+    "npz": Format("step_{}.npz", npz, load_npz),
+    "tree": Format("step_{}.npz", tree, load_npz),
 }
-
-
-@contextmanager
-def released(kind, profile):
-    """A mount with the series in one format, a plain directory with the same, and the names. One mount for each format: of two
-    files with the same tensors one would be a difference to the other.
-    """
-    name, save, _ = FORMATS[kind]
-    names, plain = [name.format(step) for step in range(COUNT)], make_base()
-    mounts = open_mount(True)
-    mount = next(mounts)
-    try:
-        if not PLAIN:
-            run("profile", mount.dir, "--set", profile)
-        for name, state in zip(names, trained()):
-            save(state, mount / name)
-            shutil.copyfile(mount / name, plain / name)
-        mount.sync()
-        mount.require_released(*names[:-1])
-        yield mount, plain, names
-    finally:
-        mounts.close()
-        remove_base(plain)
-
-
-def share(mount, names):
-    """The stored share of the released files."""
-    rows = [mount.entry(name) for name in names[:-1]]
-    return sum(row["stored_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("profile", ["balanced", "exact"])
 @pytest.mark.parametrize("kind, like", [("legacy", "zip"), ("npz", "zip of names"), ("tree", "zip of names")])
 def test_as_small_as_a_zip_and_within_bounds(kind, like, profile):
-    load = FORMATS[kind][2]
-    with released(kind, profile) as (mount, plain, names):
-        for name in names[:-1]:
-            quantized = check_within_bounds(mount, name, load(plain / name), load(mount / name))
-            assert PLAIN or (quantized > 0) == (profile == "balanced"), f"{quantized} tensors of {name} were quantized"
-        shell(f"cmp {mount / names[-1]} {plain / names[-1]}")
-        if profile == "exact":
-            for name in names:
-                shell(f"cmp {mount / name} {plain / name}")
-        own = share(mount, names)
-        if not PLAIN:
-            mount.umount()
-            require_clean(mount.store)
-    with released(like, profile) as (mount, _, names):
-        other = share(mount, names)
-    print(f"{kind} {profile}: {own:.2%} of the files, as {like} {other:.2%}")
-    assert abs(own - other) <= HALF_A_POINT, f"{own:.2%} of the files, as {like} {other:.2%}"
+    check_like(FORMATS[kind], FORMATS[like], profile)
 
 
 def test_a_released_npz_is_what_numpy_writes(mount, plain):

@@ -1,0 +1,130 @@
+//! A zip whose stored members are zips of torch.save, as stable-baselines3 writes it: `policy.pth`,
+//! `policy.optimizer.pth` and others.
+//!
+//! Each member is described as a file of its own, below its name. An optimizer in one member may prove weights in
+//! another. A member that is compressed, or no zip of torch.save, is left out: its bytes are kept as they are.
+
+use super::patch::Crcs;
+use super::pickle;
+use super::proof::Training;
+use super::read::{Fail, bad};
+use super::storages::Storages;
+use super::torch::{Layout, ZipRecords, is_big_endian, is_torch};
+use super::walk::walk;
+use super::zip::{MAX_DIRECTORY, Record, Zip};
+use super::{Description, Kind, ReadAt, Tensor, path};
+
+/// Most members that are looked into, each of which may cost what a file of torch.save does.
+const MAX_MEMBERS: usize = 64;
+
+/// Longest name of a member, in bytes: each of its tensors repeats it.
+const MAX_NAME: usize = 256;
+
+/// All paths together, in bytes.
+const MAX_PATHS: usize = 64 << 20;
+
+/// Whether the zip has a stored member that begins as a zip.
+pub(super) fn is_nested(src: &dyn ReadAt, zip: &Zip) -> Result<bool, Fail> {
+    for record in &zip.records {
+        if begins_as_zip(src, record)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn begins_as_zip(src: &dyn ReadAt, record: &Record) -> Result<bool, Fail> {
+    let mut start = [0; 4];
+    if !record.stored || record.payload.end - record.payload.start < 4 {
+        return Ok(false);
+    }
+    src.read_exact_at(&mut start, record.payload.start)?;
+    Ok(start == *b"PK\x03\x04")
+}
+
+/// Describes the file.
+pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> {
+    let (mut tensors, mut training, mut crcs) = (Vec::new(), Training::default(), Crcs::default());
+    let (mut members, mut odd, mut directories, mut paths) = (0, 0, 0, 0);
+    for record in &zip.records {
+        if !begins_as_zip(src, record)? {
+            continue;
+        }
+        members += 1;
+        if members > MAX_MEMBERS {
+            return bad("zip: more than 64 zips in one zip");
+        }
+        let member = match member(src, record, zip.name(record)) {
+            Ok(member) => member,
+            Err(Fail::Io(error)) => return Err(error.into()),
+            Err(Fail::Bad(_)) => {
+                odd += 1;
+                continue;
+            }
+        };
+        directories += member.zip.directory_len();
+        if directories > MAX_DIRECTORY {
+            return bad("zip: central directories larger than 64 MiB");
+        }
+        let mut name = String::new();
+        path::push_text(&mut name, &String::from_utf8_lossy(zip.name(record)));
+        let first = tensors.len();
+        for mut tensor in member.tensors {
+            tensor.path = match tensor.path.as_str() {
+                "." => name.clone(),
+                path => format!("{name}/{path}"),
+            };
+            paths += tensor.path.len();
+            if paths > MAX_PATHS {
+                return bad("zip: the tensors' names are too long to keep");
+            }
+            tensor.of = tensor.of.map(|of| first + of);
+            tensor.partner = tensor.partner.map(|partner| first + partner);
+            tensors.push(tensor);
+        }
+        training.append(member.training, first);
+        crcs.add(member.zip, member.of_tensor, member.serialization_id);
+    }
+    let note = (odd > 0).then(|| format!("zip: {odd} zips in it are none of torch.save that stepfs looks into"));
+    if let (true, Some(note)) = (tensors.is_empty(), &note) {
+        return bad(note);
+    }
+    let mut paths: Vec<&str> = tensors.iter().map(|tensor: &Tensor| tensor.path.as_str()).collect();
+    paths.sort_unstable();
+    if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+        return bad("zip: two tensors of its zips have the same path");
+    }
+    let optimizers = training.optimizers.clone();
+    training.prove(&mut tensors, &optimizers);
+    let zip = Some(crcs.inside(zip));
+    Ok(Description { kind: Kind::Nested, note, tensors, tables: Vec::new(), training, best: None, zip })
+}
+
+/// A member that is a zip of torch.save.
+struct Member {
+    tensors: Vec<Tensor>,
+    training: Training,
+    of_tensor: Vec<u32>,
+    serialization_id: Option<usize>,
+    zip: Zip,
+}
+
+fn member(src: &dyn ReadAt, record: &Record, name: &[u8]) -> Result<Member, Fail> {
+    let (zip, start) = Zip::read_before(src, record.payload.end)?;
+    if start != record.payload.start || !is_torch(&zip) || name.len() > MAX_NAME {
+        return bad("zip: no zip of torch.save");
+    }
+    let layout = Layout::of(&zip)?;
+    let pickle = &zip.records[layout.pickle];
+    if !pickle.stored || is_big_endian(src, &zip, &layout)? {
+        return bad("torch: data.pkl is compressed, or tensors are big-endian");
+    }
+    let graph = pickle::load(src, pickle.payload.start, pickle.payload.end)?;
+    let records = ZipRecords { zip: &zip, data: &layout.data };
+    let mut storages = Storages::new(&records);
+    let optimizers = walk(&graph, &mut storages)?;
+    let ((tensors, training), of_tensor, _) = storages.finish(&optimizers);
+    let serialization_id = layout.serialization_id;
+    drop(layout);
+    Ok(Member { tensors, training, of_tensor, serialization_id, zip })
+}

@@ -1,0 +1,159 @@
+//! The state of optax's optimizers, by paths: `opt_state/0/mu/Dense_0/kernel` beside `params/Dense_0/kernel`.
+//!
+//! A state is believed only if it is whole. Adam's has `count`, `mu` and `nu`, a momentum has `trace`, and neither
+//! has a tensor beside them (AMSGrad has `nu_max`). Both trees of Adam have the same names, shapes and types. And the
+//! file must have a tree of parameters with these names and shapes, outside of optimizers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use super::kinds::is_real;
+use super::proof::Training;
+use super::slots::{self, Optimizers, Parameter, Standing};
+use super::{Role, Tensor, pairing};
+
+/// Trees of state that are looked at, each of which takes time in proportion to its tensors. A model has a few.
+const MAX_STATES: usize = 64;
+
+/// Trees of parameters that are compared with one state.
+const MAX_TREES: usize = 16;
+
+/// Levels of a path at which a state is looked for. optax nests some four.
+const MAX_LEVELS: usize = 32;
+
+/// The trees of a state, and what torch calls them.
+const TREES: [(&str, &str); 3] = [("mu", "moment1"), ("nu", "moment2"), ("trace", "momentum_buffer")];
+
+const OF_OPTAX: &str = "below the state of one of optax's optimizers";
+
+/// The tensors of one state, by tree and by the rest of the path.
+#[derive(Default)]
+struct State<'t> {
+    trees: BTreeMap<&'static str, BTreeMap<&'t str, usize>>,
+    has_count: bool,
+    has_others: bool,
+}
+
+/// Finds pairs and proofs among the tensors of a file, by ascending extent.
+pub(super) fn relate(tensors: &mut [Tensor]) -> Training {
+    let mut standings: Vec<Option<Standing>> = tensors
+        .iter()
+        .map(|tensor| Some(Standing::Listed { mapping: 0, key: tensor.path.clone(), average: false }))
+        .collect();
+    let mut optimizers = Optimizers::default();
+    let mut of_optax = Vec::new();
+    let places: HashMap<&str, usize> = tensors.iter().enumerate().map(|(at, t)| (t.path.as_str(), at)).collect();
+    let mut models: HashMap<&str, u32> = HashMap::new();
+    for (owner, state) in (0..).zip(states(tensors).into_values()) {
+        let Some(first) = state.trees.values().next().filter(|_| state.is_known(tensors)) else { continue };
+        let found = parameters(tensors, &places, first);
+        if found.is_empty() {
+            continue;
+        }
+        optimizers.groups.insert(owner, Rc::new(vec![first.len() as u64]));
+        for (prefix, parameters) in found {
+            let next = models.len() as u32 + 1;
+            let mapping = *models.entry(prefix).or_insert(next);
+            let average = slots::names_average(prefix);
+            for (key, parameter) in parameters {
+                standings[parameter] = Some(Standing::Listed { mapping, key: key.to_string(), average });
+            }
+        }
+        for (tree, tensors) in &state.trees {
+            let Some((_, slot)) = TREES.iter().find(|(name, _)| name == tree) else { continue };
+            for (name, &tensor) in tensors {
+                let parameter = Parameter::Name(name.to_string());
+                standings[tensor] = Some(Standing::Slot { owner, parameter, slot: slot.to_string() });
+                of_optax.push(tensor);
+            }
+        }
+    }
+    for tensor in of_optax {
+        (tensors[tensor].role, tensors[tensor].why) = (Role::Optimizer, OF_OPTAX);
+    }
+    pairing::refine(tensors, &standings, &optimizers);
+    Training::of(tensors, &standings, &optimizers)
+}
+
+/// The states of a file, by the path above their trees.
+fn states(tensors: &[Tensor]) -> BTreeMap<&str, State<'_>> {
+    let mut states: BTreeMap<&str, State> = BTreeMap::new();
+    for (at, tensor) in tensors.iter().enumerate() {
+        if let Some((prefix, tree, rest)) = split(&tensor.path) {
+            states.entry(prefix).or_default().trees.entry(tree).or_default().insert(rest, at);
+        }
+    }
+    if states.len() > MAX_STATES {
+        return BTreeMap::new();
+    }
+    for tensor in tensors.iter().filter(|tensor| split(&tensor.path).is_none()) {
+        // All that stands below the path above the trees counts, at any depth.
+        for (at, _) in tensor.path.match_indices('/').take(MAX_LEVELS) {
+            let Some(state) = states.get_mut(&tensor.path[..at]) else { continue };
+            let is_count = &tensor.path[at..] == "/count" && tensor.shape.is_empty() && !is_real(tensor.dtype);
+            state.has_count |= is_count;
+            state.has_others |= !is_count;
+        }
+    }
+    states
+}
+
+/// What stands before and behind the first tree in a path. A tree at the root of a file is none of optax's.
+fn split(path: &str) -> Option<(&str, &'static str, &str)> {
+    let mut at = 0;
+    for part in path.split('/') {
+        if let Some((tree, _)) = TREES.iter().find(|(tree, _)| *tree == part) {
+            let rest = path[at + part.len()..].strip_prefix('/')?;
+            return (at > 0).then(|| (&path[..at - 1], *tree, rest));
+        }
+        at += part.len() + 1;
+    }
+    None
+}
+
+impl State<'_> {
+    fn is_known(&self, tensors: &[Tensor]) -> bool {
+        let same = |(a, b): (&usize, &usize)| {
+            let (a, b) = (&tensors[*a], &tensors[*b]);
+            a.shape == b.shape && a.dtype == b.dtype
+        };
+        let is_adam = || {
+            let (Some(mu), Some(nu)) = (self.trees.get("mu"), self.trees.get("nu")) else { return false };
+            self.has_count && mu.keys().eq(nu.keys()) && mu.values().zip(nu.values()).all(same)
+        };
+        // A layer may be called `trace`. Only a key above it, such as `opt_state`, says that it is none.
+        let is_optimizers = |&tensor: &usize| tensors[tensor].role == Role::Optimizer;
+        let is_momentum = || self.trees.get("trace").is_some_and(|trace| trace.values().all(is_optimizers));
+        let is_whole = match self.trees.len() {
+            1 => is_momentum() && !self.has_count,
+            2 => is_adam(),
+            _ => false,
+        };
+        is_whole && !self.has_others
+    }
+}
+
+/// Trees that have all these names, with the same shapes, and are no optimizer's: the path above each, and its
+/// tensors by name.
+fn parameters<'t>(
+    tensors: &'t [Tensor],
+    places: &HashMap<&str, usize>,
+    wanted: &BTreeMap<&'t str, usize>,
+) -> Vec<(&'t str, Vec<(&'t str, usize)>)> {
+    let Some((first, _)) = wanted.first_key_value() else { return Vec::new() };
+    let weights = tensors.iter().filter(|tensor| tensor.role == Role::Weight);
+    let prefixes = weights.filter_map(|tensor| tensor.path.strip_suffix(first)?.strip_suffix('/'));
+    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.iter().any(|(tree, _)| *tree == part));
+    let prefixes = prefixes.filter(|prefix| !is_tree(prefix));
+    let mut found = Vec::new();
+    for prefix in prefixes.take(MAX_TREES) {
+        let tensor = |(name, &state): (&&'t str, &usize)| {
+            let parameter = *places.get(format!("{prefix}/{name}").as_str())?;
+            let fits = tensors[parameter].shape == tensors[state].shape && tensors[parameter].role == Role::Weight;
+            fits.then_some((*name, parameter))
+        };
+        let parameters: Option<Vec<(&str, usize)>> = wanted.iter().map(tensor).collect();
+        found.extend(parameters.map(|parameters| (prefix, parameters)));
+    }
+    found
+}

@@ -1,0 +1,278 @@
+"""Pickles, joblib's files, Paddle's, Flax's, GGUF, Equinox's and stable-baselines3's on a mount. Each is written and read by its own
+library, beside a torch zip of the same tensors.
+"""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from formats import COUNT, ZIP, ZIP_OF_NAMES, Format, check_like, named, released, trained
+from harness import PLAIN, shell
+from series import bits_equal, tensors_of
+
+BOTH = pytest.mark.parametrize("profile", ["balanced", "exact"])
+
+
+def arrays(value):
+    """Tensors as arrays of numpy."""
+    if isinstance(value, dict):
+        return {key: arrays(inner) for key, inner in value.items()}
+    return value.numpy() if isinstance(value, torch.Tensor) else value
+
+
+def tensors(value):
+    """Arrays as tensors."""
+    if isinstance(value, dict):
+        return {key: tensors(inner) for key, inner in value.items()}
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+
+
+def pickled(protocol):
+    def save(state, path):
+        with open(path, "wb") as file:
+            pickle.dump(arrays(state), file, protocol=protocol)
+
+    def load(path):
+        with open(path, "rb") as file:
+            return tensors(pickle.load(file))
+
+    return Format("step_{}.pkl", save, load)
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_a_pickle_is_as_small_as_a_zip(protocol, profile):
+    check_like(pickled(protocol), ZIP, profile)
+
+
+@pytest.mark.slow
+@BOTH
+def test_joblib_is_as_small_as_a_zip(profile):
+    joblib = pytest.importorskip("joblib")
+
+    def load(path):
+        with warnings.catch_warnings(action="error"):
+            # What maps the file must see the same.
+            mapped, read = tensors(joblib.load(path, mmap_mode="r")), tensors(joblib.load(path))
+        mapped, of = tensors_of(mapped), tensors_of(read)
+        assert mapped.keys() == of.keys() and all(bits_equal(mapped[key], of[key]) for key in of)
+        return read
+
+    check_like(Format("step_{}.joblib", lambda state, path: joblib.dump(arrays(state), path), load), ZIP, profile)
+
+
+def networks():
+    """States of scikit-learn's network, and of its Adam."""
+    from sklearn.neural_network import MLPClassifier
+
+    rng = np.random.default_rng(3)
+    centers = rng.standard_normal((10, 96))
+    net = MLPClassifier((256, 256), activation="tanh", random_state=1)
+    for step in range(10 * COUNT):
+        labels = rng.integers(0, 10, 64)
+        net.partial_fit(centers[labels] + rng.standard_normal((64, 96)), labels, classes=np.arange(10))
+        if step % 10 == 9:
+            yield net
+
+
+def of_network(net):
+    """Its arrays by the paths of stepfs."""
+    moments = [{"moment1": m, "moment2": v} for m, v in zip(net._optimizer.ms, net._optimizer.vs)]
+    lists = {"coefs_": net.coefs_, "intercepts_": net.intercepts_, "_optimizer/state": moments, "_best_coefs": net._best_coefs}
+    return {name: {str(number): tensors(value) for number, value in enumerate(values)} for name, values in lists.items()}
+
+
+def as_torch(net, path):
+    """The same arrays as a torch checkpoint has them, with what the pickle keeps beside them."""
+    weights = {f"{i}.weight": torch.from_numpy(w) for i, w in enumerate(net.coefs_)}
+    weights |= {f"{i}.bias": torch.from_numpy(w) for i, w in enumerate(net.intercepts_)}
+    state = {i: {"exp_avg": torch.from_numpy(m), "exp_avg_sq": torch.from_numpy(v)}
+             for i, (m, v) in enumerate(zip(net._optimizer.ms, net._optimizer.vs))}
+    best = {"best": [torch.from_numpy(w) for w in net._best_coefs + net._best_intercepts]}
+    groups = [{"lr": 1e-3, "params": list(range(len(state)))}]
+    torch.save({"model": weights, "optimizer": {"state": state, "param_groups": groups}, **best}, path)
+
+
+def read(load):
+    """`load` without a warning."""
+    def load_network(path):
+        with warnings.catch_warnings(action="error"):
+            return of_network(load(path))
+
+    return load_network
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("library", ["joblib", "pickle"])
+def test_a_network_of_scikit_learn_is_as_small_as_in_a_zip(library, profile):
+    pytest.importorskip("sklearn")
+    import joblib
+
+    save = joblib.dump if library == "joblib" else lambda net, path: path.write_bytes(pickle.dumps(net))
+    load = joblib.load if library == "joblib" else lambda path: pickle.loads(path.read_bytes())
+    check_like(Format(f"step_{{}}.{library}", save, read(load), networks), Format("step_{}.pt", as_torch, None, networks), profile)
+
+
+def tree(state):
+    """The same state as Flax and optax name it."""
+    def nested(flat):
+        out = {}
+        for name, tensor in flat.items():
+            *above, last = name.split(".")
+            inner = out
+            for part in above:
+                inner = inner.setdefault(part, {})
+            inner[last] = tensor.numpy()
+        return out
+
+    names = [name for name in state["model"] if not name.split(".")[-1].startswith(("running_", "num_"))]
+    slots = state["optimizer"]["state"]
+    moments = {tree: nested({names[i]: slots[i][slot] for i in slots}) for tree, slot in (("mu", "exp_avg"), ("nu", "exp_avg_sq"))}
+    statistics = {name: tensor for name, tensor in state["model"].items() if name not in names}
+    return {"step": state["step"], "params": nested({name: state["model"][name] for name in names}),
+            "opt_state": {"0": {"count": np.int32(state["step"]), **moments}, "1": {}}, "batch_stats": nested(statistics)}
+
+
+@pytest.mark.slow
+@BOTH
+def test_flax_is_as_small_as_a_zip(profile):
+    serialization = pytest.importorskip("flax.serialization")
+    save = lambda state, path: path.write_bytes(serialization.to_bytes(tree(state)))  # noqa: E731
+    check_like(Format("step_{}.msgpack", save, lambda path: tensors(serialization.msgpack_restore(path.read_bytes()))), ZIP_OF_NAMES, profile)
+
+
+@pytest.mark.slow
+@BOTH
+def test_paddle_is_as_small_as_a_zip(profile):
+    paddle = pytest.importorskip("paddle")
+
+    def state_dicts(state):
+        with paddle.utils.unique_name.guard():
+            net = paddle.nn.Sequential(*(layer for pair in zip([paddle.nn.Linear(96, 256), *(paddle.nn.Linear(256, 256) for _ in range(2))],
+                                                               [paddle.nn.Tanh() for _ in range(3)]) for layer in pair))
+            adam = paddle.optimizer.Adam(1e-3, parameters=net.parameters())
+        weights = [w for name, w in state["model"].items() if name.split(".")[0] in "024"]
+        for parameter, weight in zip(net.parameters(), weights):
+            parameter.set_value(weight.numpy().T)
+        net(paddle.ones([1, 96])).mean().backward()
+        adam.step()
+        moments = adam.state_dict()
+        for i, parameter in enumerate(net.parameters()):
+            slots = state["optimizer"]["state"][i]
+            for name, slot in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
+                moments[f"{parameter.name}_{name}_0"].set_value(slots[slot].numpy().T)
+        for parameter, weight in zip(net.parameters(), weights):
+            parameter.set_value(weight.numpy().T)
+        return {"model": net.state_dict(), "opt": moments}
+
+    def load(path):
+        with warnings.catch_warnings(action="error"):
+            read = paddle.load(str(path))
+        out = {"model": {k: torch.from_numpy(v.numpy()) for k, v in read["model"].items()}}
+        for key, value in read["opt"].items():
+            parameter, slot = key.removesuffix("_0").split("_0_")
+            out[f"opt/state/{parameter}_0/{slot}"] = torch.from_numpy(value.numpy())
+        return out
+
+    def as_zip(state, path):
+        read = state_dicts(state)
+        weights = {name: torch.from_numpy(w.numpy()) for name, w in read["model"].items()}
+        slots = {}
+        for key, value in read["opt"].items():
+            parameter, slot = key.removesuffix("_0").split("_0_")
+            slots.setdefault(parameter, {})[slot] = torch.from_numpy(value.numpy())
+        rename = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "beta1_pow_acc": "step"}
+        state = {i: {rename[k]: v for k, v in of.items() if k in rename} for i, of in enumerate(slots.values())}
+        torch.save({"model": weights, "optimizer": {"state": state, "param_groups": [{"params": list(state)}]}}, path)
+
+    check_like(Format("step_{}.pd", lambda state, path: paddle.save(state_dicts(state), str(path)), load), Format("step_{}.pt", as_zip, None),
+               profile)
+
+
+def agents():
+    """States of PPO on CartPole."""
+    from gymnasium.envs.classic_control import CartPoleEnv
+    from stable_baselines3 import PPO
+
+    agent = PPO("MlpPolicy", CartPoleEnv(), n_steps=64, batch_size=32, seed=3, device="cpu", policy_kwargs={"net_arch": [256, 256]})
+    for _ in range(COUNT):
+        agent.learn(64, reset_num_timesteps=False)
+        yield agent
+
+
+def load_agent(path):
+    from stable_baselines3.common.save_util import load_from_zip_file
+
+    shell(f"unzip -tqq {path}")
+    with warnings.catch_warnings(action="error"):
+        _, params, _ = load_from_zip_file(path, device="cpu")
+    return {f"{name}.pth": value for name, value in params.items()}
+
+
+def save_agent(agent, path):
+    state = agent.get_parameters()
+    torch.save({"model": state["policy"], "optimizer": state["policy.optimizer"]}, path)
+
+
+@pytest.mark.slow
+@BOTH
+def test_an_agent_of_stable_baselines_is_as_small_as_a_zip(profile):
+    pytest.importorskip("stable_baselines3")
+    own = Format("agent_{}_steps.zip", lambda agent, path: agent.save(path), load_agent, agents)
+    check_like(own, Format("step_{}.pt", save_agent, None, agents), profile)
+
+
+@pytest.mark.slow
+def test_equinox_and_gguf_files_are_exact():
+    """No array of Equinox has a name. A GGUF file holds no optimizer, and each of its tensors here is a vector."""
+    equinox, gguf = pytest.importorskip("equinox"), pytest.importorskip("gguf")
+
+    def save_gguf(state, path):
+        writer = gguf.GGUFWriter(path, "llama")
+        for name, tensor in state["model"].items():
+            if tensor.is_floating_point():
+                writer.add_tensor(name, tensor.flatten().numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    def load_gguf(path):
+        return {tensor.name: torch.from_numpy(np.array(tensor.data)) for tensor in gguf.GGUFReader(path).tensors}
+
+    def load_equinox(path):
+        like = arrays(named(next(trained())))
+        return tensors(equinox.tree_deserialise_leaves(path, like))
+
+    save_equinox = lambda state, path: equinox.tree_serialise_leaves(path, arrays(named(state)))  # noqa: E731
+    for format in (Format("step_{}.gguf", save_gguf, load_gguf), Format("step_{}.eqx", save_equinox, load_equinox)):
+        with released(format, "balanced") as (mount, plain, names):
+            for name in names:
+                shell(f"cmp {mount / name} {plain / name}")
+                one, other = tensors_of(format.load(mount / name)), tensors_of(format.load(plain / name))
+                assert one.keys() == other.keys() and all(bits_equal(one[key], other[key]) for key in one)
+            assert PLAIN or mount.entry(names[2])["chain_len"] > 0, "each is kept by itself"
+
+
+@pytest.mark.slow
+def test_statistics_in_a_pickle_stay_exact():
+    """A scaler, centers of clusters, a replay buffer: nothing proves that training moves them."""
+    joblib = pytest.importorskip("joblib")
+    rng = np.random.default_rng(5)
+
+    def states():
+        kept = {"scaler": {"mean_": rng.standard_normal(4096), "var_": rng.random(4096)}, "cluster_centers_": rng.standard_normal((256, 64)),
+                "buffer": {"observations": rng.standard_normal((512, 64)).astype("f4"), "rewards": rng.standard_normal(4096)}}
+        for _ in range(COUNT):
+            kept["scaler"]["mean_"] = kept["scaler"]["mean_"] + rng.standard_normal(4096) * 1e-3
+            kept["cluster_centers_"] = kept["cluster_centers_"] + rng.standard_normal((256, 64)) * 1e-3
+            yield kept
+
+    format = Format("step_{}.joblib", joblib.dump, joblib.load, states)
+    with released(format, "balanced") as (mount, plain, names):
+        for name in names:
+            shell(f"cmp {mount / name} {plain / name}")
