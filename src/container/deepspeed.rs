@@ -1,8 +1,9 @@
 //! What DeepSpeed's ZeRO 1 and 2 says of the weights in its `mp_rank_*_model_states.pt`.
 //!
-//! All parameters are views of one flat storage, padding included. The masters and moments lie in other files, each rank's share in its own.
-//! So neither a shape nor a number shows what the optimizer trains. But DeepSpeed lists it: `param_shapes` has the name and the shape of each
-//! parameter that its optimizer trains, and `shared_params` the names of tied ones.
+//! All parameters are views of one flat storage, padding included. The masters and moments lie in other files, each
+//! rank's share in its own. So neither a shape nor a number shows what the optimizer trains. But DeepSpeed lists it:
+//! `param_shapes` has the name and the shape of each parameter that its optimizer trains, and `shared_params` the
+//! names of tied ones.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,7 +13,8 @@ use super::storages::Records;
 use super::walk::pairs;
 use super::{Role, Tensor, view};
 
-/// Proves the weights of which all views in `module` are parameters that DeepSpeed's optimizer trains. `numbers` has each tensor's record.
+/// Proves the weights of which all views in `module` are parameters that DeepSpeed's optimizer trains. `numbers` has
+/// each tensor's record.
 pub(super) fn prove(graph: &Graph, records: &dyn Records, tensors: &mut [Tensor], numbers: &[u32]) {
     let get = |name: &str| {
         let found = pairs(graph, graph.root).iter().find(|&&(key, _)| graph.str(key) == Some(name));

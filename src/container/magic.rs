@@ -40,7 +40,8 @@ const TAR: (u64, &[u8]) = (257, b"ustar");
 /// The length of Blosc's header.
 const BLOSC: usize = 16;
 
-/// Why a file of none of the formats that stepfs looks into is kept as it is, in words: the format by its magic number, and the next step.
+/// Why a file of none of the formats that stepfs looks into is kept as it is, in words: the format by its magic
+/// number, and the next step.
 pub(super) fn words(src: &dyn ReadAt, size: u64) -> Result<String, Fail> {
     Ok(match name(src, size)? {
         Some((name, advice)) => format!("{name}: kept as it is; {advice}"),

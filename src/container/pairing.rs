@@ -87,8 +87,9 @@ pub(super) fn refine(tensors: &mut [Tensor], standings: &[Option<Standing>], opt
     }
 }
 
-/// Takes the role of a weight away from two tensors whose names differ in one part only, which names Adam's first moment in one, its second
-/// in the other: `opt_state/0/mu/dense/kernel` and `opt_state/0/nu/dense/kernel`. A moment moves as a weight does.
+/// Takes the role of a weight away from two tensors whose names differ in one part only, which names Adam's first
+/// moment in one, its second in the other: `opt_state/0/mu/dense/kernel` and `opt_state/0/nu/dense/kernel`. A moment
+/// moves as a weight does.
 fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
     let listed = |i: usize| match &standings[i] {
         Some(Standing::Listed { mapping, key, .. }) if tensors[i].role == Role::Weight => {
@@ -115,7 +116,8 @@ fn moments_by_name(tensors: &mut [Tensor], standings: &[Option<Standing>]) {
     }
 }
 
-/// Adds what else an optimizer keeps under the name of a parameter. A slot that stepfs does not know makes it another optimizer.
+/// Adds what else an optimizer keeps under the name of a parameter. A slot that stepfs does not know makes it another
+/// optimizer.
 fn unknown_slots<'a>(
     tensors: &[Tensor],
     standings: &'a [Option<Standing>],
@@ -136,8 +138,8 @@ fn unknown_slots<'a>(
     }
 }
 
-/// Makes weights of the tensors beside other things in a mapping, if an optimizer keeps state under the names of most of them, of their
-/// shapes. torchtitan puts the model's tensors at the root of its checkpoint, beside `optimizer`.
+/// Makes weights of the tensors beside other things in a mapping, if an optimizer keeps state under the names of most
+/// of them, of their shapes. torchtitan puts the model's tensors at the root of its checkpoint, beside `optimizer`.
 fn weights_by_name(
     tensors: &mut [Tensor],
     standings: &[Option<Standing>],
@@ -221,8 +223,9 @@ impl<'a> Weights<'a> {
     }
 
     /// The weights of numbered parameters. A group lists its parameters in the model's order, and groups are made by
-    /// kind. So those of one shape are paired in order where all of that shape are in one group, and there are as many
-    /// weights of that shape: then a frozen or shared one cannot shift them. Only if one mapping alone can be meant.
+    /// kind. So those of one shape are paired in order where all of that shape are in one group, and there are as
+    /// many weights of that shape: then a frozen or shared one cannot shift them. Only if one mapping alone can be
+    /// meant.
     fn by_number(
         &self,
         tensors: &[Tensor],

@@ -53,16 +53,16 @@ const IN_FRONT: [&str; 3] = ["exp_avg", "exp_avg_sq", "fp32_param"];
 /// What may stand between the parts of a name.
 const SEPARATORS: [char; 2] = ['.', '/'];
 
-/// The name of the parameter and the slot, if the key is that of flattened optimizer state: `state.layer.weight.exp_avg` and
-/// `optim.state.layer.weight.exp_avg` as torch.distributed writes it, `optimizer/layer/weight/exp_avg`, and Megatron's
-/// `optimizer.state.exp_avg.layer.weight`.
+/// The name of the parameter and the slot, if the key is that of flattened optimizer state:
+/// `state.layer.weight.exp_avg` and `optim.state.layer.weight.exp_avg` as torch.distributed writes it,
+/// `optimizer/layer/weight/exp_avg`, and Megatron's `optimizer.state.exp_avg.layer.weight`.
 fn flattened(key: &str) -> Option<(&str, &str)> {
     let [in_front, behind] = any_slot(key);
     in_front.filter(|(_, slot)| IN_FRONT.contains(slot)).or(behind.filter(|(_, slot)| FLAT.contains(slot)))
 }
 
-/// Name and slot as the key would have them, whatever the slot: one in front of the name, which has to stand behind `optimizer.state`, and one
-/// behind it.
+/// Name and slot as the key would have them, whatever the slot: one in front of the name, which has to stand behind
+/// `optimizer.state`, and one behind it.
 pub(super) fn any_slot(key: &str) -> [Option<(&str, &str)>; 2] {
     let bare = |words: &[&str], key: &'_ str| match key.split_once(SEPARATORS) {
         Some((first, _)) if words.contains(&first) => first.len() + 1,
