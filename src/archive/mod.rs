@@ -32,6 +32,7 @@ mod reparent;
 mod resident;
 mod restores;
 mod retention;
+mod runs;
 mod samples;
 mod sealer;
 mod settle;

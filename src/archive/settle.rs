@@ -15,9 +15,9 @@ use super::best::{self, Word};
 use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
 use super::resident::ResidentReason;
-use super::{FileId, samples};
+use super::{FileId, runs, samples};
 
-/// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
+/// Opaque bytes that neither byte planes nor zstd's fastest level bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
@@ -159,7 +159,8 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {
     let bytes = samples::read(file)?;
-    Ok((zstd::bulk::compress(&bytes, 1)?.len() as f64) < COMPRESSIBLE * bytes.len() as f64)
+    let packed = zstd::bulk::compress(&bytes, 1)?.len() as f64;
+    Ok(packed < COMPRESSIBLE * bytes.len() as f64 || runs::share(file)? < COMPRESSIBLE)
 }
 
 /// xxh3-128 of a whole file.
