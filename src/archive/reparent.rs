@@ -26,7 +26,8 @@ use crate::tile::{self, Coding, State, TileSpec};
 use super::error::StepResult;
 use super::job::BATCH;
 
-/// Tensors looked at to estimate what an object would take as a difference to another: the largest ones.
+/// Tensors looked at to estimate what an object would take as a difference to another: the largest ones, and of equally
+/// large ones some of each part of the file.
 const SAMPLED_TENSORS: usize = 32;
 
 /// What a re-parenting works with.
@@ -112,7 +113,11 @@ impl Move<'_> {
         let mut tensors: Vec<(usize, &TensorEntry)> = leaf.index().tensors.iter().enumerate().collect();
         tensors.sort_by(|a, b| len(b.1).total_cmp(&len(a.1)));
         let total: f64 = tensors.iter().map(|(_, entry)| len(entry)).sum();
-        tensors.truncate(SAMPLED_TENSORS);
+        if let Some(least) = tensors.get(SAMPLED_TENSORS - 1).map(|(_, entry)| len(entry)) {
+            tensors.retain(|(_, entry)| len(entry) >= least);
+            let every = tensors.len().div_ceil(SAMPLED_TENSORS);
+            tensors = tensors.into_iter().step_by(every).collect();
+        }
         let (mut raw, mut bits) = (0.0, 0.0);
         let twins = self.twins();
         for (number, entry) in tensors {
