@@ -43,8 +43,7 @@ pub(super) fn are_in(description: &Description) -> bool {
     description.tensors.is_empty()
 }
 
-/// Finds the runs of a file. `sample` is its fingerprint, for the names of new runs. A super-step takes no base where
-/// the base would not help.
+/// Finds the runs of a file. `sample` is its fingerprint, for the names of new runs.
 ///
 /// # Errors
 /// What the device reports; a base that cannot be decoded.
@@ -56,9 +55,10 @@ pub(super) fn find(
     super_step: bool,
 ) -> io::Result<Runs> {
     let found = base.map(|base| moved::find(source, base)).transpose()?;
+    // A match is smaller than the bytes alone, so a keyframe never is; without any match there is nothing to tell.
     let forecast = found.as_ref().map(|found| found.forecast).filter(|_| super_step);
-    let is_keyframe = forecast.is_some_and(|forecast| forecast.wants_keyframe());
-    let matches = found.map(|Matches { matches, .. }| matches).filter(|_| !is_keyframe).unwrap_or_default();
+    let forecast = forecast.filter(|forecast| !forecast.wants_keyframe());
+    let matches = found.map(|Matches { matches, .. }| matches).unwrap_or_default();
     let entries = base.map(|base| base.leaf().index().tensors.as_slice()).unwrap_or_default();
     let mut tensors: Vec<(Tensor, Option<u32>)> = Vec::new();
     let mut extents: Vec<Range<u64>> = Vec::new();
