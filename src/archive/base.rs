@@ -31,12 +31,10 @@ impl Archive {
         policy: Option<Policy>,
     ) -> StepResult<Base> {
         let mut base = Base::default();
-        if description.tensors.is_empty() {
-            return Ok(base);
-        }
         let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
         let mut others = self.objects.of_signature(sealed.signature);
-        others.retain(|header| header.lineage != sealed.lineage);
+        // All files without tensors have one signature.
+        others.retain(|header| header.lineage != sealed.lineage && !description.tensors.is_empty());
         // A published system knows of no other run than its own, whose first state has full precision.
         others.retain(|_| policy.is_none());
         let other = nearest(others, sealed).map(|other| self.objects.first_of_twins(other));

@@ -25,7 +25,8 @@ use crate::store::object::{Header, Object, ObjectWriter, TensorEntry, Tile};
 use crate::store::{Damage, Id, Objects};
 use crate::tile::{self, Coding, State, TileSpec};
 
-/// Most tensors from which an object's size under another parent is estimated: the largest ones.
+/// Tensors looked at to estimate what an object would take as a difference to another: the largest ones, and of equally
+/// large ones some of each part of the file.
 const SAMPLED_TENSORS: usize = 32;
 
 /// The input of a re-parenting.
@@ -111,7 +112,11 @@ impl Move<'_> {
         let mut tensors: Vec<(usize, &TensorEntry)> = leaf.index().tensors.iter().enumerate().collect();
         tensors.sort_by(|a, b| len(b.1).total_cmp(&len(a.1)));
         let total: f64 = tensors.iter().map(|(_, entry)| len(entry)).sum();
-        tensors.truncate(SAMPLED_TENSORS);
+        if let Some(least) = tensors.get(SAMPLED_TENSORS - 1).map(|(_, entry)| len(entry)) {
+            tensors.retain(|(_, entry)| len(entry) >= least);
+            let every = tensors.len().div_ceil(SAMPLED_TENSORS);
+            tensors = tensors.into_iter().step_by(every).collect();
+        }
         let (mut raw, mut bits) = (0.0, 0.0);
         let twins = self.twins();
         for (number, entry) in tensors {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::container::{Description, InOrder, Kind, ReadAt, describe};
-use crate::encode::fingerprint;
+use crate::encode::{fingerprint, runs};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
 use crate::store::{MIN_RELEASE_BYTES, Objects, STUB_BYTES, Store, Stub, beneath, in_parallel, step_pattern};
@@ -18,7 +18,7 @@ use super::catalog::{Catalog, Says, Sealed, State, modified_ns};
 use super::lineage::{lineage, signature};
 use super::resident::ResidentReason;
 
-/// Opaque bytes that zstd's fastest level cannot bring below this share of themselves stay as they are.
+/// Opaque bytes that neither byte planes nor zstd's fastest level bring below this share of themselves stay as they are.
 const COMPRESSIBLE: f64 = 0.9;
 /// Read at once when a whole file is hashed.
 const HASH_BYTES: usize = 1 << 20;
@@ -160,7 +160,8 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {
     let bytes = fingerprint::read(file)?;
-    Ok((zstd::bulk::compress(&bytes, 1)?.len() as f64) < COMPRESSIBLE * bytes.len() as f64)
+    let packed = zstd::bulk::compress(&bytes, 1)?.len() as f64;
+    Ok(packed < COMPRESSIBLE * bytes.len() as f64 || runs::share(file)? < COMPRESSIBLE)
 }
 
 /// xxh3-128 of a whole file.

@@ -10,8 +10,9 @@
 //! The payload of no data is empty. Otherwise its first byte is 1 if the tile is a difference to its parent, and 0 if
 //! not. Then each plane follows, the lowest byte place first, with its length and its payload
 //! ([`crate::entropy::bytes`]). First byte 2: a difference in sections. Data that is not whole elements is a sequence
-//! of bytes.
+//! of bytes. First byte 3 or 4, for single bytes only: they repeat, in themselves or in the parent (`repeats`).
 
+mod repeats;
 mod sections;
 
 use std::borrow::Cow;
@@ -35,6 +36,8 @@ const SECTIONS_SAVE: f64 = 0.005;
 const ALONE: u8 = 0;
 const DIFFERENCE: u8 = 1;
 const SECTIONS: u8 = 2;
+const REPEATS: u8 = 3;
+const REPEATS_OF_PARENT: u8 = 4;
 
 /// Calls a generic function for the words that elements of this type consist of.
 macro_rules! for_word {
@@ -71,7 +74,13 @@ pub fn encode(dtype: Dtype, data: &[u8], parent: Option<&[u8]>, out: &mut Vec<u8
     if data.is_empty() {
         return;
     }
-    let parent = parent.filter(|parent| parent.len() == data.len() && parent_helps(dtype, data, parent));
+    let parent = parent.filter(|parent| parent.len() == data.len());
+    if let Some((kind, frame)) = repeats_of(dtype, data, parent) {
+        out.push(kind);
+        out.extend_from_slice(&frame);
+        return;
+    }
+    let parent = parent.filter(|parent| parent_helps(dtype, data, parent));
     if let Some(parent) = parent.filter(|parent| sections_help(dtype, data, parent)) {
         out.push(SECTIONS);
         if sections::encode(dtype, data, parent, out) {
@@ -96,16 +105,23 @@ pub fn decode(dtype: Dtype, mut payload: &[u8], parent: Option<&[u8]>, out: &mut
     let parent = match (kind, parent) {
         (ALONE, _) => None,
         (SECTIONS, Some(parent)) => return sections::decode(dtype, payload, parent, out),
+        (REPEATS | REPEATS_OF_PARENT, _) if word_of(dtype, out).0 != 1 => return Err(Corrupt("bytes of wider words")),
+        (REPEATS, _) => return repeats::decode(payload, None, out),
+        (REPEATS_OF_PARENT, Some(parent)) => return repeats::decode(payload, Some(parent), out),
         (DIFFERENCE, Some(parent)) if parent.len() == out.len() => Some(parent),
-        (DIFFERENCE | SECTIONS, _) => return Err(Corrupt("difference to a missing parent")),
+        (DIFFERENCE | SECTIONS | REPEATS_OF_PARENT, _) => return Err(Corrupt("difference to a missing parent")),
         _ => return Err(Corrupt("kind of lossless payload")),
     };
     for_word!(dtype, out, |order| join::<_>(payload, parent, order, out))
 }
 
-/// Estimated bits of `data`, by order-0 entropies. For decisions on samples.
+/// Estimated bits of `data`, by order-0 entropies; of single bytes that repeat, the bits that they take. For decisions
+/// on samples.
 pub fn estimate(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let parent = parent.filter(|parent| parent.len() == data.len());
+    if let Some((_, frame)) = repeats_of(dtype, data, parent) {
+        return 8.0 * frame.len() as f64;
+    }
     let planes = planes_bits(dtype, data, parent);
     parent.map_or(planes, |parent| planes.min(sections::bits(dtype, data, parent, 1.0)))
 }
@@ -114,6 +130,22 @@ fn planes_bits(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> f64 {
     let planes = for_word!(dtype, data, |order| split::<_>(data, parent, order));
     let plane = (data.len() / word_of(dtype, data).0).max(1);
     planes.chunks(plane).map(|plane| entropy_bits(&symbols::histogram(plane))).sum()
+}
+
+/// The kind and the frame of single bytes that repeat, if that is smaller than their plane.
+fn repeats_of(dtype: Dtype, data: &[u8], parent: Option<&[u8]>) -> Option<(u8, Vec<u8>)> {
+    if word_of(dtype, data).0 != 1 || parent.is_some_and(|parent| parent == data) {
+        return None;
+    }
+    // Words of one byte have the order of integers or of floats; their differences are equally frequent.
+    let alone = |piece: &[u8]| entropy_bits(&symbols::histogram(piece));
+    if !repeats::may_help(data, parent, alone) {
+        return None;
+    }
+    let frame = repeats::encode(data, parent)?;
+    let planes = parent.map_or(alone(data), |parent| alone(data).min(planes_bits(dtype, data, Some(parent))));
+    let kind = if parent.is_some() { REPEATS_OF_PARENT } else { REPEATS };
+    (8.0 * (frame.len() as f64) < planes).then_some((kind, frame))
 }
 
 /// True if differences to the parent look cheaper.

@@ -12,6 +12,7 @@ use crate::store::object::{Header, ObjectWriter};
 use super::base::Base;
 use super::error::StepResult;
 use super::job::Job;
+use super::runs::{self, Runs};
 use super::workers::Workers;
 use super::{STAGES, original, plan, tensors, verify};
 
@@ -75,17 +76,25 @@ impl Difference<'_> {
     fn write_with(&self, original: original::Pending<'_>) -> StepResult<Option<Written>> {
         let Difference { facts, base, .. } = *self;
         let (source, description) = self.own;
-        let material = plan::Material {
-            source,
-            description,
-            newer: self.newer,
-            base: base.chain.as_ref(),
-            previous: base.previous.as_ref(),
-            super_step: base.super_step,
-            profiles: self.profiles,
-        };
         log::trace!(target: STAGES, "begin");
-        let plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&material))?;
+        let (plans, forecast, runs);
+        let description = if runs::are_in(description) {
+            let find = || runs::find(source, description, facts.sample, base.chain.as_ref(), base.super_step);
+            Runs { description: runs, planned: plan::Planned { plans, forecast } } = self.workers.install(find)?;
+            &runs
+        } else {
+            let material = plan::Material {
+                source,
+                description,
+                newer: self.newer,
+                base: base.chain.as_ref(),
+                previous: base.previous.as_ref(),
+                super_step: base.super_step,
+                profiles: self.profiles,
+            };
+            plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&material))?;
+            description
+        };
         log::trace!(target: STAGES, "plan");
         let chain = base.chain.as_ref().filter(|_| plans.iter().any(|plan| plan.needs_base()));
         let position = chain.map_or(0, |_| base.position);

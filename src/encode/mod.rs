@@ -13,6 +13,7 @@ mod job;
 pub(crate) mod original;
 pub(crate) mod plan;
 mod published;
+pub(crate) mod runs;
 pub(crate) mod skeleton;
 mod tensor_writer;
 mod tensors;

@@ -13,6 +13,7 @@ mod groups;
 mod hostile;
 mod merge;
 mod odd;
+mod opaque;
 mod optimizer;
 mod optimizers;
 mod profiles;

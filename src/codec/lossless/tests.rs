@@ -48,6 +48,26 @@ fn small_updates_cost_little_and_useless_parents_nothing() {
 }
 
 #[test]
+fn bytes_that_repeat_are_found_in_the_parent_wherever_they_are() {
+    let line = |at: u32| format!("{{\"step\": {at}, \"loss\": {}}}\n", at.wrapping_mul(2_654_435_761));
+    let text: Vec<u8> = (0..5000).flat_map(|at| line(at).into_bytes()).collect();
+    let mut moved = b"a line that is new\n".to_vec();
+    moved.extend_from_slice(&text[..text.len() - moved.len()]);
+    let alone = round_trip(Dtype::U8, &moved, None);
+    let delta = round_trip(Dtype::U8, &moved, Some(&text));
+    assert!(alone[0] == 3 && delta[0] == 4);
+    assert!(alone.len() < moved.len() / 2 && delta.len() < 100, "{} {}", alone.len(), delta.len());
+    assert!(estimate(Dtype::U8, &moved, Some(&text)) < 0.1 * estimate(Dtype::U8, &moved, None));
+    // A frame is of no use without its parent, in wider words, or for another length.
+    let mut out = vec![0; moved.len()];
+    assert!(decode(Dtype::U8, &delta, None, &mut out).is_err());
+    let even = out.len() / 2 * 2;
+    assert!(decode(Dtype::U16, &alone, None, &mut out[..even]).is_err());
+    assert!(decode(Dtype::U8, &alone, None, &mut out[1..]).is_err());
+    assert!(decode(Dtype::U8, &[3], None, &mut out).is_err());
+}
+
+#[test]
 fn parents_of_another_length_are_not_used() {
     let data = awkward();
     let mut payload = Vec::new();

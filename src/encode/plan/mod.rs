@@ -64,6 +64,21 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Of a run of bytes that no container describes: lossless, and a difference where it has a parent.
+    pub(super) fn of_run(index: usize, run: &Tensor, parent: Option<u32>) -> Plan {
+        Plan {
+            index,
+            tensor: run.clone(),
+            coding: parent.map_or(Coding::Lossless, |parent| Coding::LosslessDelta { parent }),
+            alone: Coding::Lossless,
+            parent,
+            row_step: 0.0,
+            outward: 0.0,
+            system: None,
+            one_sign: false,
+        }
+    }
+
     /// Without the base.
     fn begin_anew(&mut self) {
         self.parent = None;
