@@ -6,6 +6,7 @@
 //! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
 //! - [`compare`]: compares many ways of storing a series of checkpoints.
 //! - [`archive`]: after the last close: finds the tensors, chooses the base, encodes, verifies, commits, releases.
+//! - [`remote`]: keeps a store and a bucket, or a shared directory, in step.
 //! - [`recall`]: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
 //! - [`tile`]: the codec of a tile: every coding from bytes to a payload and back (pure).
@@ -31,6 +32,7 @@ pub mod fs;
 mod hash;
 pub mod published;
 pub mod recall;
+pub mod remote;
 pub mod store;
 mod sync;
 pub mod tile;
