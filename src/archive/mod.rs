@@ -27,6 +27,7 @@ mod original;
 mod plan;
 mod published;
 mod release;
+mod remote;
 pub mod repair;
 mod reparent;
 mod resident;
@@ -52,9 +53,10 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::recall::{Cache, Recall, usual_memory};
+use crate::remote::Daemon;
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::{Error, Objects, Store};
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
 use resident::ResidentReason;
@@ -107,6 +109,10 @@ pub struct Archive {
     retention: retention::Retention,
     models: distributed::Models,
     noticed: restores::Noticed,
+    /// The remote, while mounted with one. Taken for moments.
+    remote: Mutex<Option<Arc<Daemon>>>,
+    /// Notes from the file system so far.
+    notes: AtomicU64,
 }
 
 impl Archive {
@@ -167,6 +173,8 @@ impl Archive {
             retention: retention::Retention::default(),
             models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
+            remote: Mutex::default(),
+            notes: AtomicU64::new(0),
             store,
         }))
     }
@@ -183,6 +191,7 @@ impl Archive {
 
     /// Ends the threads after the steps under way; everything else is picked up by the next mount.
     pub fn stop(&self) {
+        self.disconnect();
         self.end();
         let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if housekeeper.is_some_and(|thread| thread.join().is_err()) {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use crate::recall::MemoryStatus;
+use crate::remote::Progress;
 use crate::store::durable::CrashPoint;
 use crate::store::{STUB_BYTES, Stub, is_recalled, profile_mark};
 
@@ -58,6 +59,9 @@ pub struct Status {
     /// Lineages from whose lossy files training went on.
     #[serde(default)]
     pub restored: Vec<Restored>,
+    /// The remote, if the store is mounted with one.
+    #[serde(default)]
+    pub remote: Option<Progress>,
     /// Process number of the daemon; none when the store is not mounted.
     pub daemon: Option<u32>,
 }
@@ -99,6 +103,7 @@ impl Archive {
             memory: self.recall.memory().status(),
             frozen: self.objects.frozen().map(String::from),
             restored: self.restored_lineages(),
+            remote: self.remote_progress(),
             ..Status::default()
         };
         let entries: Vec<_> = {
@@ -237,7 +242,7 @@ impl Archive {
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     /// On every path: `store`, `status` (JSON), `queue` (that of it which is quickly answered), `gc` (JSON: how far a run of
-    /// retention has come). On files: `state`, the `profile` that it would be archived with, `why` it stays resident, what
+    /// retention has come), `remote` (JSON: how far pushing has come). On files: `state`, the `profile` that it would be archived with, `why` it stays resident, what
     /// keeps it from its `release`, the lossy `generations` behind it, whether its bytes are `lossy` ([`super::lossy_words`]), what
     /// names it as the `best`; once archived `object` and the SHA-256 of the `original`. On directories that a profile was set for,
     /// or above them: `profile`.
@@ -247,6 +252,7 @@ impl Archive {
             "status" => return serde_json::to_vec(&self.status()).ok(),
             "queue" => return serde_json::to_vec(&self.queue()).ok(),
             "gc" => return serde_json::to_vec(&self.gc_report().0).ok(),
+            "remote" => return serde_json::to_vec(&self.remote_progress()?).ok(),
             "profile" => return self.profile_attribute(path),
             "lossy" => return self.lossy_words(path).map(String::into_bytes),
             "original" => return self.original(path).map(String::into_bytes),
@@ -307,6 +313,7 @@ impl Archive {
             }
             "sync" => {
                 self.retry();
+                self.hasten_remote();
                 Ok(())
             }
             "gc" => {

@@ -23,6 +23,7 @@ mod place;
 mod profile;
 mod recall;
 mod release;
+mod remote;
 mod reshard;
 mod status;
 mod survey;
