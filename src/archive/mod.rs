@@ -113,6 +113,8 @@ pub struct Archive {
     remote: Mutex<Option<Arc<Daemon>>>,
     /// Notes from the file system so far.
     notes: AtomicU64,
+    /// A program looked for a name since the remote's names were read.
+    looked: AtomicBool,
 }
 
 impl Archive {
@@ -175,6 +177,7 @@ impl Archive {
             noticed: restores::Noticed::load(&store),
             remote: Mutex::default(),
             notes: AtomicU64::new(0),
+            looked: AtomicBool::new(false),
             store,
         }))
     }

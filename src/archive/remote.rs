@@ -14,8 +14,8 @@ use super::resident::ResidentReason;
 use super::{Archive, FileId, Outcome, found_at};
 
 impl Archive {
-    /// Starts the threads that keep this store and a remote in step, until [`Archive::stop`]. Once for each mount, after
-    /// [`Archive::start`].
+    /// Starts the threads that keep this store and a remote in step, until [`Archive::stop`]. Once for each mount,
+    /// after [`Archive::start`].
     ///
     /// # Errors
     /// Threads cannot be started.
@@ -29,6 +29,11 @@ impl Archive {
     pub(super) fn disconnect(&self) {
         let daemon = self.remote.lock().unwrap_or_else(PoisonError::into_inner).take();
         daemon.into_iter().for_each(|daemon| daemon.stop());
+    }
+
+    /// A program looks for a name: names of other nodes are read again soon.
+    pub fn looked(&self) {
+        self.looked.store(true, Ordering::Relaxed);
     }
 
     /// How far pushing has come; `None` without a remote.
@@ -85,6 +90,10 @@ impl Local for Archive {
         self.catalog().changes() + self.notes.load(Ordering::Relaxed)
     }
 
+    fn was_looked_at(&self) -> bool {
+        self.looked.swap(false, Ordering::Relaxed)
+    }
+
     fn appeared(&self, path: &Path, object: Option<Id>) {
         self.note(|catalog| self.enter_shown(catalog, path, object));
         // A program may have removed it before the note was made.
@@ -98,20 +107,22 @@ impl Local for Archive {
         path: &Path,
         expect: &Metadata,
         object: Option<Id>,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool> {
         let Some(namespace) = self.namespace() else { return Ok(false) };
         let outcome = namespace.exclusively(path, FileId::of(expect), &mut |reached| {
-            commit(reached)?;
-            self.note(|catalog| self.enter_shown(catalog, path, object));
-            Ok(true)
+            let replaced = commit(reached)?;
+            if replaced {
+                self.note(|catalog| self.enter_shown(catalog, path, object));
+            }
+            Ok(replaced)
         })?;
         Ok(outcome == Outcome::Done)
     }
 
-    fn remove(&self, path: &Path, expect: &Metadata) -> io::Result<bool> {
+    fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
         let Some(namespace) = self.namespace() else { return Ok(false) };
-        if namespace.remove(path, FileId::of(expect), &mut || Ok(true))? != Outcome::Done {
+        if namespace.remove(path, FileId::of(expect), still)? != Outcome::Done {
             return Ok(false);
         }
         // A directory that is empty now went on the other node too, or gets its next file there.

@@ -1,4 +1,5 @@
-//! A bucket as a remote (`s3://BUCKET/PREFIX`). The only file with asynchronous calls: one small runtime waits for them.
+//! A bucket as a remote (`s3://BUCKET/PREFIX`). The only file with asynchronous calls: one small runtime waits for
+//! them.
 
 use std::ops::Range;
 use std::time::Duration;

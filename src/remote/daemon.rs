@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::fetch::Fetcher;
-use super::local::{Local, walk};
+use super::journal::Shown;
+use super::local::{Found, Local, walk};
 use super::pace::Pace;
 use super::place::{Error, Place, Result};
 use super::plan::plan;
@@ -22,7 +23,7 @@ use super::tree;
 use super::view::{Stamp, View};
 use super::writer::Writer;
 use crate::clock::wall_ns;
-use crate::store::Newest;
+use crate::store::{Newest, in_parallel};
 
 /// How long to wait after a failed round, at first and at most. Each wait varies by half, so that many nodes do not
 /// come back at once.
@@ -32,6 +33,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// How often to save what the tree shows. A name that is removed within this time before a crash may appear again.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
+/// How often to read the names of other nodes while no program looks: a request for each node costs money.
+const IDLE_REFRESH: Duration = Duration::from_secs(30);
 /// How often to look whether something was closed or removed: a look at one number.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
@@ -296,6 +299,19 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     }
 }
 
+/// Waits until a program looks for a name and the view is older than the settings say, or until it is much older.
+fn wait_for_a_look(local: &dyn Local, shared: &Shared) {
+    let (begun, age) = (Instant::now(), shared.settings.refresh);
+    let mut looked = false;
+    while !shared.is_stopped() && begun.elapsed() < IDLE_REFRESH.max(age) {
+        looked |= local.was_looked_at();
+        if looked && begun.elapsed() >= age {
+            return;
+        }
+        shared.pace.sleep(LOOK_EVERY.min(age));
+    }
+}
+
 /// What the showing thread does until it is stopped.
 fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     let (mut pauses, mut seen) = (Pauses { thread: 1, next: FIRST_PAUSE }, None);
@@ -309,9 +325,10 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             Ok(done)
         };
         match round() {
-            Ok(_) => {
+            Ok(done) => {
                 pauses.end(shared);
-                shared.pace.sleep(shared.settings.refresh);
+                // A file that somebody has open is exchanged once it is closed.
+                if done { wait_for_a_look(local, shared) } else { shared.pace.sleep(shared.settings.refresh) }
             }
             Err(_) if shared.is_stopped() => {}
             Err(error) => {
@@ -344,7 +361,7 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<bool> {
     let files = walk(local)?;
     // After the tree was listed: a name that a user removes meanwhile is not shown again.
     let shown = shared.shown();
-    let due: Vec<_> = {
+    let due: Vec<(PathBuf, Stamp, Option<Shown>)> = {
         let view = lock(&shared.view);
         let plan = plan(node, &view, &files, &shown, newest);
         let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
@@ -354,26 +371,31 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<bool> {
         let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
         takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
     };
-    let mut done = true;
-    for (path, stamp, now) in due {
-        if shared.is_stopped() {
-            return Ok(false);
+    // Several at once: each waits for the device.
+    let taken = in_parallel(&due, |(path, stamp, now)| match take(local, path, files.get(path), stamp, now.as_ref()) {
+        Ok(true) => {
+            shared.agree(&BTreeMap::from([(path.clone(), stamp.clone())]));
+            true
         }
-        match take(local, &path, &stamp, now.as_ref()) {
-            Ok(true) => shared.agree(&BTreeMap::from([(path, stamp)])),
-            Ok(false) => done = false,
-            Err(error) => {
-                log::warn!("remote: {} cannot be shown: {error}", path.display());
-                done = false;
-            }
+        Ok(false) => false,
+        Err(error) => {
+            log::warn!("remote: {} cannot be shown: {error}", path.display());
+            false
         }
-    }
-    Ok(done)
+    });
+    Ok(taken.into_iter().all(|done| done))
 }
 
-fn take(local: &dyn Local, path: &Path, stamp: &Stamp, now: Option<&super::journal::Shown>) -> std::io::Result<bool> {
-    match now {
-        Some(now) => tree::show(local, path, stamp, now),
-        None => tree::take_away(local, path),
+fn take(
+    local: &dyn Local,
+    path: &Path,
+    found: Option<&Found>,
+    stamp: &Stamp,
+    now: Option<&Shown>,
+) -> std::io::Result<bool> {
+    match (now, found) {
+        (Some(now), _) => tree::show(local, path, found, stamp, now),
+        (None, Some(found)) => tree::take_away(local, path, found),
+        (None, None) => Ok(true),
     }
 }

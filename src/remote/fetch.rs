@@ -92,7 +92,8 @@ impl Elsewhere for Fetcher {
 /// Passes all bytes of an object to `put`, in order. They are verified only once all are there.
 ///
 /// # Errors
-/// [`Error::Wrong`] if they are not what their name says: nothing of them may be used. Those of the remote and of `put`.
+/// [`Error::Wrong`] if they are not what their name says: nothing of them may be used. Those of the remote and of
+/// `put`.
 pub fn fetch_whole(
     place: &dyn Place,
     owner: &str,

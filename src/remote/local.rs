@@ -39,11 +39,14 @@ pub trait Local: Send + Sync {
     /// Grows with every change of a file or its name.
     fn changes(&self) -> u64;
 
+    /// True if a program looked for a name since the last call.
+    fn was_looked_at(&self) -> bool;
+
     /// Tells the archive of a file that appeared at `path`; an object holds its bytes, or it is whole.
     fn appeared(&self, path: &Path, object: Option<Id>);
 
-    /// Runs `commit`, which replaces the file at `path`, while nobody can open it. False if it is no longer that file,
-    /// or somebody has it open.
+    /// Runs `commit`, which replaces the file at `path` and answers whether it did, while nobody can open it. False if
+    /// it is no longer that file, or somebody has it open.
     ///
     /// # Errors
     /// Those of `commit`.
@@ -52,14 +55,15 @@ pub trait Local: Send + Sync {
         path: &Path,
         expect: &Metadata,
         object: Option<Id>,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool>;
 
-    /// Removes a name. False if it is no longer that file, or somebody is about to write to it.
+    /// Removes a name if `still` agrees while nobody can open or change the file. False if it is no longer that file,
+    /// or somebody is about to write to it.
     ///
     /// # Errors
-    /// Device errors.
-    fn remove(&self, path: &Path, expect: &Metadata) -> io::Result<bool>;
+    /// Device errors, or those of `still`.
+    fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool>;
 }
 
 /// The mark of a file that shows a name of the remote.
@@ -102,6 +106,17 @@ pub(super) struct Found {
     pub(super) link: Option<Vec<u8>>,
     /// The change of the remote that it shows, if nobody has written to it since.
     pub(super) foreign: Option<Stamp>,
+}
+
+impl Found {
+    /// True if a name still has the file that was found.
+    pub(super) fn is(&self, now: &Metadata) -> bool {
+        let is_link = now.file_type().is_symlink();
+        let same_kind = is_link == self.link.is_some();
+        same_kind
+            && (now.ino(), modified_ns(now)) == (self.inode, self.modified_ns)
+            && (is_link || now.len() == self.len)
+    }
 }
 
 /// Modification time in nanoseconds since 1970.

@@ -12,8 +12,8 @@
 //! - [`fetch`]: brings an object and its ancestors into the store.
 //! - [`daemon`]: the thread that keeps a mounted store and its remote in step.
 //!
-//! What must never happen: a name points to an object that is not there; a node deletes another node's names; a thread
-//! that answers the kernel, or the catalog's lock, waits for a remote.
+//! No name may ever point to an object that is not there. No node may delete another node's names. Neither a thread
+//! that answers the kernel nor the catalog's lock may wait for a remote.
 
 #[cfg(feature = "s3")]
 mod bucket;

@@ -73,6 +73,8 @@ pub(super) fn plan(
                 plan.agrees.insert(path.clone(), stamp.clone());
                 continue;
             }
+            // Somebody is writing: what is there then is the later change.
+            Some((stamp, _)) if stamp.node != me && file.shape == Shape::Unsettled => continue,
             // A link has no mark: a change that was never shown here is news.
             Some((stamp, now))
                 if stamp.node != me && file.link.is_some() && shown.get(path).is_some_and(|had| had < stamp) =>

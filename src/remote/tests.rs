@@ -49,6 +49,10 @@ impl Local for Machine {
         self.changes.load(Ordering::Relaxed)
     }
 
+    fn was_looked_at(&self) -> bool {
+        true
+    }
+
     fn appeared(&self, path: &Path, object: Option<Id>) {
         self.shapes.lock().unwrap().insert(path.into(), object.map_or(Shape::Whole, Shape::Object));
         object.into_iter().for_each(|id| self.objects.name(id));
@@ -59,14 +63,19 @@ impl Local for Machine {
         path: &Path,
         _: &Metadata,
         object: Option<Id>,
-        commit: &mut dyn FnMut(&Path) -> io::Result<()>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        commit(&self.store.tree().join(path))?;
-        self.appeared(path, object);
-        Ok(true)
+        let replaced = commit(&self.store.tree().join(path))?;
+        if replaced {
+            self.appeared(path, object);
+        }
+        Ok(replaced)
     }
 
-    fn remove(&self, path: &Path, _: &Metadata) -> io::Result<bool> {
+    fn remove(&self, path: &Path, _: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        if !still()? {
+            return Ok(false);
+        }
         self.shapes.lock().unwrap().remove(path);
         fs::remove_file(self.store.tree().join(path)).map(|()| true)
     }

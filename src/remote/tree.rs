@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::Metadata;
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::journal::{Content, Kind, Record, Segment, Shown};
-use super::local::{Local, Mark};
+use super::local::{Found, Local, Mark};
 use super::view::Stamp;
 use crate::hash::xxh3_64;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times, parent};
@@ -18,11 +18,17 @@ use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath};
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
 
-/// Shows a name. False if somebody has the file open, or it has changed.
+/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since.
 ///
 /// # Errors
 /// Device errors; `InvalidData` for a record that no stepfs writes.
-pub(super) fn show(local: &dyn Local, path: &Path, stamp: &Stamp, shown: &Shown) -> io::Result<bool> {
+pub(super) fn show(
+    local: &dyn Local,
+    path: &Path,
+    found: Option<&Found>,
+    stamp: &Stamp,
+    shown: &Shown,
+) -> io::Result<bool> {
     let store = local.store();
     let part = store.tmp().join(format!("shown-{}", Id::random()?));
     let object = match &shown.content {
@@ -31,9 +37,14 @@ pub(super) fn show(local: &dyn Local, path: &Path, stamp: &Stamp, shown: &Shown)
         Content::Inline(_) | Content::Link(_) => None,
     };
     let before = present(store, path)?;
+    let is_there = |now: &Metadata| found.is_some_and(|found| found.is(now));
+    // A program has put something else there since the decision, or has removed it.
+    if before.as_ref().map_or(found.is_some(), |before| !is_there(before)) {
+        return Ok(false);
+    }
     let is_link = |metadata: &Metadata| metadata.file_type().is_symlink();
     let show = || -> io::Result<bool> {
-        make_dirs(store, path.parent().unwrap_or(Path::new("")))?;
+        make_dirs(store, path.parent().unwrap_or(Path::new("")), (shown.uid, shown.gid))?;
         if let Content::Link(target) = &shown.content {
             symlink(OsStr::from_bytes(target), &part)?;
         } else {
@@ -43,13 +54,21 @@ pub(super) fn show(local: &dyn Local, path: &Path, stamp: &Stamp, shown: &Shown)
         match &before {
             Some(before) if shown_is_file(shown) && !is_link(before) => {
                 // Only the rename: nobody can open a file meanwhile.
-                let mut commit = |reached: &Path| io.device().rename(&part, reached, IN_PLACE);
+                let mut commit = |reached: &Path| match is_there(&fs::symlink_metadata(reached)?) {
+                    true => io.device().rename(&part, reached, IN_PLACE).map(|()| true),
+                    false => Ok(false),
+                };
                 let done = local.replace(path, before, object, &mut commit)?;
                 let above = beneath::reach(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
                 io.sync_dir(&above, IN_PLACE)?;
                 Ok(done)
             }
-            Some(before) if !local.remove(path, before)? => Ok(false),
+            Some(before)
+                if !local
+                    .remove(path, before, &mut || Ok(present(store, path)?.is_some_and(|now| is_there(&now))))? =>
+            {
+                Ok(false)
+            }
             _ => {
                 let target = beneath::reach(&store.tree(), path)?;
                 // Never over a file that a program has created meanwhile.
@@ -103,9 +122,9 @@ fn set(file: &DeviceFile, attribute: &Attribute) -> io::Result<()> {
 ///
 /// # Errors
 /// Device errors.
-pub(super) fn take_away(local: &dyn Local, path: &Path) -> io::Result<bool> {
+pub(super) fn take_away(local: &dyn Local, path: &Path, found: &Found) -> io::Result<bool> {
     let Some(metadata) = present(local.store(), path)? else { return Ok(true) };
-    local.remove(path, &metadata)
+    local.remove(path, &metadata, &mut || Ok(present(local.store(), path)?.is_some_and(|now| found.is(&now))))
 }
 
 /// The metadata of a name, if it exists.
@@ -117,14 +136,18 @@ pub(super) fn present(store: &Store, path: &Path) -> io::Result<Option<Metadata>
     }
 }
 
-/// Creates a directory of the tree and its missing parents.
-fn make_dirs(store: &Store, path: &Path) -> io::Result<()> {
+/// Creates a directory of the tree and its missing parents, for the owner of the file that needs them.
+fn make_dirs(store: &Store, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
     let tree = store.tree();
     let above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
     for directory in above.into_iter().rev() {
         if present(store, directory)?.is_none() {
             let reached = beneath::reach(&tree, directory)?;
             store.io().make_dir(&reached, 0o755, WRITTEN)?;
+            if rustix::process::geteuid().is_root() {
+                let made = store.io().open_with(&reached, libc::O_DIRECTORY | libc::O_NOFOLLOW)?;
+                set(&made, &Attribute::Owner(uid, gid))?;
+            }
             store.io().sync_dir(parent(&reached), IN_PLACE)?;
         }
         beneath::open(&tree, directory, libc::O_PATH | libc::O_DIRECTORY)?;

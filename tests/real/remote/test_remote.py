@@ -1,15 +1,14 @@
 """A store and its remote: a plain directory, and moto as S3. Real daemons, real mounts."""
 
 import os
-import subprocess
 import time
 
 import numpy as np
 import pytest
 import torch
-from harness import make_base, remove_base, require_clean, run, verify, wait_until
+from harness import make_base, remove_base, require_clean, run, wait_until
 from remotes import Directory, Moto, Node
-from series import bits_equal, save_walk, walk
+from series import save_walk, walk
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
 
@@ -38,7 +37,6 @@ def nodes(remote):
     yield make
     for node in made:
         node.close()
-        remove_base(node.base) if node.base.exists() else None
 
 
 def read(path):
@@ -73,7 +71,7 @@ def test_a_fresh_store_shows_and_reads_everything(remote, nodes):
         if name != "latest":
             assert now.st_mtime_ns == was.st_mtime_ns, name
     # Nothing is damaged or lost, although no object is here yet.
-    assert verify(second.store)["damaged"] == []
+    require_clean(second.store)
     assert second.state("run/step_0001.pt") == "remote"
     for name, (content, _) in wanted.items():
         assert read(second / name) == content, name
@@ -81,7 +79,7 @@ def test_a_fresh_store_shows_and_reads_everything(remote, nodes):
     assert second.state("run/step_0001.pt") == "released"
     # Training goes on from the newest, exact; the store archives and pushes what follows.
     state = torch.load(second / names[-1], weights_only=False)
-    assert bits_equal(state["model"], list(walk(5))[-1]["model"]) if isinstance(state["model"], dict) else True
+    assert state["step"] == 5
     torch.save(state, second / "run/step_0006.pt")
     second.sync()
     second.pushed()
@@ -185,9 +183,7 @@ def test_a_remote_that_is_away_delays_nobody_and_catches_up():
             other.close()
     finally:
         node.close()
-        for left in (base, node.base):
-            if left.exists():
-                remove_base(left)
+        remove_base(base)
 
 
 def test_a_daemon_that_is_killed_while_it_pushes_repeats_nothing_whole(remote, nodes):
@@ -197,7 +193,6 @@ def test_a_daemon_that_is_killed_while_it_pushes_repeats_nothing_whole(remote, n
     wait_until(lambda: sum("/objects/" in name for name in remote.names()) >= 2, 30, "two objects are there")
     node.kill()
     before = {name for name in remote.names() if "/objects/" in name}
-    node.close_mount_only() if hasattr(node, "close_mount_only") else subprocess.run(["umount", "-l", node.dir], check=False)
     node.mount()
     node.pushed()
     after = {name for name in remote.names() if "/objects/" in name}

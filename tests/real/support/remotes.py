@@ -1,7 +1,6 @@
 """Remotes for the tests: a plain directory, and moto as an S3 server on loopback."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -9,8 +8,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-import harness
-from harness import Mount, run, run_json, wait_until
+from harness import Mount, remove_base, run, run_json, wait_until
 
 
 class Directory:
@@ -114,5 +112,5 @@ class Node(Mount):
 
     def close(self):
         super().close()
-        if not harness.is_mounted(self.dir):
-            shutil.rmtree(self.base, ignore_errors=True)
+        if self.base.exists():
+            remove_base(self.base)
