@@ -358,6 +358,34 @@ fn what_is_wrong_on_a_remote_is_refused_or_left_out() {
 }
 
 #[test]
+fn a_file_that_a_program_writes_meanwhile_stays() {
+    let (a, b, place) = (run(), Machine::new(), Arc::new(Memory::default()));
+    a.session(&place, "a", false).unwrap();
+    b.session(&place, "b", false).unwrap();
+    let view = Mutex::default();
+    Reader::refresh(place.as_ref(), &view).unwrap();
+    let view = lock(&view);
+    let path = Path::new("run/config.json");
+    let (stamp, shown) = view.winner(path).map(|(stamp, shown)| (stamp, shown.unwrap())).unwrap();
+    let found = super::local::walk(&b).unwrap().remove(path).unwrap();
+    assert!(tree::show(&b, path, Some(&found), &stamp, shown).unwrap());
+    let found = super::local::walk(&b).unwrap().remove(path).unwrap();
+    b.write("run/config.json", b"written meanwhile");
+    assert!(!tree::show(&b, path, Some(&found), &stamp, shown).unwrap());
+    assert!(!tree::take_away(&b, path, &found).unwrap());
+    assert!(!tree::show(&b, path, None, &stamp, shown).unwrap());
+    assert_eq!(fs::read(b.store.tree().join(path)).unwrap(), b"written meanwhile");
+    assert!(
+        fs::read_dir(b.store.tmp()).unwrap().all(|left| !left
+            .unwrap()
+            .file_name()
+            .into_string()
+            .unwrap()
+            .contains("shown-"))
+    );
+}
+
+#[test]
 fn an_empty_remote_is_not_taken_for_a_new_one() {
     let (machine, place) = (run(), Arc::new(Memory::default()));
     machine.session(&place, "a", false).unwrap();
