@@ -6,6 +6,7 @@
 //! - [`fs`]: the interface to the kernel: operations, handles, errno. The only user of `fuser`.
 //! - [`compare`]: compares many ways of storing a series of checkpoints.
 //! - [`archive`]: the life of a file after the last close: seal, choose a base, archive, release, remove.
+//! - [`remote`]: keeps a store and a bucket, or a shared directory, in step.
 //! - [`encode`]: from a file to its object: plans, encodes, reads back, compares.
 //! - [`recall`]: finds the objects and tiles that a read needs, decodes them, and caches decoded files.
 //! - [`store`]: tree, objects, stubs, recovery, lock; all durable I/O.
@@ -33,6 +34,7 @@ pub mod fs;
 mod hash;
 pub mod published;
 pub mod recall;
+pub mod remote;
 pub mod store;
 mod sync;
 pub mod tile;

@@ -412,6 +412,11 @@ impl Catalog {
         (self.next, self.opened, self.entries.index().oldest())
     }
 
+    /// Grows with every change of an entry.
+    pub(super) fn changes(&self) -> u64 {
+        self.entries.changes()
+    }
+
     /// Number of files that wait for the rest of their checkpoint.
     pub(super) fn settling(&self) -> usize {
         self.entries.index().queued().1

@@ -131,7 +131,8 @@ impl Archive {
         waiting.iter().for_each(|path| catalog.closed(path, false, &self.objects));
     }
 
-    fn note(&self, change: impl FnOnce(&mut Catalog)) {
+    pub(super) fn note(&self, change: impl FnOnce(&mut Catalog)) {
+        self.notes.fetch_add(1, Ordering::Relaxed);
         let mut catalog = self.catalog();
         change(&mut catalog);
         self.garbage.store(true, Ordering::Relaxed);

@@ -19,6 +19,7 @@ mod merge;
 mod namespace;
 mod objects;
 mod release;
+mod remote;
 pub mod repair;
 mod reparent;
 mod resident;
@@ -38,9 +39,10 @@ use std::time::Duration;
 
 use crate::encode::Workers;
 use crate::recall::{Cache, Recall, usual_memory};
+use crate::remote::Daemon;
 use crate::store::durable::{DeviceFile, Io};
 use crate::store::{Error, Objects, Store};
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
 use resident::ResidentReason;
@@ -88,6 +90,12 @@ pub struct Archive {
     retention: retention::Retention,
     models: distributed::Models,
     noticed: restores::Noticed,
+    /// The remote, while mounted with one. Taken for moments.
+    remote: Mutex<Option<Arc<Daemon>>>,
+    /// Notes from the file system so far.
+    notes: AtomicU64,
+    /// A program looked for a name since the remote's names were read.
+    looked: AtomicBool,
 }
 
 impl Archive {
@@ -148,6 +156,9 @@ impl Archive {
             retention: retention::Retention::default(),
             models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
+            remote: Mutex::default(),
+            notes: AtomicU64::new(0),
+            looked: AtomicBool::new(false),
             store,
         }))
     }
@@ -164,6 +175,7 @@ impl Archive {
 
     /// Ends the threads after the steps under way; everything else is picked up by the next mount.
     pub fn stop(&self) {
+        self.disconnect();
         self.end();
         let housekeeper = self.housekeeper.lock().unwrap_or_else(PoisonError::into_inner).take();
         if housekeeper.is_some_and(|thread| thread.join().is_err()) {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::archive::lossy_words;
 use crate::hash::hex;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_pinned, recalled_from};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_of_remote, is_pinned, recalled_from};
 
 use super::natural;
 use super::target::{Target, attribute};
@@ -21,7 +21,7 @@ use super::target::{Target, attribute};
 pub(super) struct Entry {
     /// Path inside the mount.
     pub(super) path: String,
-    /// `staged`, `sealed`, `archived` or `released`.
+    /// `staged`, `sealed`, `archived`, `released`, or `remote` if only the remote has its object.
     pub(super) state: String,
     /// True if the file, or a directory above it, is pinned.
     pub(super) pinned: bool,
@@ -171,6 +171,11 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
         entry.state = "released".into();
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
+        // It comes from the remote when it is read.
+        let is_away = entry.damage.is_some() && Object::header_of(&store.objects(), stub.object).is_err();
+        if is_away && is_of_remote(&store.tree(), path)? {
+            (entry.state, entry.damage) = ("remote".into(), None);
+        }
     } else if target.mount.is_some() {
         // Only the daemon knows about open handles.
         entry.state = word("state").unwrap_or(entry.state);

@@ -24,6 +24,7 @@ mod pin;
 mod profile;
 mod recall;
 mod release;
+mod remote;
 mod reshard;
 mod status;
 mod sync;

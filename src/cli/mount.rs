@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -14,8 +15,9 @@ use crate::fs::{MountOptions, clear_dead_mount, is_served, serve};
 use crate::store::{Error, Profile, Store};
 
 use super::format::parse_size;
+use super::format::parse_size;
 use super::mount_options::Options;
-use super::notify;
+use super::{notify, remote};
 
 /// A daemon's log above this size is truncated at the next mount.
 const LOG_BYTES: u64 = 16 << 20;
@@ -51,6 +53,10 @@ pub(super) struct Args {
     /// 0 for none [default: a tenth of the machine's memory, at most 2G].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
+    /// Push to this remote, and show the files of all nodes on it: file:///DIRECTORY or s3://BUCKET/PREFIX. The
+    /// store's stepfs.toml keeps it. Credentials come from the environment.
+    #[arg(long, value_name = "URL")]
+    remote: Option<String>,
     /// Log file of the daemon [default: STORE/daemon.log].
     #[arg(long)]
     log: Option<PathBuf>,
@@ -75,6 +81,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         no_passthrough: args.no_passthrough,
         profile: args.profile,
         memory: args.memory,
+        remote: args.remote,
         log: args.log,
         ..Options::default()
     });
@@ -93,8 +100,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 /// The daemon does not serve; the message gives the reason.
 pub(super) fn start(mounting: &Mounting) -> Result<()> {
     let Mounting { store, dir, options } = mounting;
-    // Open and close the store first: its errors appear here, and the log gets a directory.
-    drop(open(mounting)?);
+    // Open and close the store and its remote first: their errors appear here, and the log gets a directory.
+    remote::connect(&open(mounting)?, dir)?;
     let log = options.log.clone().unwrap_or_else(|| store.join("daemon.log"));
     // In a store that another user made, the default log may be a link to any file. A log that the user names may be a
     // link.
@@ -163,11 +170,14 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
     }
 }
 
-/// Opens the store. Saves the given profile in the store, for `stepfs ls` and the next mount.
+/// Opens the store. Saves the given profile and remote in the store, for `stepfs ls` and the next mount.
 fn open(mounting: &Mounting) -> Result<Store> {
     let mut store = open_after_the_last(&mounting.store)?;
     if let Some(profile) = mounting.options.profile {
         store.set_default_profile(profile)?;
+    }
+    if let Some(url) = &mounting.options.remote {
+        store.set_remote(url)?;
     }
     Ok(store)
 }
@@ -206,6 +216,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
         bail!("{} is inside the store; name a directory outside it", dir.display());
     }
     log::info!("store {} ({})", store.root().display(), store.id());
+    let remote = remote::connect(&store, dir)?;
     let archive = match options.memory {
         Some(memory) => Archive::open_with(store, memory)?,
         None => Archive::open(store)?,
@@ -216,8 +227,16 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
         kernel: options.kernel.clone(),
         ..MountOptions::default()
     };
+    let connected = Arc::clone(&archive);
     serve(archive, dir, &options, || {
         log::info!("mounted on {}", dir.display());
+        if let Some((place, settings)) = remote {
+            let (url, node) = (settings.url.clone(), settings.node.clone());
+            match connected.connect(place, settings) {
+                Ok(()) => log::info!("remote {url}, as node {node}"),
+                Err(error) => log::error!("remote {url}: {error}; nothing is pushed"),
+            }
+        }
         ready();
     })
     .with_context(|| format!("cannot mount on {}", dir.display()))?;

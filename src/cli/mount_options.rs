@@ -30,6 +30,7 @@ pub(super) struct Options {
     pub(super) create: bool,
     pub(super) profile: Option<Profile>,
     pub(super) memory: Option<u64>,
+    pub(super) remote: Option<String>,
     pub(super) log: Option<PathBuf>,
     pub(super) kernel: Vec<KernelOption>,
     /// Unknown options.
@@ -68,6 +69,7 @@ impl Options {
         self.create |= later.create;
         self.profile = later.profile.or(self.profile);
         self.memory = later.memory.or(self.memory);
+        self.remote = later.remote.or(self.remote);
         self.log = later.log.or(self.log);
         self.kernel.extend(later.kernel);
         self.unknown.extend(later.unknown);
@@ -108,6 +110,7 @@ impl Options {
             "memory" => {
                 self.memory = Some(parse_size(wants("512M")?).map_err(|error| format!("option memory: {error}"))?)
             }
+            "remote" => self.remote = Some(wants("s3://bucket/run-7")?.to_string()),
             "log" => self.log = Some(PathBuf::from(wants("/var/log/stepfs.log")?)),
             _ if WITHOUT_EFFECT.split(' ').any(|known| known == name) => {
                 let opposite = OPPOSITES.iter().find(|(word, _)| *word == name);
@@ -141,8 +144,8 @@ fn unknown(word: &str) -> String {
             "option remount: stepfs cannot change a mount; unmount it and mount it again with the new options".into()
         }
         _ => format!(
-            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE and \
-             log=FILE, and those that mount(8) describes for all file systems"
+            "unknown option {word}; stepfs has allow_other, no_passthrough, create, profile=NAME, memory=SIZE, \
+             remote=URL and log=FILE, and those that mount(8) describes for all file systems"
         ),
     }
 }

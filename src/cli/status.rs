@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 
 use crate::archive::{Queue, Restored, Status};
+use crate::remote::Progress;
 use crate::store::{Restores, STUB_BYTES, Store};
 
 use super::format::{name, percent, size};
@@ -64,6 +65,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(why) = &status.frozen {
         println!("kept       nothing is removed: {why}; `stepfs verify` names it");
     }
+    if let Some(remote) = &status.remote {
+        show_remote(remote);
+    }
     for lineage in &status.restored {
         let expected = lineage.expected_restores.map_or(String::new(), |count| format!(", {count} expected"));
         let moved =
@@ -78,6 +82,20 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         println!("not archived  {why}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn show_remote(remote: &Progress) {
+    println!("remote     {} as node {}, {} files there", remote.url, remote.node, remote.names);
+    if remote.files > 0 {
+        let age = remote.oldest_seconds.map_or(String::new(), |age| format!(", the oldest {age} s old"));
+        println!("           {} files ({}) not pushed yet{age}", remote.files, size(remote.bytes));
+    }
+    if let Some(why) = &remote.failing {
+        println!("           {}; stepfs tries again by itself", name(why));
+    }
+    for why in &remote.broken {
+        println!("           node {}", name(why));
+    }
 }
 
 /// Asks the daemon for the status.

@@ -184,6 +184,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.core.archive.looked();
         match name.as_encoded_bytes() {
             b"." => self.core.lookup_self(parent.0, reply),
             b".." => entry(reply, self.core.lookup_parent(parent.0)),
@@ -268,6 +269,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.core.archive.looked();
         self.core.open(ino.0, req.uid(), flags.0, None, reply);
     }
 
@@ -336,6 +338,7 @@ impl Filesystem for FuseAdapter {
     }
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.core.archive.looked();
         self.core.opendir(ino.0, reply);
     }
 

@@ -69,6 +69,7 @@ impl Recall {
     /// # Errors
     /// [`ReadError`] names the missing or damaged object.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
+        self.objects.bring(id).map_err(|error| ReadError::object(id, error))?;
         let chain = Chain::open(&self.objects, id)?;
         Ok(chain.with_memory(&self.memory))
     }

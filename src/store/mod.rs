@@ -8,7 +8,7 @@
 
 mod access;
 pub mod beneath;
-mod bytes;
+pub(crate) mod bytes;
 pub mod durable;
 mod error;
 mod marks;
@@ -30,16 +30,17 @@ mod transfer;
 pub use access::exposed;
 pub use error::{Damage, Error};
 pub use marks::{
-    PIN, PLAIN, PROFILE, RECALLED, has_pin, is_pinned, is_recalled, mark_recalled, profile_mark, recalled_from,
+    PIN, PLAIN, PROFILE, RECALLED, REMOTE, has_pin, is_of_remote, is_pinned, is_recalled, mark_recalled, profile_mark,
+    recalled_from,
 };
 pub use object::Id;
-pub use objects::{Hold, MAX_CHAIN, Merge, Objects};
+pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects};
 pub use parallel::in_parallel;
 pub use profile::{Profile, Profiles};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
-pub use settings::{FORMAT, Settings};
+pub use settings::{FORMAT, Newest, RemoteSettings, Settings};
 pub use store::Store;
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, write_beside};

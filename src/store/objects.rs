@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use crate::sync::{AtomicBool, Mutex, MutexGuard};
 
@@ -14,10 +14,12 @@ use super::durable::{CrashPoint, Io};
 use super::object::{DEVELOPMENT, Header, Id, Object, ObjectWriter, path_of};
 use super::parallel::in_parallel;
 
+mod elsewhere;
 mod graph;
 #[cfg(test)]
 mod tests;
 
+pub use elsewhere::Elsewhere;
 pub use graph::Merge;
 
 /// Longest chain of objects in a read: a published system's. All others have at most 12. A new chain also begins after
@@ -98,6 +100,8 @@ pub struct Objects {
     directory: PathBuf,
     /// Some unknown data may need an object, so nothing is removed.
     frozen: AtomicBool,
+    /// Objects that a remote has.
+    elsewhere: OnceLock<Arc<dyn Elsewhere>>,
     /// Held only for single look-ups and changes, never during I/O.
     inside: Mutex<Inside>,
 }
@@ -148,7 +152,8 @@ impl Objects {
         }
         inside.connect();
         let frozen = AtomicBool::new(false);
-        Ok(Objects { io, directory: directory.to_path_buf(), frozen, inside: Mutex::new(inside) })
+        let elsewhere = OnceLock::new();
+        Ok(Objects { io, directory: directory.to_path_buf(), frozen, elsewhere, inside: Mutex::new(inside) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -328,7 +333,9 @@ impl Objects {
             return Some("a stub is damaged or unreadable, and the object that it needs is unknown");
         }
         let inside = self.lock();
-        let lost = inside.lost.values().any(|names| *names > 0) || inside.orphans.iter().any(|id| inside.is_live(*id));
+        let away = |id: &Id| self.elsewhere.get().is_some_and(|elsewhere| elsewhere.has(*id));
+        let lost = inside.lost.iter().any(|(id, names)| *names > 0 && !away(id))
+            || inside.orphans.iter().any(|id| inside.is_live(*id));
         lost.then_some("an object that files need is missing or damaged, and the objects that it needs are unknown")
     }
 

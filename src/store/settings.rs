@@ -27,11 +27,57 @@ struct Document {
     profiles: Vec<profile::RuleText>,
     #[serde(default)]
     retention: Vec<RuleText>,
+    #[serde(default)]
+    remote: Option<RemoteSettings>,
 }
 
 /// Ten minutes: longer than any checkpoint takes to be written, and short enough for users who wait for space.
 fn default_settle() -> u64 {
     600
+}
+
+/// How the newest file of a lineage travels to a remote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Newest {
+    /// Lossless, at once.
+    #[default]
+    Exact,
+    /// Not before it is archived.
+    None,
+}
+
+/// The remote of a store (`[remote]`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteSettings {
+    /// `file:///DIRECTORY` or `s3://BUCKET/PREFIX`.
+    pub url: String,
+    /// This node's name; by default the host's name and the first digits of the store's id.
+    #[serde(default)]
+    pub node: Option<String>,
+    /// How the newest file of a lineage travels.
+    #[serde(default)]
+    pub newest: Newest,
+    /// Limit in MiB a second; none by default.
+    #[serde(default)]
+    pub bandwidth_mib: Option<f64>,
+    /// Age at which the names of other nodes are read again.
+    #[serde(default = "default_refresh")]
+    pub refresh_seconds: f64,
+    /// How long the remote keeps objects that no name needs.
+    #[serde(default = "default_grace")]
+    pub grace_seconds: u64,
+}
+
+/// One second: a rank that looks for a file another rank has saved does not wait long.
+fn default_refresh() -> f64 {
+    1.0
+}
+
+/// One hour: readers elsewhere finish within it.
+fn default_grace() -> u64 {
+    3600
 }
 
 #[derive(Deserialize)]
@@ -48,6 +94,8 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// How long the files of a checkpoint directory wait for each other; zero: not at all.
     pub settle: Duration,
+    /// The remote, if there is one.
+    pub remote: Option<RemoteSettings>,
     profiles: profile::Rules,
     retention: Vec<retention::Rule>,
 }
@@ -108,7 +156,14 @@ pub(super) fn template(id: Id) -> String {
          # keep_every = 1000        # those whose step is a multiple of 1000\n\
          # keep_for = \"7d\"          # those younger than that: s, m, h, d, w\n\
          # ElasticDL's version directories, valid when all shards are there; 0 keeps all:\n\
-         # keep_checkpoint_max = 5\n",
+         # keep_checkpoint_max = 5\n\
+         \n\
+         # A remote that files are pushed to, and that shows those of other nodes (docs/REMOTE.md). Credentials come\n\
+         # from the environment, never from here.\n\
+         # [remote]\n\
+         # url = \"s3://bucket/run-7\"   # or file:///directory on a shared file system\n\
+         # newest = \"exact\"            # or none: the newest file waits until it is archived\n\
+         # bandwidth_mib = 100         # MiB a second, at most\n",
         settle = default_settle(),
     )
 }
@@ -131,6 +186,7 @@ impl Settings {
         let retention = retention::parse(document.retention).map_err(Error::Settings)?;
         Ok(Settings {
             retention,
+            remote: document.remote,
             id,
             settle: Duration::from_secs(document.settle_seconds),
             cache_bytes: document.cache_mib.saturating_mul(1 << 20),
@@ -157,6 +213,23 @@ impl Settings {
         let remark = old.find('#').map_or_else(String::new, |at| format!(" {}", old[at..].trim_end()));
         let mut changed = text.to_string();
         changed.replace_range(range, &format!("default_profile = \"{}\"{remark}\n", profile.name()));
+        Settings::parse(&changed).map(|_| changed)
+    }
+
+    /// The text with a remote, all else as its user wrote it.
+    ///
+    /// # Errors
+    /// [`Error::Settings`] if there is another remote.
+    pub fn with_remote(text: &str, url: &str) -> Result<String, Error> {
+        match Settings::parse(text)?.remote {
+            Some(remote) if remote.url == url => return Ok(text.to_string()),
+            Some(remote) => {
+                let words = format!("the store's remote is {}; change `url` in [remote] there", remote.url);
+                return Err(Error::Settings(words));
+            }
+            None => {}
+        }
+        let changed = format!("{}\n\n[remote]\nurl = {}\n", text.trim_end(), toml::Value::from(url));
         Settings::parse(&changed).map(|_| changed)
     }
 
@@ -234,6 +307,26 @@ mod tests {
         let [rule] = settings.retention() else { panic!("{:?}", settings.retention()) };
         assert_eq!((rule.keep_last, rule.keep_every, rule.keep_checkpoint_max), (Some(3), Some(1000), Some(5)));
         assert!(matches!(Settings::parse(&text.replace("keep_every", "keep_evry")), Err(Error::Settings(_))));
+    }
+
+    #[test]
+    fn a_remote_is_added_once_and_never_exchanged() {
+        let text = template(Id([7; 16]));
+        assert!(Settings::parse(&text).unwrap().remote.is_none());
+        let url = "s3://bucket/a\"b";
+        let changed = Settings::with_remote(&text, url).unwrap();
+        let remote = Settings::parse(&changed).unwrap().remote.unwrap();
+        assert_eq!((remote.url.as_str(), remote.newest, remote.grace_seconds), (url, Newest::Exact, 3600));
+        assert_eq!(Settings::with_remote(&changed, url).unwrap(), changed);
+        assert!(Settings::with_remote(&changed, "file:///x").unwrap_err().to_string().contains(url));
+        let example =
+            |line: &str| ["[remote]", "url =", "newest =", "bandwidth_mib ="].iter().any(|key| line.starts_with(key));
+        let uncomment = |line| match str::strip_prefix(line, "# ") {
+            Some(rest) if example(rest) => rest,
+            _ => line,
+        };
+        let text = text.lines().map(uncomment).collect::<Vec<_>>().join("\n");
+        assert_eq!(Settings::parse(&text).unwrap().remote.unwrap().bandwidth_mib, Some(100.0));
     }
 
     #[test]

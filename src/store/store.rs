@@ -178,9 +178,21 @@ impl Store {
     /// # Errors
     /// Device errors; [`Error::Settings`] if the setting has no line of its own in the file.
     pub fn set_default_profile(&mut self, profile: Profile) -> Result<(), Error> {
+        self.change_settings(|text| Settings::with_default_profile(text, profile))
+    }
+
+    /// Gives the store a remote, also in `stepfs.toml`.
+    ///
+    /// # Errors
+    /// Device errors; [`Error::Settings`] if it has another one.
+    pub fn set_remote(&mut self, url: &str) -> Result<(), Error> {
+        self.change_settings(|text| Settings::with_remote(text, url))
+    }
+
+    fn change_settings(&mut self, change: impl FnOnce(&str) -> Result<String, Error>) -> Result<(), Error> {
         let path = self.root.join(SETTINGS);
         let text = settings_text(&path)?;
-        let changed = Settings::with_default_profile(&text, profile)?;
+        let changed = change(&text)?;
         if changed != text {
             let new = self.root.join("stepfs.toml.new");
             self.io.replace(&new, &path, changed.as_bytes(), SETTINGS_STEPS).map_err(Error::io(&path))?;

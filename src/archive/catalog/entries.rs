@@ -13,11 +13,13 @@ use crate::store::step_pattern;
 pub(super) struct Entries {
     map: BTreeMap<PathBuf, Entry>,
     index: Index,
+    /// Grows with every change of an entry.
+    changes: u64,
 }
 
 impl Entries {
     pub(super) fn new(settle_ns: i64) -> Entries {
-        Entries { map: BTreeMap::new(), index: Index::new(settle_ns) }
+        Entries { map: BTreeMap::new(), index: Index::new(settle_ns), changes: 0 }
     }
 
     pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
@@ -35,6 +37,11 @@ impl Entries {
         self.map.range::<Path, _>(range).take_while(move |(p, _)| p.starts_with(path))
     }
 
+    /// Grows with every change of an entry.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     pub(super) fn index(&self) -> &Index {
         &self.index
     }
@@ -43,6 +50,7 @@ impl Entries {
     pub(super) fn insert(&mut self, path: PathBuf, entry: Entry) -> Option<Entry> {
         let old = self.remove(&path);
         let group = step_pattern::group(&path).map(Arc::from);
+        self.changes += 1;
         self.index.add(&path, group, &entry);
         self.map.insert(path, entry);
         old
@@ -51,6 +59,7 @@ impl Entries {
     pub(super) fn remove(&mut self, path: &Path) -> Option<Entry> {
         let old = self.map.remove(path)?;
         self.index.remove(old.sequence);
+        self.changes += 1;
         Some(old)
     }
 
@@ -66,6 +75,7 @@ impl Entries {
             self.index.remove(entry.sequence);
             change(entry);
             self.index.add(path, step_pattern::group(path).map(Arc::from), entry);
+            self.changes += 1;
         }
     }
 

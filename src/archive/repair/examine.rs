@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::recall::{Chain, ReadError};
 use crate::store::durable::Io;
 use crate::store::object::{Object, path_of};
-use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub};
+use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, is_of_remote};
 
 use super::damaged_object::{Found, find, open_plain};
 use super::rebuild::decodes;
@@ -182,6 +182,8 @@ pub(super) fn examine(
     let named: Vec<(Id, Vec<PathBuf>)> = found.names.iter().map(|(id, paths)| (*id, paths.clone())).collect();
     for (id, paths) in named.into_iter().filter(|(id, _)| !known.contains(id) && suspected(id, &found.names)) {
         let error = match Object::open_on(store.io(), &store.objects(), id) {
+            // It comes from the remote when it is read.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && all_of_remote(store, &paths) => continue,
             Err(error) if error.kind() == io::ErrorKind::NotFound => "the object is missing".to_string(),
             Err(error) => error.to_string(),
             Ok(_) => continue,
@@ -213,6 +215,10 @@ pub(super) fn examine(
         found.damaged.push(Damaged::new(Vec::new(), None, error));
     }
     Ok(found)
+}
+
+fn all_of_remote(store: &Store, paths: &[PathBuf]) -> bool {
+    paths.iter().all(|path| is_of_remote(&store.tree(), path).unwrap_or(false))
 }
 
 fn of_file(path: &Path, error: String) -> Damaged {

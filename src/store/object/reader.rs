@@ -121,6 +121,11 @@ impl Object {
         self.header.is_super_step()
     }
 
+    /// The object's file, for a copy of all its bytes.
+    pub fn file(&self) -> &DeviceFile {
+        &self.file
+    }
+
     /// The index.
     pub fn index(&self) -> &Index {
         &self.index

@@ -1,0 +1,137 @@
+//! The archive, as a remote sees it: what there is to push, and how names of other nodes appear.
+
+use std::fs::Metadata;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use crate::remote::{Daemon, Local, Place, Progress, Settings, Shape};
+use crate::store::{Id, Objects, Store};
+
+use super::catalog::{Catalog, State};
+use super::resident::ResidentReason;
+use super::{Archive, FileId, Outcome, found_at};
+
+impl Archive {
+    /// Starts the threads that keep this store and a remote in step, until [`Archive::stop`]. Once for each mount,
+    /// after [`Archive::start`].
+    ///
+    /// # Errors
+    /// Threads cannot be started.
+    pub fn connect(self: &Arc<Self>, place: Arc<dyn Place>, settings: Settings) -> io::Result<()> {
+        let daemon = Daemon::start(Arc::clone(self) as Arc<dyn Local>, place, settings)?;
+        *self.remote.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(daemon));
+        Ok(())
+    }
+
+    /// Ends the remote's threads.
+    pub(super) fn disconnect(&self) {
+        let daemon = self.remote.lock().unwrap_or_else(PoisonError::into_inner).take();
+        daemon.into_iter().for_each(|daemon| daemon.stop());
+    }
+
+    /// A program looks for a name: names of other nodes are read again soon.
+    pub fn looked(&self) {
+        self.looked.store(true, Ordering::Relaxed);
+    }
+
+    /// How far pushing has come; `None` without a remote.
+    pub fn remote_progress(&self) -> Option<Progress> {
+        self.daemon().map(|daemon| daemon.progress(self))
+    }
+
+    /// Lets the remote's threads go on without a pause, because somebody waits.
+    pub(super) fn hasten_remote(&self) {
+        self.daemon().into_iter().for_each(|daemon| daemon.hasten());
+    }
+
+    fn daemon(&self) -> Option<Arc<Daemon>> {
+        self.remote.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Enters a file that a remote's name appeared in.
+    fn enter_shown(&self, catalog: &mut Catalog, path: &Path, object: Option<Id>) {
+        catalog.removed(path, &self.objects);
+        let state = match object {
+            Some(id) => {
+                self.objects.name(id);
+                State::Released(id)
+            }
+            // It is examined like any file that was closed.
+            None => State::Closed,
+        };
+        catalog.found(path.to_path_buf(), state);
+    }
+}
+
+impl Local for Archive {
+    fn store(&self) -> &Store {
+        self.store()
+    }
+
+    fn objects(&self) -> &Arc<Objects> {
+        &self.objects
+    }
+
+    fn shape(&self, path: &Path) -> Shape {
+        use ResidentReason::{Incompressible, Small, Unfinished};
+        match self.catalog().get(path).map(|entry| &entry.state) {
+            None | Some(State::Staged | State::Closed | State::Durable(_)) => Shape::Unsettled,
+            Some(State::Sealed(_)) => Shape::Newest,
+            Some(State::Archived(_, id) | State::Released(id)) => Shape::Object(*id),
+            Some(State::Resident(Small | Incompressible | Unfinished)) => Shape::Whole,
+            // Its bytes are not known, or not known to be durable.
+            Some(State::Resident(_)) => Shape::Unsettled,
+        }
+    }
+
+    fn changes(&self) -> u64 {
+        self.catalog().changes() + self.notes.load(Ordering::Relaxed)
+    }
+
+    fn was_looked_at(&self) -> bool {
+        self.looked.swap(false, Ordering::Relaxed)
+    }
+
+    fn appeared(&self, path: &Path, object: Option<Id>) {
+        self.note(|catalog| self.enter_shown(catalog, path, object));
+        // A program may have removed it before the note was made.
+        if matches!(found_at(&self.store.tree(), path), Ok(None)) {
+            self.note(|catalog| catalog.removed(path, &self.objects));
+        }
+    }
+
+    fn replace(
+        &self,
+        path: &Path,
+        expect: &Metadata,
+        object: Option<Id>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        let Some(namespace) = self.namespace() else { return Ok(false) };
+        let outcome = namespace.exclusively(path, FileId::of(expect), &mut |reached| {
+            let replaced = commit(reached)?;
+            if replaced {
+                self.note(|catalog| self.enter_shown(catalog, path, object));
+            }
+            Ok(replaced)
+        })?;
+        Ok(outcome == Outcome::Done)
+    }
+
+    fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        let Some(namespace) = self.namespace() else { return Ok(false) };
+        if namespace.remove(path, FileId::of(expect), still)? != Outcome::Done {
+            return Ok(false);
+        }
+        // A directory that is empty now went on the other node too, or gets its next file there.
+        for above in path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
+            let Some(metadata) = found_at(&self.store.tree(), above)? else { continue };
+            if namespace.remove_directory(above, FileId::of(&metadata))? != Outcome::Done {
+                break;
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,180 @@
+//! A bucket as a remote (`s3://BUCKET/PREFIX`). The only file with asynchronous calls: one small runtime waits for
+//! them.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientConfigKey, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
+};
+use tokio::runtime::{Builder, Runtime};
+
+use super::place::{Error, Listed, Place, Result};
+use crate::container::ReadAt;
+
+/// Bytes of a part. S3 takes 5 MiB at least; a failed part is sent again whole.
+const PART_BYTES: u64 = 8 << 20;
+/// S3 takes 10,000 parts.
+const MAX_PARTS: u64 = 9_000;
+/// A request that fails is repeated within this time, with growing pauses that vary. The pusher tries again later.
+const RETRY_TIME: Duration = Duration::from_secs(20);
+/// A connection that is not there within this time will not come.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// A request that takes longer than this hangs: a part needs 140 KB/s.
+const REQUEST_TIME: Duration = Duration::from_secs(60);
+
+/// The bucket.
+pub(super) struct Bucket {
+    store: AmazonS3,
+    prefix: String,
+    runtime: Runtime,
+}
+
+impl Bucket {
+    /// Opens a bucket. Endpoint, region and credentials come from the environment (`AWS_*`), as `object_store` reads
+    /// them.
+    pub(super) fn open(bucket: &str, prefix: &str) -> Result<Bucket> {
+        // The first provider stays; all are the same.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let plain_http = std::env::var("AWS_ENDPOINT_URL")
+            .or_else(|_| std::env::var("AWS_ENDPOINT"))
+            .is_ok_and(|endpoint| endpoint.starts_with("http://"));
+        let backoff = BackoffConfig {
+            init_backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_secs(5),
+            ..BackoffConfig::default()
+        };
+        let retry = RetryConfig { backoff, max_retries: 8, retry_timeout: RETRY_TIME };
+        let time = |key, time: Duration| (AmazonS3ConfigKey::Client(key), format!("{} seconds", time.as_secs()));
+        let times = [time(ClientConfigKey::ConnectTimeout, CONNECT_TIME), time(ClientConfigKey::Timeout, REQUEST_TIME)];
+        let builder = AmazonS3Builder::from_env().with_bucket_name(bucket).with_retry(retry);
+        let builder = times.into_iter().fold(builder, |builder, (key, value)| builder.with_config(key, value));
+        let builder = if plain_http { builder.with_allow_http(true) } else { builder };
+        let store = builder.build().map_err(|error| told(error, bucket, "open"))?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        Ok(Bucket { store, prefix: prefix.trim_matches('/').to_string(), runtime })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        Path::from(format!("{}/{name}", self.prefix))
+    }
+
+    /// The name of a path, without the remote's prefix.
+    fn name(&self, path: &Path) -> Option<String> {
+        let rest = path.as_ref().strip_prefix(&self.prefix)?;
+        Some(rest.trim_start_matches('/').to_string())
+    }
+
+    async fn put_parts(&self, path: &Path, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()> {
+        let name = path.as_ref();
+        let mut upload = self.store.put_multipart(path).await.map_err(|error| told(error, name, "write"))?;
+        let part = PART_BYTES.max(len.div_ceil(MAX_PARTS));
+        let mut send = async || -> Result<()> {
+            let mut at = 0;
+            while at < len {
+                let bytes = read(body, at..(at + part).min(len))?;
+                pace(bytes.len() as u64);
+                at += bytes.len() as u64;
+                upload.put_part(PutPayload::from(bytes)).await.map_err(|error| told(error, name, "write"))?;
+            }
+            upload.complete().await.map_err(|error| told(error, name, "write"))?;
+            Ok(())
+        };
+        let sent = send().await;
+        if sent.is_err() {
+            // Best effort: a bucket's rules remove what is left of unfinished uploads.
+            let _ = upload.abort().await;
+        }
+        sent
+    }
+}
+
+fn read(body: &(dyn ReadAt + Sync), range: Range<u64>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    body.read_exact_at(&mut bytes, range.start)?;
+    Ok(bytes)
+}
+
+/// Sorts an error, without the request's headers or credentials.
+fn told(error: object_store::Error, name: &str, what: &str) -> Error {
+    use object_store::Error as Of;
+    let words = causes(&error);
+    match error {
+        // A missing bucket is no missing name: nothing may be concluded from it.
+        Of::NotFound { .. } if words.contains("NoSuchBucket") => {
+            Error::Denied(format!("{name}: the bucket is missing"))
+        }
+        Of::NotFound { .. } => Error::Missing(name.to_string()),
+        Of::PermissionDenied { .. } => Error::Denied(format!("{name}: the permission to {what} is missing: {words}")),
+        Of::Unauthenticated { .. } => Error::Denied(format!("{name}: the credentials are missing or wrong: {words}")),
+        _ => Error::Away(format!("{name}: {words}")),
+    }
+}
+
+/// The error's causes in one line.
+fn causes(error: &dyn std::error::Error) -> String {
+    let all = std::iter::successors(Some(error), |error| error.source());
+    let mut words: Vec<String> = all.map(ToString::to_string).collect();
+    words.dedup_by(|next, before| before.contains(next.as_str()));
+    let text: String = words.join(": ").split_whitespace().collect::<Vec<_>>().join(" ");
+    text.chars().take(300).collect()
+}
+
+impl Place for Bucket {
+    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()> {
+        let path = self.path(name);
+        if len > PART_BYTES {
+            return self.runtime.block_on(self.put_parts(&path, body, len, pace));
+        }
+        let bytes = read(body, 0..len)?;
+        pace(len);
+        let put = self.store.put(&path, PutPayload::from(bytes));
+        self.runtime.block_on(put).map(drop).map_err(|error| told(error, name, "write"))
+    }
+
+    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        let path = self.path(name);
+        let get = async {
+            if range.is_empty() {
+                return Ok(Vec::new());
+            }
+            match self.store.get_range(&path, range.clone()).await {
+                Ok(bytes) => Ok(bytes.to_vec()),
+                // The range begins behind the end, or the name is empty.
+                Err(error) => match self.store.head(&path).await {
+                    Ok(found) if found.size <= range.start => Ok(Vec::new()),
+                    _ => Err(error),
+                },
+            }
+        };
+        self.runtime.block_on(get).map_err(|error| told(error, name, "read"))
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        let path = self.path(prefix);
+        let listed = self.runtime.block_on(self.store.list(Some(&path)).try_collect::<Vec<_>>());
+        let listed = listed.map_err(|error| told(error, prefix, "list"))?;
+        Ok(listed
+            .into_iter()
+            .filter_map(|found| Some(Listed { name: self.name(&found.location)?, len: found.size }))
+            .collect())
+    }
+
+    fn folders(&self, prefix: &str) -> Result<Vec<String>> {
+        let path = self.path(prefix);
+        let listed = self.runtime.block_on(self.store.list_with_delimiter(Some(&path)));
+        let listed = listed.map_err(|error| told(error, prefix, "list"))?;
+        Ok(listed.common_prefixes.iter().filter_map(|found| found.filename().map(str::to_string)).collect())
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        match self.runtime.block_on(self.store.delete(&path)).map_err(|error| told(error, name, "delete")) {
+            Err(Error::Missing(_)) => Ok(()),
+            result => result,
+        }
+    }
+}

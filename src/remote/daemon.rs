@@ -1,0 +1,401 @@
+//! The threads that keep a mounted store and its remote in step. One pushes, one shows other nodes' names.
+//!
+//! They share the view and what the tree shows, each under a lock that is never held during a request or other I/O.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::fetch::Fetcher;
+use super::journal::Shown;
+use super::local::{Found, Local, walk};
+use super::pace::Pace;
+use super::place::{Error, Place, Result};
+use super::plan::plan;
+use super::push::{Backlog, Pusher};
+use super::reader::{Reader, lock};
+use super::tree;
+use super::view::{Stamp, View};
+use super::writer::Writer;
+use crate::clock::wall_ns;
+use crate::store::{Newest, in_parallel};
+
+/// How long to wait after a failed round, at first and at most. Each wait varies by half, so that many nodes do not
+/// come back at once.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How often to look for objects that nothing needs.
+const TIDY_EVERY: Duration = Duration::from_secs(60);
+/// How often to save what the tree shows. A name that is removed within this time before a crash may appear again.
+const SAVE_EVERY: Duration = Duration::from_secs(2);
+/// How often to read the names of other nodes while no program looks: a request for each node costs money.
+const IDLE_REFRESH: Duration = Duration::from_secs(30);
+/// How often to look whether something was closed or removed: a look at one number.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// How a store uses its remote.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `file:///DIRECTORY` or `s3://BUCKET/PREFIX`.
+    pub url: String,
+    /// This node's name.
+    pub node: String,
+    /// How the newest file of a lineage travels.
+    pub newest: Newest,
+    /// Bytes a second.
+    pub bandwidth: Option<u64>,
+    /// Age of the view at which it is read anew.
+    pub refresh: Duration,
+    /// How long objects stay that no name needs.
+    pub grace: Duration,
+}
+
+/// What `stepfs status` shows of a remote.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Its URL.
+    pub url: String,
+    /// This node's name.
+    pub node: String,
+    /// Files that are not pushed yet, of those that can be.
+    pub files: u64,
+    /// Bytes of them, as programs see them.
+    pub bytes: u64,
+    /// Age of the oldest of them, seconds.
+    pub oldest_seconds: Option<u64>,
+    /// All changes up to this one are pushed.
+    pub pushed: u64,
+    /// The present change.
+    pub changes: u64,
+    /// Names on the remote.
+    pub names: u64,
+    /// Why it does not go on at the moment.
+    pub failing: Option<String>,
+    /// Nodes of which part cannot be read, each with the reason.
+    pub broken: Vec<String>,
+}
+
+/// What the threads share.
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) view: Arc<Mutex<View>>,
+    pub(super) pace: Pace,
+    /// What the tree shows of the remote.
+    shown: Mutex<BTreeMap<PathBuf, Stamp>>,
+    backlog: Mutex<Backlog>,
+    /// Why pushing, and why showing, does not go on.
+    failing: Mutex<[Option<String>; 2]>,
+    /// All changes up to this one are pushed.
+    pushed: AtomicU64,
+    /// Somebody waits: no pause.
+    asked: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, shown: BTreeMap<PathBuf, Stamp>) -> Shared {
+        Shared {
+            pace: Pace::new(settings.bandwidth),
+            settings,
+            view: Arc::default(),
+            shown: Mutex::new(shown),
+            backlog: Mutex::default(),
+            failing: Mutex::default(),
+            pushed: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn shown(&self) -> BTreeMap<PathBuf, Stamp> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that the tree shows these changes, unless it shows later ones.
+    pub(super) fn agree(&self, names: &BTreeMap<PathBuf, Stamp>) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for (path, stamp) in names {
+            match shown.get_mut(path) {
+                Some(had) if *had < *stamp => *had = stamp.clone(),
+                Some(_) => {}
+                None => drop(shown.insert(path.clone(), stamp.clone())),
+            }
+        }
+    }
+
+    /// Forgets names whose shown change does not count any more.
+    fn prune(&self) -> BTreeMap<PathBuf, Stamp> {
+        let view = lock(&self.view);
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.retain(|path, stamp| view.winner(path).is_none_or(|(last, now)| last != *stamp || now.is_some()));
+        shown.clone()
+    }
+
+    pub(super) fn set_backlog(&self, backlog: &Backlog) {
+        *self.backlog.lock().unwrap_or_else(PoisonError::into_inner) = backlog.clone();
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.pace.is_stopped()
+    }
+
+    fn fails(&self, thread: usize, why: Option<String>) {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)[thread] = why;
+    }
+}
+
+/// The remote of a mounted store.
+pub struct Daemon {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Daemon {
+    /// Starts the threads. The remote need not answer yet.
+    ///
+    /// # Errors
+    /// Threads cannot be started.
+    pub fn start(local: Arc<dyn Local>, place: Arc<dyn Place>, settings: Settings) -> std::io::Result<Daemon> {
+        let shown = tree::load(local.store(), &settings.url);
+        let shared = Arc::new(Shared::new(settings, shown));
+        let fetcher = Fetcher::new(Arc::clone(&place), Arc::clone(&shared.view), local.store().tmp());
+        local.objects().look_elsewhere(Arc::new(fetcher));
+        let daemon = Daemon { shared, threads: Mutex::default() };
+        daemon.spawn("remote-push", &local, &place, push)?;
+        daemon.spawn("remote-show", &local, &place, show)?;
+        Ok(daemon)
+    }
+
+    fn spawn(
+        &self,
+        name: &str,
+        local: &Arc<dyn Local>,
+        place: &Arc<dyn Place>,
+        work: fn(&dyn Local, &Arc<dyn Place>, &Shared),
+    ) -> std::io::Result<()> {
+        let (local, place, shared) = (Arc::clone(local), Arc::clone(place), Arc::clone(&self.shared));
+        let thread = thread::Builder::new().name(name.into()).spawn(move || work(local.as_ref(), &place, &shared))?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+
+    /// Ends the threads after the request under way. The next start goes on.
+    pub fn stop(&self) {
+        self.shared.pace.stop();
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            if thread.join().is_err() {
+                log::error!("a thread of the remote had panicked");
+            }
+        }
+    }
+
+    /// Asks for a round without a pause: somebody waits.
+    pub fn hasten(&self) {
+        self.shared.asked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How far pushing has come.
+    pub fn progress(&self, local: &dyn Local) -> Progress {
+        let shared = &self.shared;
+        let backlog = shared.backlog.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let view = lock(&shared.view);
+        let age = |modified_ns: i64| (wall_ns() - modified_ns).max(0) as u64 / 1_000_000_000;
+        let broken =
+            |(name, node): (&String, &super::view::Node)| node.broken.as_ref().map(|why| format!("{name}: {why}"));
+        Progress {
+            url: shared.settings.url.clone(),
+            node: shared.settings.node.clone(),
+            files: backlog.files,
+            bytes: backlog.bytes,
+            oldest_seconds: backlog.oldest_ns.map(age),
+            pushed: shared.pushed.load(Ordering::Relaxed),
+            changes: local.changes(),
+            names: view.files().count() as u64,
+            failing: shared.failing.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().next().cloned(),
+            broken: view.nodes().iter().filter_map(broken).collect(),
+        }
+    }
+}
+
+/// Waits after a failure of a thread, longer each time.
+struct Pauses {
+    thread: usize,
+    next: Duration,
+}
+
+impl Pauses {
+    /// Waits, and reports the reason once.
+    fn after(&mut self, error: &Error, shared: &Shared) {
+        if self.next == FIRST_PAUSE {
+            log::warn!("remote: {error}; stepfs tries again, and nothing waits for it");
+        }
+        shared.fails(self.thread, Some(error.to_string()));
+        let varied = self.next.mul_f64(0.5 + (wall_ns() % 1000) as f64 / 1000.0);
+        let (until, asked) = (Instant::now() + varied, shared.asked.load(Ordering::Relaxed));
+        while Instant::now() < until && !shared.is_stopped() && shared.asked.load(Ordering::Relaxed) == asked {
+            shared.pace.sleep(LOOK_EVERY);
+        }
+        self.next = (self.next * 2).min(LONGEST_PAUSE);
+    }
+
+    fn end(&mut self, shared: &Shared) {
+        if std::mem::replace(&mut self.next, FIRST_PAUSE) != FIRST_PAUSE {
+            log::info!("remote: it answers again");
+        }
+        shared.fails(self.thread, None);
+    }
+}
+
+/// What the pushing thread does until it is stopped.
+fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
+    // Training comes first.
+    let _ = rustix::process::setpriority_process(None, 10);
+    let (mut pauses, mut pusher, mut writer) = (Pauses { thread: 0, next: FIRST_PAUSE }, Pusher::default(), None);
+    let (mut seen, mut tidy_at) = (None, Instant::now() + TIDY_EVERY);
+    while !shared.is_stopped() {
+        let changes = local.changes();
+        let now = (changes, lock(&shared.view).version());
+        let due = seen != Some(now);
+        let tidy = tidy_at <= Instant::now();
+        if !due && !tidy {
+            shared.pace.sleep(LOOK_EVERY);
+            continue;
+        }
+        let begun = Instant::now();
+        let mut round = || -> Result<bool> {
+            let writer = match &mut writer {
+                Some(writer) => writer,
+                None => {
+                    let (node, store) = (&shared.settings.node, local.store().id());
+                    let known = shared.shown().values().any(|stamp| stamp.node == *node);
+                    writer.insert(Writer::claim(Arc::clone(place), Arc::clone(&shared.view), node, store, known)?)
+                }
+            };
+            let done = pusher.round(local, writer, shared)?;
+            if tidy {
+                writer.tidy(shared.settings.grace)?;
+                tidy_at = Instant::now() + TIDY_EVERY;
+            }
+            Ok(done)
+        };
+        match round() {
+            Ok(done) => {
+                pauses.end(shared);
+                if done {
+                    shared.pushed.fetch_max(changes, Ordering::Relaxed);
+                }
+                // Own segments change the view; nothing new follows from them.
+                seen = done.then(|| (changes, lock(&shared.view).version()));
+                // A tree of many files takes its time: at most half of it, while programs save all the time.
+                shared.pace.sleep(LOOK_EVERY.max(begun.elapsed().min(FIRST_PAUSE)));
+            }
+            Err(_) if shared.is_stopped() => {}
+            Err(error) => pauses.after(&error, shared),
+        }
+    }
+}
+
+/// Waits until a program looks for a name and the view is older than the settings say, or until it is much older.
+fn wait_for_a_look(local: &dyn Local, shared: &Shared) {
+    let (begun, age) = (Instant::now(), shared.settings.refresh);
+    let mut looked = false;
+    while !shared.is_stopped() && begun.elapsed() < IDLE_REFRESH.max(age) {
+        looked |= local.was_looked_at();
+        if looked && begun.elapsed() >= age {
+            return;
+        }
+        shared.pace.sleep(LOOK_EVERY.min(age));
+    }
+}
+
+/// What the showing thread does until it is stopped.
+fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
+    let (mut pauses, mut seen) = (Pauses { thread: 1, next: FIRST_PAUSE }, None);
+    let (mut saved, mut save_at) = (shared.shown(), Instant::now());
+    while !shared.is_stopped() {
+        let mut round = || -> Result<bool> {
+            Reader::refresh(place.as_ref(), &shared.view)?;
+            let version = lock(&shared.view).version();
+            let done = seen == Some(version) || take_all(local, shared)?;
+            seen = done.then_some(version);
+            Ok(done)
+        };
+        match round() {
+            Ok(done) => {
+                pauses.end(shared);
+                // A file that somebody has open is exchanged once it is closed.
+                if done { wait_for_a_look(local, shared) } else { shared.pace.sleep(shared.settings.refresh) }
+            }
+            Err(_) if shared.is_stopped() => {}
+            Err(error) => {
+                pauses.after(&error, shared);
+                continue;
+            }
+        }
+        if save_at <= Instant::now() {
+            save(local, shared, &mut saved);
+            save_at = Instant::now() + SAVE_EVERY;
+        }
+    }
+    save(local, shared, &mut saved);
+}
+
+fn save(local: &dyn Local, shared: &Shared, saved: &mut BTreeMap<PathBuf, Stamp>) {
+    let shown = shared.prune();
+    if shown == *saved {
+        return;
+    }
+    match tree::save(local.store(), &shared.settings.url, &shared.settings.node, &shown) {
+        Ok(()) => *saved = shown,
+        Err(error) => log::warn!("remote.shown cannot be written now: {error}"),
+    }
+}
+
+/// Shows what changed. True if nothing is left to show.
+pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<bool> {
+    let (node, newest) = (&shared.settings.node, shared.settings.newest);
+    let files = walk(local)?;
+    // After the tree was listed: a name that a user removes meanwhile is not shown again.
+    let shown = shared.shown();
+    let due: Vec<(PathBuf, Stamp, Option<Shown>)> = {
+        let view = lock(&shared.view);
+        let plan = plan(node, &view, &files, &shown, newest);
+        let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
+            let now = view.winner(&path).and_then(|(_, now)| now.cloned())?;
+            Some((path, stamp, Some(now)))
+        });
+        let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
+        takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
+    };
+    // Several at once: each waits for the device.
+    let taken = in_parallel(&due, |(path, stamp, now)| match take(local, path, files.get(path), stamp, now.as_ref()) {
+        Ok(true) => {
+            shared.agree(&BTreeMap::from([(path.clone(), stamp.clone())]));
+            true
+        }
+        Ok(false) => false,
+        Err(error) => {
+            log::warn!("remote: {} cannot be shown: {error}", path.display());
+            false
+        }
+    });
+    Ok(taken.into_iter().all(|done| done))
+}
+
+fn take(
+    local: &dyn Local,
+    path: &Path,
+    found: Option<&Found>,
+    stamp: &Stamp,
+    now: Option<&Shown>,
+) -> std::io::Result<bool> {
+    match (now, found) {
+        (Some(now), _) => tree::show(local, path, found, stamp, now),
+        (None, Some(found)) => tree::take_away(local, path, found),
+        (None, None) => Ok(true),
+    }
+}

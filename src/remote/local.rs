@@ -1,0 +1,195 @@
+//! What a store's tree has, and what the archive says of it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::view::Stamp;
+use crate::store::{Id, Objects, REMOTE, Store, beneath};
+
+/// What the archive says of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// It may still change, or is not durable yet.
+    Unsettled,
+    /// Durable, and the newest of its lineage or of an unknown one: its bytes are in the tree.
+    Newest,
+    /// Durable, and no object will be made of it: its bytes are in the tree.
+    Whole,
+    /// An object holds its bytes.
+    Object(Id),
+}
+
+/// The archive, as the remote sees it. All paths are relative to the tree.
+pub trait Local: Send + Sync {
+    /// The store.
+    fn store(&self) -> &Store;
+
+    /// Its objects.
+    fn objects(&self) -> &Arc<Objects>;
+
+    /// What the archive knows of a regular file.
+    fn shape(&self, path: &Path) -> Shape;
+
+    /// Grows with every change of a file or its name.
+    fn changes(&self) -> u64;
+
+    /// True if a program looked for a name since the last call.
+    fn was_looked_at(&self) -> bool;
+
+    /// Tells the archive of a file that appeared at `path`; an object holds its bytes, or it is whole.
+    fn appeared(&self, path: &Path, object: Option<Id>);
+
+    /// Runs `commit`, which replaces the file at `path` and answers whether it did, while nobody can open it. False if
+    /// it is no longer that file, or somebody has it open.
+    ///
+    /// # Errors
+    /// Those of `commit`.
+    fn replace(
+        &self,
+        path: &Path,
+        expect: &Metadata,
+        object: Option<Id>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
+    ) -> io::Result<bool>;
+
+    /// Removes a name if `still` agrees while nobody can open or change the file. False if it is no longer that file,
+    /// or somebody is about to write to it.
+    ///
+    /// # Errors
+    /// Device errors, or those of `still`.
+    fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool>;
+}
+
+/// The mark of a file that shows a name of the remote.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// The change that it shows.
+    pub(super) stamp: Stamp,
+    /// Inode number of the file.
+    pub(super) inode: u64,
+    /// Modification time of the file.
+    pub(super) modified_ns: i64,
+}
+
+impl Mark {
+    /// The value of the extended attribute.
+    pub(super) fn text(&self) -> String {
+        format!("{} {} {} {}", self.stamp.time, self.stamp.node, self.inode, self.modified_ns)
+    }
+
+    fn parse(value: &[u8]) -> Option<Mark> {
+        let mut words = std::str::from_utf8(value).ok()?.split(' ');
+        let time = words.next()?.parse().ok()?;
+        let node = words.next()?.to_string();
+        let (inode, modified_ns) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(Mark { stamp: Stamp { time, node }, inode, modified_ns })
+    }
+}
+
+/// A file or symbolic link of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) shape: Shape,
+    pub(super) inode: u64,
+    pub(super) len: u64,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) modified_ns: i64,
+    /// Target of a symbolic link.
+    pub(super) link: Option<Vec<u8>>,
+    /// The change of the remote that it shows, if nobody has written to it since.
+    pub(super) foreign: Option<Stamp>,
+}
+
+impl Found {
+    /// True if a name still has the file that was found.
+    pub(super) fn is(&self, now: &Metadata) -> bool {
+        let is_link = now.file_type().is_symlink();
+        let same_kind = is_link == self.link.is_some();
+        same_kind
+            && (now.ino(), modified_ns(now)) == (self.inode, self.modified_ns)
+            && (is_link || now.len() == self.len)
+    }
+}
+
+/// Modification time in nanoseconds since 1970.
+pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
+    metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
+}
+
+/// All regular files and symbolic links of the tree. A name that moves meanwhile may be missing.
+///
+/// # Errors
+/// A directory cannot be listed.
+pub(super) fn walk(local: &dyn Local) -> io::Result<BTreeMap<PathBuf, Found>> {
+    let (tree, mut found) = (local.store().tree(), BTreeMap::new());
+    let mut rest = vec![PathBuf::new()];
+    while let Some(directory) = rest.pop() {
+        let opened = match beneath::open_dir(&tree, &directory) {
+            // It went, or a program put something else in its place.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => continue,
+            opened => opened?,
+        };
+        let at = beneath::by_descriptor(&opened);
+        for entry in fs::read_dir(&at)? {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            if entry.file_type()?.is_dir() {
+                rest.push(path);
+                continue;
+            }
+            let of = match look(local, &entry.path(), &path) {
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => continue,
+                of => of?,
+            };
+            found.extend(of.map(|of| (path, of)));
+        }
+    }
+    Ok(found)
+}
+
+/// What is at `path`, which `reached` leads to; `None` for other kinds of files.
+fn look(local: &dyn Local, reached: &Path, path: &Path) -> io::Result<Option<Found>> {
+    let metadata = fs::symlink_metadata(reached)?;
+    let is_link = metadata.file_type().is_symlink();
+    if !is_link && !metadata.is_file() {
+        return Ok(None);
+    }
+    let link = if is_link { Some(fs::read_link(reached)?.as_os_str().as_bytes().to_vec()) } else { None };
+    let of = (metadata.ino(), modified_ns(&metadata));
+    Ok(Some(Found {
+        shape: if is_link { Shape::Whole } else { local.shape(path) },
+        inode: metadata.ino(),
+        len: if is_link { 0 } else { metadata.len() },
+        mode: if is_link { 0o777 } else { metadata.mode() & 0o7777 },
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        modified_ns: of.1,
+        link,
+        foreign: mark(reached).filter(|mark| (mark.inode, mark.modified_ns) == of).map(|mark| mark.stamp),
+    }))
+}
+
+/// The mark of a file. A symbolic link cannot have one.
+fn mark(reached: &Path) -> Option<Mark> {
+    xattr::get(reached, OsStr::new(REMOTE)).ok().flatten().and_then(|value| Mark::parse(&value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written() {
+        let mark = Mark { stamp: Stamp { time: 7, node: "a-b".into() }, inode: 5, modified_ns: -3 };
+        assert_eq!(Mark::parse(mark.text().as_bytes()), Some(mark));
+        assert_eq!(Mark::parse(b"7 a"), None);
+    }
+}

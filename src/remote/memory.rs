@@ -1,0 +1,113 @@
+//! A remote in memory that counts requests and fails on demand, for crash histories.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::place::{Error, Listed, Place, Result};
+use crate::container::ReadAt;
+
+/// What is behind the lock.
+#[derive(Default)]
+struct Inside {
+    names: BTreeMap<String, Vec<u8>>,
+    requests: u64,
+    /// Requests left before all fail.
+    left: Option<u64>,
+    /// The failing request was carried out nevertheless: only its answer was lost.
+    answer_lost: bool,
+}
+
+/// The remote.
+#[derive(Default)]
+pub(super) struct Memory(Mutex<Inside>);
+
+impl Memory {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inside> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets `count` more requests succeed. Then all fail; with `answer_lost` the first of them is carried out.
+    pub(super) fn fail_after(&self, count: Option<u64>, answer_lost: bool) {
+        let mut inside = self.lock();
+        (inside.left, inside.answer_lost) = (count, answer_lost);
+    }
+
+    /// Requests so far.
+    pub(super) fn requests(&self) -> u64 {
+        self.lock().requests
+    }
+
+    /// All names with their bytes.
+    pub(super) fn names(&self) -> BTreeMap<String, Vec<u8>> {
+        self.lock().names.clone()
+    }
+
+    /// Changes a name's bytes without a request.
+    pub(super) fn set(&self, name: &str, bytes: Option<Vec<u8>>) {
+        match bytes {
+            Some(bytes) => self.lock().names.insert(name.to_string(), bytes),
+            None => self.lock().names.remove(name),
+        };
+    }
+
+    fn request<T>(&self, act: impl FnOnce(&mut BTreeMap<String, Vec<u8>>) -> Result<T>) -> Result<T> {
+        let mut inside = self.lock();
+        inside.requests += 1;
+        let away = || Error::Away("the remote is away".into());
+        match inside.left {
+            Some(0) => {
+                if std::mem::take(&mut inside.answer_lost) {
+                    let _ = act(&mut inside.names);
+                }
+                return Err(away());
+            }
+            Some(left) => inside.left = Some(left - 1),
+            None => {}
+        }
+        act(&mut inside.names)
+    }
+}
+
+impl Place for Memory {
+    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()> {
+        let mut bytes = vec![0; len as usize];
+        body.read_exact_at(&mut bytes, 0)?;
+        pace(len);
+        self.request(|names| {
+            names.insert(name.to_string(), bytes);
+            Ok(())
+        })
+    }
+
+    fn get(&self, name: &str, range: Range<u64>) -> Result<Vec<u8>> {
+        self.request(|names| {
+            let bytes = names.get(name).ok_or_else(|| Error::Missing(name.to_string()))?;
+            let end = (range.end as usize).min(bytes.len());
+            Ok(bytes.get(range.start as usize..end).unwrap_or(&[]).to_vec())
+        })
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
+        self.request(|names| {
+            let below = names.iter().filter(|(name, _)| name.starts_with(prefix));
+            Ok(below.map(|(name, bytes)| Listed { name: name.clone(), len: bytes.len() as u64 }).collect())
+        })
+    }
+
+    fn folders(&self, prefix: &str) -> Result<Vec<String>> {
+        self.request(|names| {
+            let below = names.keys().filter_map(|name| name.strip_prefix(prefix)?.split('/').next());
+            let mut found: Vec<String> = below.map(str::to_string).collect();
+            found.dedup();
+            Ok(found)
+        })
+    }
+
+    fn delete(&self, name: &str) -> Result<()> {
+        self.request(|names| {
+            names.remove(name);
+            Ok(())
+        })
+    }
+}

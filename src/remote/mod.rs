@@ -1,0 +1,47 @@
+//! A remote: a bucket, or a directory on a shared file system, that holds what a store has pushed.
+//!
+//! Many nodes share one remote. Each node owns the names below `nodes/NODE/`, and only it writes or deletes them. So no
+//! lock, no leader and no common clock is needed.
+//!
+//! - [`place`]: what stepfs asks of a remote. [`directory`] and `bucket` answer it; `memory` does in tests.
+//! - [`journal`]: the bytes of a journal's segments (docs/FORMAT.md, "Remote").
+//! - [`view`]: the union of all nodes' journals.
+//! - [`reader`]: brings a view up to date.
+//! - [`writer`]: puts objects, then the segment that names them; collects what nothing names.
+//! - [`whole`]: an object for a file that the archive has not encoded.
+//! - [`fetch`]: brings an object and its ancestors into the store.
+//! - [`daemon`]: the thread that keeps a mounted store and its remote in step.
+//!
+//! No name may ever point to an object that is not there. No node may delete another node's names. Neither a thread
+//! that answers the kernel nor the catalog's lock may wait for a remote.
+
+#[cfg(feature = "s3")]
+mod bucket;
+pub mod daemon;
+mod directory;
+mod fetch;
+pub mod journal;
+mod local;
+#[cfg(test)]
+mod memory;
+mod pace;
+pub mod place;
+mod plan;
+mod push;
+mod reader;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod url;
+pub mod view;
+mod whole;
+mod writer;
+
+pub use daemon::{Daemon, Progress, Settings};
+pub use fetch::fetch_whole;
+pub use local::{Local, Shape};
+pub use place::{Error, Place};
+pub use reader::{Reader, check_name};
+pub use url::{directory_of, open};
+pub use view::View;
+pub use writer::Writer;

@@ -1,0 +1,75 @@
+//! Bandwidth: how long to wait before bytes go.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Lets bytes pass at a rate, and ends waits when the daemon stops.
+pub(super) struct Pace {
+    /// Bytes a second; `None` without limit.
+    rate: Option<u64>,
+    /// When the bytes that have passed are paid for; and whether the daemon stops. Held for moments.
+    inside: Mutex<(Instant, bool)>,
+    stopped: Condvar,
+}
+
+impl Pace {
+    pub(super) fn new(rate: Option<u64>) -> Pace {
+        Pace { rate, inside: Mutex::new((Instant::now(), false)), stopped: Condvar::new() }
+    }
+
+    /// Waits until `bytes` more may go.
+    pub(super) fn take(&self, bytes: u64) {
+        let Some(rate) = self.rate.filter(|rate| *rate > 0) else { return };
+        let cost = Duration::from_secs_f64(bytes as f64 / rate as f64);
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = inside.0.max(Instant::now());
+        inside.0 = begin + cost;
+        loop {
+            let left = begin.saturating_duration_since(Instant::now());
+            if left.is_zero() || inside.1 {
+                return;
+            }
+            inside = self.stopped.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits for a time, or until the daemon stops.
+    pub(super) fn sleep(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || inside.1 {
+                return;
+            }
+            inside = self.stopped.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Ends all waits, now and later.
+    pub(super) fn stop(&self) {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner).1 = true;
+        self.stopped.notify_all();
+    }
+
+    /// True once the daemon stops.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_pass_at_the_rate() {
+        let pace = Pace::new(Some(1_000_000));
+        let begun = Instant::now();
+        (0..5).for_each(|_| pace.take(50_000));
+        // The first piece goes at once; four are waited for.
+        assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+        pace.stop();
+        pace.take(u64::MAX >> 20);
+    }
+}

@@ -1,0 +1,296 @@
+//! Decides what to push and what to show, from the tree and the view alone (pure).
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+use super::journal::{Content, Shown};
+use super::local::{Found, Shape};
+use super::view::{Stamp, View};
+use crate::store::{Id, MIN_RELEASE_BYTES, Newest};
+
+/// The bytes of a name to be pushed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    /// The journal takes them: a small file or a link.
+    Inline,
+    /// They are on the remote already.
+    There(Content),
+    /// An object of the archive.
+    Object(Id),
+    /// All bytes, as an object that is made for it.
+    Whole,
+}
+
+/// What to do.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Names to push, the newest first.
+    pub(super) puts: Vec<(PathBuf, Want)>,
+    /// Names that a user of this tree removed.
+    pub(super) removals: Vec<PathBuf>,
+    /// Names to show here.
+    pub(super) takes: Vec<(PathBuf, Stamp)>,
+    /// Names that another node removed.
+    pub(super) drops: Vec<PathBuf>,
+    /// What the tree shows of the remote now.
+    pub(super) agrees: BTreeMap<PathBuf, Stamp>,
+}
+
+/// Compares the tree of node `me` with the view. `shown` is what the tree showed before `files` were listed: a name of
+/// it that is missing now was removed here.
+pub(super) fn plan(
+    me: &str,
+    view: &View,
+    files: &BTreeMap<PathBuf, Found>,
+    shown: &BTreeMap<PathBuf, Stamp>,
+    newest: Newest,
+) -> Plan {
+    let mut plan = Plan::default();
+    let known = Known::of(me, view);
+    for (path, stamp, now) in view.all() {
+        if files.contains_key(path) {
+            continue;
+        }
+        match now {
+            Some(_) if shown.get(path) == Some(&stamp) => plan.removals.push(path.clone()),
+            Some(now) if is_whole(view, now) => plan.takes.push((path.clone(), stamp)),
+            _ => {}
+        }
+    }
+    for (path, file) in files {
+        let winner = view.winner(path);
+        let own = view.of_node(path, me).and_then(|change| Some((change.time, change.shown.as_ref()?)));
+        let is_own = own.is_some_and(|(_, record)| is_same_file(file, record));
+        match &winner {
+            // It shows the change that counts.
+            Some((stamp, Some(_))) if file.foreign.as_ref() == Some(stamp) => {
+                plan.agrees.insert(path.clone(), stamp.clone());
+                continue;
+            }
+            // Nobody removed it: its node's journal cannot be read at the moment.
+            None if file.foreign.as_ref().is_some_and(|stamp| is_unreadable(view, &stamp.node)) => continue,
+            Some((stamp, Some(now))) if file.link.is_some() && is_same_file(file, now) => {
+                plan.agrees.insert(path.clone(), stamp.clone());
+                continue;
+            }
+            // Somebody is writing: what is there then is the later change.
+            Some((stamp, _)) if stamp.node != me && file.shape == Shape::Unsettled => continue,
+            // A link has no mark: a change that was never shown here is news.
+            Some((stamp, now))
+                if stamp.node != me && file.link.is_some() && shown.get(path).is_some_and(|had| had < stamp) =>
+            {
+                match now {
+                    Some(_) => plan.takes.push((path.clone(), stamp.clone())),
+                    None => plan.drops.push(path.clone()),
+                }
+                continue;
+            }
+            // Another node's later change counts, and nobody wrote here since the change that this file shows.
+            Some((stamp, now)) if stamp.node != me && (file.foreign.is_some() || is_own) => {
+                match now {
+                    Some(now) if is_whole(view, now) => plan.takes.push((path.clone(), stamp.clone())),
+                    Some(_) => {}
+                    None => plan.drops.push(path.clone()),
+                }
+                continue;
+            }
+            _ => {}
+        }
+        let counts = winner.as_ref().filter(|(stamp, now)| stamp.node == me && now.is_some());
+        let pushed = counts.and_then(|(stamp, now)| Some((stamp, (*now)?)));
+        match want(me, view, file, pushed.map(|(_, record)| record), &known, newest) {
+            Some(want) => plan.puts.push((path.clone(), want)),
+            None => plan.agrees.extend(pushed.map(|(stamp, _)| (path.clone(), stamp.clone()))),
+        }
+    }
+    let modified = |path: &PathBuf| files.get(path).map_or(0, |file| file.modified_ns);
+    plan.puts.sort_by_key(|(path, _)| std::cmp::Reverse(modified(path)));
+    plan
+}
+
+/// Whole files that this node pushed, by the file they were made from: a rename pushes nothing again.
+struct Known(HashMap<(u64, i64, u64), Content>);
+
+impl Known {
+    fn of(me: &str, view: &View) -> Known {
+        let own = view.files().filter(|(_, stamp, _)| stamp.node == me);
+        Known(
+            own.map(|(_, _, record)| ((record.inode, record.modified_ns, record.len), record.content.clone()))
+                .collect(),
+        )
+    }
+}
+
+/// What to push of a file; `None` if nothing.
+fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Known, newest: Newest) -> Option<Want> {
+    let same_attributes = |record: &Shown| (record.mode, record.uid, record.gid) == (file.mode, file.uid, file.gid);
+    if let Some(target) = &file.link {
+        let is_pushed = pushed.is_some_and(|record| record.content == Content::Link(target.clone()));
+        return (!is_pushed).then_some(Want::Inline);
+    }
+    match file.shape {
+        Shape::Unsettled => None,
+        Shape::Object(id) => {
+            let has = |record: &&Shown| matches!(&record.content, Content::Object { id: of, .. } if *of == id);
+            let same = |record: &Shown| same_attributes(record) && record.modified_ns == file.modified_ns;
+            if pushed.filter(has).is_some_and(same) {
+                return None;
+            }
+            // A renamed copy of another node's name, or new attributes of an object that is there.
+            let owner = if view.chain(me, id).is_some() { Some(me) } else { view.owner_of(id) };
+            let there = owner.filter(|owner| *owner == me || file.foreign.is_some());
+            Some(there.map_or(Want::Object(id), |owner| Want::There(Content::Object { owner: owner.into(), id })))
+        }
+        Shape::Newest if newest == Newest::None && file.len >= MIN_RELEASE_BYTES => None,
+        Shape::Newest | Shape::Whole => {
+            if pushed.is_some_and(|record| is_same_file(file, record) && same_attributes(record)) {
+                return None;
+            }
+            if file.len < MIN_RELEASE_BYTES {
+                return Some(Want::Inline);
+            }
+            let there = known.0.get(&(file.inode, file.modified_ns, file.len));
+            Some(
+                there
+                    .filter(|content| matches!(content, Content::Object { .. }))
+                    .cloned()
+                    .map_or(Want::Whole, Want::There),
+            )
+        }
+    }
+}
+
+/// True if a record of this node was made from this very file. Content cannot change without its time.
+fn is_same_file(file: &Found, record: &Shown) -> bool {
+    if let (Some(target), Content::Link(of)) = (&file.link, &record.content) {
+        return target == of;
+    }
+    // A release changes the inode, but not the state that the file is.
+    let same_bytes = record.inode == file.inode || matches!(file.shape, Shape::Object(_));
+    same_bytes && (record.modified_ns, record.len) == (file.modified_ns, file.len) && file.link.is_none()
+}
+
+/// True if part of a node's journal is missing or cannot be read.
+fn is_unreadable(view: &View, node: &str) -> bool {
+    view.nodes().get(node).is_none_or(|node| node.broken.is_some())
+}
+
+/// True if all objects of a name are known to be on the remote.
+fn is_whole(view: &View, shown: &Shown) -> bool {
+    match &shown.content {
+        Content::Inline(_) | Content::Link(_) => true,
+        Content::Object { owner, id } => view.chain(owner, *id).is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::journal::{Encoding, Kind, Record, Segment};
+    use super::*;
+
+    fn file(shape: Shape) -> Found {
+        Found { shape, inode: 5, len: 100_000, mode: 0o644, uid: 0, gid: 0, modified_ns: 50, link: None, foreign: None }
+    }
+
+    fn record(file: &Found, content: Content) -> Shown {
+        let Found { mode, uid, gid, len, modified_ns, inode, .. } = *file;
+        Shown { mode, uid, gid, len, modified_ns, inode, content }
+    }
+
+    fn object(owner: &str, id: u8) -> Content {
+        Content::Object { owner: owner.into(), id: Id([id; 16]) }
+    }
+
+    fn put(view: &mut View, node: &str, time: u64, path: &str, shown: Option<Shown>) {
+        let path = PathBuf::from(path);
+        let mut records = Vec::new();
+        if let Some(Content::Object { id, .. }) = shown.as_ref().map(|shown| &shown.content) {
+            records.push(Record::Object(Encoding { id: *id, parent: None, hash: 0, len: 1 }));
+        }
+        records.push(match shown {
+            Some(shown) => Record::Put { time, path, shown },
+            None => Record::Removed { time, path },
+        });
+        let segment =
+            Segment { kind: Kind::Changes, store: Id([1; 16]), node: node.into(), epoch: 1, sequence: time, records };
+        view.apply(&segment);
+    }
+
+    fn decide(view: &View, files: &[(&str, Found)], shown: &[(&str, u64, &str)]) -> Plan {
+        let files = files.iter().map(|(path, file)| (PathBuf::from(path), file.clone())).collect();
+        let stamp = |time: u64, node: &str| Stamp { time, node: node.into() };
+        let shown = shown.iter().map(|(path, time, node)| (PathBuf::from(path), stamp(*time, node))).collect();
+        plan("me", view, &files, &shown, Newest::Exact)
+    }
+
+    #[test]
+    fn a_new_file_is_pushed_once() {
+        let mut view = View::default();
+        let new = file(Shape::Newest);
+        assert_eq!(decide(&view, &[("x", new.clone())], &[]).puts, [("x".into(), Want::Whole)]);
+        put(&mut view, "me", 1, "x", Some(record(&new, object("me", 1))));
+        let done = decide(&view, &[("x", new.clone())], &[]);
+        assert!(done.puts.is_empty() && done.agrees.len() == 1);
+        // Released: another inode, and an object of the archive.
+        let released = Found { inode: 9, ..file(Shape::Object(Id([2; 16]))) };
+        assert_eq!(decide(&view, &[("x", released.clone())], &[]).puts, [("x".into(), Want::Object(Id([2; 16])))]);
+        put(&mut view, "me", 2, "x", Some(record(&released, object("me", 2))));
+        assert!(decide(&view, &[("x", released)], &[]).puts.is_empty());
+        // Renamed: its bytes are there.
+        let renamed = decide(&view, &[("y", Found { inode: 9, ..new })], &[("x", 2, "me")]);
+        assert!(matches!(&renamed.puts[..], [(_, Want::There(_))]), "{renamed:?}");
+        assert_eq!(renamed.removals, [PathBuf::from("x")]);
+    }
+
+    #[test]
+    fn what_may_still_change_is_left_alone() {
+        let mut view = View::default();
+        let open = file(Shape::Unsettled);
+        put(&mut view, "me", 1, "x", Some(record(&file(Shape::Newest), object("me", 1))));
+        let plan = decide(&view, &[("x", Found { modified_ns: 99, ..open }), ("y", file(Shape::Unsettled))], &[]);
+        assert_eq!((plan.puts.len(), plan.removals.len(), plan.takes.len(), plan.drops.len()), (0, 0, 0, 0));
+    }
+
+    #[test]
+    fn only_a_name_that_was_shown_here_is_removed_everywhere() {
+        let mut view = View::default();
+        put(&mut view, "other", 3, "x", Some(record(&file(Shape::Newest), object("other", 1))));
+        put(&mut view, "me", 4, "mine", Some(record(&file(Shape::Newest), object("me", 1))));
+        // A store that lost its tree, or is new, shows them; it removes nothing.
+        let fresh = decide(&view, &[], &[]);
+        assert_eq!((fresh.takes.len(), fresh.removals.len()), (2, 0));
+        // An older state of the name was shown: the newer one was never removed.
+        assert_eq!(decide(&view, &[], &[("x", 2, "other")]).removals.len(), 0);
+        let removed = decide(&view, &[], &[("x", 3, "other"), ("mine", 4, "me")]);
+        assert_eq!((removed.takes.len(), removed.removals.len()), (0, 2));
+    }
+
+    #[test]
+    fn a_name_without_its_object_is_not_shown() {
+        let mut view = View::default();
+        let gone = record(&file(Shape::Newest), object("nobody", 7));
+        put(&mut view, "other", 3, "x", Some(gone));
+        assert_eq!(decide(&view, &[], &[]), Plan::default());
+    }
+
+    #[test]
+    fn the_later_change_counts_unless_somebody_wrote_here_since() {
+        let mut view = View::default();
+        let stamp = |time, node: &str| Some(Stamp { time, node: node.into() });
+        put(&mut view, "other", 3, "x", Some(record(&file(Shape::Newest), object("other", 1))));
+        let copy = Found { foreign: stamp(3, "other"), ..file(Shape::Object(Id([1; 16]))) };
+        assert_eq!(decide(&view, &[("x", copy.clone())], &[]).agrees.len(), 1);
+        put(&mut view, "third", 5, "x", Some(record(&file(Shape::Newest), object("third", 2))));
+        assert_eq!(decide(&view, &[("x", copy.clone())], &[]).takes, [("x".into(), stamp(5, "third").unwrap())]);
+        let written = Found { foreign: None, modified_ns: 60, ..file(Shape::Newest) };
+        assert_eq!(decide(&view, &[("x", written.clone())], &[]).puts, [("x".into(), Want::Whole)]);
+        put(&mut view, "third", 6, "x", None);
+        assert_eq!(decide(&view, &[("x", copy)], &[]).drops, [PathBuf::from("x")]);
+        assert_eq!(decide(&view, &[("x", written.clone())], &[]).puts, [("x".into(), Want::Whole)]);
+        // This node's own removal never takes a file away that is there again.
+        put(&mut view, "me", 7, "x", None);
+        let back = Found { foreign: stamp(3, "other"), ..file(Shape::Object(Id([1; 16]))) };
+        let plan = decide(&view, &[("x", back)], &[]);
+        assert!(plan.drops.is_empty() && matches!(&plan.puts[..], [(_, Want::There(_))]), "{plan:?}");
+    }
+}

@@ -1,0 +1,247 @@
+//! One round of pushing: what the tree has and the remote has not, the newest first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::daemon::Shared;
+use super::journal::{Content, Record, Shown};
+use super::local::{Found, Local, Shape, modified_ns, walk};
+use super::place::{Error, Result};
+use super::plan::{Want, plan};
+use super::reader::lock;
+use super::view::Stamp;
+use super::writer::Writer;
+use super::{tree, whole};
+use crate::container::ReadAt;
+use crate::store::durable::DeviceFile;
+use crate::store::object::Object;
+use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES};
+
+/// A removed name waits at most this long for files that may have taken its bytes: a rename is one change then.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
+/// Changes in one segment.
+const AT_ONCE: usize = 5_000;
+/// Bytes of small files in one segment.
+const INLINE_AT_ONCE: u64 = 32 << 20;
+
+/// What is left to push.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Backlog {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+    /// Modification time of the oldest.
+    pub(super) oldest_ns: Option<i64>,
+}
+
+/// The pusher's memory between rounds.
+#[derive(Default)]
+pub(super) struct Pusher {
+    /// Since when a name is missing.
+    missing: HashMap<PathBuf, Instant>,
+}
+
+impl Pusher {
+    /// Pushes once. True if nothing is left.
+    ///
+    /// # Errors
+    /// Those of the remote and the device; the next round begins where this one ended.
+    pub(super) fn round(&mut self, local: &dyn Local, writer: &mut Writer, shared: &Shared) -> Result<bool> {
+        // Before the tree is listed: a name that appears meanwhile must not be taken for one that was removed.
+        let shown = shared.shown();
+        let before = local.changes();
+        let files = walk(local)?;
+        let plan = plan(writer.node(), &lock(&shared.view), &files, &shown, shared.settings.newest);
+        shared.agree(&plan.agrees);
+        let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Whole);
+        let (costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
+        let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
+        shared.set_backlog(&backlog(&left, &files));
+        let removals = self.removals(local, plan.removals, &files, !costly.is_empty())?;
+        push_cheap(local, writer, shared, (cheap, removals), &files)?;
+        left = costly.iter().map(|(path, _)| path.clone()).collect();
+        for (done, (path, want)) in costly.into_iter().enumerate() {
+            shared.set_backlog(&backlog(&left, &files));
+            // Something newer may have to go first; but each round pushes one.
+            if shared.is_stopped() || done > 0 && local.changes() != before {
+                return Ok(false);
+            }
+            left.retain(|other| *other != path);
+            let Some(found) = files.get(&path) else { continue };
+            let pushed = match want {
+                Want::Object(id) => push_object(local, writer, shared, id)?,
+                _ => push_whole(local, writer, shared, &path, found)?,
+            };
+            let Some((mut records, id)) = pushed else { continue };
+            let content = Content::Object { owner: writer.node().to_string(), id };
+            records.push(put(&path, found, content));
+            append(writer, shared, records)?;
+        }
+        shared.set_backlog(&backlog(&left, &files));
+        Ok(self.missing.is_empty())
+    }
+
+    /// The names whose removal is pushed now.
+    fn removals(
+        &mut self,
+        local: &dyn Local,
+        missing: Vec<PathBuf>,
+        files: &BTreeMap<PathBuf, Found>,
+        others_wait: bool,
+    ) -> Result<Vec<PathBuf>> {
+        self.missing.retain(|path, _| missing.contains(path));
+        let unsettled = files.values().any(|file| file.shape == Shape::Unsettled);
+        let mut removals = Vec::new();
+        for path in missing {
+            // A name that a program moved while the tree was listed is there, or under another name.
+            if tree::present(local.store(), &path)?.is_some() {
+                continue;
+            }
+            let since = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
+            if !(unsettled || others_wait) || since.elapsed() > REMOVAL_PATIENCE {
+                removals.push(path);
+            }
+        }
+        self.missing.retain(|path, _| !removals.contains(path));
+        Ok(removals)
+    }
+}
+
+/// Pushes what needs no object, and the removals, in as few segments as possible.
+fn push_cheap(
+    local: &dyn Local,
+    writer: &mut Writer,
+    shared: &Shared,
+    (puts, removals): (Vec<(PathBuf, Want)>, Vec<PathBuf>),
+    files: &BTreeMap<PathBuf, Found>,
+) -> Result<()> {
+    let (mut records, mut inline) = (Vec::new(), 0);
+    for (path, want) in puts {
+        let Some(found) = files.get(&path) else { continue };
+        let content = match (want, &found.link) {
+            (Want::There(content), _) => content,
+            (_, Some(target)) => Content::Link(target.clone()),
+            _ => match read_small(local, &path, found)? {
+                Some(bytes) => Content::Inline(bytes),
+                None => continue,
+            },
+        };
+        inline += found.len.min(MIN_RELEASE_BYTES);
+        records.push(put(&path, found, content));
+        if records.len() >= AT_ONCE || inline >= INLINE_AT_ONCE {
+            append(writer, shared, std::mem::take(&mut records))?;
+            inline = 0;
+        }
+    }
+    records.extend(removals.into_iter().map(|path| Record::Removed { time: 0, path }));
+    if records.is_empty() { Ok(()) } else { append(writer, shared, records) }
+}
+
+/// Appends a segment, and notes that the tree shows its names.
+fn append(writer: &mut Writer, shared: &Shared, records: Vec<Record>) -> Result<()> {
+    let names: Vec<Option<PathBuf>> = records
+        .iter()
+        .filter_map(|record| match record {
+            Record::Put { path, .. } => Some(Some(path.clone())),
+            Record::Removed { .. } => Some(None),
+            Record::Object(_) => None,
+        })
+        .collect();
+    let first = writer.append(records)?;
+    let node = writer.node();
+    let stamps = (first..).zip(names).filter_map(|(time, path)| Some((path?, Stamp { time, node: node.to_string() })));
+    shared.agree(&stamps.collect());
+    Ok(())
+}
+
+fn put(path: &Path, found: &Found, content: Content) -> Record {
+    let Found { mode, uid, gid, len, modified_ns, inode, .. } = *found;
+    let shown = Shown { mode, uid, gid, len, modified_ns, inode, content };
+    Record::Put { time: 0, path: path.to_path_buf(), shown }
+}
+
+fn backlog(left: &[PathBuf], files: &BTreeMap<PathBuf, Found>) -> Backlog {
+    let found = || left.iter().filter_map(|path| files.get(path));
+    Backlog {
+        files: left.len() as u64,
+        bytes: found().map(|file| file.len).sum(),
+        oldest_ns: found().map(|file| file.modified_ns).min(),
+    }
+}
+
+/// Opens a file if it is still the one that was listed.
+fn open(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<DeviceFile>> {
+    let store = local.store();
+    let file = match store.io().open_beneath(&store.tree(), path, libc::O_NOATIME) {
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => store.io().open_beneath(&store.tree(), path, 0),
+        file => file,
+    };
+    match file {
+        Ok(file) if is_same(&file, found)? => Ok(Some(file)),
+        Ok(_) => Ok(None),
+        // Removed, or something else is there: the next round sees it.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_same(file: &DeviceFile, found: &Found) -> std::io::Result<bool> {
+    let metadata = file.metadata()?;
+    Ok((metadata.ino(), metadata.len(), modified_ns(&metadata)) == (found.inode, found.len, found.modified_ns))
+}
+
+/// The bytes of a small file; `None` if it has changed.
+fn read_small(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<Vec<u8>>> {
+    let Some(file) = open(local, path, found)? else { return Ok(None) };
+    let mut bytes = vec![0; file.size().min(MIN_RELEASE_BYTES) as usize];
+    if bytes.len() as u64 != found.len || file.read_full(&mut bytes, 0)? != bytes.len() {
+        return Ok(None);
+    }
+    Ok(is_same(&file, found)?.then_some(bytes))
+}
+
+/// What an object's push adds to the journal, and the object; `None` if the file or the object has changed.
+type Pushed = Option<(Vec<Record>, Id)>;
+
+fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) -> Result<Pushed> {
+    let objects = local.objects();
+    let Some(_hold) = objects.hold(id) else {
+        log::debug!("remote: object {id} is not here, so it cannot be pushed");
+        return Ok(None);
+    };
+    let mut chain: Vec<Arc<Object>> = Vec::new();
+    let mut next = Some(id);
+    while let Some(id) = next {
+        if chain.len() > MAX_CHAIN as usize {
+            return Ok(None);
+        }
+        match objects.open(id) {
+            Ok(object) => {
+                next = object.header().parent;
+                chain.push(object);
+            }
+            // Its child was re-parented meanwhile, or it is damaged: a later round sees which.
+            Err(error) => {
+                log::warn!("remote: object {id} cannot be pushed: {error}");
+                return Ok(None);
+            }
+        }
+    }
+    Ok(Some((writer.push_chain(&chain, &|bytes| shared.pace.take(bytes))?, id)))
+}
+
+fn push_whole(local: &dyn Local, writer: &mut Writer, shared: &Shared, path: &Path, found: &Found) -> Result<Pushed> {
+    let Some(file) = open(local, path, found)? else { return Ok(None) };
+    let going = || !shared.is_stopped() && local.shape(path) == found.shape;
+    let (header, object) = match whole::encode(local.store(), path, &file, found.modified_ns, &going) {
+        Err(Error::Away(_)) => return Ok(None),
+        encoded => encoded?,
+    };
+    if !is_same(&file, found)? {
+        return Ok(None);
+    }
+    let record = writer.push_object(&header, &object, &|bytes| shared.pace.take(bytes))?;
+    Ok(Some((record.into_iter().collect(), header.id)))
+}

@@ -1,0 +1,204 @@
+//! Shows a remote's names in the store's tree: small files and links whole, all others as stubs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use super::journal::{Content, Kind, Record, Segment, Shown};
+use super::local::{Found, Local, Mark};
+use super::view::Stamp;
+use crate::hash::xxh3_64;
+use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times, parent};
+use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath};
+
+const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
+const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
+
+/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since.
+///
+/// # Errors
+/// Device errors; `InvalidData` for a record that no stepfs writes.
+pub(super) fn show(
+    local: &dyn Local,
+    path: &Path,
+    found: Option<&Found>,
+    stamp: &Stamp,
+    shown: &Shown,
+) -> io::Result<bool> {
+    let store = local.store();
+    let part = store.tmp().join(format!("shown-{}", Id::random()?));
+    let object = match &shown.content {
+        Content::Object { id, .. } if shown.len >= MIN_RELEASE_BYTES => Some(*id),
+        Content::Object { .. } => return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too small for a stub")),
+        Content::Inline(_) | Content::Link(_) => None,
+    };
+    let before = present(store, path)?;
+    let is_there = |now: &Metadata| found.is_some_and(|found| found.is(now));
+    // A program has put something else there since the decision, or has removed it.
+    if before.as_ref().map_or(found.is_some(), |before| !is_there(before)) {
+        return Ok(false);
+    }
+    let is_link = |metadata: &Metadata| metadata.file_type().is_symlink();
+    let show = || -> io::Result<bool> {
+        make_dirs(store, path.parent().unwrap_or(Path::new("")), (shown.uid, shown.gid))?;
+        if let Content::Link(target) = &shown.content {
+            symlink(OsStr::from_bytes(target), &part)?;
+        } else {
+            prepare(store, &part, stamp, shown, object)?;
+        }
+        let io = store.io();
+        match &before {
+            Some(before) if shown_is_file(shown) && !is_link(before) => {
+                // Only the rename: nobody can open a file meanwhile.
+                let mut commit = |reached: &Path| match is_there(&fs::symlink_metadata(reached)?) {
+                    true => io.device().rename(&part, reached, IN_PLACE).map(|()| true),
+                    false => Ok(false),
+                };
+                let done = local.replace(path, before, object, &mut commit)?;
+                let above = beneath::reach(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
+                io.sync_dir(&above, IN_PLACE)?;
+                Ok(done)
+            }
+            Some(before)
+                if !local
+                    .remove(path, before, &mut || Ok(present(store, path)?.is_some_and(|now| is_there(&now))))? =>
+            {
+                Ok(false)
+            }
+            _ => {
+                let target = beneath::reach(&store.tree(), path)?;
+                // Never over a file that a program has created meanwhile.
+                match io.device().link(&part, &target, IN_PLACE) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+                    linked => linked?,
+                }
+                io.sync_dir(parent(&target), IN_PLACE)?;
+                if shown_is_file(shown) {
+                    local.appeared(path, object);
+                }
+                Ok(true)
+            }
+        }
+    };
+    let done = show();
+    store.io().discard(&part, WRITTEN);
+    done
+}
+
+fn shown_is_file(shown: &Shown) -> bool {
+    !matches!(shown.content, Content::Link(_))
+}
+
+/// Writes the file in `tmp/`, durable.
+fn prepare(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Option<Id>) -> io::Result<()> {
+    let file = store.io().create(part, WRITTEN)?;
+    match (&shown.content, object) {
+        (Content::Inline(bytes), _) => file.write_all_at(bytes, 0, WRITTEN)?,
+        (_, Some(object)) => Stub { store: store.id(), object, logical_len: shown.len }.write(&file)?,
+        _ => {}
+    }
+    let inode = file.metadata()?.ino();
+    let mark = Mark { stamp: stamp.clone(), inode, modified_ns: shown.modified_ns };
+    set(&file, &Attribute::Extended(OsStr::new(REMOTE), mark.text().as_bytes()))?;
+    if rustix::process::geteuid().is_root() {
+        set(&file, &Attribute::Owner(shown.uid, shown.gid))?;
+    }
+    // Other machines have other users: nobody gets programs that run as somebody else.
+    set(&file, &Attribute::Mode(shown.mode & 0o777))?;
+    let time = (shown.modified_ns.div_euclid(1_000_000_000), shown.modified_ns.rem_euclid(1_000_000_000));
+    set(&file, &Attribute::Times(Times { accessed: time, modified: time }))?;
+    file.sync(WRITTEN)
+}
+
+fn set(file: &DeviceFile, attribute: &Attribute) -> io::Result<()> {
+    file.set(attribute, WRITTEN)
+}
+
+/// Takes a name away that another node removed, and the directories that are empty then.
+///
+/// # Errors
+/// Device errors.
+pub(super) fn take_away(local: &dyn Local, path: &Path, found: &Found) -> io::Result<bool> {
+    let Some(metadata) = present(local.store(), path)? else { return Ok(true) };
+    local.remove(path, &metadata, &mut || Ok(present(local.store(), path)?.is_some_and(|now| found.is(&now))))
+}
+
+/// The metadata of a name, if it exists.
+pub(super) fn present(store: &Store, path: &Path) -> io::Result<Option<Metadata>> {
+    match beneath::metadata(&store.tree(), path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Creates a directory of the tree and its missing parents, for the owner of the file that needs them.
+fn make_dirs(store: &Store, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
+    let tree = store.tree();
+    let above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
+    for directory in above.into_iter().rev() {
+        if present(store, directory)?.is_none() {
+            let reached = beneath::reach(&tree, directory)?;
+            store.io().make_dir(&reached, 0o755, WRITTEN)?;
+            if rustix::process::geteuid().is_root() {
+                let made = store.io().open_with(&reached, libc::O_DIRECTORY | libc::O_NOFOLLOW)?;
+                set(&made, &Attribute::Owner(uid, gid))?;
+            }
+            store.io().sync_dir(parent(&reached), IN_PLACE)?;
+        }
+        beneath::open(&tree, directory, libc::O_PATH | libc::O_DIRECTORY)?;
+    }
+    Ok(())
+}
+
+/// What the tree showed of a remote when the store was last used. A name of it that is missing was removed here. Empty
+/// for a new store, and for one that had another remote.
+pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
+    let Ok(bytes) = store.io().read(&record(store), super::journal::MAX_SEGMENT_BYTES) else { return BTreeMap::new() };
+    let ours = |segment: &Segment| segment.kind == Kind::Shown && segment.epoch == xxh3_64(url.as_bytes());
+    let Some(segment) = Segment::decode(&bytes).ok().filter(ours).filter(|of| of.store == store.id()) else {
+        log::warn!(
+            "{} is damaged or of another remote: names removed while unmounted appear again",
+            record(store).display()
+        );
+        return BTreeMap::new();
+    };
+    let stamp = |record| match record {
+        Record::Put { time, path, shown: Shown { content: Content::Object { owner, .. }, .. } } => {
+            Some((path, Stamp { time, node: owner }))
+        }
+        _ => None,
+    };
+    segment.records.into_iter().filter_map(stamp).collect()
+}
+
+/// Saves what the tree shows.
+///
+/// # Errors
+/// Device errors.
+pub(super) fn save(store: &Store, url: &str, node: &str, shown: &BTreeMap<PathBuf, Stamp>) -> io::Result<()> {
+    let of = |owner: &String| Shown {
+        mode: 0,
+        uid: 0,
+        gid: 0,
+        len: 0,
+        modified_ns: 0,
+        inode: 0,
+        content: Content::Object { owner: owner.clone(), id: Id::NONE },
+    };
+    let records = shown
+        .iter()
+        .map(|(path, stamp)| Record::Put { time: stamp.time, path: path.clone(), shown: of(&stamp.node) })
+        .collect();
+    let (kind, store_id, epoch) = (Kind::Shown, store.id(), xxh3_64(url.as_bytes()));
+    let bytes = Segment { kind, store: store_id, node: node.to_string(), epoch, sequence: 0, records }.encode()?;
+    store.io().replace(&store.tmp().join("remote.shown"), &record(store), &bytes, (WRITTEN, IN_PLACE))
+}
+
+fn record(store: &Store) -> PathBuf {
+    store.root().join("remote.shown")
+}

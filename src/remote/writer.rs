@@ -1,0 +1,238 @@
+//! Writes a node's part of a remote: objects first, then the segment that names them.
+//!
+//! Killed anywhere, it leaves objects that nothing names, and the next start finds them by listing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::journal::{self, Encoding, Kind, Record, Segment};
+use super::place::{Error, Place, Result, put_bytes};
+use super::reader::{Reader, lock};
+use super::view::View;
+use crate::clock::wall_ns;
+use crate::container::ReadAt;
+use crate::hash::Xxh3Of128;
+use crate::store::Id;
+use crate::store::durable::DeviceFile;
+use crate::store::object::{Header, Object};
+
+/// Segments after which a snapshot replaces them: a new reader then gets a node's names with one request.
+const SNAPSHOT_AFTER: u64 = 64;
+/// Bytes read at once for a hash.
+const PIECE: usize = 1 << 20;
+
+/// The writer of one node.
+pub struct Writer {
+    place: Arc<dyn Place>,
+    view: Arc<Mutex<View>>,
+    node: String,
+    store: Id,
+    epoch: u64,
+    sequence: u64,
+    /// The node's object files on the remote, with their lengths.
+    present: BTreeMap<String, u64>,
+    /// Object files that no name needs, and since when.
+    idle: HashMap<String, Instant>,
+    segments: u64,
+}
+
+impl Writer {
+    /// Claims a node's name for a store. The store that wrote the node's first segment has the name. `known`: the store
+    /// has pushed there before.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] if another store has it, or a newer stepfs wrote the node's journal. [`Error::Away`] if the
+    /// remote is empty, but should not be. Those of the remote.
+    pub fn claim(place: Arc<dyn Place>, view: Arc<Mutex<View>>, node: &str, store: Id, known: bool) -> Result<Writer> {
+        Reader::refresh(place.as_ref(), &view)?;
+        let (owner, newer) = lock(&view).nodes().get(node).map_or((None, None), |of| (of.store, of.newer.clone()));
+        let taken = |by: String| {
+            let words = format!("node {node} of this remote belongs to another store ({by}); set `node` in [remote]");
+            Err(Error::Denied(words))
+        };
+        if let Some(why) = newer {
+            return Err(Error::Denied(why));
+        }
+        if let Some(owner) = owner.filter(|owner| *owner != store) {
+            return taken(owner.to_string());
+        }
+        let segments = journal_of(place.as_ref(), node)?;
+        if known && segments.is_empty() {
+            let words = "this store has pushed to the remote, and nothing of it is there: is its file system mounted? \
+                         To begin anew, remove remote.shown from the store";
+            return Err(Error::Away(words.into()));
+        }
+        let seconds = u64::try_from(wall_ns() / 1_000_000_000).unwrap_or_default();
+        // Later than every known start, and than a start whose last request may still be on its way.
+        let epoch = segments.last().map_or(0, |last| last.epoch + 1).max(seconds);
+        let objects = place.list(&format!("nodes/{node}/objects/"))?;
+        let present = objects.into_iter().map(|listed| (listed.name, listed.len)).collect();
+        let mut writer = Writer {
+            place,
+            view,
+            node: node.to_string(),
+            store,
+            epoch,
+            sequence: 0,
+            present,
+            idle: HashMap::new(),
+            segments: segments.len() as u64,
+        };
+        if segments.is_empty() {
+            writer.append(Vec::new())?;
+            let first = journal_of(writer.place.as_ref(), node)?.first().copied();
+            let own = Segment { sequence: 0, ..writer.segment(Kind::Changes, Vec::new()) }.place();
+            if let Some(first) = first.filter(|first| first.store != own.store) {
+                return taken(format!("{:08x}...", first.store));
+            }
+        }
+        Ok(writer)
+    }
+
+    /// The node's name.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    fn segment(&self, kind: Kind, records: Vec<Record>) -> Segment {
+        let (store, node) = (self.store, self.node.clone());
+        Segment { kind, store, node, epoch: self.epoch, sequence: self.sequence, records }
+    }
+
+    /// Puts the objects of a chain, the oldest first, and returns the records of those that were not known.
+    ///
+    /// # Errors
+    /// Those of the remote and the device.
+    pub(super) fn push_chain(&mut self, chain: &[Arc<Object>], pace: &dyn Fn(u64)) -> Result<Vec<Record>> {
+        let mut records = Vec::new();
+        for object in chain.iter().rev() {
+            records.extend(self.push_object(object.header(), object.file(), pace)?);
+        }
+        Ok(records)
+    }
+
+    /// Puts one object. Its ancestors are there already.
+    ///
+    /// # Errors
+    /// Those of the remote and the device.
+    pub(super) fn push_object(
+        &mut self,
+        header: &Header,
+        file: &DeviceFile,
+        pace: &dyn Fn(u64),
+    ) -> Result<Option<Record>> {
+        let id = header.id;
+        if lock(&self.view).nodes().get(&self.node).is_some_and(|node| node.objects.contains_key(&id)) {
+            return Ok(None);
+        }
+        let len = file.size();
+        let encoding = Encoding { id, parent: header.parent, hash: hash_of(file, len)?, len };
+        let name = encoding.name(&self.node);
+        if self.present.get(&name) != Some(&len) {
+            self.place.put(&name, file, len, pace)?;
+            self.present.insert(name, len);
+        }
+        Ok(Some(Record::Object(encoding)))
+    }
+
+    /// Puts a segment with these changes, each later than all known ones. Returns the time of the first.
+    ///
+    /// # Errors
+    /// Those of the remote. The segment may be there nevertheless; later changes still count more.
+    pub fn append(&mut self, mut records: Vec<Record>) -> Result<u64> {
+        let first = lock(&self.view).next_time();
+        let mut next = first;
+        for record in &mut records {
+            if let Record::Put { time, .. } | Record::Removed { time, .. } = record {
+                *time = next;
+                next += 1;
+            }
+        }
+        self.put(Kind::Changes, records)?;
+        Ok(first)
+    }
+
+    fn put(&mut self, kind: Kind, records: Vec<Record>) -> Result<()> {
+        let segment = self.segment(kind, records);
+        // Never the same name twice: a request whose answer was lost may have been carried out.
+        self.sequence += 1;
+        put_bytes(self.place.as_ref(), &segment.name(), segment.encode()?, &|_| {})?;
+        self.segments += 1;
+        lock(&self.view).apply(&segment);
+        Ok(())
+    }
+
+    /// Deletes this node's objects that no name of any node has needed for `grace`, and now and then replaces the
+    /// journal by a snapshot. Reads all journals first, and deletes nothing while part of one cannot be read.
+    ///
+    /// # Errors
+    /// Those of the remote; what is left is deleted by a later call.
+    pub fn tidy(&mut self, grace: Duration) -> Result<()> {
+        Reader::refresh(self.place.as_ref(), &self.view)?;
+        // A segment that cannot be read may have a name that needs an object.
+        if lock(&self.view).nodes().values().any(|node| node.broken.is_some()) {
+            self.idle.clear();
+            return Ok(());
+        }
+        let needed = lock(&self.view).needed(&self.node);
+        let is_needed = |name: &String| id_of(name).is_some_and(|id| needed.contains(&id));
+        let now = Instant::now();
+        self.idle.retain(|name, _| !is_needed(name));
+        for name in self.present.keys().filter(|name| !is_needed(name)) {
+            self.idle.entry(name.clone()).or_insert(now);
+        }
+        let due: Vec<String> =
+            self.idle.iter().filter(|(_, since)| since.elapsed() >= grace).map(|(name, _)| name.clone()).collect();
+        if due.is_empty() && self.segments < SNAPSHOT_AFTER {
+            return Ok(());
+        }
+        // The journal forgets the objects before they go: nobody is told of an object that is not there.
+        let gone: BTreeSet<Id> = due.iter().filter_map(|name| id_of(name)).collect();
+        let records = {
+            let view = lock(&self.view);
+            let objects =
+                view.nodes().get(&self.node).map(|node| node.objects.keys().copied().collect::<BTreeSet<_>>());
+            let keep = objects.unwrap_or_default().difference(&gone).copied().collect();
+            view.snapshot(&self.node, &keep)
+        };
+        self.put(Kind::Snapshot, records)?;
+        for name in due {
+            self.place.delete(&name)?;
+            self.present.remove(&name);
+            self.idle.remove(&name);
+        }
+        let segments = journal_of(self.place.as_ref(), &self.node)?;
+        let last = segments.iter().rev().find(|segment| segment.snapshot).copied();
+        for old in segments.iter().filter(|segment| last.is_some_and(|last| **segment < last)) {
+            self.place.delete(&format!("nodes/{}/journal/{}", self.node, old.text()))?;
+        }
+        self.segments = 1;
+        Ok(())
+    }
+}
+
+/// The places of a node's segments.
+fn journal_of(place: &dyn Place, node: &str) -> Result<BTreeSet<journal::Place>> {
+    let prefix = format!("nodes/{node}/journal/");
+    let listed = place.list(&prefix)?;
+    Ok(listed.iter().filter_map(|listed| journal::Place::parse(listed.name.strip_prefix(&prefix)?)).collect())
+}
+
+/// The object of a name below `objects/`.
+fn id_of(name: &str) -> Option<Id> {
+    name.rsplit('/').next()?.split('-').next()?.parse().ok()
+}
+
+fn hash_of(file: &DeviceFile, len: u64) -> Result<u128> {
+    let mut hash = Xxh3Of128::new();
+    let mut buf = vec![0; PIECE];
+    let mut at = 0;
+    while at < len {
+        let bytes = &mut buf[..PIECE.min((len - at) as usize)];
+        file.read_exact_at(bytes, at)?;
+        hash.update(bytes);
+        at += bytes.len() as u64;
+    }
+    Ok(hash.digest())
+}

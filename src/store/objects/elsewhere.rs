@@ -1,0 +1,99 @@
+//! Objects that only a remote has: they come when a read needs them.
+
+use std::fmt::Debug;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Hold, Objects};
+use crate::store::durable::{CrashPoint, DeviceFile, parent};
+use crate::store::object::{Id, Object, path_of};
+use crate::store::{Damage, beneath};
+
+/// Where objects may be that the store has not.
+pub trait Elsewhere: Send + Sync + Debug {
+    /// True if the object and all its ancestors can be brought. Answers at once.
+    fn has(&self, id: Id) -> bool;
+
+    /// Brings the object and its missing ancestors with [`Objects::receive`]. Blocks on the network.
+    ///
+    /// # Errors
+    /// The remote does not answer, or its bytes are not the object's.
+    fn bring(&self, objects: &Arc<Objects>, id: Id) -> io::Result<()>;
+}
+
+impl Objects {
+    /// Names where missing objects may be. Only the first call counts.
+    pub fn look_elsewhere(&self, elsewhere: Arc<dyn Elsewhere>) {
+        let _ = self.elsewhere.set(elsewhere);
+    }
+
+    /// True if only a remote has the object.
+    pub fn is_elsewhere(&self, id: Id) -> bool {
+        self.elsewhere.get().is_some_and(|elsewhere| !self.lock().known.contains_key(&id) && elsewhere.has(id))
+    }
+
+    /// Brings an object that only a remote has. Does nothing for any other object.
+    ///
+    /// # Errors
+    /// As of [`Elsewhere::bring`].
+    pub fn bring(self: &Arc<Self>, id: Id) -> io::Result<()> {
+        match self.elsewhere.get() {
+            Some(elsewhere) if self.is_elsewhere(id) => elsewhere.bring(self, id),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds an object that `write` writes into an empty file in `tmp`. The object is durable on return, and stays as
+    /// long as the result exists or a file names it. The caller has verified the bytes that `write` writes.
+    ///
+    /// # Errors
+    /// Those of `write`; `InvalidData` if it is another object; device errors.
+    pub fn receive(
+        self: &Arc<Self>,
+        tmp: &Path,
+        id: Id,
+        write: impl FnOnce(&DeviceFile) -> io::Result<()>,
+    ) -> io::Result<Hold> {
+        if let Some(hold) = self.hold(id) {
+            return Ok(hold);
+        }
+        const WRITTEN: CrashPoint = CrashPoint::ObjectWritten;
+        let part = tmp.join(format!("received-{id}"));
+        self.io.remove(&part, WRITTEN)?;
+        let file = self.io.create(&part, WRITTEN)?;
+        let receive = || -> io::Result<()> {
+            write(&file)?;
+            file.sync(CrashPoint::ObjectCompleted)?;
+            let target = path_of(&self.directory, id);
+            let shard = parent(&target);
+            self.io.make_dirs(shard, 0o700, CrashPoint::ShardMade)?;
+            self.io.sync_dir(&self.directory, CrashPoint::ShardMade)?;
+            // Never through a symlink.
+            let name = Path::new(shard.file_name().unwrap_or_default());
+            beneath::open(&self.directory, name, libc::O_PATH | libc::O_DIRECTORY)?;
+            self.io.publish(&part, &target, CrashPoint::ObjectInPlace)
+        };
+        receive().inspect_err(|_| {
+            self.io.discard(&part, WRITTEN);
+        })?;
+        let (header, stored) = Object::header_on(&self.io, &self.directory, id)?;
+        let mut inside = self.lock();
+        if header.parent.is_some_and(|parent| !inside.known.contains_key(&parent)) {
+            drop(inside);
+            self.io.discard(&path_of(&self.directory, id), CrashPoint::ObjectRemoved);
+            return Err(Damage("its parent was not brought before it").into());
+        }
+        if !inside.known.contains_key(&id) {
+            inside.adopt(header.parent, id);
+            inside.insert(header, stored);
+        }
+        // The names that waited for it, and one for the result.
+        let names = inside.lost.remove(&id).unwrap_or_default() + 1;
+        (0..names).for_each(|_| {
+            inside.name(id);
+        });
+        drop(inside);
+        Ok(Hold { objects: Arc::clone(self), id })
+    }
+}

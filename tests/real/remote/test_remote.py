@@ -1,0 +1,224 @@
+"""A store and its remote: a plain directory, and moto as S3. Real daemons, real mounts."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+from harness import make_base, remove_base, require_clean, run, wait_until
+from remotes import Directory, Moto, Node
+from series import save_walk, walk
+
+pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
+
+
+@pytest.fixture(params=["file", "s3"])
+def remote(request):
+    base = make_base()
+    if request.param == "s3":
+        pytest.importorskip("moto")
+    made = Directory(base) if request.param == "file" else Moto()
+    made.base = base
+    yield made
+    made.close()
+    remove_base(base)
+
+
+@pytest.fixture
+def nodes(remote):
+    """Makes mounted nodes on the remote; all are taken down at the end."""
+    made = []
+
+    def make(settings=""):
+        made.append(Node(make_base(), remote, settings))
+        return made[-1].mount()
+
+    yield make
+    for node in made:
+        node.close()
+
+
+def read(path):
+    with open(path, "rb") as f:
+        return f.read()
+
+
+def test_a_fresh_store_shows_and_reads_everything(remote, nodes):
+    first = nodes()
+    os.makedirs(first / "run/empty/deep")
+    names = [f"run/{name}" for name in save_walk(first / "run", 5)]
+    torch.save(torch.arange(50_000), first / "run/empty/deep/data.bin")
+    (first / "config.json").write_text("{}")
+    os.chmod(first / "config.json", 0o640)
+    os.symlink("run/step_0005.pt", first / "latest")
+    (first / "noise.bin").write_bytes(np.random.default_rng(1).bytes(3_000_000))
+    first.sync()
+    first.pushed()
+    assert first.progress()["files"] == 0
+    everything = {os.path.relpath(os.path.join(f, n), first.dir) for f, _, files in os.walk(first.dir) for n in files}
+    wanted = {name: (read(first / name), os.lstat(first / name)) for name in everything}
+    # The machine and its disk are gone.
+    first.kill()
+    first.close()
+    second = nodes()
+    second.sees("noise.bin")
+    for name in everything:
+        second.sees(name)
+    for name, (content, was) in sorted(wanted.items()):
+        now = os.lstat(second / name)
+        assert (now.st_size, now.st_mode, now.st_uid) == (was.st_size, was.st_mode, was.st_uid), name
+        if name != "latest":
+            assert now.st_mtime_ns == was.st_mtime_ns, name
+    # Nothing is damaged or lost, although no object is here yet.
+    require_clean(second.store)
+    assert second.state("run/step_0001.pt") == "remote"
+    for name, (content, _) in wanted.items():
+        assert read(second / name) == content, name
+    assert os.readlink(second / "latest") == "run/step_0005.pt"
+    assert second.state("run/step_0001.pt") == "released"
+    # Training goes on from the newest, exact; the store archives and pushes what follows.
+    state = torch.load(second / names[-1], weights_only=False)
+    assert state["step"] == 5
+    torch.save(state, second / "run/step_0006.pt")
+    second.sync()
+    second.pushed()
+    second.remount()
+    assert read(second / "run/step_0001.pt") == wanted["run/step_0001.pt"][0]
+    second.umount()
+    require_clean(second.store)
+
+
+def test_no_secret_is_written(remote, nodes):
+    node = nodes()
+    (node / "a").write_bytes(b"x" * 100_000)
+    node.pushed()
+    node.umount()
+    secret = remote.environment.get("AWS_SECRET_ACCESS_KEY", "no such word").encode()
+    for folder, _, files in os.walk(node.base):
+        for name in files:
+            with open(os.path.join(folder, name), "rb") as f:
+                assert secret not in f.read(), name
+
+
+def test_four_daemons_see_each_others_files(remote, nodes):
+    four = [nodes() for _ in range(4)]
+    for rank, node in enumerate(four):
+        os.makedirs(node / "run", exist_ok=True)
+        (node / f"run/rank_{rank}.json").write_text(f"[{rank}]")
+        (node / f"run/rank_{rank}.bin").write_bytes(np.random.default_rng(rank).bytes(300_000))
+    for node in four:
+        node.pushed()
+    for node in four:
+        for rank in range(4):
+            node.sees(f"run/rank_{rank}.bin")
+            node.sees(f"run/rank_{rank}.json")
+            assert read(node / f"run/rank_{rank}.json") == f"[{rank}]".encode()
+            assert read(node / f"run/rank_{rank}.bin") == np.random.default_rng(rank).bytes(300_000)
+    # A name that one rewrites, removes or renames changes everywhere.
+    (four[0] / "run/rank_0.json").write_text("[0, 1]")
+    os.remove(four[1] / "run/rank_2.json")
+    os.rename(four[2] / "run/rank_3.bin", four[2] / "run/three.bin")
+    for node in four:
+        wait_until(lambda: read(node / "run/rank_0.json") == b"[0, 1]", 20, "the new content everywhere")
+        wait_until(lambda: not os.path.exists(node / "run/rank_2.json"), 20, "the removal everywhere")
+        node.sees("run/three.bin")
+        wait_until(lambda: not os.path.exists(node / "run/rank_3.bin"), 20, "the old name is gone everywhere")
+        assert read(node / "run/three.bin") == np.random.default_rng(3).bytes(300_000)
+    # A checkpoint that one node rotates away leaves no directory behind.
+    for name in os.listdir(four[0] / "run"):
+        os.remove(four[0] / "run" / name)
+    os.rmdir(four[0] / "run")
+    for node in four:
+        wait_until(lambda: not os.path.exists(node / "run"), 20, "the directory is gone everywhere")
+
+
+def test_names_that_were_removed_while_the_remote_was_not_asked_stay_removed(remote, nodes):
+    a, b = nodes(), nodes()
+    for name in ("one", "two"):
+        (a / name).write_bytes(name.encode() * 50_000)
+    a.pushed()
+    b.sees("one"), b.sees("two")
+    wait_until(lambda: (b.store / "remote.shown").exists(), 10, "what is shown is saved")
+    time.sleep(3)
+    b.remount()
+    os.remove(b / "one")
+    b.remount()
+    wait_until(lambda: not os.path.exists(a / "one"), 20, "the removal reaches the owner")
+    assert not os.path.exists(b / "one") and read(b / "two") == b"two" * 50_000
+
+
+def test_a_remote_that_is_away_delays_nobody_and_catches_up():
+    base = make_base()
+    remote = Directory(base)
+    node = Node(make_base(), remote)
+    try:
+        node.mount()
+        (node / "before").write_bytes(b"1" * 100_000)
+        node.pushed()
+        remote.go_away()
+        slowest = 0
+        for step, state in enumerate(walk(20)):
+            begun = time.monotonic()
+            with open(node / f"step_{step:04d}.pt", "wb") as f:
+                torch.save(state, f)
+                f.flush()
+                os.fsync(f.fileno())
+            slowest = max(slowest, time.monotonic() - begun)
+        assert slowest < 10, f"a save took {slowest:.1f} s"
+        wait_until(lambda: node.progress()["failing"], 20, "status says that the remote is away")
+        assert "remote" in run("status", node.dir).stdout
+        done = run("sync", "--remote", node.dir, check=False, timeout=300)
+        assert done.returncode == 1 and "not on the remote yet" in done.stderr, done.stderr
+        remote.come_back()
+        node.pushed()
+        assert node.progress()["failing"] is None
+        other = Node(make_base(), remote).mount()
+        try:
+            other.sees("step_0019.pt")
+            other.sees("step_0000.pt")
+            assert read(other / "step_0019.pt") == read(node / "step_0019.pt")
+            assert read(other / "step_0000.pt") == read(node / "step_0000.pt")
+        finally:
+            other.close()
+    finally:
+        node.close()
+        remove_base(base)
+
+
+def test_a_daemon_that_is_killed_while_it_pushes_repeats_nothing_whole(remote, nodes):
+    node = nodes('bandwidth_mib = 8')
+    for number in range(6):
+        (node / f"file_{number}").write_bytes(np.random.default_rng(number).bytes(2_000_000))
+    wait_until(lambda: sum("/objects/" in name for name in remote.names()) >= 2, 30, "two objects are there")
+    node.kill()
+    before = {name for name in remote.names() if "/objects/" in name}
+    node.mount()
+    node.pushed()
+    after = {name for name in remote.names() if "/objects/" in name}
+    # At most the object under way was sent in vain.
+    assert len(after) <= 7, sorted(after)
+    assert len(before & after) >= len(before) - 1
+
+
+def test_what_cannot_work_is_refused_in_words(remote, nodes):
+    base = make_base()
+    try:
+        for url, words in [("ftp://x/y", "s3://BUCKET/PREFIX"), ("s3://bucket", "s3://BUCKET/PREFIX"),
+                           ("s3://key:secret@bucket/x", "AWS_"), (f"file://{base}/store/remote", "in one another")]:
+            done = run("mount", base / "store", base / "mnt", "--remote", url, check=False)
+            assert done.returncode == 1 and words in done.stderr, (url, done.stderr)
+            text = (base / "store/stepfs.toml").read_text()
+            (base / "store/stepfs.toml").write_text(text.replace("\n[remote]\n", "\n[none]\n").split("\n[none]")[0])
+    finally:
+        remove_base(base)
+    # Two stores with one name for their node.
+    first = nodes('node = "same"')
+    (first / "x").write_text("first")
+    first.pushed()
+    second = nodes('node = "same"')
+    wait_until(lambda: "another store" in (second.progress()["failing"] or ""), 20, "the second is told")
+    (second / "y").write_text("second")
+    done = run("sync", "--remote", second.dir, check=False, timeout=200)
+    assert done.returncode == 1 and "another store" in done.stderr
+    assert read(second / "y") == b"second"
