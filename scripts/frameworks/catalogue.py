@@ -78,13 +78,13 @@ TWO = [
           note="Orbax compresses with zstd. Each save gives its files new random names, so no file has a state before it "
                "([CONTAINERS.md](CONTAINERS.md))."),
     Entry("flax", "Flax's `save_checkpoint` (msgpack), `keep`", "jax_libraries", ("flax", "jax"), "flax", environment=2,
-          note="optax's Adam proves the weights, and its moments are quantized."),
+          note="optax's Adam proves the weights. Its moments stay exact: Adamax has the same names, and means something else by them."),
     Entry("equinox", "Equinox's `tree_serialise_leaves`", "jax_libraries", ("equinox", "jax"), "equinox", environment=2,
           note="Arrays of numpy one after another in one file, without names. Nothing says what they hold, so they lose nothing."),
     Entry("paddle", "Paddle, `.pdparams` and `.pdopt`", "paddle_save", ("paddlepaddle",), environment=2,
           note="Both files are pickles. The optimizer in one proves the weights in the other."),
     Entry("joblib", "scikit-learn's MLPClassifier, `joblib.dump`", "scikit", ("joblib", "scikit-learn"), "joblib", environment=2,
-          note="The network's Adam stands in the pickle. Each matrix must also follow its moment, because its name is no layer's."),
+          note="The network's Adam stands in the pickle, and proves its weights."),
     Entry("pickle", "the same, pickled", "scikit", ("scikit-learn",), "pickle", environment=2),
     Entry("mlx", "MLX, `mx.save_safetensors`", "mlx_network", ("mlx",), environment=2,
           note="The moments have the names `NAME.m` and `NAME.v`, by which MLX's Adamax means something else than its Adam. They stay "

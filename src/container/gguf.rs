@@ -27,13 +27,13 @@ const TEXT: u32 = 8;
 const LIST: u32 = 9;
 const U32: u32 = 4;
 
-/// Describes the file, or `None` if its beginning is not that of a GGUF file.
+/// Describes the file, or `None` if its beginning is not that of a little-endian GGUF file of version 2 or 3.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if !begins_with(src, size, &MAGIC)? {
         return Ok(None);
     }
     match read(src, size) {
-        Ok(description) => Ok(Some(description)),
+        Ok(description) => Ok(description),
         // The reader's words are those of another format.
         Err(Fail::Bad(why)) => bad(format!("GGUF: {}", why.trim_start_matches("pickle: "))),
         Err(error) => Err(error),
@@ -48,11 +48,11 @@ struct Info {
     offset: u64,
 }
 
-fn read(src: &dyn ReadAt, size: u64) -> Result<Description, Fail> {
+fn read(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     let mut input = Input::new(src, MAGIC.len() as u64, size.min(MAX_HEADER));
     let input = &mut input;
     if !matches!(u32::from_le_bytes(input.array()?), 2 | 3) {
-        return bad("a version other than 2 and 3, or big-endian");
+        return Ok(None);
     }
     let (count, pairs) = (u64::from_le_bytes(input.array()?), u64::from_le_bytes(input.array()?));
     if count > MAX_TENSORS {
@@ -112,7 +112,8 @@ fn read(src: &dyn ReadAt, size: u64) -> Result<Description, Fail> {
     }
     let note = (unknown > 0).then(|| format!("GGUF: {unknown} tensors are of types that stepfs does not know"));
     let training = named::relate(&mut tensors);
-    Ok(Description { kind: Kind::Gguf, note, tensors, tables: Vec::new(), training, best: None, zip: None })
+    let tables = Vec::new();
+    Ok(Some(Description { kind: Kind::Gguf, note, tensors, tables, training, best: None, zip: None }))
 }
 
 /// The tensor in a line of the table; `None` for one without elements, or of an unknown type.

@@ -3,12 +3,15 @@
 //! A state is believed only if it is whole. Adam's has `count`, `mu` and `nu`, a momentum has `trace`, and neither
 //! has a tensor beside them (AMSGrad has `nu_max`). Both trees of Adam have the same names, shapes and types. And the
 //! file must have a tree of parameters with these names and shapes, outside of optimizers.
+//!
+//! Such a state proves the parameters. But Adam's moments stay exact: Adamax has the same three names, and divides by
+//! `nu` itself, not by its root. With Adam's step its first moment would be lost.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use super::kinds::is_real;
-use super::proof::Training;
+use super::proof::{BY_NAME, Trained, Training};
 use super::slots::{self, Optimizers, Parameter, Standing};
 use super::{Role, Tensor, pairing};
 
@@ -21,10 +24,14 @@ const MAX_TREES: usize = 16;
 /// Levels of a path at which a state is looked for. optax nests some four.
 const MAX_LEVELS: usize = 32;
 
-/// The trees of a state, and what torch calls them.
-const TREES: [(&str, &str); 3] = [("mu", "moment1"), ("nu", "moment2"), ("trace", "momentum_buffer")];
+/// The first number of an optimizer's state. Mappings of weights have the numbers below.
+const OWNERS: u32 = 1 << 20;
 
-const OF_OPTAX: &str = "below the state of one of optax's optimizers";
+/// The trees of a state.
+const TREES: [&str; 3] = ["mu", "nu", MOMENTUM];
+const MOMENTUM: &str = "trace";
+
+const OF_OPTAX: &str = "mu or nu of optax: Adam and Adamax use both names, for different things";
 
 /// The tensors of one state, by tree and by the rest of the path.
 #[derive(Default)]
@@ -41,38 +48,58 @@ pub(super) fn relate(tensors: &mut [Tensor]) -> Training {
         .map(|tensor| Some(Standing::Listed { mapping: 0, key: tensor.path.clone(), average: false }))
         .collect();
     let mut optimizers = Optimizers::default();
-    let mut of_optax = Vec::new();
+    let (mut of_adam, mut proven, mut adams) = (Vec::new(), Vec::new(), Vec::new());
     let places: HashMap<&str, usize> = tensors.iter().enumerate().map(|(at, t)| (t.path.as_str(), at)).collect();
     let mut models: HashMap<&str, u32> = HashMap::new();
-    for (owner, state) in (0..).zip(states(tensors).into_values()) {
+    for (owner, state) in (OWNERS..).zip(states(tensors).into_values()) {
         let Some(first) = state.trees.values().next().filter(|_| state.is_known(tensors)) else { continue };
         let found = parameters(tensors, &places, first);
         if found.is_empty() {
             continue;
         }
-        optimizers.groups.insert(owner, Rc::new(vec![first.len() as u64]));
-        for (prefix, parameters) in found {
+        // Of two trees nobody knows which one is trained.
+        if let [(_, only)] = found.iter().filter(|(prefix, _)| !slots::names_average(prefix)).collect::<Vec<_>>()[..] {
+            proven.extend(only.iter().map(|(_, parameter)| *parameter));
+        }
+        for (prefix, parameters) in &found {
             let next = models.len() as u32 + 1;
-            let mapping = *models.entry(prefix).or_insert(next);
+            let mapping = *models.entry(*prefix).or_insert(next);
             let average = slots::names_average(prefix);
             for (key, parameter) in parameters {
-                standings[parameter] = Some(Standing::Listed { mapping, key: key.to_string(), average });
+                standings[*parameter] = Some(Standing::Listed { mapping, key: key.to_string(), average });
             }
         }
-        for (tree, tensors) in &state.trees {
-            let Some((_, slot)) = TREES.iter().find(|(name, _)| name == tree) else { continue };
-            for (name, &tensor) in tensors {
-                let parameter = Parameter::Name(name.to_string());
-                standings[tensor] = Some(Standing::Slot { owner, parameter, slot: slot.to_string() });
-                of_optax.push(tensor);
+        match state.trees.get(MOMENTUM) {
+            Some(trace) => {
+                optimizers.groups.insert(owner, Rc::new(vec![trace.len() as u64]));
+                for (name, &tensor) in trace {
+                    let parameter = Parameter::Name(name.to_string());
+                    let slot = "momentum_buffer".to_string();
+                    standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
+                }
+            }
+            None => {
+                let mut trained = Trained { count: first.len() as u64, ..Trained::default() };
+                first.values().for_each(|&mu| *trained.shapes.entry(tensors[mu].shape.clone()).or_default() += 1);
+                adams.push(trained);
+                of_adam.extend(state.trees.values().flat_map(|tree| tree.values().copied()));
             }
         }
     }
-    for tensor in of_optax {
+    for tensor in of_adam {
         (tensors[tensor].role, tensors[tensor].why) = (Role::Optimizer, OF_OPTAX);
     }
     pairing::refine(tensors, &standings, &optimizers);
-    Training::of(tensors, &standings, &optimizers)
+    let mut training = Training::of(tensors, &standings, &optimizers);
+    for parameter in proven {
+        if tensors[parameter].is_weight() {
+            tensors[parameter].trained = Some(BY_NAME);
+        }
+    }
+    training.optimizers.extend(adams);
+    // Averages of what is proven now.
+    training.prove(tensors, &[]);
+    training
 }
 
 /// The states of a file, by the path above their trees.
@@ -102,9 +129,9 @@ fn states(tensors: &[Tensor]) -> BTreeMap<&str, State<'_>> {
 fn split(path: &str) -> Option<(&str, &'static str, &str)> {
     let mut at = 0;
     for part in path.split('/') {
-        if let Some((tree, _)) = TREES.iter().find(|(tree, _)| *tree == part) {
+        if let Some(tree) = TREES.into_iter().find(|tree| *tree == part) {
             let rest = path[at + part.len()..].strip_prefix('/')?;
-            return (at > 0).then(|| (&path[..at - 1], *tree, rest));
+            return (at > 0).then(|| (&path[..at - 1], tree, rest));
         }
         at += part.len() + 1;
     }
@@ -123,7 +150,7 @@ impl State<'_> {
         };
         // A layer may be called `trace`. Only a key above it, such as `opt_state`, says that it is none.
         let is_optimizers = |&tensor: &usize| tensors[tensor].role == Role::Optimizer;
-        let is_momentum = || self.trees.get("trace").is_some_and(|trace| trace.values().all(is_optimizers));
+        let is_momentum = || self.trees.get(MOMENTUM).is_some_and(|trace| trace.values().all(is_optimizers));
         let is_whole = match self.trees.len() {
             1 => is_momentum() && !self.has_count,
             2 => is_adam(),
@@ -143,7 +170,7 @@ fn parameters<'t>(
     let Some((first, _)) = wanted.first_key_value() else { return Vec::new() };
     let weights = tensors.iter().filter(|tensor| tensor.role == Role::Weight);
     let prefixes = weights.filter_map(|tensor| tensor.path.strip_suffix(first)?.strip_suffix('/'));
-    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.iter().any(|(tree, _)| *tree == part));
+    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.contains(&part));
     let prefixes = prefixes.filter(|prefix| !is_tree(prefix));
     let mut found = Vec::new();
     for prefix in prefixes.take(MAX_TREES) {

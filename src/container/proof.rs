@@ -68,7 +68,7 @@ const MOST_OPTIMIZERS: usize = 64;
 const MOST_FAMILIES: usize = 256;
 
 /// Reasons. A proof by numbers and shapes alone is checked once more if the name is not that of a layer's parameter.
-const BY_NAME: &str = "an optimizer keeps state under its name";
+pub(super) const BY_NAME: &str = "an optimizer keeps state under its name";
 const OF_ITS_OWN: &str = "an optimizer keeps state of it";
 const OF_ITS_SHAPE: &str = "an optimizer keeps state of as many parameters of its shape as there are";
 const COUNTED: &str = "an optimizer trains as many parameters as there are";

@@ -113,7 +113,8 @@ def joblibs():
             elif isinstance(value, np.ndarray):
                 tensors.append((name, value, "other"))
             elif isinstance(value, list) and value and isinstance(value[0], np.ndarray):
-                tensors += [(f"{name}/{i}", w, "other" if name.startswith("_") else "weight") for i, w in enumerate(value)]
+                end, role = {"coefs_": (".weight", "weight"), "intercepts_": (".bias", "weight")}.get(name, ("", "other"))
+                tensors += [(f"{name}/{i}{end}", w, role) for i, w in enumerate(value)]
             elif name == "_label_binarizer":
                 tensors.append((f"{name}/classes_", value.classes_, "other"))
         if solver == "adam":

@@ -159,13 +159,16 @@ fn scikit(graph: &mut Graph, node: u32, left: &mut usize) {
     match class {
         "AdamOptimizer" => lists_to_state(graph, state, left, &[("ms", "moment1"), ("vs", "moment2")]),
         "SGDOptimizer" => lists_to_state(graph, state, left, &[("velocities", "momentum_buffer")]),
-        "MLPClassifier" | "MLPRegressor" => ["coefs_", "intercepts_"].iter().for_each(|name| {
-            if let Some((list, tensors)) = tensors(graph, state, name, left) {
-                let named = tensors.into_iter().enumerate().map(|(i, tensor)| (graph.add_text(&i.to_string()), tensor));
-                let named = named.collect();
-                *graph.node_mut(list) = Node::Dict(named);
-            }
-        }),
+        // The class says that these are its parameters, so they are called as layers call theirs.
+        "MLPClassifier" | "MLPRegressor" => {
+            [("coefs_", "weight"), ("intercepts_", "bias")].iter().for_each(|(name, of)| {
+                if let Some((list, tensors)) = tensors(graph, state, name, left) {
+                    let named = tensors.into_iter().enumerate();
+                    let named = named.map(|(i, tensor)| (graph.add_text(&format!("{i}.{of}")), tensor)).collect();
+                    *graph.node_mut(list) = Node::Dict(named);
+                }
+            })
+        }
         _ => {}
     }
 }

@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from formats import COUNT, ZIP, ZIP_OF_NAMES, Format, check_like, named, released, trained
+from formats import COUNT, ZIP, Format, check_like, named, released, trained
 from harness import PLAIN, shell
 from series import bits_equal, tensors_of
 
@@ -81,8 +81,9 @@ def networks():
 def of_network(net):
     """Its arrays by the paths of stepfs."""
     moments = [{"moment1": m, "moment2": v} for m, v in zip(net._optimizer.ms, net._optimizer.vs)]
-    lists = {"coefs_": net.coefs_, "intercepts_": net.intercepts_, "_optimizer/state": moments, "_best_coefs": net._best_coefs}
-    return {name: {str(number): tensors(value) for number, value in enumerate(values)} for name, values in lists.items()}
+    lists = {"coefs_": (net.coefs_, ".weight"), "intercepts_": (net.intercepts_, ".bias"), "_best_coefs": (net._best_coefs, ""),
+             "_optimizer/state": (moments, "")}
+    return {name: {f"{number}{end}": tensors(value) for number, value in enumerate(values)} for name, (values, end) in lists.items()}
 
 
 def as_torch(net, path):
@@ -140,9 +141,59 @@ def tree(state):
 @pytest.mark.slow
 @BOTH
 def test_flax_is_as_small_as_a_zip(profile):
+    """Of both the weights are quantized, and the moments stay exact: Adamax has the same names."""
     serialization = pytest.importorskip("flax.serialization")
-    save = lambda state, path: path.write_bytes(serialization.to_bytes(tree(state)))  # noqa: E731
-    check_like(Format("step_{}.msgpack", save, lambda path: tensors(serialization.msgpack_restore(path.read_bytes()))), ZIP_OF_NAMES, profile)
+
+    def save(state, path):
+        path.write_bytes(serialization.to_bytes(tree(state)))
+
+    def load(path):
+        return tensors(serialization.msgpack_restore(path.read_bytes()))
+
+    like = Format("step_{}.pt", lambda state, path: torch.save(tensors(tree(state)), path), None)
+    check_like(Format("step_{}.msgpack", save, load), like, profile)
+
+
+def of_paddle():
+    """States of a network of Paddle, and of its Adam."""
+    import paddle
+
+    paddle.set_device("cpu")
+    paddle.seed(3)
+    rng = np.random.default_rng(3)
+    centers = rng.standard_normal((10, 96))
+    linear, tanh = paddle.nn.Linear, paddle.nn.Tanh
+    # Else a second network of one process, and its state, would have other names.
+    with paddle.utils.unique_name.guard():
+        net = paddle.nn.Sequential(linear(96, 256), tanh(), linear(256, 256), tanh(), linear(256, 10))
+        adam = paddle.optimizer.Adam(1e-3, parameters=net.parameters())
+        for step in range(10 * COUNT):
+            labels = rng.integers(0, 10, 64)
+            x = paddle.to_tensor((centers[labels] + rng.standard_normal((64, 96))).astype("float32"))
+            paddle.nn.functional.cross_entropy(net(x), paddle.to_tensor(labels)).backward()
+            adam.step()
+            adam.clear_grad()
+            if step % 10 == 9:
+                yield {"model": net.state_dict(), "opt": adam.state_dict()}
+
+
+def accumulators(state):
+    """Paddle's Adam by parameter and by accumulator."""
+    found = {}
+    for key, value in state.items():
+        for name in ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc"):
+            if key.endswith(f"_{name}_0"):
+                found.setdefault(key.removesuffix(f"_{name}_0"), {})[name] = torch.from_numpy(value.numpy())
+    assert sum(map(len, found.values())) == len(state)
+    return found
+
+
+def as_torch_has_it(state, path):
+    names = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "beta1_pow_acc": "step"}
+    slots = accumulators(state["opt"]).values()
+    slots = {i: {names[name]: tensor for name, tensor in of.items() if name in names} for i, of in enumerate(slots)}
+    model = {name: torch.from_numpy(weight.numpy()) for name, weight in state["model"].items()}
+    torch.save({"model": model, "optimizer": {"state": slots, "param_groups": [{"params": list(slots)}]}}, path)
 
 
 @pytest.mark.slow
@@ -150,47 +201,14 @@ def test_flax_is_as_small_as_a_zip(profile):
 def test_paddle_is_as_small_as_a_zip(profile):
     paddle = pytest.importorskip("paddle")
 
-    def state_dicts(state):
-        with paddle.utils.unique_name.guard():
-            net = paddle.nn.Sequential(*(layer for pair in zip([paddle.nn.Linear(96, 256), *(paddle.nn.Linear(256, 256) for _ in range(2))],
-                                                               [paddle.nn.Tanh() for _ in range(3)]) for layer in pair))
-            adam = paddle.optimizer.Adam(1e-3, parameters=net.parameters())
-        weights = [w for name, w in state["model"].items() if name.split(".")[0] in "024"]
-        for parameter, weight in zip(net.parameters(), weights):
-            parameter.set_value(weight.numpy().T)
-        net(paddle.ones([1, 96])).mean().backward()
-        adam.step()
-        moments = adam.state_dict()
-        for i, parameter in enumerate(net.parameters()):
-            slots = state["optimizer"]["state"][i]
-            for name, slot in (("moment1", "exp_avg"), ("moment2", "exp_avg_sq")):
-                moments[f"{parameter.name}_{name}_0"].set_value(slots[slot].numpy().T)
-        for parameter, weight in zip(net.parameters(), weights):
-            parameter.set_value(weight.numpy().T)
-        return {"model": net.state_dict(), "opt": moments}
-
     def load(path):
         with warnings.catch_warnings(action="error"):
             read = paddle.load(str(path))
-        out = {"model": {k: torch.from_numpy(v.numpy()) for k, v in read["model"].items()}}
-        for key, value in read["opt"].items():
-            parameter, slot = key.removesuffix("_0").split("_0_")
-            out[f"opt/state/{parameter}_0/{slot}"] = torch.from_numpy(value.numpy())
-        return out
+        model = {name: torch.from_numpy(weight.numpy()) for name, weight in read["model"].items()}
+        return {"model": model, "opt/state": accumulators(read["opt"])}
 
-    def as_zip(state, path):
-        read = state_dicts(state)
-        weights = {name: torch.from_numpy(w.numpy()) for name, w in read["model"].items()}
-        slots = {}
-        for key, value in read["opt"].items():
-            parameter, slot = key.removesuffix("_0").split("_0_")
-            slots.setdefault(parameter, {})[slot] = torch.from_numpy(value.numpy())
-        rename = {"moment1": "exp_avg", "moment2": "exp_avg_sq", "beta1_pow_acc": "step"}
-        state = {i: {rename[k]: v for k, v in of.items() if k in rename} for i, of in enumerate(slots.values())}
-        torch.save({"model": weights, "optimizer": {"state": state, "param_groups": [{"params": list(state)}]}}, path)
-
-    check_like(Format("step_{}.pd", lambda state, path: paddle.save(state_dicts(state), str(path)), load), Format("step_{}.pt", as_zip, None),
-               profile)
+    own = Format("step_{}.pd", lambda state, path: paddle.save(state, str(path)), load, of_paddle)
+    check_like(own, Format("step_{}.pt", as_torch_has_it, None, of_paddle), profile)
 
 
 def agents():
@@ -272,7 +290,6 @@ def test_statistics_in_a_pickle_stay_exact():
             kept["cluster_centers_"] = kept["cluster_centers_"] + rng.standard_normal((256, 64)) * 1e-3
             yield kept
 
-    format = Format("step_{}.joblib", joblib.dump, joblib.load, states)
-    with released(format, "balanced") as (mount, plain, names):
+    with released(Format("step_{}.joblib", joblib.dump, joblib.load, states), "balanced") as (mount, plain, names):
         for name in names:
             shell(f"cmp {mount / name} {plain / name}")
