@@ -32,9 +32,9 @@ def title(path):
 
 def summary(source):
     """The order of the pages: those of docs/README.md by its sections, each followed by the pages below its folder."""
-    lines = ["# Summary", "", "[stepfs](README.md)", "[The documents](docs/README.md)"]
+    lines = ["# Summary", "", "[stepfs](index.md)", "[The documents](docs/index.md)"]
     below = {"QUALITY.md": sorted((source / "docs/study").glob("*.md"))}
-    for line in (source / "docs/README.md").read_text().split("\n"):
+    for line in (source / "docs/index.md").read_text().split("\n"):
         if line.startswith("## "):
             lines += ["", f"# {line[3:]}", ""]
         elif row := re.match(r"\| \[.*?\]\((.*?)\)", line):
@@ -49,9 +49,13 @@ def pages(book):
     source = book / "src"
     listed = subprocess.run(["git", "ls-files", "docs", *OF_ROOT], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in listed.split():
-        if name.endswith((".md", ".png")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
+        # A directory's page is index.html, so its source is index.md, also in links.
+        page = source / name.replace("README.md", "index.md")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".md"):
+            page.write_text(re.sub(r"README\.md([)#])", r"index.md\1", (ROOT / name).read_text()))
+        elif name.endswith(".png"):
+            shutil.copy(ROOT / name, page)
     (source / "SUMMARY.md").write_text(summary(source))
     (book / "book.toml").write_text(BOOK)
 
