@@ -84,6 +84,8 @@ def write_page(path, entries, rows):
 
 
 def note(entry, row):
-    reasons = sorted({reason.split(": ", 1)[-1] for reason in row.whole})
+    # The old checkpoint's files are named; the same reason stands there without a name for the others.
+    is_named = lambda reason: any(reason.endswith(f": {other}") for other in row.whole)
+    reasons = sorted(reason for reason in row.whole if not is_named(reason))
     said = f'What stays whole, by `user.stepfs.why`: {"; ".join(reasons)}.' if reasons else ""
     return " ".join(filter(None, [entry.note, said]))
