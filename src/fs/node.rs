@@ -89,9 +89,9 @@ impl Node {
         self.opened.is_some() || self.waiting.is_some() || self.mapped
     }
 
-    /// Whether a handle can write to it now or could since it was last at rest.
-    pub(super) fn written(&self) -> bool {
-        self.opened.as_ref().is_some_and(|opened| opened.wrote)
+    /// Whether it may be mapped for writing now.
+    pub(super) fn may_be_mapped(&self) -> bool {
+        self.mapped || self.opened.as_ref().is_some_and(|opened| opened.mappable)
     }
 }
 

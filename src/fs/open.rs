@@ -207,10 +207,11 @@ impl Core {
             Mode::Daemon => access.write && !access.read,
         };
         opened.mappable |= access.read && access.write;
-        if changes {
-            opened.wrote = true;
-        } else {
-            // There is nothing that close could report.
+        opened.wrote |= changes;
+        // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
+        let has_pages = !direct && !opened.passes_through();
+        if !changes || !(self.reports_at_close || has_pages) {
+            // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
         let source = own.unwrap_or_else(|| opened.source.clone());
