@@ -15,6 +15,7 @@ mod encode;
 mod error;
 mod factors;
 mod housekeeper;
+mod inbox;
 mod job;
 mod life;
 mod lineage;
@@ -35,12 +36,14 @@ mod retention;
 mod samples;
 mod sealer;
 mod settle;
+mod side_by_side;
 mod skeleton;
 mod source;
 mod status;
 mod tensor_writer;
 mod threads;
 mod tile_encoder;
+mod together;
 mod trial;
 mod verify;
 mod workers;
@@ -57,6 +60,7 @@ use crate::store::{Error, Objects, Store};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
+use inbox::Inbox;
 use resident::ResidentReason;
 use threads::Wake;
 use workers::Workers;
@@ -85,9 +89,11 @@ pub struct Archive {
     store: Store,
     objects: Arc<Objects>,
     recall: Arc<Recall>,
-    /// Taken by notes from the file system, under its lock, and by the archive's threads for single look-ups and
-    /// changes; no I/O under it, and no other lock but that of `objects`.
+    /// Taken by the archive's threads for single look-ups and changes, and by the file system where it asks for something; no
+    /// I/O under it, and no other locks but those of `objects`, `inbox` and those said to be last.
     catalog: Mutex<Catalog>,
+    /// What the file system has told.
+    inbox: Inbox,
     wake: Wake,
     namespace: OnceLock<Arc<dyn Namespace>>,
     workers: Workers,
@@ -154,6 +160,7 @@ impl Archive {
             objects,
             recall,
             catalog: Mutex::new(catalog),
+            inbox: Inbox::default(),
             wake: Wake::default(),
             namespace: OnceLock::new(),
             workers,

@@ -222,7 +222,7 @@ impl Core {
         let done = file.set_len(size);
         // With a mapping left, its end is what is waited for.
         for path in paths.iter().filter(|_| !node.mapped) {
-            self.archive.sealed(path);
+            self.archive.written(path, size);
         }
         done?;
         Ok(Step::Done(()))

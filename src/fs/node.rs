@@ -110,6 +110,14 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    /// Bytes of the plain file; more than any file has if that cannot be said.
+    pub(super) fn len(&self) -> u64 {
+        match &self.source {
+            Source::File(file) => file.metadata().map_or(u64::MAX, |metadata| metadata.len()),
+            Source::Reader(reader) => reader.len(),
+        }
+    }
+
     /// The kernel serves it.
     pub(super) fn passes_through(&self) -> bool {
         matches!(self.mode, Mode::Passthrough(_))

@@ -293,11 +293,12 @@ impl Core {
         let last = node.opened.take();
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
+        let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);
         node.mapped = mappable;
         // A file without a name is nobody's checkpoint.
         for path in paths.iter().filter(|_| !mappable) {
             match wrote {
-                true => self.archive.sealed(path),
+                true => self.archive.written(path, len),
                 false => self.archive.closed(path),
             }
         }

@@ -98,6 +98,8 @@ pub struct Objects {
     directory: PathBuf,
     /// Some unknown data may need an object, so nothing is removed.
     frozen: AtomicBool,
+    /// An object lost a name since somebody last asked.
+    unnamed: AtomicBool,
     /// Held only for single look-ups and changes, never during I/O.
     inside: Mutex<Inside>,
 }
@@ -147,8 +149,8 @@ impl Objects {
             }
         }
         inside.connect();
-        let frozen = AtomicBool::new(false);
-        Ok(Objects { io, directory: directory.to_path_buf(), frozen, inside: Mutex::new(inside) })
+        let (frozen, unnamed) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, inside: Mutex::new(inside) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -259,6 +261,12 @@ impl Objects {
                 }
             }
         }
+        self.unnamed.store(true, Ordering::Relaxed);
+    }
+
+    /// True if an object lost a name since the last call.
+    pub fn take_unnamed(&self) -> bool {
+        self.unnamed.swap(false, Ordering::Relaxed)
     }
 
     /// The object's header and size.
