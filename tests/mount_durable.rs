@@ -2,15 +2,18 @@
 
 mod support;
 
+use std::collections::HashSet;
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use stepfs::archive::{Archive, AtRest};
 use stepfs::store::Store;
+use stepfs::store::durable::{CrashPoint, Device, Disk, Io};
 use support::{Mapping, Mounted, attribute, errno, wait_until};
 
 const PAGE: usize = 4096;
@@ -113,6 +116,74 @@ impl Drop for Small {
             let _ = Command::new("umount").arg("-l").arg(self.dir.path().join(name)).status();
         }
     }
+}
+
+/// The disk, which fails once for some files.
+#[derive(Debug, Default)]
+struct Failing {
+    /// Inode numbers of files whose fsync fails, and of files whose bytes cannot be sent to the device.
+    fsync: Mutex<HashSet<u64>>,
+    sending: Mutex<HashSet<u64>>,
+    /// fsyncs of closed files.
+    synced: Mutex<HashSet<u64>>,
+}
+
+fn fails_once(of: &Mutex<HashSet<u64>>, file: &File) -> std::io::Result<()> {
+    match of.lock().unwrap().remove(&file.metadata()?.ino()) {
+        // Not EIO: that one may be for nothing, and the test's files are on the device.
+        true => Err(std::io::Error::from_raw_os_error(libc::ENOSPC)),
+        false => Ok(()),
+    }
+}
+
+impl Device for Failing {
+    fn begin_sync(&self, file: &File) -> std::io::Result<()> {
+        fails_once(&self.sending, file).and_then(|()| Disk.begin_sync(file))
+    }
+
+    fn sync_file(&self, file: &File, at: CrashPoint) -> std::io::Result<()> {
+        Disk.sync_file(file, at)?;
+        self.synced.lock().unwrap().insert(file.metadata()?.ino());
+        fails_once(&self.fsync, file)
+    }
+}
+
+/// The device reports each failure once: the file that lost bytes is found among all that are made durable together, and nothing
+/// that succeeds later makes it durable.
+#[test]
+fn of_many_files_the_one_that_is_not_durable_is_found() {
+    let failing = Arc::new(Failing::default());
+    let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&failing) as _), true);
+    let path = |n: usize| m.mnt().join(format!("{n}.json"));
+    let why = |n: usize| attribute(&path(n), "user.stepfs.why").unwrap_or_default();
+    // As the store knows them.
+    let number = |n: usize| m.tree().join(format!("{n}.json")).metadata().unwrap().ino();
+    let mut files: Vec<File> = (0..40).map(|n| File::create(path(n)).unwrap()).collect();
+    failing.fsync.lock().unwrap().insert(number(7));
+    failing.sending.lock().unwrap().insert(number(23));
+    for file in &mut files {
+        file.write_all(b"{}").unwrap();
+    }
+    drop(files);
+    wait_until("all are looked at", || (0..40).all(|n| !why(n).is_empty()));
+    let lost: Vec<usize> = (0..40).filter(|n| why(*n) == NOT_DURABLE).collect();
+    assert_eq!(lost, [7, 23]);
+    // Renamed, it is the same file.
+    fs::rename(path(7), path(50)).unwrap();
+    assert_eq!(why(50), NOT_DURABLE);
+    // Opened again before it was durable: the program that wrote it is gone, and nobody else is told.
+    fs::write(path(60), "first line").unwrap();
+    let mut again = File::options().append(true).open(path(60)).unwrap();
+    failing.fsync.lock().unwrap().insert(number(60));
+    wait_until("what was closed is made durable", || failing.synced.lock().unwrap().contains(&number(60)));
+    wait_until("it has failed", || m.archive.queue().queued == 0);
+    again.write_all(b"second line").unwrap();
+    drop(again);
+    wait_until("it is looked at", || !why(60).is_empty());
+    assert_eq!(why(60), NOT_DURABLE);
+    // Saved again, all is well.
+    fs::write(path(60), "first line, second line").unwrap();
+    wait_until("it is durable", || why(60) == "small");
 }
 
 #[test]

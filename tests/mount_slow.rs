@@ -24,6 +24,9 @@ const DELAY: Duration = Duration::from_secs(20);
 /// machine, and not for ever, so that a failing test ends.
 const OBJECT_DELAY: Duration = Duration::from_secs(110);
 
+/// Bytes of a file that waits for no others.
+const LARGE: u64 = 64 << 10;
+
 /// The disk, whose syncs take very long while it is ill.
 #[derive(Debug, Default)]
 struct Slow {
@@ -32,6 +35,9 @@ struct Slow {
     waiting: AtomicUsize,
     fsyncs: AtomicUsize,
     marks: AtomicUsize,
+    /// Slow are the archive's syncs of files of at least, or below, [`LARGE`] bytes.
+    slow_large: AtomicBool,
+    slow_small: AtomicBool,
     /// Objects are written slowly; all else is well.
     slow_objects: AtomicBool,
     /// Slow are the objects that become differences to others.
@@ -77,6 +83,15 @@ impl Device for Slow {
 
     fn sync_file(&self, file: &File, at: CrashPoint) -> io::Result<()> {
         self.wait(at);
+        if at == CrashPoint::FileSealed {
+            let slow = if file.metadata()?.len() >= LARGE { &self.slow_large } else { &self.slow_small };
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let began = Instant::now();
+            while slow.load(Ordering::SeqCst) && began.elapsed() < OBJECT_DELAY {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
         Disk.sync_file(file, at)
     }
 
@@ -188,6 +203,35 @@ fn nothing_that_is_closed_waits_for_a_file_that_is_being_archived() {
     wait_until("all are released", || {
         state(&path("large", 1)) == "released" && (1..19).all(|file| state(&path("small", file)) == "released")
     });
+}
+
+/// Small files are made durable together, by a thread of their own.
+#[test]
+fn large_and_small_files_do_not_wait_for_each_other() {
+    let slow = Arc::new(Slow::default());
+    let m = Mounted::with_io(tempfile::tempdir().unwrap(), &Io::new(Arc::clone(&slow) as _), true);
+    let large = |n: usize| m.mnt().join(format!("large-{n}.txt"));
+    let small = |n: usize| m.mnt().join(format!("logs/{n}.json"));
+    fs::create_dir(m.mnt().join("logs")).unwrap();
+    let began = Instant::now();
+    // More than there are sealers.
+    slow.slow_large.store(true, Ordering::SeqCst);
+    (0..6).for_each(|n| fs::write(large(n), text(n)).unwrap());
+    wait_until("every sealer waits", || slow.waiting.load(Ordering::SeqCst) >= 4);
+    (0..40).for_each(|n| fs::write(small(n), "{}").unwrap());
+    wait_until("the small ones are durable", || (0..40).all(|n| state(&small(n)) == "sealed"));
+    assert!((0..6).all(|n| state(&large(n)) == "staged"));
+    slow.slow_large.store(false, Ordering::SeqCst);
+    wait_until("the large ones are sealed", || (0..6).all(|n| state(&large(n)) == "sealed"));
+    slow.slow_small.store(true, Ordering::SeqCst);
+    (0..40).for_each(|n| fs::write(small(n), "{again}").unwrap());
+    wait_until("the small ones wait", || slow.waiting.load(Ordering::SeqCst) > 0);
+    (6..12).for_each(|n| fs::write(large(n), text(n)).unwrap());
+    wait_until("these are sealed", || (6..12).all(|n| state(&large(n)) == "sealed"));
+    assert!((0..40).all(|n| state(&small(n)) == "staged"));
+    assert!(began.elapsed() < OBJECT_DELAY, "the device had to give in first");
+    slow.slow_small.store(false, Ordering::SeqCst);
+    wait_until("all are durable", || (0..40).all(|n| state(&small(n)) == "sealed"));
 }
 
 /// A super-step is a difference to the super-step before it. That state has lost its name, and while the new one is

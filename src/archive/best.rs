@@ -57,13 +57,14 @@ pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<
     }
 }
 
-/// The statements of a store's small files, while it is opened. All other files are sealed, and so read, before
-/// anything is archived.
+/// Whether a small file of this name may name the best of a run.
+pub(super) fn may_speak(path: &Path) -> bool {
+    let ending = path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch));
+    ending || path.file_name().is_some_and(|name| name == TRAINER_STATE)
+}
+
+/// What the small files of a store say that is being opened. All others are sealed before anything is archived, and looked at then.
 pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) -> Vec<Word> {
-    let may_speak = |path: &Path| {
-        let ending = path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch));
-        ending || path.file_name().is_some_and(|name| name == TRAINER_STATE)
-    };
     let small = |state: &io::Result<State>| matches!(state, Ok(State::Resident(ResidentReason::Small)));
     let small = found.iter().filter(|(path, state)| small(state) && may_speak(path));
     let paths: Vec<&Path> = small.map(|(path, _)| path.as_path()).collect();

@@ -1,6 +1,7 @@
 //! The catalog: a map from path to state, for every file. Notes from the file system and the archive's own threads
 //! change it. No I/O happens here.
 
+mod claimed;
 mod claims;
 mod entries;
 mod entry;
@@ -12,11 +13,12 @@ mod named;
 mod naming;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::store::{Id, Objects};
 
@@ -82,19 +84,27 @@ impl Catalog {
     /// The file's content may change from now on.
     pub(super) fn opened_for_writing(&mut self, path: &Path, objects: &Objects) {
         self.opened = self.number();
-        self.succeed(path, Entry::new(State::Staged, self.opened), objects);
+        self.succeed(path, Entry::new(State::Staged, self.opened), None, objects);
         self.may_unfinish(path, objects);
     }
 
     /// A released file was brought back with its bytes, and stays so until it is written or a user asks otherwise.
     pub(super) fn recalled(&mut self, path: &Path, objects: &Objects) {
         let number = self.number();
-        self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, objects);
+        self.succeed(path, Entry { held: Some(Held::Recalled), ..Entry::new(State::Closed, number) }, None, objects);
     }
 
-    /// A file's content may have changed. If the file was released, the object is kept until that is known.
-    fn succeed(&mut self, path: &Path, mut entry: Entry, objects: &Objects) {
-        let Some(mut old) = self.entries.remove(path) else {
+    /// A file's content may have changed. If it was released, the object is kept until it is known whether it has. `closed`:
+    /// how many bytes a program left, and when.
+    fn succeed(&mut self, path: &Path, mut entry: Entry, closed: Option<(u64, Instant)>, objects: &Objects) {
+        let old = self.entries.remove(path);
+        if let Some(old) = &old {
+            entry.turn = old.turn.next(&old.state);
+        }
+        if let Some((len, at)) = closed {
+            entry.turn = entry.turn.closed(path, len, at);
+        }
+        let Some(mut old) = old else {
             self.entries.insert(path.to_path_buf(), entry);
             return;
         };
@@ -111,16 +121,17 @@ impl Catalog {
         self.entries.insert(path.to_path_buf(), entry);
     }
 
-    /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed.
-    pub(super) fn closed(&mut self, path: &Path, written: bool, objects: &Objects) {
+    /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed; how many bytes
+    /// a program left, and when.
+    pub(super) fn closed(&mut self, path: &Path, written: Option<(u64, Instant)>, objects: &Objects) {
         let mut changed = false;
         self.entries.edit(path, |entry| {
             entry.busy = false;
-            changed = written && !matches!(entry.state, State::Released(_));
+            changed = written.is_some() && !matches!(entry.state, State::Released(_));
         });
         if changed {
             let number = self.number();
-            self.succeed(path, Entry::new(State::Closed, number), objects);
+            self.succeed(path, Entry::new(State::Closed, number), written, objects);
         }
     }
 
@@ -152,10 +163,8 @@ impl Catalog {
 
     pub(super) fn linked(&mut self, from: &Path, to: &Path, objects: &Objects) {
         if let Some(mut entry) = self.entries.get(from).cloned() {
-            // Lineage and profile follow from the name, so those of the other name do not hold here.
-            if entry.state.follows_from_name() {
-                entry.state = State::Closed;
-            }
+            // Lineage and profile follow from the name: what is known of the other one does not hold for this.
+            entry.take_name(to);
             (entry.version, entry.sequence) = (self.number(), self.number());
             entry.busy = false;
             // The other directory may not be pinned, and another name is the best of its run.
@@ -209,11 +218,10 @@ impl Catalog {
             // Lineage and profile follow from the name. They must be found again, and steps under way are
             // void. So is an object made under the old name: the new one may ask for an exact file.
             entry.version = self.number();
-            if entry.state.follows_from_name() {
-                if let State::Archived(_, id) = entry.state {
-                    objects.unname(id);
-                }
-                entry.state = State::Closed;
+            if let State::Archived(_, id) = entry.state {
+                objects.unname(id);
+            }
+            if entry.take_name(&path) {
                 entry.forget_failure();
             }
             // It may have left the directory that was pinned, and another name is the best of its run.
@@ -235,7 +243,7 @@ impl Catalog {
     /// Changes a file's state if its content is still that of `version`.
     pub(super) fn advance(&mut self, path: &Path, version: u64, state: State) -> bool {
         self.edit(path, version, |entry| {
-            entry.state = state;
+            (entry.state, entry.turn.at) = (state, None);
             entry.forget_failure();
         })
     }
@@ -422,9 +430,14 @@ impl Catalog {
         self.entries.index().queued().1
     }
 
-    /// Whether some file was not examined yet.
+    /// Whether it is not yet known of some file what it is. Files that wait for each other are no checkpoints.
     pub(super) fn has_unsealed(&self) -> bool {
         self.entries.index().has_unsealed()
+    }
+
+    /// Whether objects may have become garbage since this was asked last, though none lost a name.
+    pub(super) fn take_freed(&mut self) -> bool {
+        self.entries.take_freed()
     }
 
     /// Lineages with files that are not released.

@@ -1,9 +1,10 @@
-//! Notes from the file system. Made while it holds its own lock, so that their order is the order of events: each only
-//! changes the catalog and wakes the archive's threads.
+//! Notes from the file system. It makes them while it holds its own lock, so their order is the order of events. Each waits in
+//! the [`super::inbox`] until somebody looks at the catalog.
 
 use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::catalog::Catalog;
 use super::{Archive, FileId, found_at};
@@ -11,17 +12,20 @@ use super::{Archive, FileId, found_at};
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): queued steps for the file are void.
     pub fn opened_for_writing(&self, path: &Path) {
-        self.note(|catalog| catalog.opened_for_writing(path, &self.objects));
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| catalog.opened_for_writing(&path, &archive.objects));
     }
 
     /// A released file is resident again, with its bytes, because a user wants that.
     pub fn recalled(&self, path: &Path) {
-        self.note(|catalog| catalog.recalled(path, &self.objects));
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| catalog.recalled(&path, &archive.objects));
     }
 
     /// The pin of a file or directory is gone.
     pub fn unpinned(&self, path: &Path) {
-        self.note(|catalog| catalog.unpinned(path));
+        let path = path.to_path_buf();
+        self.note(move |_, catalog| catalog.unpinned(&path));
     }
 
     /// Whether a file's bytes are known to be durable, as they are or as a stub.
@@ -31,50 +35,63 @@ impl Archive {
 
     /// The profile of a file or a directory was set or removed: steps under way are void.
     pub fn profile_changed(&self, path: &Path) {
-        self.note(|catalog| catalog.profile_changed(path, &self.objects));
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| catalog.profile_changed(&path, &archive.objects));
     }
 
     /// A user wants everything at and below a path to be released now that may be, without waiting for the rest of a
     /// checkpoint.
     pub(super) fn asked_to_release(&self, path: &Path) {
-        self.note(|catalog| catalog.asked_to_release(path));
+        let path = path.to_path_buf();
+        self.note(move |_, catalog| catalog.asked_to_release(&path));
     }
 
-    /// The last handle of a file that was written is gone.
+    /// The last handle of a file that was written is gone. It waits for no others.
     pub fn sealed(&self, path: &Path) {
-        self.note(|catalog| catalog.closed(path, true, &self.objects));
+        self.written(path, u64::MAX);
+    }
+
+    /// The last handle of a file that was written is gone, and the file has so many bytes.
+    pub fn written(&self, path: &Path, len: u64) {
+        let (path, written) = (path.to_path_buf(), Some((len, Instant::now())));
+        self.note(move |archive, catalog| catalog.closed(&path, written, &archive.objects));
     }
 
     /// The last handle of a file that was only read is gone: a release that found it busy may go on.
     pub fn closed(&self, path: &Path) {
-        self.note(|catalog| catalog.closed(path, false, &self.objects));
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| catalog.closed(&path, None, &archive.objects));
     }
 
     /// A program set the modification time of a file, as `cp -p` and `rsync` do after the last close.
     pub fn time_set(&self, path: &Path) {
-        self.note(|catalog| catalog.time_set(path, &self.objects));
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| catalog.time_set(&path, &archive.objects));
     }
 
     /// A file or directory has a new name. The file that had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
-        self.note(|catalog| {
-            [from, to].iter().for_each(|path| self.not_durable_in(path));
-            catalog.renamed(from, to, &self.objects);
-            self.a_name_went(catalog);
+        let (from, to) = (from.to_path_buf(), to.to_path_buf());
+        self.note(move |archive, catalog| {
+            [&from, &to].iter().for_each(|path| archive.not_durable_in(path));
+            catalog.renamed(&from, &to, &archive.objects);
+            archive.a_name_went(catalog);
         });
     }
 
     /// Two names were exchanged (files or directories).
     pub fn exchanged(&self, a: &Path, b: &Path) {
-        self.note(|catalog| catalog.exchanged(a, b, &self.objects));
+        let (a, b) = (a.to_path_buf(), b.to_path_buf());
+        self.note(move |archive, catalog| catalog.exchanged(&a, &b, &archive.objects));
     }
 
     /// A name of a file is gone (rmdir needs no note).
     pub fn removed(&self, path: &Path) {
-        self.note(|catalog| {
-            self.not_durable_in(path);
-            catalog.removed(path, &self.objects);
-            self.a_name_went(catalog);
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| {
+            archive.not_durable_in(&path);
+            catalog.removed(&path, &archive.objects);
+            archive.a_name_went(catalog);
         });
     }
 
@@ -92,30 +109,33 @@ impl Archive {
         // A thread that takes a name away holds the file system's lock until the note of it is made. This call takes
         // that lock once: every such note is there now, and has changed the version.
         namespace.idle(path, FileId { dev: 0, ino: 0 });
-        let mut forgotten = false;
-        self.note(|catalog| {
-            forgotten = failed(catalog);
-            if forgotten {
-                self.not_durable_in(path);
-                catalog.removed(path, &self.objects);
-            }
-        });
+        let mut catalog = self.catalog();
+        let forgotten = failed(&catalog);
+        if forgotten {
+            self.not_durable_in(path);
+            catalog.removed(path, &self.objects);
+        }
         forgotten
     }
 
     /// A link was made or removed.
     pub fn link_changed(&self, path: &Path) {
-        self.note(|catalog| catalog.link_changed(path));
+        let path = path.to_path_buf();
+        self.note(move |_, catalog| catalog.link_changed(&path));
     }
 
     /// A file got a second name.
     pub fn linked(&self, from: &Path, to: &Path) {
-        self.note(|catalog| catalog.linked(from, to, &self.objects));
+        let (from, to) = (from.to_path_buf(), to.to_path_buf());
+        self.note(move |archive, catalog| catalog.linked(&from, &to, &archive.objects));
     }
 
-    /// Forgets failures, since a user asks for everything to be done.
+    /// A user asks for everything to be done that can be: forgets what failed, and lets no file wait for others.
     pub(super) fn retry(&self) {
-        self.note(Catalog::retry);
+        self.note(|_, catalog| {
+            catalog.retry();
+            catalog.end_waiting();
+        });
     }
 
     /// A change of a name is not durable before its directory is synced. Called before the object loses the name: no
@@ -128,14 +148,11 @@ impl Archive {
     /// A file that waits for having one name only may have got there.
     fn a_name_went(&self, catalog: &mut Catalog) {
         let waiting = std::mem::take(&mut *self.several_names.lock().unwrap_or_else(PoisonError::into_inner));
-        waiting.iter().for_each(|path| catalog.closed(path, false, &self.objects));
+        waiting.iter().for_each(|path| catalog.closed(path, None, &self.objects));
     }
 
-    pub(super) fn note(&self, change: impl FnOnce(&mut Catalog)) {
+    pub(super) fn note(&self, note: impl FnOnce(&Archive, &mut Catalog) + Send + 'static) {
         self.notes.fetch_add(1, Ordering::Relaxed);
-        let mut catalog = self.catalog();
-        change(&mut catalog);
-        self.garbage.store(true, Ordering::Relaxed);
-        self.wake.all_kinds();
+        self.inbox.put(Box::new(note));
     }
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use crate::store::Merge;
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
-use crate::sync::wait_timeout;
 
 use super::catalog::{Entry, State};
 use super::namespace::found_at;
@@ -87,7 +86,7 @@ impl Housekeeper<'_> {
             let retain_in = Some(archive.until_retention(idle));
             let sweep_in = self.sweep_at.map(|at| at.saturating_duration_since(now));
             let wait = [merge_in, retain_in, sweep_in].into_iter().flatten().fold(idle, Duration::min);
-            catalog = wait_timeout(&archive.wake.housekeeper, &archive.catalog, catalog, wait);
+            catalog = archive.wait(&archive.wake.housekeeper, catalog, wait);
         }
         drop(catalog);
         merges && self.merge_at <= Instant::now()

@@ -23,8 +23,9 @@ impl Archive {
         match &task.step {
             // The last handle is gone. The file becomes durable; its tensors and its lineage are found.
             Step::Seal => self.seal(task),
-            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer
-            // state.
+            // A program has opened the file again before its turn came. What it had closed before becomes durable.
+            Step::Sync => self.seal(task),
+            // An object may decode to the file's bytes. Then the file is archived by that object, without a newer state.
             Step::Compare { sealed } => self.compare_with_objects(task, sealed),
             // A newer state with other bytes is sealed. The file is encoded as a difference to an older state, made
             // durable, read back from the device, and compared with its bounds. Its bytes are still in the tree.

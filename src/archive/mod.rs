@@ -12,6 +12,7 @@ mod distributed;
 mod duplicate_files;
 mod events;
 mod housekeeper;
+mod inbox;
 mod life;
 mod lineage;
 mod lossy;
@@ -27,9 +28,11 @@ mod restores;
 mod retention;
 mod scan;
 mod sealer;
+mod side_by_side;
 mod source;
 mod status;
 mod threads;
+mod together;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -45,6 +48,7 @@ use crate::store::{Error, Objects, Store};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
+use inbox::Inbox;
 use resident::ResidentReason;
 use threads::Wake;
 
@@ -68,9 +72,11 @@ pub struct Archive {
     store: Store,
     objects: Arc<Objects>,
     recall: Arc<Recall>,
-    /// Taken by notes from the file system, under its lock, and by the archive's threads for single look-ups and
-    /// changes. No I/O under it, and no other lock but `objects`'.
+    /// Taken by the archive's threads for single look-ups and changes, and by the file system where it asks for something; no
+    /// I/O under it, and no other locks but those of `objects`, `inbox` and those said to be last.
     catalog: Mutex<Catalog>,
+    /// What the file system has told.
+    inbox: Inbox,
     wake: Wake,
     namespace: OnceLock<Arc<dyn Namespace>>,
     workers: Workers,
@@ -143,6 +149,7 @@ impl Archive {
             objects,
             recall,
             catalog: Mutex::new(catalog),
+            inbox: Inbox::default(),
             wake: Wake::default(),
             namespace: OnceLock::new(),
             workers,

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::ScopedJoinHandle;
 
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
@@ -13,13 +11,12 @@ use crate::store::object::Id;
 use crate::store::{Prepared, Stub, beneath, is_pinned};
 
 use super::catalog::{Held, Sealed, State, Step, Task};
+use super::side_by_side::side_by_side;
 use super::threads::Pause;
 use super::{Archive, Outcome};
 
 /// Files of a checkpoint that are released in one go: each directory is synced once for all of them.
 const TOGETHER: usize = 16;
-/// Threads that make the stubs of these files durable: a device takes several fsyncs at hardly more time than one.
-const THREADS: usize = 4;
 
 /// A file that is being released, and the stub that is ready for it.
 struct Ready<'a> {
@@ -182,19 +179,4 @@ impl Archive {
             Outcome::Changed => Err(StepError::Superseded),
         }
     }
-}
-
-/// Does some work for each item, on a few threads; the answers are in the order of the items.
-fn side_by_side<I: Sync, T: Send>(items: &[I], work: impl Fn(&I) -> T + Sync) -> Vec<T> {
-    // A test's scheduler knows its own threads only.
-    if items.len() == 1 || cfg!(feature = "shuttle") {
-        return items.iter().map(work).collect();
-    }
-    let part = |items: &[I]| items.iter().map(&work).collect::<Vec<T>>();
-    std::thread::scope(|scope| {
-        let parts = items.chunks(items.len().div_ceil(THREADS));
-        let threads: Vec<_> = parts.map(|items| scope.spawn(|| part(items))).collect();
-        let join = |thread: ScopedJoinHandle<'_, Vec<T>>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
-        threads.into_iter().flat_map(join).collect()
-    })
 }

@@ -75,12 +75,12 @@ impl Local for Archive {
     }
 
     fn shape(&self, path: &Path) -> Shape {
-        use ResidentReason::{Incompressible, Small, Unfinished};
+        use ResidentReason::{Incompressible, NotUnderstood, Small, Unfinished};
         match self.catalog().get(path).map(|entry| &entry.state) {
             None | Some(State::Staged | State::Closed | State::Durable(_)) => Shape::Unsettled,
             Some(State::Sealed(_)) => Shape::Newest,
             Some(State::Archived(_, id) | State::Released(id)) => Shape::Object(*id),
-            Some(State::Resident(Small | Incompressible | Unfinished)) => Shape::Whole,
+            Some(State::Resident(Small | Incompressible | NotUnderstood(_) | Unfinished)) => Shape::Whole,
             // Its bytes are not known, or not known to be durable.
             Some(State::Resident(_)) => Shape::Unsettled,
         }
@@ -95,10 +95,12 @@ impl Local for Archive {
     }
 
     fn appeared(&self, path: &Path, object: Option<Id>) {
-        self.note(|catalog| self.enter_shown(catalog, path, object));
+        let shown = path.to_path_buf();
+        self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
         // A program may have removed it before the note was made.
         if matches!(found_at(&self.store.tree(), path), Ok(None)) {
-            self.note(|catalog| catalog.removed(path, &self.objects));
+            let path = path.to_path_buf();
+            self.note(move |archive, catalog| catalog.removed(&path, &archive.objects));
         }
     }
 
@@ -113,7 +115,8 @@ impl Local for Archive {
         let outcome = namespace.exclusively(path, FileId::of(expect), &mut |reached| {
             let replaced = commit(reached)?;
             if replaced {
-                self.note(|catalog| self.enter_shown(catalog, path, object));
+                let shown = path.to_path_buf();
+                self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
             }
             Ok(replaced)
         })?;

@@ -43,6 +43,8 @@ struct Schedule {
     news: bool,
     /// The last run left something that it should have removed: after how long to try again.
     retry: Option<Duration>,
+    /// The catalog's last change when somebody last asked. What was closed by then is to be durable before the run.
+    closed_by: u64,
     /// When the last run ended, and how long it took.
     last: Option<(Instant, Duration)>,
     report: GcReport,
@@ -107,7 +109,8 @@ impl Housekeeper<'_> {
     pub(super) fn retain(&mut self) {
         let archive = self.archive;
         let Some(namespace) = archive.namespace() else { return };
-        if archive.until_retention(INTERVAL) > Duration::ZERO || archive.catalog().has_unsealed() {
+        let closed_by = archive.retention.state().closed_by;
+        if archive.until_retention(INTERVAL) > Duration::ZERO || archive.catalog().has_unsealed_since(closed_by) {
             return;
         }
         let asked = {
@@ -138,8 +141,14 @@ impl Archive {
     /// Asks for the policy to be applied and for unneeded objects to be removed, soon. Returns the number that
     /// [`GcReport::done`] reaches then.
     pub fn ask_gc(&self) -> u64 {
+        let newest = {
+            let mut catalog = self.catalog();
+            catalog.end_waiting();
+            catalog.progress().0
+        };
         let ticket = {
             let mut state = self.retention.state();
+            state.closed_by = newest;
             state.report.asked += 1;
             state.report.asked
         };

@@ -130,19 +130,24 @@ pub(super) struct Examined {
     pub(super) words: String,
     /// The best of its run, if it names one.
     pub(super) says: Option<Says>,
+    /// It has no tensors, and no format that is known.
+    pub(super) is_opaque: bool,
 }
 
 /// Examines a durable file.
 pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
-        return Ok(Examined { state: State::Resident(ResidentReason::Small), words: String::new(), says });
+        let state = State::Resident(ResidentReason::Small);
+        return Ok(Examined { state, words: String::new(), says, is_opaque: true });
     }
     let description = describe(file)?;
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
-    if description.kind == Kind::Opaque && !compressible(file)? {
-        return Ok(Examined { state: State::Resident(ResidentReason::incompressible(&description)), words, says });
+    let is_opaque = description.kind == Kind::Opaque;
+    if is_opaque && !compressible(file)? {
+        let state = State::Resident(ResidentReason::incompressible(&description));
+        return Ok(Examined { state, words, says, is_opaque });
     }
     let signature = signature(&description);
     let sealed = Sealed {
@@ -155,7 +160,7 @@ pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Pa
         lineage: lineage(path, signature),
         copy: false,
     };
-    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says })
+    Ok(Examined { state: State::Sealed(Arc::new(sealed)), words, says, is_opaque })
 }
 
 fn compressible(file: &dyn ReadAt) -> io::Result<bool> {

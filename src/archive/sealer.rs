@@ -4,6 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::encode::StepResult;
 use crate::store::durable::{CrashPoint, DeviceFile, Synced};
@@ -15,6 +16,7 @@ use super::catalog::{Sealed, State, Task, modified_ns};
 use super::resident::ResidentReason;
 use super::scan;
 use super::threads::Pause;
+use super::together::is_passing;
 
 /// What a sealer does next.
 #[derive(Debug)]
@@ -39,7 +41,14 @@ impl Archive {
 
     /// Makes a closed file durable, and finds its tensors and its lineage.
     pub(super) fn seal(&self, task: &Task) -> StepResult<()> {
-        let (path, version) = (task.path.as_path(), task.version);
+        let began = Instant::now();
+        let file = self.open_closed(&task.path)?;
+        let synced = self.sync_bytes(&file).and_then(|()| self.sync_names(&task.path));
+        self.synced(task, &file, synced, began)
+    }
+
+    /// Opens a file that a program has closed.
+    pub(super) fn open_closed(&self, path: &Path) -> StepResult<DeviceFile> {
         // Not found: removed meanwhile, or renamed, and the note of it is on its way.
         let file = self.open_file(path)?;
         // A program wrote it, whatever it looks like.
@@ -52,10 +61,20 @@ impl Archive {
             }
             result => result?,
         }
-        if let Err(error) = self.make_durable(&file, path) {
-            // A directory that could not even be opened: that says nothing of the file, and passes.
-            let passing = [libc::ENOENT, libc::ENOTDIR, libc::EMFILE, libc::ENFILE, libc::ENOMEM];
-            if error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
+        Ok(file)
+    }
+
+    /// A closed file and its names were synced, or an attempt failed: finds its tensors and its lineage.
+    pub(super) fn seal_synced(
+        &self,
+        task: &Task,
+        file: &DeviceFile,
+        synced: io::Result<()>,
+        began: Instant,
+    ) -> StepResult<()> {
+        let (path, version) = (task.path.as_path(), task.version);
+        if let Err(error) = synced {
+            if is_passing(&error) {
                 return Err(error.into());
             }
             // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
@@ -64,11 +83,15 @@ impl Archive {
                 "{}: could not be made durable: {error}; it may have lost bytes, so save it again",
                 path.display()
             );
-            self.catalog().advance(path, version, State::Resident(ResidentReason::NotDurable));
+            if !self.catalog().advance(path, version, State::Resident(ResidentReason::NotDurable)) {
+                // A program has opened it again, and may keep those bytes.
+                self.store.sync_failed(file.as_file(), &error);
+            }
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let scan::Examined { state, words, says } = scan::examine(&file, &metadata, path)?;
+        let scan::Examined { state, words, says, is_opaque } = scan::examine(file, &metadata, path)?;
+        self.catalog().made_durable(task, began, Some(is_opaque));
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
         self.has_spoken(task);
@@ -88,7 +111,7 @@ impl Archive {
         let known = |id: &Id, of: &Sealed| {
             self.objects.get(*id).is_some_and(|(h, _)| (h.logical_len, h.signature) == (of.len, of.signature))
         };
-        let keeps = recalled_from(&file).filter(|id| known(id, sealed));
+        let keeps = recalled_from(file).filter(|id| known(id, sealed));
         self.catalog().keep(path, version, keeps, &self.objects);
         let state = match self.may_be_copy(path, version, sealed) {
             true => State::Durable(Arc::clone(sealed)),
@@ -109,15 +132,21 @@ impl Archive {
         Ok(())
     }
 
-    /// Fsyncs a file and every directory on the way to it: a checkpoint's directory may be as new as the file.
-    fn make_durable(&self, file: &DeviceFile, path: &Path) -> io::Result<()> {
+    /// Makes the bytes of a closed file durable.
+    pub(super) fn sync_bytes(&self, file: &DeviceFile) -> io::Result<()> {
         if self.store.sync_written(file, CrashPoint::FileSealed)? == Synced::Proven {
+            let path = std::fs::read_link(beneath::by_descriptor(file.as_file())).unwrap_or_default();
             log::warn!(
                 "{}: was written both directly and through the page cache, for which the kernel reported an error; \
                  nothing was lost, and all of it was read back from the device",
                 path.display()
             );
         }
+        Ok(())
+    }
+
+    /// Makes every directory on the way to a file durable: a checkpoint's directory may be as new as the file.
+    fn sync_names(&self, path: &Path) -> io::Result<()> {
         path.ancestors().skip(1).try_for_each(|directory| self.sync_dir(directory, CrashPoint::NamesSealed))
     }
 

@@ -33,6 +33,8 @@ const IDLE: Duration = Duration::from_secs(3600);
 pub(super) struct Wake {
     /// A file was closed, or a link was made.
     sealers: Condvar,
+    /// Closed files have waited for each other for long enough.
+    together: Condvar,
     /// A file may be archived or released.
     encoders: Condvar,
     /// Something may be garbage, or was asked for.
@@ -45,13 +47,14 @@ impl Wake {
     /// Something changed. One thread of each kind looks for work, and wakes the next of its kind when it finds some.
     pub(super) fn all_kinds(&self) {
         self.sealers.notify_one();
+        self.together.notify_one();
         self.encoders.notify_one();
         self.housekeeper.notify_one();
     }
 
     /// The archive stops.
     fn everybody(&self) {
-        for condition in [&self.sealers, &self.encoders, &self.housekeeper, &self.learned] {
+        for condition in [&self.sealers, &self.together, &self.encoders, &self.housekeeper, &self.learned] {
             condition.notify_all();
         }
     }
@@ -68,7 +71,9 @@ impl Archive {
         };
         let sealers = (0..SEALERS).filter_map(|_| start("seal", Archive::seal_files));
         let encoders = (0..ENCODERS).filter_map(|_| start("encode", Archive::archive_files));
-        let threads: Vec<_> = sealers.chain(encoders).collect();
+        let together = start("seal-together", Archive::seal_together);
+        let notes = start("notes", Archive::read_notes);
+        let threads: Vec<_> = sealers.chain(encoders).chain(together).chain(notes).collect();
         Housekeeper::new(self).run();
         for thread in threads {
             if thread.join().is_err() {
@@ -83,6 +88,7 @@ impl Archive {
         // With the lock, so that a thread about to wait does not miss it.
         let _catalog = self.catalog();
         self.wake.everybody();
+        self.inbox.stop();
     }
 
     pub(super) fn is_stopping(&self) -> bool {
@@ -108,7 +114,7 @@ impl Archive {
                     return;
                 }
                 let left = until.saturating_duration_since(Instant::now());
-                drop(wait_timeout(&self.wake.housekeeper, &self.catalog, catalog, left));
+                drop(self.wait(&self.wake.housekeeper, catalog, left));
             }
         }
     }
@@ -116,6 +122,12 @@ impl Archive {
     /// The next link or file for a sealer; `None` once the archive stops.
     pub(super) fn next_to_seal(&self) -> Option<super::sealer::Closed> {
         self.next(&self.wake.sealers, |catalog| catalog.claim_closed(Instant::now()))
+    }
+
+    /// The next files to make durable together. Once the archive stops, those that are left, but none that failed.
+    pub(super) fn next_together(&self) -> Option<Vec<Task>> {
+        let due = self.next(&self.wake.together, |catalog| catalog.claim_together(Instant::now()));
+        due.or_else(|| self.catalog().claim_waiting())
     }
 
     /// The next file for an encoder; `None` once the archive stops.
@@ -133,13 +145,20 @@ impl Archive {
                 condition.notify_one();
                 return found;
             }
-            catalog = wait_timeout(condition, &self.catalog, catalog, retry.unwrap_or(IDLE));
+            catalog = self.wait(condition, catalog, retry.unwrap_or(IDLE));
         }
         None
     }
 
-    /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
+    /// Takes the step that was claimed, says how it went, and wakes whoever may go on.
     pub(super) fn take(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> StepResult<()>) {
+        self.conclude(task, pause, step);
+        self.notify();
+        self.wake.learned.notify_all();
+    }
+
+    /// Takes the step that was claimed, and says how it went. What panics is a defect: its file stays as it was written.
+    pub(super) fn conclude(&self, task: &Task, pause: &mut Pause, step: impl FnOnce() -> StepResult<()>) {
         match catch_unwind(AssertUnwindSafe(step)) {
             Ok(Ok(())) => pause.end(),
             Ok(Err(error)) => self.failed(task, &error, pause),
@@ -151,10 +170,7 @@ impl Archive {
                 self.catalog().set_failed(&task.path, task.version, failed);
             }
         }
-        let mut catalog = self.catalog();
-        catalog.done(task);
-        self.wake.all_kinds();
-        self.wake.learned.notify_all();
+        self.catalog().done(task);
     }
 
     /// It is known what the file that is being sealed names as the best of its run.
@@ -169,12 +185,31 @@ impl Archive {
         let until = Instant::now() + SOON;
         let mut catalog = self.catalog();
         while catalog.may_learn() && !self.is_stopping() && Instant::now() < until {
-            catalog = wait_timeout(&self.wake.learned, &self.catalog, catalog, SOON);
+            catalog = self.wait(&self.wake.learned, catalog, SOON);
         }
     }
 
+    /// The catalog, with all that has happened.
     pub(super) fn catalog(&self) -> MutexGuard<'_, Catalog> {
-        self.catalog.lock().unwrap_or_else(PoisonError::into_inner)
+        self.with_notes(self.catalog.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits for a condition or this time, without the lock.
+    pub(super) fn wait<'a>(
+        &'a self,
+        condition: &Condvar,
+        catalog: MutexGuard<'a, Catalog>,
+        time: Duration,
+    ) -> MutexGuard<'a, Catalog> {
+        self.with_notes(wait_timeout(condition, &self.catalog, catalog, time))
+    }
+
+    fn with_notes<'a>(&'a self, mut catalog: MutexGuard<'a, Catalog>) -> MutexGuard<'a, Catalog> {
+        self.inbox.take().into_iter().for_each(|note| note(self, &mut catalog));
+        if catalog.take_freed() | self.objects.take_unnamed() {
+            self.garbage.store(true, Ordering::Relaxed);
+        }
+        catalog
     }
 
     fn failed(&self, task: &Task, error: &StepError, pause: &mut Pause) {

@@ -15,7 +15,6 @@ use crate::fs::{MountOptions, clear_dead_mount, is_served, serve};
 use crate::store::{Error, Profile, Store};
 
 use super::format::parse_size;
-use super::format::parse_size;
 use super::mount_options::Options;
 use super::{notify, remote};
 

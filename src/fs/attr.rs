@@ -109,10 +109,10 @@ impl Core {
             return (Duration::ZERO, attributes(ino, metadata, 0), NONE);
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
-        // A written file's attributes are never cached: with passthrough the kernel does not see mapped writes. Nor
-        // does it see which privileged bits a write takes away.
+        // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see that. All
+        // other writes it sees, but not which bits they will take away.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
-        let ttl = if node.written() || node.mapped || privileged { Duration::ZERO } else { TTL };
+        let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored), node.generation)
     }
 
@@ -224,7 +224,7 @@ impl Core {
         let done = file.set_len(size);
         // With a mapping left, the file is sealed at the mapping's end.
         for path in paths.iter().filter(|_| !node.mapped) {
-            self.archive.sealed(path);
+            self.archive.written(path, size);
         }
         done?;
         Ok(Step::Done(()))

@@ -141,17 +141,19 @@ impl Core {
             // Opened again meanwhile; its next release decides.
             return true;
         }
-        // A file without a name is no checkpoint.
+        // A file without a name is nobody's checkpoint.
+        let mut len = 0;
         if let (Some(_), Ok(place)) = (&path, place) {
             match being_written(&place.path) {
                 Ok(true) => return false,
                 Ok(false) => {}
                 Err(error) => log::warn!("{}: cannot tell whether it is mapped: {error}", place.path.display()),
             }
+            len = place.metadata().map_or(u64::MAX, |metadata| metadata.len());
         }
         node.mapped = false;
         for path in table.paths(ino) {
-            self.archive.sealed(&path);
+            self.archive.written(&path, len);
         }
         table.reap(ino);
         true
@@ -160,14 +162,14 @@ impl Core {
     fn try_rest_unknown(&self, path: &Path, expect: FileId) -> bool {
         let table = self.table();
         let Ok(reached) = table.reach(path) else { return true };
-        match reached.symlink_metadata() {
-            Ok(metadata) if file_id(&metadata) == expect => {}
+        let len = match reached.symlink_metadata() {
+            Ok(metadata) if file_id(&metadata) == expect => metadata.len(),
             _ => return true,
-        }
+        };
         if being_written(&reached).unwrap_or(false) {
             return false;
         }
-        self.archive.sealed(path);
+        self.archive.written(path, len);
         true
     }
 

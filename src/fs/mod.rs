@@ -85,6 +85,8 @@ struct Core {
     mappings: mapped::Mappings,
     /// The store's file system can tell whether a file is being written.
     leases: bool,
+    /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
+    reports_at_close: bool,
     /// The kernel still takes backing files; once it refused, it is not asked again.
     passthrough: AtomicBool,
     /// The next handle number, also for other unique numbers.
@@ -102,6 +104,7 @@ impl Core {
     fn new(archive: Arc<Archive>, passthrough: bool) -> std::io::Result<Self> {
         let table = Table::new(&archive.store().tree())?;
         let leases = mapped::has_leases(&archive.store().tmp()).unwrap_or(false);
+        let reports_at_close = sys::reports_at_close(&archive.store().tree());
         if passthrough && !leases {
             log::warn!("files are served without kernel passthrough: the store's file system has no leases");
         }
@@ -114,6 +117,7 @@ impl Core {
             invalidations: Arc::default(),
             mappings: mapped::Mappings::default(),
             leases,
+            reports_at_close,
             passthrough: AtomicBool::new(passthrough && leases),
             next: AtomicU64::new(1),
             user: rustix::process::geteuid().as_raw(),

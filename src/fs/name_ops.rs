@@ -10,6 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use fuser::{RenameFlags, Request};
 use rustix::fs::{CWD, FileType, Mode};
@@ -75,33 +76,38 @@ impl Core {
         Ok(self.shown(table, ino, metadata))
     }
 
-    /// Gives a new file to its creator. Only a daemon that is root can, and must.
-    fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<()> {
-        if self.user == 0 {
-            // In a setgid directory the group is the directory's.
-            let gid = if parent.mode() & libc::S_ISGID != 0 { None } else { Some(creator.gid) };
-            std::os::unix::fs::lchown(path, Some(creator.uid), gid)?;
+    /// Gives something new to its creator, and answers what it is then. Only a daemon that is root can, and only it has to.
+    /// Mostly nothing is left to do, and each change would wait for the file system's journal.
+    fn hand_over(&self, path: &Path, parent: &Metadata, creator: Creator, mode: Option<u32>) -> io::Result<Metadata> {
+        let made = path.symlink_metadata()?;
+        // In a setgid directory the group is the directory's.
+        let gid = if parent.mode() & libc::S_ISGID != 0 { made.gid() } else { creator.gid };
+        let gives = self.user == 0 && (made.uid(), made.gid()) != (creator.uid, gid);
+        if gives {
+            std::os::unix::fs::lchown(path, Some(creator.uid), Some(gid))?;
         }
+        // After the change of owner, which takes bits away; and whatever our own umask is.
+        let mode = mode.filter(|mode| gives || made.mode() & 0o7777 != *mode);
         if let Some(mode) = mode {
-            // After the change of owner, which takes bits away, and without the daemon's umask.
             std::fs::set_permissions(path, Permissions::from_mode(mode))?;
         }
-        Ok(())
+        if gives || mode.is_some() { path.symlink_metadata() } else { Ok(made) }
     }
 
-    /// Makes a file with `make`, hands it over to its owner and enters it. If the handover fails, the file is removed
-    /// again.
+    /// Makes something with `make`, which gets the path and the permission bits, hands it over and enters it; what cannot be
+    /// handed over is removed again.
     fn make_entry(
         &self,
         table: &mut Table,
         parent: u64,
         name: &OsStr,
         creator: Creator,
-        make: &mut dyn FnMut(&Path) -> io::Result<()>,
+        make: &mut dyn FnMut(&Path, u32) -> io::Result<()>,
     ) -> Result<Attributes> {
         let path = table.reach(&table.child(parent, name)?)?;
         let directory = table.place(parent)?.metadata()?;
-        make(&path)?;
+        // Nothing runs with more rights than its creator's before it is his.
+        make(&path, creator.permissions() & 0o777)?;
         let is_dir = creator.mode & libc::S_IFMT == libc::S_IFDIR;
         let mode = match creator.mode & libc::S_IFMT {
             libc::S_IFLNK => None,
@@ -109,8 +115,7 @@ impl Core {
             libc::S_IFDIR => Some(creator.granted(self.user) | (directory.mode() & libc::S_ISGID)),
             _ => Some(creator.granted(self.user)),
         };
-        let done = self.hand_over(&path, &directory, creator, mode).and_then(|()| path.symlink_metadata());
-        match done {
+        match self.hand_over(&path, &directory, creator, mode) {
             Ok(metadata) => self.entry(table, parent, name, &metadata),
             Err(error) => {
                 let _ = if is_dir { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
@@ -136,8 +141,8 @@ impl Core {
             false => creator.permissions(),
         };
         let creator = Creator { mode: permissions | libc::S_IFREG, ..creator };
-        let entry = self.make_entry(&mut table, parent, name, creator, &mut |path| {
-            made = Some(File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?);
+        let entry = self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
+            made = Some(File::options().read(true).write(true).create_new(true).mode(mode).open(path)?);
             Ok(())
         });
         let entry = match entry {
@@ -151,7 +156,11 @@ impl Core {
         table.node_mut(ino)?.name_not_durable = true;
         let source = Some((Source::File(Arc::new(file)), true, true));
         match self.install(&mut table, ino, access, source, register) {
-            Ok((answer, _)) => Ok((entry, answer)),
+            Ok((answer, _)) => {
+                // Through a mapping it is changed unseen, and it was not open when its attributes were taken.
+                let ttl = if table.node(ino)?.may_be_mapped() { Duration::ZERO } else { entry.0 };
+                Ok(((ttl, entry.1, entry.2), answer))
+            }
             Err(fault) => {
                 table.forget(ino, 1);
                 Err(fault)
@@ -166,8 +175,8 @@ impl Core {
             kind @ (libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK) => kind,
             _ => return Err(libc::EINVAL.into()),
         };
-        self.make_entry(&mut table, parent, name, creator, &mut |path| {
-            let (kind, mode) = (FileType::from_raw_mode(kind), Mode::RUSR | Mode::WUSR);
+        self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
+            let (kind, mode) = (FileType::from_raw_mode(kind), Mode::from_raw_mode(mode));
             Ok(rustix::fs::mknodat(CWD, path, kind, mode, device_number(rdev))?)
         })
     }
@@ -175,16 +184,16 @@ impl Core {
     pub(super) fn mkdir(&self, parent: u64, name: &OsStr, creator: Creator) -> Result<Attributes> {
         let mut table = self.table();
         let creator = Creator { mode: creator.permissions() | libc::S_IFDIR, ..creator };
-        self.make_entry(&mut table, parent, name, creator, &mut |path| {
-            std::fs::DirBuilder::new().mode(0o700).create(path)
+        self.make_entry(&mut table, parent, name, creator, &mut |path, mode| {
+            std::fs::DirBuilder::new().mode(mode).create(path)
         })
     }
 
     pub(super) fn symlink(&self, parent: u64, name: &OsStr, creator: Creator, target: &Path) -> Result<Attributes> {
         let mut table = self.table();
         let creator = Creator { mode: libc::S_IFLNK | 0o777, ..creator };
-        let made =
-            self.make_entry(&mut table, parent, name, creator, &mut |path| std::os::unix::fs::symlink(target, path))?;
+        let made = self
+            .make_entry(&mut table, parent, name, creator, &mut |path, _| std::os::unix::fs::symlink(target, path))?;
         self.archive.link_changed(&table.child(parent, name)?);
         Ok(made)
     }

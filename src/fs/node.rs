@@ -89,9 +89,9 @@ impl Node {
         self.opened.is_some() || self.waiting.is_some() || self.mapped
     }
 
-    /// Whether a handle can write to it now or could since it was last at rest.
-    pub(super) fn written(&self) -> bool {
-        self.opened.as_ref().is_some_and(|opened| opened.wrote)
+    /// Whether it may be mapped for writing now.
+    pub(super) fn may_be_mapped(&self) -> bool {
+        self.mapped || self.opened.as_ref().is_some_and(|opened| opened.mappable)
     }
 }
 
@@ -111,6 +111,14 @@ pub(super) struct Opened {
 }
 
 impl Opened {
+    /// Bytes of the plain file; more than any file has if that cannot be said.
+    pub(super) fn len(&self) -> u64 {
+        match &self.source {
+            Source::File(file) => file.metadata().map_or(u64::MAX, |metadata| metadata.len()),
+            Source::Reader(reader) => reader.len(),
+        }
+    }
+
     /// The kernel serves it.
     pub(super) fn passes_through(&self) -> bool {
         matches!(self.mode, Mode::Passthrough(_))

@@ -207,10 +207,11 @@ impl Core {
             Mode::Daemon => access.write && !access.read,
         };
         opened.mappable |= access.read && access.write;
-        if changes {
-            opened.wrote = true;
-        } else {
-            // There is nothing that close could report.
+        opened.wrote |= changes;
+        // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
+        let has_pages = !direct && !opened.passes_through();
+        if !changes || !(self.reports_at_close || has_pages) {
+            // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
         let source = own.unwrap_or_else(|| opened.source.clone());
@@ -292,11 +293,12 @@ impl Core {
         let last = node.opened.take();
         let wrote = last.as_ref().is_some_and(|opened| opened.wrote);
         let mappable = last.as_ref().is_some_and(|opened| opened.mappable && opened.passes_through());
+        let len = last.as_ref().filter(|opened| opened.wrote && !mappable).map_or(0, Opened::len);
         node.mapped = mappable;
         // A file without a name is nobody's checkpoint.
         for path in paths.iter().filter(|_| !mappable) {
             match wrote {
-                true => self.archive.sealed(path),
+                true => self.archive.written(path, len),
                 false => self.archive.closed(path),
             }
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 
 use super::sys;
 use crate::store::beneath::{self, Reached};
@@ -82,6 +83,18 @@ impl Place {
             false => rustix::fs::lgetxattr(path, name, spare_capacity(&mut value))?,
         };
         Ok(value)
+    }
+
+    /// Whether there is an extended attribute of this name, or may be.
+    pub(super) fn has_xattr(&self, name: &OsStr) -> bool {
+        let path: &Path = &self.path;
+        // Without room for the value its length is answered.
+        let mut none: [u8; 0] = [];
+        let len = match self.follow() {
+            true => rustix::fs::getxattr(path, name, &mut none),
+            false => rustix::fs::lgetxattr(path, name, &mut none),
+        };
+        !matches!(len, Err(Errno::NODATA | Errno::OPNOTSUPP))
     }
 
     /// Names of the extended attributes, each ended by NUL.

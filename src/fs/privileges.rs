@@ -12,10 +12,14 @@ use super::place::Place;
 /// the capabilities before each write. POSIX wants the bits gone at the first write, a moment later. Returns whether
 /// the mode changed, since the kernel may have cached the old one.
 pub(super) fn drop_privileges(place: &Place, uid: u32) -> io::Result<bool> {
-    match place.removexattr(OsStr::new("security.capability")) {
-        // The file has none, can have none, or we could not have set any.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
-        other => other?,
+    let capabilities = OsStr::new("security.capability");
+    // Most files have none. A removal would wait for the file system's journal to find that out.
+    if place.has_xattr(capabilities) {
+        match place.removexattr(capabilities) {
+            // Gone meanwhile, or we could not have set any.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP | libc::EPERM)) => {}
+            other => other?,
+        }
     }
     let mode = place.metadata()?.mode() & 0o7777;
     let kept = unprivileged(mode, uid);

@@ -56,7 +56,16 @@ pub(super) fn has_writer(file: &File) -> io::Result<bool> {
     }
 }
 
-/// The result of `close`. Network file systems report failed writes there.
+/// File systems that have nothing to report at close: they write later, and fsync reports what failed.
+const SILENT_AT_CLOSE: [i64; 4] =
+    [libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC, libc::TMPFS_MAGIC];
+
+/// Whether `close` may report an error of a file below this directory, as on network file systems.
+pub(super) fn reports_at_close(directory: &Path) -> bool {
+    !rustix::fs::statfs(directory).is_ok_and(|found| SILENT_AT_CLOSE.contains(&found.f_type))
+}
+
+/// What `close` reports; on network file systems that is where a failed write shows up.
 pub(super) fn flush(file: &File) -> io::Result<()> {
     let copy = file.try_clone()?.into_raw_fd();
     // SAFETY: `copy` was made above and has no other owner.

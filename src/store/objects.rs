@@ -102,6 +102,8 @@ pub struct Objects {
     frozen: AtomicBool,
     /// Objects that a remote has.
     elsewhere: OnceLock<Arc<dyn Elsewhere>>,
+    /// An object lost a name since somebody last asked.
+    unnamed: AtomicBool,
     /// Held only for single look-ups and changes, never during I/O.
     inside: Mutex<Inside>,
 }
@@ -151,9 +153,9 @@ impl Objects {
             }
         }
         inside.connect();
-        let frozen = AtomicBool::new(false);
+        let (frozen, unnamed) = (AtomicBool::new(false), AtomicBool::new(false));
         let elsewhere = OnceLock::new();
-        Ok(Objects { io, directory: directory.to_path_buf(), frozen, elsewhere, inside: Mutex::new(inside) })
+        Ok(Objects { io, directory: directory.to_path_buf(), frozen, unnamed, elsewhere, inside: Mutex::new(inside) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -264,6 +266,12 @@ impl Objects {
                 }
             }
         }
+        self.unnamed.store(true, Ordering::Relaxed);
+    }
+
+    /// True if an object lost a name since the last call.
+    pub fn take_unnamed(&self) -> bool {
+        self.unnamed.swap(false, Ordering::Relaxed)
     }
 
     /// The object's header and size.

@@ -53,8 +53,9 @@ impl Device for Unsynced {
 pub(crate) struct Allowed {
     /// It may be missing.
     absent: bool,
-    /// Nothing was promised of its bytes.
+    /// Nothing was promised of its bytes, but perhaps of those at its beginning.
     anything: bool,
+    begins: Option<Arc<Vec<u8>>>,
     /// It may have been written from these bytes, each with the file that has them.
     bytes: Vec<(Node, Arc<Vec<u8>>)>,
 }
@@ -82,23 +83,24 @@ impl Run {
         synced(directory, at) && path.ancestors().skip(1).take_while(|above| above.parent().is_some()).all(stands)
     }
 
-    /// Whether a written file is promised to be there: its last handle was closed and it was sealed, or it was fsynced
-    /// and all directories above it were.
-    fn is_promised(&self, node: Node, end: usize, done: usize) -> bool {
-        let tree = self.record.find(Path::new("store/tree"));
-        let mut synced = None;
-        for entry in self.record.log[..done].iter().skip(end) {
-            let Op::Sync { node: of } = entry.op else { continue };
-            match entry.point {
-                Some(CrashPoint::FileSealed) | None if of == node => synced = Some(entry.point.is_some()),
-                Some(CrashPoint::NamesSealed) if Some(of) == tree && synced == Some(true) => return true,
-                None if Some(of) == tree && synced == Some(false) => return true,
-                // Another file is sealed; this one was forgotten.
-                Some(CrashPoint::FileSealed) if synced == Some(true) => synced = None,
-                _ => {}
-            }
-        }
-        false
+    /// Whether a written file is promised to be there: its last handle was closed and it was sealed, or it was fsynced,
+    /// and then all directories above it were.
+    fn is_promised(&self, path: &str, node: Node, end: usize, done: usize) -> bool {
+        self.promised_at(path, node, end).is_some_and(|at| at < done)
+    }
+
+    /// The change that makes durable what was written by `end`.
+    pub(crate) fn promised_at(&self, path: &str, node: Node, end: usize) -> Option<usize> {
+        let path = Path::new("store/tree").join(path);
+        let above = path.ancestors().skip(1).take_while(|above| above.starts_with("store/tree"));
+        let mut above: BTreeSet<Node> = above.map(|above| self.record.find(above)).collect::<Option<_>>()?;
+        let syncs = self.record.log.iter().enumerate().skip(end);
+        let mut syncs = syncs.filter_map(|(at, entry)| match entry.op {
+            Op::Sync { node } => Some((at, node, entry.point)),
+            _ => None,
+        });
+        syncs.find(|(_, of, point)| *of == node && matches!(point, Some(CrashPoint::FileSealed) | None))?;
+        syncs.find_map(|(at, of, _)| (above.remove(&of) && above.is_empty()).then_some(at))
     }
 
     /// The allowed states of each path once the first `done` changes were made.
@@ -108,18 +110,25 @@ impl Run {
         for event in self.events.iter().filter(|event| event.at < done) {
             let path = paths.entry(&event.path).or_insert_with(absent);
             match &event.what {
-                What::Written(node, bytes) if self.is_promised(*node, event.end, done) => {
+                What::Written(node, bytes) | What::Appended(node, bytes)
+                    if self.is_promised(&event.path, *node, event.end, done) =>
+                {
                     *path = Allowed { bytes: vec![(*node, Arc::clone(bytes))], ..Allowed::default() };
                 }
                 What::Written(..) => {
                     let absent = path.absent || path.bytes.is_empty();
-                    *path = Allowed { absent, anything: true, bytes: Vec::new() };
+                    *path = Allowed { absent, anything: true, ..Allowed::default() };
+                }
+                What::Appended(..) => {
+                    let begins = path.begins.take().or_else(|| Some(Arc::clone(&path.bytes.first()?.1)));
+                    let absent = path.absent || begins.is_none();
+                    *path = Allowed { absent, anything: true, begins, ..Allowed::default() };
                 }
                 What::Rewritten(node, bytes) => {
                     let synced = |entry: &Entry| matches!(entry.op, Op::Sync { node: of } if of == *node);
                     let synced = self.record.log[..done].iter().skip(event.end).any(synced);
                     let bytes = if synced { vec![(*node, Arc::clone(bytes))] } else { Vec::new() };
-                    *path = Allowed { absent: path.absent, anything: !synced, bytes };
+                    *path = Allowed { absent: path.absent, anything: !synced, bytes, ..Allowed::default() };
                 }
                 What::Replaced(node, bytes) => {
                     if self.synced_after(&event.path, event.at, done) {
@@ -141,7 +150,7 @@ impl Run {
         let mut hash = std::hash::DefaultHasher::new();
         for (path, allowed) in self.allowed(done) {
             let nodes: Vec<Node> = allowed.bytes.iter().map(|(node, _)| *node).collect();
-            (path, allowed.absent, allowed.anything, nodes).hash(&mut hash);
+            (path, allowed.absent, allowed.anything, allowed.begins.map(|bytes| bytes.len()), nodes).hash(&mut hash);
         }
         for node in (0..self.record.nodes.len()).filter(|node| self.record.nodes[*node].is_dir) {
             self.times(node, done).iter().for_each(|times| times.modified.hash(&mut hash));
@@ -362,6 +371,9 @@ impl Failure<'_> {
             && let Some(expected) = self.run.finals.get(id)
         {
             assert!(bytes == &**expected, "{when}: {path}: its object decodes to something else than before");
+        }
+        if let Some(begins) = &allowed.begins {
+            assert!(bytes.starts_with(begins), "{when}: {path}: lost what was closed before it was opened again");
         }
         if allowed.anything {
             return;

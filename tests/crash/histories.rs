@@ -1,5 +1,7 @@
 //! The fixed set of histories.
 
+use std::time::Duration;
+
 use super::live::{Live, Run};
 
 fn step(number: usize) -> String {
@@ -117,6 +119,31 @@ fn settings() -> Run {
     live.end("settings")
 }
 
+/// Small files and logs beside checkpoints, and one log that is large already.
+pub(crate) fn logs() -> Run {
+    let mut live = Live::new(plain);
+    live.write("run/train.log", b"step 0\n");
+    live.write("run/large.log", "step 0 loss 1.0\n".repeat(5000).as_bytes());
+    for at in 1..=3 {
+        for file in 0..8 {
+            live.write(&format!("run/logs-{}/{at}-{file}.json", file % 3), format!("{{\"step\": {at}}}").as_bytes());
+        }
+        for line in 0..100 {
+            let line = format!("step {at} line {line}\n").into_bytes();
+            live.append("run/train.log", &line);
+            live.append("run/large.log", &line);
+            // About as long as two turns: some lines are made durable while the file is open again.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let bytes = live.next();
+        live.write(&step(at), &bytes);
+        if at == 2 {
+            live.settle();
+        }
+    }
+    live.end("logs")
+}
+
 /// Files come by import and leave by export, while nobody serves the store; others were removed meanwhile.
 fn import() -> Run {
     let mut live = Live::new(plain);
@@ -134,7 +161,7 @@ fn import() -> Run {
 
 /// All of them, recorded.
 pub(crate) fn all() -> Vec<Run> {
-    let histories = [series, merge, groups, policy, recall, rewrite, settings, import];
+    let histories = [series, merge, groups, policy, recall, rewrite, settings, import, logs];
     std::thread::scope(|scope| {
         let runs: Vec<_> = histories.into_iter().map(|history| scope.spawn(history)).collect();
         runs.into_iter().map(|run| run.join().unwrap()).collect()

@@ -30,6 +30,8 @@ pub(crate) struct Event {
 pub(crate) enum What {
     /// Written in place as this node, from these bytes.
     Written(Node, Arc<Vec<u8>>),
+    /// The same, but only the end is new.
+    Appended(Node, Arc<Vec<u8>>),
     /// The same, of a file that has been there: its own fsync is enough.
     Rewritten(Node, Arc<Vec<u8>>),
     /// This node, whole, was renamed over it: the old file or the new one is there.
@@ -196,23 +198,40 @@ impl Live {
         self.events.push(Event { at: self.recorder.now(), end: usize::MAX, path: path.to_string(), what });
     }
 
-    fn written(&mut self, at: usize, path: &str, node: Node, bytes: &[u8]) {
-        let what = What::Written(node, Arc::new(bytes.to_vec()));
-        self.events.push(Event { at, end: self.recorder.now(), path: path.to_string(), what });
-    }
-
     fn node(&self, path: &Path) -> Node {
         self.recorder.find(path).unwrap()
     }
 
     /// Writes a file as most programs do: truncate, then in order, close.
     pub(crate) fn write(&mut self, name: &str, bytes: &[u8]) {
+        self.write_and(name, bytes, |_, _| {});
+    }
+
+    /// As [`Live::write`], but fsyncs it and the directories above it before its close.
+    pub(crate) fn write_durably(&mut self, name: &str, bytes: &[u8]) {
+        self.write_and(name, bytes, Live::fsync);
+    }
+
+    fn write_and(&mut self, name: &str, bytes: &[u8], then: impl Fn(&Live, &Path)) {
         let path = self.path(name);
         self.archive().opened_for_writing(Path::new(name));
         let at = self.recorder.now();
-        let node = self.put(&path, bytes);
-        self.written(at, name, node, bytes);
-        self.archive().sealed(Path::new(name));
+        let what = What::Written(self.put(&path, bytes), Arc::new(bytes.to_vec()));
+        self.events.push(Event { at, end: self.recorder.now(), path: name.to_string(), what });
+        then(self, &path);
+        self.archive().written(Path::new(name), bytes.len() as u64);
+    }
+
+    /// Opens a file, writes a line at its end, closes it.
+    pub(crate) fn append(&mut self, name: &str, line: &[u8]) {
+        self.archive().opened_for_writing(Path::new(name));
+        let (path, at) = (self.path(name), self.recorder.now());
+        let file = File::options().write(true).open(&path).unwrap();
+        self.recorder.program().write(&file, line, file.metadata().unwrap().len());
+        let bytes = fs::read(&path).unwrap();
+        let (len, what) = (bytes.len() as u64, What::Appended(self.node(&path), Arc::new(bytes)));
+        self.events.push(Event { at, end: self.recorder.now(), path: name.to_string(), what });
+        self.archive().written(Path::new(name), len);
     }
 
     fn put(&mut self, path: &Path, bytes: &[u8]) -> Node {
@@ -238,17 +257,6 @@ impl Live {
         self.node(path)
     }
 
-    /// As [`Live::write`], but fsyncs it and the directories above it before its close.
-    pub(crate) fn write_durably(&mut self, name: &str, bytes: &[u8]) {
-        let path = self.path(name);
-        self.archive().opened_for_writing(Path::new(name));
-        let at = self.recorder.now();
-        let node = self.put(&path, bytes);
-        self.written(at, name, node, bytes);
-        self.fsync(&path);
-        self.archive().sealed(Path::new(name));
-    }
-
     fn fsync(&self, path: &Path) {
         let program = self.recorder.program();
         program.sync(path);
@@ -261,7 +269,7 @@ impl Live {
         self.archive().opened_for_writing(Path::new(&format!("{name}.tmp")));
         let node = self.put(&beside, bytes);
         self.recorder.program().sync(&beside);
-        self.archive().sealed(Path::new(&format!("{name}.tmp")));
+        self.archive().written(Path::new(&format!("{name}.tmp")), bytes.len() as u64);
         self.event(name, What::Replaced(node, Arc::new(bytes.to_vec())));
         let held = self.names.lock();
         self.recorder.program().rename(&beside, &path);
@@ -360,7 +368,7 @@ impl Live {
         let what = What::Rewritten(node, Arc::new(bytes.clone()));
         self.events.push(Event { at: began, end: self.recorder.now(), path: name.into(), what });
         self.recorder.program().sync(&path);
-        self.archive().sealed(Path::new(name));
+        self.archive().written(Path::new(name), bytes.len() as u64);
     }
 
     /// Somebody resumed training from a file.

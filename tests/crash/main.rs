@@ -17,11 +17,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use check::Failure;
 use image::{Image, Luck};
-use live::Run;
+use live::{Run, What};
 use recorder::{Op, Record};
 use stepfs::store::durable::CrashPoint;
 
@@ -146,6 +146,23 @@ fn whatever_a_crash_leaves_keeps_what_was_promised() {
     }
     kinds.values().for_each(|(count, first)| println!("{count} as this: {first}"));
     assert!(failures.is_empty(), "{} broke a promise", failures.len());
+}
+
+/// What was closed is durable within a second, also if it was opened again. A busy machine gets three times as long.
+#[test]
+fn nothing_that_was_closed_for_a_second_is_lost() {
+    const LONGEST: Duration = Duration::from_secs(3);
+    let run = histories::logs();
+    let mut longest = Duration::ZERO;
+    for event in &run.events {
+        let (What::Written(node, _) | What::Appended(node, _)) = &event.what else { continue };
+        let at = run.promised_at(&event.path, *node, event.end);
+        let at = at.unwrap_or_else(|| panic!("{}: never durable", event.path));
+        let took = run.record.log[at].when.duration_since(run.record.log[event.end - 1].when);
+        assert!(took < LONGEST, "{}: durable after {took:.2?}", event.path);
+        longest = longest.max(took);
+    }
+    println!("{} closes, each durable within {longest:.2?}", run.events.len());
 }
 
 /// Whether omitting the syncs of a step breaks a promise. First where nothing is durable by luck. Then where a name is

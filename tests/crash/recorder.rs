@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
 
 use super::image::Changed;
 use stepfs::store::durable::{Attribute, CrashPoint, Device, Disk, Times};
@@ -81,6 +82,8 @@ pub(crate) struct Entry {
     /// The step of the store that it belongs to; none if a program did it.
     pub(crate) point: Option<CrashPoint>,
     pub(crate) stamped: Vec<(Node, Times)>,
+    /// When it was done.
+    pub(crate) when: Instant,
 }
 
 /// A file or directory at the start of the record, or at its creation.
@@ -359,7 +362,7 @@ impl Record {
             .into_iter()
             .filter_map(|dir| Some((dir, Times::of(&fs::symlink_metadata(root.join(self.path(dir)?)).ok()?))))
             .collect();
-        self.log.push(Entry { op, point, stamped });
+        self.log.push(Entry { op, point, stamped, when: Instant::now() });
     }
 
     /// The same, as if the syncs of one step had not been made.

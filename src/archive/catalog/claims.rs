@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::archive::sealer::Closed;
 use crate::store::Id;
 
 use super::index::Next;
@@ -18,6 +17,8 @@ pub(in crate::archive) struct Task {
     /// Work on another version is void.
     pub(in crate::archive) version: u64,
     pub(super) sequence: u64,
+    /// See [`super::turn::Turn`].
+    pub(super) file: u64,
     pub(in crate::archive) step: Step,
 }
 
@@ -26,7 +27,9 @@ pub(in crate::archive) struct Task {
 pub(in crate::archive) enum Step {
     /// Make it durable and find its tensors.
     Seal,
-    /// Find out whether the file is a copy of a decoded object.
+    /// A program has opened it again: make durable what was closed before.
+    Sync,
+    /// Find out whether it is a copy of what an object decodes to.
     Compare { sealed: Arc<Sealed> },
     /// Encode it: `newer` holds the bytes, as written, of the state after it.
     Archive { sealed: Arc<Sealed>, newer: (PathBuf, Arc<Sealed>) },
@@ -41,16 +44,6 @@ impl Catalog {
         self.claim(Next::Release(next))
     }
 
-    /// Claims the next link to look at, else the next file to seal. Also says after which time there may be one.
-    pub(in crate::archive) fn claim_closed(&mut self, now: Instant) -> (Option<Closed>, Option<Duration>) {
-        if let Some(link) = self.claim_link() {
-            return (Some(Closed::Link(link)), None);
-        }
-        let retry = self.retry_in(now);
-        let task = self.entries.index().next_seal().and_then(|path| self.claim(Next::Seal(path)));
-        (task.map(Closed::File), retry)
-    }
-
     /// Claims the next file to release, to compare or to archive. Also says after which time there may be one.
     pub(in crate::archive) fn claim_step(&mut self, now: Instant, wall_ns: i64) -> (Option<Task>, Option<Duration>) {
         let retry = self.retry_in(now);
@@ -61,17 +54,21 @@ impl Catalog {
         (next.and_then(|next| self.claim(next)), retry.into_iter().chain(settles).min())
     }
 
-    /// Releases failed attempts whose time has come. Returns how long until the next one's.
-    fn retry_in(&mut self, now: Instant) -> Option<Duration> {
+    /// After which time a failed attempt may be repeated; those whose time has come may be now.
+    pub(super) fn retry_in(&mut self, now: Instant) -> Option<Duration> {
         while let Some(path) = self.entries.index().due(now).cloned() {
             self.entries.edit(&path, |entry| entry.due = true);
         }
         self.entries.index().retry().map(|at| at.saturating_duration_since(now))
     }
 
-    fn claim(&mut self, next: Next) -> Option<Task> {
+    pub(super) fn claim(&mut self, next: Next) -> Option<Task> {
         let (path, step) = match next {
             Next::Seal(path) => (path, Step::Seal),
+            Next::Together(path) => {
+                let is_open = matches!(self.get(&path)?.state, State::Staged);
+                (path, if is_open { Step::Sync } else { Step::Seal })
+            }
             Next::Compare(path) => {
                 let State::Durable(sealed) = &self.get(&path)?.state else { return None };
                 let step = Step::Compare { sealed: Arc::clone(sealed) };
@@ -92,7 +89,7 @@ impl Catalog {
             }
         };
         let entry = self.get(&path)?;
-        let task = Task { version: entry.version, sequence: entry.sequence, path, step };
+        let task = Task { version: entry.version, sequence: entry.sequence, file: entry.turn.file, path, step };
         self.entries.claim(task.sequence);
         Some(task)
     }

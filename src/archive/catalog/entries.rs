@@ -5,21 +5,23 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Entry;
 use super::index::Index;
+use super::{Entry, State};
 use crate::store::step_pattern;
 
 #[derive(Debug)]
 pub(super) struct Entries {
     map: BTreeMap<PathBuf, Entry>,
     index: Index,
+    /// An entry went that kept objects from being removed without naming one.
+    freed: bool,
     /// Grows with every change of an entry.
     changes: u64,
 }
 
 impl Entries {
     pub(super) fn new(settle_ns: i64) -> Entries {
-        Entries { map: BTreeMap::new(), index: Index::new(settle_ns), changes: 0 }
+        Entries { map: BTreeMap::new(), index: Index::new(settle_ns), freed: false, changes: 0 }
     }
 
     pub(super) fn get(&self, path: &Path) -> Option<&Entry> {
@@ -58,9 +60,15 @@ impl Entries {
 
     pub(super) fn remove(&mut self, path: &Path) -> Option<Entry> {
         let old = self.map.remove(path)?;
-        self.index.remove(old.sequence);
         self.changes += 1;
+        self.index.remove(old.sequence);
+        self.freed |= matches!(old.state, State::Resident(ref why) if why.hides_an_object());
         Some(old)
+    }
+
+    /// Whether objects may have become garbage since this was asked last, though none lost a name.
+    pub(super) fn take_freed(&mut self) -> bool {
+        self.index.take_lineage_ended() | std::mem::take(&mut self.freed)
     }
 
     /// Takes out a path and everything below it.

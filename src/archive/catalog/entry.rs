@@ -10,6 +10,8 @@ use crate::clock::wall_ns;
 use crate::encode::Facts;
 use crate::store::Id;
 
+use super::turn::Turn;
+
 /// Where a file is in its life.
 #[derive(Clone, Debug)]
 pub(in crate::archive) enum State {
@@ -128,6 +130,8 @@ pub(in crate::archive) struct Entry {
     pub(super) due: bool,
     /// When it was found, or last opened or closed for writing; nanoseconds since 1970.
     pub(super) seen_ns: i64,
+    /// See [`Turn`].
+    pub(super) turn: Turn,
 }
 
 impl Entry {
@@ -145,6 +149,7 @@ impl Entry {
             found: false,
             due: false,
             seen_ns,
+            turn: Turn::new(number),
         }
     }
 

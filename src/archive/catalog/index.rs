@@ -7,15 +7,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::claimed::Claim;
 use super::group::{Group, Ready};
 use super::lineage::{Lineage, Print, Rank};
-use super::member::{Kin, Member, Work};
+use super::member::{Member, Work};
 use super::{Entry, State};
 
 /// The next step of a file, by paths.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Seal(PathBuf),
+    /// Seal it, or sync it, together with others.
+    Together(PathBuf),
     /// Find out whether it is a copy.
     Compare(PathBuf),
     /// With the path of the state after it.
@@ -23,21 +26,7 @@ pub(super) enum Next {
     Release(PathBuf),
 }
 
-/// A thread takes a step of a file.
-#[derive(Debug)]
-struct Claim {
-    /// As in [`Entry`], at the time of the claim.
-    opened: u64,
-    version: u64,
-    /// Set for a file that is being archived.
-    lineage: Option<(u64, Print)>,
-    kin: Kin,
-    work: Option<Work>,
-    /// The file is being sealed, and was not yet read for the best of its run.
-    may_speak: bool,
-}
-
-/// Most files that [`Index::next_step`] examines for one that can be archived beside those under way.
+/// Files that [`Index::next_step`] looks at for one that can be archived beside those that are being archived.
 const LOOK_AHEAD: usize = 64;
 
 /// See the module.
@@ -46,14 +35,18 @@ pub(super) struct Index {
     /// How long a group waits for its files, in nanoseconds. 0: there are no groups.
     settle_ns: i64,
     /// By the entry's sequence.
-    members: HashMap<u64, Member>,
+    pub(super) members: HashMap<u64, Member>,
     lineages: HashMap<u64, Lineage>,
     groups: HashMap<Arc<Path>, Group>,
-    /// Files that can be sealed.
-    closed: BTreeSet<Rank>,
+    /// Files that can be sealed at once.
+    pub(super) closed: BTreeSet<Rank>,
+    /// Files that wait for each other, and until when.
+    together: BTreeSet<(Instant, u64)>,
+    /// These, also those that wait for another attempt or are claimed.
+    joining: usize,
     /// Durable files that may be copies.
     copies: BTreeSet<Rank>,
-    /// The number of both, and of those that wait for another attempt.
+    /// Files of `closed` and `copies`, also those that wait for another attempt.
     unsealed: usize,
     /// Steps of files outside of groups.
     single: Ready,
@@ -67,8 +60,10 @@ pub(super) struct Index {
     open: usize,
     /// Number of files in groups that still wait.
     settling: usize,
-    /// Files in a thread's hands, by sequence. No other thread takes a step of them.
-    claims: BTreeMap<u64, Claim>,
+    /// Files that a thread takes a step of, by sequence: nobody else takes one of them. As many as there are threads.
+    pub(super) claims: BTreeMap<u64, Claim>,
+    /// A lineage lost its last state.
+    lineage_ended: bool,
 }
 
 impl Index {
@@ -107,6 +102,7 @@ impl Index {
             self.advance(id);
             if self.lineages.get(&id).is_some_and(Lineage::is_empty) {
                 self.lineages.remove(&id);
+                self.lineage_ended = true;
             }
         }
     }
@@ -174,6 +170,7 @@ impl Index {
         };
         match member.queued() {
             Some(Work::Seal | Work::Compare) => step(&mut self.unsealed),
+            Some(Work::Together) => step(&mut self.joining),
             Some(Work::Archive | Work::Release) => step(&mut ready.queued),
             None => {}
         }
@@ -182,9 +179,9 @@ impl Index {
         group.iter().for_each(|group| self.refresh(group));
     }
 
-    /// Enters a member where threads look for work, or takes it out. Members that wait for a time, or are claimed,
-    /// are not there.
-    fn offer(&mut self, sequence: u64, enter: bool) {
+    /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works on, are
+    /// not there.
+    pub(super) fn offer(&mut self, sequence: u64, enter: bool) {
         let Some(member) = self.members.get(&sequence) else { return };
         let Some(work) = member.queued() else { return };
         let ready = match &member.group {
@@ -199,6 +196,11 @@ impl Index {
             }
         } else if member.waits.is_none() {
             let set = match work {
+                Work::Together => {
+                    let turn = member.turn.map(|at| (at, sequence));
+                    turn.into_iter().for_each(|turn| put(&mut self.together, turn, enter));
+                    return;
+                }
                 Work::Seal => &mut self.closed,
                 Work::Compare => &mut self.copies,
                 Work::Archive => &mut ready.archives,
@@ -208,8 +210,8 @@ impl Index {
         }
     }
 
-    /// Puts a group in its place after a change.
-    fn refresh(&mut self, directory: &Arc<Path>) {
+    /// Puts a group where it belongs after a change.
+    pub(super) fn refresh(&mut self, directory: &Arc<Path>) {
         let Some(group) = self.groups.get_mut(directory) else { return };
         if let Some(head) = group.head.take() {
             self.heads.remove(&head);
@@ -273,9 +275,33 @@ impl Index {
         self.path(self.closed.first()?)
     }
 
-    /// The next file to release, else one that may be a copy, else the oldest one to archive once all closed
-    /// files are sealed. States of one lineage are archived one after the other, since each is the base of the
-    /// next. So are files that may be the same state saved twice.
+    /// Until when the first of the files waits that wait for each other.
+    pub(super) fn next_turn(&self) -> Option<Instant> {
+        self.together.first().map(|(at, _)| *at)
+    }
+
+    /// Files that wait for each other, at most so many.
+    pub(super) fn waiting_together(&self, most: usize) -> Vec<PathBuf> {
+        let members = self.together.iter().filter_map(|(_, sequence)| self.members.get(sequence));
+        members.take(most).map(|member| member.path.clone()).collect()
+    }
+
+    /// Whether one of the files that wait for each other was closed before the change of this number.
+    pub(super) fn is_joining_since(&self, number: u64) -> bool {
+        let joins = |member: &Member| member.work == Some(Work::Together);
+        let old = |sequence: &u64| *sequence < number && self.members.get(sequence).is_some_and(joins);
+        let waiting = self.waiting.iter().map(|(_, sequence)| sequence);
+        self.together.iter().map(|(_, sequence)| sequence).chain(self.claims.keys()).chain(waiting).any(old)
+    }
+
+    /// Whether a lineage lost its last state since this was asked last.
+    pub(super) fn take_lineage_ended(&mut self) -> bool {
+        std::mem::take(&mut self.lineage_ended)
+    }
+
+    /// The next file to release; if there is none, one that may be a copy; else, once all
+    /// that was closed is sealed, the oldest one to archive. States of one lineage are archived one after the
+    /// other, since each becomes a difference to the one before; so are files that may be the same state, saved twice.
     pub(super) fn next_step(&self) -> Option<Next> {
         let of_groups = |urgency: u8| self.heads.iter().filter(move |(u, _)| *u == urgency).map(|(_, rank)| rank);
         // One at a time: each release must find the directory's times as programs left them.
@@ -300,68 +326,6 @@ impl Index {
         let (id, print) = member.lineage?;
         let after = self.lineages.get(&id)?.after(rank, print)?;
         Some(Next::Archive(member.path.clone(), self.path(after)?))
-    }
-
-    /// Whether a closed file can be sealed, now or once a thread is done with its former content.
-    fn is_any_closed(&self) -> bool {
-        let is_another = |(sequence, claim): (&u64, &Claim)| {
-            let member = self.members.get(sequence).filter(|member| member.version != claim.version);
-            member.is_some_and(|member| member.work == Some(Work::Seal) && member.waits.is_none())
-        };
-        !self.closed.is_empty() || self.claims.iter().any(is_another)
-    }
-
-    /// Whether a thread does such work.
-    fn is_any(&self, work: Work) -> bool {
-        self.claims.values().any(|claim| claim.work == Some(work))
-    }
-
-    /// Whether the file need not wait for another one that is being archived.
-    fn may_begin(&self, sequence: u64) -> bool {
-        let Some(member) = self.members.get(&sequence) else { return false };
-        let waits_for = |claim: &Claim| {
-            claim.lineage.zip(member.lineage).is_some_and(|((other, its), (own, print))| {
-                other == own || its == print || claim.kin.may_be_the_same(member.kin)
-            })
-        };
-        !self.claims.values().any(waits_for)
-    }
-
-    /// A thread takes a step of this file. No other thread does before [`Index::done`].
-    pub(super) fn claim(&mut self, sequence: u64) {
-        self.offer(sequence, false);
-        if let Some(member) = self.members.get(&sequence) {
-            let lineage = member.lineage.filter(|_| member.work == Some(Work::Archive));
-            let (work, may_speak) = (member.work, member.work == Some(Work::Seal));
-            let (opened, version, kin) = (member.opened, member.version, member.kin);
-            self.claims.insert(sequence, Claim { opened, version, lineage, kin, work, may_speak });
-        }
-        self.offer_again(sequence);
-    }
-
-    /// The step is done.
-    pub(super) fn done(&mut self, sequence: u64) {
-        self.offer(sequence, false);
-        self.claims.remove(&sequence);
-        self.offer_again(sequence);
-    }
-
-    fn offer_again(&mut self, sequence: u64) {
-        self.offer(sequence, true);
-        let group = self.members.get(&sequence).and_then(|member| member.group.clone());
-        group.iter().for_each(|group| self.refresh(group));
-    }
-
-    /// Notes that the file being sealed has been read for the best of its run.
-    pub(super) fn has_spoken(&mut self, sequence: u64) {
-        if let Some(claim) = self.claims.get_mut(&sequence) {
-            claim.may_speak = false;
-        }
-    }
-
-    /// Whether steps are being taken.
-    pub(super) fn is_busy(&self) -> bool {
-        !self.claims.is_empty()
     }
 
     fn path(&self, rank: &Rank) -> Option<PathBuf> {
@@ -404,14 +368,9 @@ impl Index {
         self.lineages.get(&id).is_some_and(|lineage| lineage.stays_history(rank, print))
     }
 
-    /// Whether some files were not examined yet.
+    /// Whether there are files of which it is not yet known what they are. Those that wait for each other are no checkpoints.
     pub(super) fn has_unsealed(&self) -> bool {
         self.unsealed > 0
-    }
-
-    /// Whether some closed file that can be read now was not yet read for the best of its run.
-    pub(super) fn may_learn(&self) -> bool {
-        self.is_any_closed() || self.claims.values().any(|claim| claim.may_speak)
     }
 
     /// Lineages with sealed or archived files.
@@ -422,7 +381,7 @@ impl Index {
     /// Whether the entry of this sequence has a step to take, now or after a failure has passed.
     pub(super) fn is_queued(&self, sequence: u64) -> bool {
         self.members.get(&sequence).is_some_and(|member| match member.queued() {
-            Some(Work::Seal | Work::Compare) => true,
+            Some(Work::Seal | Work::Together | Work::Compare) => true,
             Some(_) => self.is_free(member),
             None => false,
         })
@@ -432,6 +391,7 @@ impl Index {
     /// passed. Costs a look at each of those.
     pub(super) fn oldest(&self) -> Option<u64> {
         let closed = self.closed.iter().chain(&self.copies).map(|rank| rank.2);
+        let closed = closed.chain(self.together.iter().map(|(_, sequence)| *sequence));
         let groups = self.groups.values().filter(|group| group.is_open());
         let ready = self.single.sequences().chain(groups.flat_map(|group| group.ready.sequences()));
         let waiting = self.waiting.iter().map(|(_, sequence)| *sequence).filter(|sequence| self.is_queued(*sequence));
@@ -440,15 +400,9 @@ impl Index {
         closed.chain(ready).chain(waiting).filter_map(opened).chain(claimed).min()
     }
 
-    /// The opening numbers of the claimed files.
-    #[cfg(test)]
-    pub(super) fn claimed_opened(&self) -> impl Iterator<Item = u64> {
-        self.claims.values().map(|claim| claim.opened)
-    }
-
-    /// Number of steps to take, and of files that wait for their group.
+    /// Number of things to do, and of those that wait for their group.
     pub(super) fn queued(&self) -> (usize, usize) {
-        (self.unsealed + self.single.queued + self.open, self.settling)
+        (self.unsealed + self.joining + self.single.queued + self.open, self.settling)
     }
 }
 

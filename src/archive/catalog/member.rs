@@ -14,6 +14,8 @@ use super::{Entry, State};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     Seal,
+    /// Seal it, or sync it, together with others.
+    Together,
     Compare,
     Archive,
     Release,
@@ -60,6 +62,8 @@ pub(super) struct Member {
     pub(super) sealed: bool,
     /// The step that is due. `Archive` only once the file is history.
     pub(super) work: Option<Work>,
+    /// It waits until then for others.
+    pub(super) turn: Option<Instant>,
     /// An attempt failed, and it is not yet time for another.
     pub(super) waits: Option<Instant>,
     /// Its group is complete only once it is history.
@@ -82,6 +86,7 @@ impl Member {
             }
             _ => (None, entry.seen_ns),
         };
+        let turn = entry.waits_until();
         let unfinished = matches!(
             entry.state,
             State::Staged | State::Closed | State::Durable(_) | State::Sealed(_) | State::Archived(..)
@@ -96,12 +101,14 @@ impl Member {
             kin: Kin::of(path, entry),
             sealed: matches!(entry.state, State::Sealed(_)),
             work: match &entry.state {
+                State::Staged | State::Closed if turn.is_some() && !given_up => Some(Work::Together),
                 State::Closed if !given_up => Some(Work::Seal),
                 State::Durable(_) if !given_up => Some(Work::Compare),
                 State::Sealed(_) if able => Some(Work::Archive),
                 State::Archived(..) if able => Some(Work::Release),
                 _ => None,
             },
+            turn,
             waits: entry.failed.as_ref().and_then(|failed| failed.retry).filter(|_| !entry.due),
             counts: unfinished && !given_up && entry.held.is_none(),
             touched,

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 
+use super::turn::tests::check_together;
 use super::*;
 use crate::archive::FileId;
 use crate::archive::resident::ResidentReason;
@@ -27,7 +28,7 @@ fn sealed_at(steps: Vec<u64>, lineage: u64, modified_ns: i64, sample: u64) -> Ar
     Arc::new(Sealed { file, len: 1, modified_ns, steps, sample, signature: 0, lineage, copy: false })
 }
 
-fn no_objects() -> Objects {
+pub(super) fn no_objects() -> Objects {
     let dir = tempfile::tempdir().unwrap();
     Objects::load(dir.path(), |_, _| {}).unwrap()
 }
@@ -35,7 +36,8 @@ fn no_objects() -> Objects {
 #[derive(Clone, Debug)]
 enum Note {
     Open(usize),
-    Close(usize, bool),
+    /// With so many bytes, if it was written.
+    Close(usize, Option<u64>),
     Seal(usize, u64, i64, u64, u64),
     /// It may be a copy.
     Durable(usize, u64, i64, u64),
@@ -58,8 +60,10 @@ enum Note {
     HoldBest(usize),
     Retry,
     Later(u64),
-    /// A thread takes the next file to seal, or another step.
-    Claim(bool),
+    /// A thread takes the next file to seal, files to seal together, or another step.
+    Claim(u8),
+    /// What was in one that was claimed is durable.
+    Synced(usize, Option<bool>),
     /// One that was claimed is done.
     Done(usize),
 }
@@ -69,10 +73,12 @@ fn note() -> impl Strategy<Value = Note> {
     let directory = 0..DIRECTORIES.len();
     prop_oneof![
         4 => file.clone().prop_map(Note::Open),
-        4 => (file.clone(), any::<bool>()).prop_map(|(f, w)| Note::Close(f, w)),
+        4 => (file.clone(), prop_oneof![Just(None), Just(Some(1)), Just(Some(1 << 20)), Just(Some(1 << 40))])
+            .prop_map(|(f, len)| Note::Close(f, len)),
         10 => (file.clone(), 0..2u64, 0..4i64, 0..3u64, 0..3u64).prop_map(|(f, l, m, s, n)| Note::Seal(f, l, m, s, n)),
         2 => (file.clone(), 0..2u64, 0..4i64, 0..3u64).prop_map(|(f, l, m, s)| Note::Durable(f, l, m, s)),
-        6 => any::<bool>().prop_map(Note::Claim),
+        6 => (0..3u8).prop_map(Note::Claim),
+        3 => (0..8usize, prop::option::of(any::<bool>())).prop_map(|(at, log)| Note::Synced(at, log)),
         4 => (0..8usize).prop_map(Note::Done),
         5 => file.clone().prop_map(Note::Archive),
         3 => file.clone().prop_map(Note::Release),
@@ -94,12 +100,12 @@ fn note() -> impl Strategy<Value = Note> {
     ]
 }
 
-fn make(catalog: &mut Catalog, note: &Note, start: Instant, objects: &Objects) {
+fn make(catalog: &mut Catalog, note: &Note, (start, now): (Instant, Instant), objects: &Objects) {
     let path = |at: &usize| Path::new(FILES[*at]);
     let version = |catalog: &Catalog, at: &usize| catalog.get(path(at)).map_or(0, |entry| entry.version);
     match note {
         Note::Open(f) => catalog.opened_for_writing(path(f), objects),
-        Note::Close(f, written) => catalog.closed(path(f), *written, objects),
+        Note::Close(f, len) => catalog.closed(path(f), len.map(|len| (len, now)), objects),
         Note::Seal(f, lineage, modified, sample, step) => {
             let state = State::Sealed(sealed_at(vec![*step], *lineage, *modified, *sample));
             catalog.advance(path(f), version(catalog, f), state);
@@ -195,6 +201,7 @@ impl Scan<'_> {
         for (path, entry) in self.catalog.entries().filter(|(_, entry)| !Self::given_up(entry)) {
             let free = !entry.busy && entry.held.is_none() && self.is_open(path);
             match &entry.state {
+                State::Staged | State::Closed if entry.turn.at.is_some() => tasks.push((4, path.as_path(), None)),
                 State::Closed => tasks.push((0, path.as_path(), None)),
                 State::Archived(..) if free => tasks.push((1, path.as_path(), None)),
                 State::Durable(_) => tasks.push((2, path.as_path(), None)),
@@ -214,7 +221,11 @@ impl Scan<'_> {
 
     /// Whether a closed file may turn out to be an older state.
     fn waits_for_seals(&self, waits: impl Fn(&Path) -> bool) -> bool {
-        let claimed = self.claims.iter().any(|claim| matches!(claim.step, Step::Seal));
+        let index = self.catalog.entries.index();
+        let claimed = self
+            .claims
+            .iter()
+            .any(|claim| matches!(claim.step, Step::Seal) && !index.is_claimed_together(claim.sequence));
         claimed || self.tasks().iter().any(|(urgency, path, _)| *urgency == 0 && !waits(path))
     }
 
@@ -253,6 +264,7 @@ impl Scan<'_> {
             (*urgency == 0) == seals
                 && !waits(path)
                 && !self.is_claimed(path)
+                && *urgency != 4
                 && (*urgency != 1 || first(path) && !self.is_any_released())
                 && (*urgency != 3 || !unsealed && !self.waits_for_another(path))
         });
@@ -260,7 +272,7 @@ impl Scan<'_> {
     }
 }
 
-fn claim_seal(catalog: &mut Catalog, now: Instant) -> Option<Task> {
+pub(super) fn claim_seal(catalog: &mut Catalog, now: Instant) -> Option<Task> {
     while catalog.claim_link().is_some() {
         catalog.link_read();
     }
@@ -279,6 +291,7 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
         }
         let found = task.map(|Task { path, step, .. }| match step {
             Step::Seal => (0, path, None),
+            Step::Sync => panic!("{} waits for others", path.display()),
             Step::Release { .. } => (1, path, None),
             Step::Compare { .. } => (2, path, None),
             Step::Archive { newer, .. } => (3, path, Some(newer.0)),
@@ -288,6 +301,7 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
             scan.next(now, seals).map(|(urgency, path, newer)| (urgency, path.to_path_buf(), newer.cloned()));
         assert_eq!(found, expected);
     }
+    check_together(catalog, claims, now);
     let scan = Scan { catalog, claims, groups, waits };
     let tasks = scan.tasks();
     let (queued, why) = catalog.queued();
@@ -296,8 +310,11 @@ fn check(catalog: &mut Catalog, claims: &[Task], now: Instant, wall_ns: i64, (gr
     let oldest = tasks.iter().map(|(_, path, _)| catalog.get(path).unwrap().opened).chain(at_work).min();
     assert_eq!(catalog.progress().2, oldest);
     assert_eq!(why.is_some(), tasks.iter().any(|(_, path, _)| catalog.get(path).unwrap().failed.is_some()));
-    let unsealed =
-        |(_, entry): (_, &Entry)| matches!(entry.state, State::Closed | State::Durable(_)) && !Scan::given_up(entry);
+    let unsealed = |(_, entry): (_, &Entry)| match entry.state {
+        State::Closed => entry.turn.at.is_none() && !Scan::given_up(entry),
+        State::Durable(_) => !Scan::given_up(entry),
+        _ => false,
+    };
     assert_eq!(catalog.has_unsealed(), catalog.entries().any(unsealed));
     for (path, entry) in catalog.entries().filter(|(_, entry)| entry.held == Some(Held::Best)) {
         assert!(catalog.named_best_by(path).is_some(), "{} is held for nothing: {entry:?}", path.display());
@@ -333,10 +350,14 @@ proptest! {
                 now += Duration::from_secs(*seconds);
             }
             match note {
-                Note::Claim(true) => claims.extend(claim_seal(&mut catalog, now)),
-                Note::Claim(false) => claims.extend(catalog.claim_step(now, 0).0),
+                Note::Claim(0) => claims.extend(claim_seal(&mut catalog, now)),
+                Note::Claim(1) => claims.extend(catalog.claim_together(now).0.unwrap_or_default()),
+                Note::Claim(_) => claims.extend(catalog.claim_step(now, 0).0),
+                Note::Synced(at, log) if !claims.is_empty() => {
+                    catalog.made_durable(&claims[at % claims.len()], now, *log);
+                }
                 Note::Done(at) if !claims.is_empty() => catalog.done(&claims.swap_remove(at % claims.len())),
-                note => make(&mut catalog, note, start, &objects),
+                note => make(&mut catalog, note, (start, now), &objects),
             }
             check(&mut catalog, &claims, now, 0, (groups, groups));
         }
@@ -421,7 +442,7 @@ fn a_file_that_is_closed_during_a_step_counts_as_closed() {
     let task = catalog.claim_step(now, 0).0.unwrap();
     assert!(matches!(task.step, Step::Compare { .. }));
     catalog.opened_for_writing(&name(3), &objects);
-    catalog.closed(&name(3), true, &objects);
+    catalog.closed(&name(3), Some((1 << 20, now)), &objects);
     assert!(catalog.claim_step(now, 0).0.is_none() && catalog.may_learn());
     catalog.done(&task);
     assert!(matches!(claim_seal(&mut catalog, now).unwrap().step, Step::Seal));

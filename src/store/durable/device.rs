@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -50,6 +51,18 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Changes an attribute of an open file or directory.
     fn set_attribute(&self, file: &File, attribute: &Attribute<'_>, _at: CrashPoint) -> io::Result<()> {
         attribute.set(file)
+    }
+
+    /// Begins to send a file's bytes to the device, and does not wait for them. Makes nothing durable.
+    ///
+    /// # Errors
+    /// Bytes could not be sent, and a later fsync may not report that again.
+    fn begin_sync(&self, file: &File) -> io::Result<()> {
+        // SAFETY: no memory is passed; the descriptor is open for as long as `file` is borrowed.
+        match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Makes a file's bytes and attributes durable.

@@ -87,6 +87,14 @@ impl DeviceFile {
         self.io.device().set_attribute(&self.file, attribute, at)
     }
 
+    /// Begins to send its bytes to the device.
+    ///
+    /// # Errors
+    /// As of [`super::Device::begin_sync`].
+    pub fn begin_sync(&self) -> io::Result<()> {
+        self.io.device().begin_sync(&self.file)
+    }
+
     /// Makes its bytes and attributes durable.
     ///
     /// # Errors
