@@ -162,7 +162,7 @@ impl Search<'_> {
     fn compared(&self, placed: Vec<Placed>) -> io::Result<Matches> {
         let mut bits: Vec<Option<Bits>> = vec![None; placed.len()];
         let last = placed.len().saturating_sub(1);
-        let some = |at: &usize| at % COMPARED == 0 || *at == last;
+        let some = |at: &usize| at.is_multiple_of(COMPARED) || *at == last;
         self.compare((0..placed.len()).filter(some).collect(), &placed, &mut bits)?;
         let helps = |bits: &Option<Bits>| bits.map(|(difference, alone)| difference < SMALLER * alone);
         let mut between = Vec::new();
