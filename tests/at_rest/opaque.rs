@@ -75,7 +75,7 @@ fn noise(bytes: usize, random: &mut Random) -> Vec<u8> {
 
 /// Lines that are not repeated.
 fn lines(from: u64, count: u64, random: &mut Random) -> Vec<u8> {
-    let line =
+    let mut line =
         |at| format!("{{\"step\": {at}, \"loss\": {:.9}, \"id\": \"{:016x}\"}}\n", random.normal(), random.next());
     (from..from + count).flat_map(|at| line(at).into_bytes()).collect()
 }
