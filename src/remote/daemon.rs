@@ -31,9 +31,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// How often to look for objects that nothing needs.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
-/// How often to save what the tree shows. A name that is removed within this time before a crash may appear again.
-const SAVE_EVERY: Duration = Duration::from_secs(2);
-/// How often to read the names of other nodes while no program looks: a request for each node costs money.
+/// How often to read the names of other nodes while no program looks: a request for each node costs money. What the
+/// tree shows is saved as often, so a name that is removed within this time before a crash may appear again.
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
 /// How often to look whether something was closed or removed: a look at one number.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -315,7 +314,7 @@ fn wait_for_a_look(local: &dyn Local, shared: &Shared) {
 /// What the showing thread does until it is stopped.
 fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     let (mut pauses, mut seen) = (Pauses { thread: 1, next: FIRST_PAUSE }, None);
-    let (mut saved, mut save_at) = (shared.shown(), Instant::now());
+    let mut saved = shared.shown();
     while !shared.is_stopped() {
         let mut round = || -> Result<bool> {
             Reader::refresh(place.as_ref(), &shared.view)?;
@@ -327,18 +326,12 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
         match round() {
             Ok(done) => {
                 pauses.end(shared);
+                save(local, shared, &mut saved);
                 // A file that somebody has open is exchanged once it is closed.
                 if done { wait_for_a_look(local, shared) } else { shared.pace.sleep(shared.settings.refresh) }
             }
             Err(_) if shared.is_stopped() => {}
-            Err(error) => {
-                pauses.after(&error, shared);
-                continue;
-            }
-        }
-        if save_at <= Instant::now() {
-            save(local, shared, &mut saved);
-            save_at = Instant::now() + SAVE_EVERY;
+            Err(error) => pauses.after(&error, shared),
         }
     }
     save(local, shared, &mut saved);

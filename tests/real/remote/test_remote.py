@@ -140,7 +140,6 @@ def test_names_that_were_removed_while_the_remote_was_not_asked_stay_removed(rem
     a.pushed()
     b.sees("one"), b.sees("two")
     wait_until(lambda: (b.store / "remote.shown").exists(), 10, "what is shown is saved")
-    time.sleep(3)
     b.remount()
     os.remove(b / "one")
     b.remount()
