@@ -23,6 +23,7 @@ mod restores;
 pub mod retention;
 mod settings;
 pub mod step_pattern;
+#[expect(clippy::module_inception, reason = "the file holds `Store`")]
 mod store;
 mod stub;
 mod transfer;

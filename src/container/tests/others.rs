@@ -23,7 +23,10 @@ fn description(name: &str) -> Description {
 }
 
 /// Of each tensor its role, the paths of its parameter and its other moment, and whether it is proven.
-fn told(d: &Description) -> BTreeMap<&str, (Role, Option<&str>, Option<&str>, bool)> {
+/// Role, parameter, companion, and whether it is proven to be trained.
+type Told<'a> = (Role, Option<&'a str>, Option<&'a str>, bool);
+
+fn told(d: &Description) -> BTreeMap<&str, Told<'_>> {
     let path = |index: usize| d.tensors[index].path.as_str();
     let told = |t: &Tensor| (t.role, t.of.map(path), t.partner.map(path), t.trained.is_some());
     d.tensors.iter().map(|t| (t.path.as_str(), told(t))).collect()
