@@ -22,8 +22,7 @@ fn description(name: &str) -> Description {
     check(&files("others")[name])
 }
 
-/// Of each tensor its role, the paths of its parameter and its other moment, and whether it is proven.
-/// Role, parameter, companion, and whether it is proven to be trained.
+/// A tensor's role, the paths of its parameter and its other moment, and whether it is proven.
 type Told<'a> = (Role, Option<&'a str>, Option<&'a str>, bool);
 
 fn told(d: &Description) -> BTreeMap<&str, Told<'_>> {
