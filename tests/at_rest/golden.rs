@@ -222,6 +222,47 @@ fn other_optimizers_can_be_archived_today() {
     keep(&rest, &names, "optimizers");
 }
 
+/// Files of a format of their own: a log that grows, and floats behind it that move and change.
+fn opaque() -> Rest {
+    let mut random = Random(12);
+    let mut rest = Rest::new();
+    let mut floats = Tensor::new("w", Dtype::F32, &[24_000], &mut random);
+    let mut log = Vec::new();
+    for at in 1..=4 {
+        floats.update(1e-4, &mut random);
+        let line = |line| format!("step {} of run {at}, loss {:.3}\n", line + 1000 * at, random.normal());
+        log.extend((0..900).map(line).collect::<String>().into_bytes());
+        rest.write(&format!("own_{at}.bin"), &[log.clone(), floats.bytes()].concat());
+    }
+    rest.settle();
+    fs::remove_file(rest.path("own_4.bin")).unwrap();
+    let archive = rest.open();
+    work(&archive);
+    archive.stop();
+    rest
+}
+
+#[test]
+fn unknown_formats_can_be_archived_today() {
+    let rest = opaque();
+    let names = left(&rest);
+    let mut kinds = BTreeSet::new();
+    for name in &names {
+        assert!(rest.read(name).unwrap() == rest.written[name], "{name}");
+        let (object, mut payload) = (rest.object(name), Vec::new());
+        for tensor in &object.index().tensors {
+            object.payload(&tensor.tiles[0], &mut payload).unwrap();
+            kinds.insert((tensor.dtype == stepfs::codec::Dtype::F32, payload[0]));
+        }
+    }
+    // Bytes that repeat, alone and in their parent; planes, alone and as differences.
+    for kind in [(false, 3), (false, 4), (true, 0)] {
+        assert!(kinds.contains(&kind), "{kinds:?}");
+    }
+    assert!(kinds.contains(&(true, 1)) || kinds.contains(&(true, 2)), "{kinds:?}");
+    keep(&rest, &names, "opaque");
+}
+
 /// Only a keyframe of this store has values with packed low bits: a 0 stands behind the length of a tile's symbols.
 fn has_halved_values(root: &Path) {
     let objects = stepfs::store::Objects::load(&root.join("objects"), |id, error| panic!("{id}: {error}")).unwrap();
@@ -269,7 +310,8 @@ fn states_of_adam_can_be_archived_today() {
 #[test]
 fn golden_stores_are_read_for_ever() {
     has_halved_values(&golden("wide"));
-    let stores = [("adam", 14), ("published", 3 * (FAMILIES.len() + 3)), ("wide", 3), ("optimizers", 12)];
+    let stores =
+        [("adam", 14), ("published", 3 * (FAMILIES.len() + 3)), ("wide", 3), ("optimizers", 12), ("opaque", 3)];
     let codings: BTreeSet<_> = stores.into_iter().flat_map(|(name, files)| is_read(name, files)).collect();
     assert_eq!(codings.len(), 17, "{codings:?}");
 }
@@ -336,7 +378,7 @@ fn is_read(name: &str, files: usize) -> BTreeSet<&'static str> {
         .into_iter()
         .chain(FAMILIES.iter().map(|family| state_of(family.word, 2)))
         .chain(optimizers::UNLIKE_ADAM.iter().map(|(run, _)| optimizers::name_in(run, 2)))
-        .chain([state_of("busy", 1), elasticdl::name(2)]);
+        .chain([state_of("busy", 1), elasticdl::name(2), "own_2.bin".to_string()]);
     let there = gone.map(|name| root.join("tree").join(name)).filter(|path| path.exists());
     there.for_each(|path| fs::remove_file(path).unwrap());
     let archive = Archive::open(Store::open(&root).unwrap()).unwrap();

@@ -11,7 +11,7 @@ use stepfs::store::object::{FOOTER_BYTES, HEADER_BYTES, Object};
 
 use super::store::{Victim, each, is_full, paths};
 
-const STORES: [&str; 4] = ["adam", "published", "wide", "optimizers"];
+const STORES: [&str; 5] = ["adam", "published", "wide", "optimizers", "opaque"];
 /// The changes of a byte: one bit, all bits, zero.
 const CHANGES: [fn(u8) -> u8; 4] = [|byte| byte ^ 1, |byte| byte ^ 0x80, |byte| !byte, |_| 0];
 

@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn floats_that_moved_and_changed_are_found() {
-        let value = |at: usize| ((at * 7919 % 100_003) as f32 / 50_000.0 - 1.0) * 0.05;
+        let value = |at: u64| ((xxh3_64(&at.to_le_bytes()) >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.05;
         let old: Vec<u8> = (0..200_000).flat_map(|at| value(at).to_le_bytes()).collect();
         let new = (0..200_000).flat_map(|at| (value(at) + (at % 17) as f32 * 1e-5).to_le_bytes());
         let file: Vec<u8> = std::iter::repeat_n(b'h', 3013).chain(new).collect();

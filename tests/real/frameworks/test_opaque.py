@@ -148,11 +148,11 @@ def test_a_database_an_event_file_and_a_tokenizer_take_what_changed(mount):
         assert check.execute("pragma integrity_check").fetchone() == ("ok",)
         assert check.execute("select count(*) from runs").fetchone() == (15_000,)
         check.close()
-        for name, most in [("history.db", 0.6), ("events.out.tfevents", 0.5), ("tokenizer.json", 0.1)]:
+        for name, most in [("history.db", 0.6), ("events.out.tfevents", 0.5), ("tokenizer.json", 0.15)]:
             rows = [mount.entry(f"checkpoint-{step}/{name}") for step in range(1, COUNT)]
             assert PLAIN or all(row["state"] == "released" for row in rows), rows
             first = rows[0]["stored_bytes"]
-            # The last ones have grown five times as long as the first, and have one part in five to say.
+            # The log and the database are five times as long as the first by then. Of each file the stub takes 4096 bytes.
             print(name, [row["stored_bytes"] for row in rows], rows[-1]["logical_bytes"])
             alone = first * rows[-1]["logical_bytes"] / rows[0]["logical_bytes"]
             assert PLAIN or rows[-1]["stored_bytes"] < most * alone, f"{name}: {rows[-1]['stored_bytes']} of {alone:.0f}"
