@@ -2,8 +2,10 @@
 
 import fnmatch
 import gc
+import io
 import re
 import shutil
+import zipfile
 import zlib
 
 import numpy as np
@@ -123,6 +125,10 @@ def load(path):
     if path.suffix == ".npz":
         with np.load(path) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    if zipfile.is_zipfile(path) and "policy.pth" in (members := zipfile.ZipFile(path)).namelist():
+        # An agent of stable-baselines3: torch files in a zip.
+        inner = [name for name in members.namelist() if name.endswith(".pth")]
+        return {name: torch.load(io.BytesIO(members.read(name)), weights_only=False) for name in inner}
     return torch.load(path, weights_only=False)
 
 
