@@ -53,7 +53,7 @@ fi
 [ -e /dev/fuse ] || die "/dev/fuse is missing. Try: modprobe fuse (in a container: run it with --device /dev/fuse --cap-add SYS_ADMIN)"
 
 # --- Python environment. The stamp holds the list, so that a changed list installs again.
-packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist)
+packages=(torch numpy safetensors transformers accelerate pytest pytest-xdist "moto[s3,server]")
 # Libraries whose files the tests read: optimizers, and those of tests/real/quality/zoo; some 110 MB. Their other dependencies are
 # large and not needed.
 writers=(lion-pytorch schedulefree galore-torch pytorch_optimizer
