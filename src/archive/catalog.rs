@@ -430,7 +430,7 @@ impl Catalog {
         self.entries.index().queued().1
     }
 
-    /// Whether it is not yet known of some file what it is. Files that wait for each other are no checkpoints.
+    /// Whether some file was not examined yet. Files that wait for each other are no checkpoints.
     pub(super) fn has_unsealed(&self) -> bool {
         self.entries.index().has_unsealed()
     }

@@ -27,7 +27,7 @@ pub(in crate::archive) struct Task {
 pub(in crate::archive) enum Step {
     /// Make it durable and find its tensors.
     Seal,
-    /// A program has opened it again: make durable what was closed before.
+    /// A program has opened the file again: make its closed bytes durable.
     Sync,
     /// Find out whether it is a copy of what an object decodes to.
     Compare { sealed: Arc<Sealed> },

@@ -368,7 +368,7 @@ impl Index {
         self.lineages.get(&id).is_some_and(|lineage| lineage.stays_history(rank, print))
     }
 
-    /// Whether there are files of which it is not yet known what they are. Those that wait for each other are no checkpoints.
+    /// Whether some files were not examined yet. Files that wait for each other are no checkpoints.
     pub(super) fn has_unsealed(&self) -> bool {
         self.unsealed > 0
     }

@@ -62,7 +62,7 @@ enum Note {
     Later(u64),
     /// A thread takes the next file to seal, files to seal together, or another step.
     Claim(u8),
-    /// What was in one that was claimed is durable.
+    /// The bytes of a claimed file are durable.
     Synced(usize, Option<bool>),
     /// One that was claimed is done.
     Done(usize),

@@ -38,7 +38,7 @@ impl Turn {
         Turn { file, at: None, log: None }
     }
 
-    /// The turn of the file's next content. `state` is that of the content before.
+    /// The turn of the file's next content. `state` is the state of the content before.
     pub(super) fn next(self, state: &State) -> Turn {
         let is_owed = matches!(state, State::Staged | State::Closed);
         Turn { at: self.at.filter(|_| is_owed), ..self }
@@ -167,7 +167,7 @@ pub(super) mod tests {
         assert_eq!(found, expected);
     }
 
-    /// A log is closed a thousand times a second: each time its turn is that of the first close that is not durable.
+    /// A log is closed a thousand times a second: each close takes the turn of the first close that is not durable.
     #[test]
     fn a_file_that_is_written_again_and_again_does_not_wait_longer() {
         let (mut catalog, objects) = (Catalog::new(Duration::ZERO), no_objects());
