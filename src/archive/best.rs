@@ -17,15 +17,11 @@ use crate::container::{Description, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
 
 use super::Archive;
-use super::catalog::{Says, State, modified_ns};
+use super::catalog::{Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
 use super::resident::ResidentReason;
 
-/// Trainer's file that names the best checkpoint.
-const TRAINER_STATE: &str = "trainer_state.json";
 /// Larger files are not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
 const MAX_TRAINER_STATE: u64 = 64 << 20;
-/// Endings of torch checkpoints' names. No other small files are opened with the store.
-const TORCH: [&str; 3] = ["ckpt", "pt", "pth"];
 /// Links on the way to a file, at most; as many as the kernel follows.
 const MAX_LINKS: usize = 40;
 
@@ -40,7 +36,7 @@ pub(super) type Word = (PathBuf, Says, i64);
 
 /// The statement of a file. A truncated file and any other file say nothing.
 pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Description>) -> io::Result<Option<Says>> {
-    if path.file_name().is_some_and(|name| name == TRAINER_STATE) && file.size() <= MAX_TRAINER_STATE {
+    if is_trainer_state(path) && file.size() <= MAX_TRAINER_STATE {
         let mut bytes = vec![0; file.size() as usize];
         file.read_exact_at(&mut bytes, 0)?;
         let state: Option<TrainerState> = serde_json::from_slice(&bytes).ok();
@@ -51,16 +47,10 @@ pub(super) fn said(file: &dyn ReadAt, path: &Path, description: Option<&Descript
 
 /// The statement of a file that is too small to be released.
 pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<Option<Says>> {
-    match path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch)) {
+    match is_torch(path) {
         true => said(file, path, Some(&describe(file)?)),
         false => said(file, path, None),
     }
-}
-
-/// Whether a small file of this name may name the best of a run.
-pub(super) fn may_speak(path: &Path) -> bool {
-    let ending = path.extension().is_some_and(|ending| TORCH.iter().any(|torch| ending == *torch));
-    ending || path.file_name().is_some_and(|name| name == TRAINER_STATE)
 }
 
 /// What the small files of a store say that is being opened. All others are sealed before anything is archived, and looked at then.

@@ -22,12 +22,12 @@ use std::time::{Duration, Instant};
 
 use crate::store::{Id, Objects};
 
-pub(super) use claims::{Step, Task};
+pub(super) use claims::{Closed, Step, Task};
 use entries::Entries;
 pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
 use lineage::rank;
 use named::Named;
-pub(super) use named::Says;
+pub(super) use named::{Says, is_torch, is_trainer_state, may_speak};
 
 /// All files of the tree.
 #[derive(Debug)]

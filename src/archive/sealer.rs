@@ -2,7 +2,7 @@
 //! what takes longer.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,20 +12,11 @@ use crate::store::object::Id;
 use crate::store::{Stub, beneath, recalled_from};
 
 use super::Archive;
-use super::catalog::{Sealed, State, Task, modified_ns};
+use super::catalog::{Closed, Sealed, State, Task, modified_ns};
 use super::resident::ResidentReason;
 use super::scan;
 use super::threads::Pause;
 use super::together::is_passing;
-
-/// What a sealer does next.
-#[derive(Debug)]
-pub(super) enum Closed {
-    /// A link may have come or gone here.
-    Link(PathBuf),
-    /// A program closed this file.
-    File(Task),
-}
 
 impl Archive {
     /// What each sealer does until the archive stops.

@@ -15,7 +15,7 @@ use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::sync::{Condvar, MutexGuard, thread, wait_timeout};
 
-use super::catalog::{Catalog, Failed, Task};
+use super::catalog::{Catalog, Closed, Failed, Task};
 use super::housekeeper::Housekeeper;
 use super::{Archive, LONGEST_PAUSE, SOON};
 
@@ -120,7 +120,7 @@ impl Archive {
     }
 
     /// The next link or file for a sealer; `None` once the archive stops.
-    pub(super) fn next_to_seal(&self) -> Option<super::sealer::Closed> {
+    pub(super) fn next_to_seal(&self) -> Option<Closed> {
         self.next(&self.wake.sealers, |catalog| catalog.claim_closed(Instant::now()))
     }
 

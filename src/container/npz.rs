@@ -3,38 +3,13 @@
 //! A record has a header before the elements, so its CRC is not the tensor's. Compressed records and unknown arrays
 //! are left out: their bytes stay exact.
 
-use crc32fast::Hasher;
-
-use super::patch::{ChangedTensor, Crcs};
+use super::patch::Crcs;
 use super::read::{Fail, bad};
 use super::zip::Zip;
 use super::{Description, Kind, ReadAt, Tensor, named, npy};
 
 /// The record of an array has the array's name and this suffix.
 const SUFFIX: &[u8] = b".npy";
-
-/// CRC-32 of the bytes before each tensor in its record, and the tensor's length.
-#[derive(Clone, Debug)]
-pub(super) struct Heads(Vec<(u32, u64)>);
-
-impl Heads {
-    /// From checksums of tensors to those of their records.
-    pub(super) fn of_records(&self, changed: &[ChangedTensor]) -> Vec<ChangedTensor> {
-        let whole = |index: usize, crc: u32| {
-            // The description has one entry per tensor unless the caller edited `tensors`.
-            let Some(&(head, len)) = self.0.get(index) else { return crc };
-            let mut hasher = Hasher::new_with_initial(head);
-            hasher.combine(&Hasher::new_with_initial_len(crc, len));
-            hasher.finalize()
-        };
-        let of_record = |&ChangedTensor { index, crc_before, crc_after }: &ChangedTensor| ChangedTensor {
-            index,
-            crc_before: whole(index, crc_before),
-            crc_after: whole(index, crc_after),
-        };
-        changed.iter().map(of_record).collect()
-    }
-}
 
 /// Whether the zip has arrays in it.
 pub(super) fn is_npz(zip: &Zip) -> bool {
@@ -87,6 +62,6 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
         return bad(note);
     }
     let training = named::relate(&mut tensors);
-    let zip = Some(Crcs::new(zip, of_tensor, None).with_heads(Heads(heads)));
+    let zip = Some(Crcs::new(zip, of_tensor, None).with_heads(heads));
     Ok(Description { kind: Kind::Npz, note, tensors, tables: Vec::new(), training, best: None, zip })
 }

@@ -9,7 +9,6 @@ use std::io;
 use crc32fast::Hasher;
 use rayon::prelude::*;
 
-use super::npz::Heads;
 use super::zip::{Record, Zip};
 use super::{Description, ReadAt};
 
@@ -42,12 +41,15 @@ pub(super) struct Crcs {
     of_tensor: Vec<u32>,
     zips: Vec<Part>,
     /// The bytes before each tensor in its record, if any.
-    heads: Option<Heads>,
+    heads: Option<Vec<Head>>,
     /// The bytes behind each tensor, if records have several.
     tails: Option<Tails>,
     /// Records of the zip in which the zips are, if there is one.
     around: Vec<Record>,
 }
+
+/// CRC-32 of the bytes before a tensor in its record, and the tensor's length.
+pub(super) type Head = (u32, u64);
 
 /// Bytes of its record behind each tensor.
 #[derive(Clone, Debug)]
@@ -73,7 +75,7 @@ impl Crcs {
     }
 
     /// Of records that begin before their tensor.
-    pub(super) fn with_heads(self, heads: Heads) -> Self {
+    pub(super) fn with_heads(self, heads: Vec<Head>) -> Self {
         Crcs { heads: Some(heads), ..self }
     }
 
@@ -156,7 +158,7 @@ impl Description {
         let Some(zip) = &self.zip else {
             return Ok(Vec::new());
         };
-        let of_records = zip.heads.as_ref().map(|heads| heads.of_records(changed));
+        let of_records = zip.heads.as_ref().map(|heads| of_records(heads, changed));
         let changed = of_records.as_deref().unwrap_or(changed);
         let mut crcs: Vec<u32> = zip.records.iter().map(|r| r.crc).collect();
         for c in changed {
@@ -258,4 +260,21 @@ fn behind(difference: u32, tail: u64) -> u32 {
 /// Whether the record can be a serialization id.
 pub(super) fn is_serialization_id(record: &Record, name: &[u8]) -> bool {
     name == b".data/serialization_id" && record.stored && record.payload.end - record.payload.start == ID_LEN
+}
+
+/// From checksums of tensors to those of their records.
+fn of_records(heads: &[Head], changed: &[ChangedTensor]) -> Vec<ChangedTensor> {
+    let whole = |index: usize, crc: u32| {
+        // The description has one entry per tensor unless the caller edited `tensors`.
+        let Some(&(head, len)) = heads.get(index) else { return crc };
+        let mut hasher = Hasher::new_with_initial(head);
+        hasher.combine(&Hasher::new_with_initial_len(crc, len));
+        hasher.finalize()
+    };
+    let of_record = |&ChangedTensor { index, crc_before, crc_after }: &ChangedTensor| ChangedTensor {
+        index,
+        crc_before: whole(index, crc_before),
+        crc_after: whole(index, crc_after),
+    };
+    changed.iter().map(of_record).collect()
 }

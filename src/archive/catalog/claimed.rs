@@ -1,22 +1,7 @@
 //! Files that threads take steps of: nobody else takes a step of one of them.
 
 use super::index::Index;
-use super::lineage::Print;
-use super::member::{Kin, Work};
-
-/// A thread takes a step of a file.
-#[derive(Debug)]
-pub(super) struct Claim {
-    /// See [`super::Entry`]; both as they were when it was taken.
-    pub(super) opened: u64,
-    version: u64,
-    /// Of a file that is being archived.
-    lineage: Option<(u64, Print)>,
-    kin: Kin,
-    work: Option<Work>,
-    /// The file is being sealed, and nobody knows yet what it names as the best of a run.
-    may_speak: bool,
-}
+use super::member::{Claim, Work};
 
 impl Index {
     /// Whether a closed file can be sealed, now or once a thread is done with what it was before.

@@ -37,6 +37,15 @@ pub(in crate::archive) enum Step {
     Release { sealed: Arc<Sealed>, object: Id },
 }
 
+/// What a sealer does next.
+#[derive(Debug)]
+pub(in crate::archive) enum Closed {
+    /// A link may have come or gone here.
+    Link(PathBuf),
+    /// A program closed this file.
+    File(Task),
+}
+
 impl Catalog {
     /// Claims the next file of a checkpoint that can be released.
     pub(in crate::archive) fn claim_release(&mut self, group: &Path) -> Option<Task> {

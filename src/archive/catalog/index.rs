@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::claimed::Claim;
 use super::group::{Group, Ready};
 use super::lineage::{Lineage, Print, Rank};
-use super::member::{Member, Work};
+use super::member::{Claim, Member, Work};
 use super::{Entry, State};
 
 /// The next step of a file, by paths.

@@ -122,3 +122,17 @@ impl Member {
         self.work.filter(|work| *work != Work::Archive || self.history)
     }
 }
+
+/// A thread takes a step of a file.
+#[derive(Debug)]
+pub(super) struct Claim {
+    /// See [`super::Entry`]; both as they were when it was taken.
+    pub(super) opened: u64,
+    pub(super) version: u64,
+    /// Of a file that is being archived.
+    pub(super) lineage: Option<(u64, Print)>,
+    pub(super) kin: Kin,
+    pub(super) work: Option<Work>,
+    /// The file is being sealed, and nobody knows yet what it names as the best of a run.
+    pub(super) may_speak: bool,
+}

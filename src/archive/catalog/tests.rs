@@ -9,7 +9,6 @@ use super::turn::tests::check_together;
 use super::*;
 use crate::archive::FileId;
 use crate::archive::resident::ResidentReason;
-use crate::archive::sealer::Closed;
 use crate::store::step_pattern;
 
 /// Longer than any test, so that groups wait until they are told not to.

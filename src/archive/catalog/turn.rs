@@ -7,13 +7,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::archive::best::may_speak;
 use crate::archive::resident::ResidentReason;
-use crate::archive::sealer::Closed;
 use crate::store::MIN_RELEASE_BYTES;
 
 use super::index::Next;
-use super::{Catalog, Entry, State, Task};
+use super::{Catalog, Closed, Entry, State, Task, may_speak};
 
 /// How long a file waits for others. The rest of the second that docs/SEMANTICS.md states is for a busy device.
 pub(in crate::archive) const MOMENT: Duration = Duration::from_millis(250);

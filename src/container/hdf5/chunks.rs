@@ -1,8 +1,9 @@
 //! Where the chunks of a dataset are. Chunks that go beyond the dataset's end are left out: a part of such a chunk is
 //! padding.
 
+use std::ops::Range;
+
 use super::super::read::{Fail, bad, u16_at, u32_at, u64_at};
-use super::dataset::{Part, bytes};
 use super::source::Source;
 
 /// Most chunks of a dataset.
@@ -10,6 +11,14 @@ const MAX_CHUNKS: u64 = 1 << 20;
 
 /// The cost of a chunk: about the memory of a tensor.
 const CHUNK: u64 = 512;
+
+/// A run of elements.
+pub(super) struct Part {
+    /// Bytes of the whole file.
+    pub(super) extent: Range<u64>,
+    /// Of a chunk: where it begins, in elements by dimension, and how many it has of each.
+    pub(super) chunk: Option<(Vec<u64>, Vec<u64>)>,
+}
 
 /// An index of chunks.
 pub(super) enum Index {
@@ -31,6 +40,11 @@ struct Grid<'a> {
     chunk: &'a [u64],
     /// Bytes of a chunk.
     len: u64,
+}
+
+/// Bytes of elements in this shape.
+pub(super) fn bytes(shape: &[u64], unit: u64) -> Option<u64> {
+    shape.iter().try_fold(unit, |n, dim| n.checked_mul(*dim)).filter(|bytes| *bytes <= i64::MAX as u64)
 }
 
 /// The whole chunks of a dataset, by ascending number.

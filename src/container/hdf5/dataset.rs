@@ -1,9 +1,7 @@
 //! Type, shape and place of a dataset.
 
-use std::ops::Range;
-
 use super::super::read::{Fail, u16_at, u32_at, u64_at, uint};
-use super::chunks::{self, Index};
+use super::chunks::{self, Index, Part, bytes};
 use super::header::{DATASPACE, DATATYPE, EXTERNAL, FILTERS, Header, LAYOUT};
 use super::source::{NOWHERE, Source};
 use crate::codec::Dtype;
@@ -39,14 +37,6 @@ pub(super) struct Array {
     pub(super) parts: Vec<Part>,
 }
 
-/// A run of elements.
-pub(super) struct Part {
-    /// Bytes of the whole file.
-    pub(super) extent: Range<u64>,
-    /// Of a chunk: where it begins, in elements by dimension, and how many it has of each.
-    pub(super) chunk: Option<(Vec<u64>, Vec<u64>)>,
-}
-
 impl Dataset {
     /// Of an object with a layout.
     pub(super) fn of(source: &mut Source, header: &Header) -> Result<Dataset, Fail> {
@@ -74,11 +64,6 @@ impl Dataset {
             false => Dataset::Found(Array { dtype, shape, parts }),
         })
     }
-}
-
-/// Bytes of elements in this shape.
-pub(super) fn bytes(shape: &[u64], unit: u64) -> Option<u64> {
-    shape.iter().try_fold(unit, |n, dim| n.checked_mul(*dim)).filter(|bytes| *bytes <= i64::MAX as u64)
 }
 
 /// The word for a pipeline of filters. Shuffle has none here, and comes before the compressor.
