@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build the installable packages into target/package/: a wheel for pip and a package for Debian, each with the same release
+# Build the installable packages into target/package/: a wheel for pip and a package for Debian, each with the same
 # program. Checks that the program has no symbols and stays small, that the wheel runs in a new environment, and that the Debian
 # package has the files of docs/INSTALL.md. Without dpkg-deb there is no Debian package.
 #   STEPFS_PACKAGE_MB=N    most megabytes that the program may have (15)
@@ -8,6 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
 MOST=$((${STEPFS_PACKAGE_MB:-15} * 1000000))
 OUT=$ROOT/target/package
+STEPFS=$ROOT/target/dist/stepfs
 command -v cargo >/dev/null || source "$HOME/.cargo/env"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
 work=$(mktemp -d)
@@ -16,7 +17,7 @@ rm -rf "$OUT"
 mkdir -p "$OUT"
 
 section "program"
-cargo build --release --locked --bin stepfs
+cargo build --profile dist --locked --bin stepfs
 bytes=$(stat -c %s "$STEPFS")
 note "$bytes bytes"
 [ "$bytes" -le "$MOST" ] || die "the program has $bytes bytes, more than $MOST; find the reason with: cargo tree -e normal"
@@ -25,7 +26,7 @@ note "$bytes bytes"
 section "wheel"
 python3 -m venv "$work/tools"
 "$work/tools/bin/pip" install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
-"$work/tools/bin/maturin" build --quiet --release --out "$OUT"
+"$work/tools/bin/maturin" build --quiet --profile dist --out "$OUT"
 python3 -m venv "$work/fresh"
 "$work/fresh/bin/pip" install --quiet --disable-pip-version-check --no-index "$OUT"/stepfs-*.whl
 said=$("$work/fresh/bin/stepfs" --version)
