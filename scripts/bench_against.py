@@ -2,7 +2,7 @@
 """Compare this tree with another revision: both run in turns, so that a noisy machine disturbs both alike.
 
 - `codec`: `examples/speed.rs` of each revision. Each figure is a ratio to the memcpy of the same run, on one core.
-- `save`, `load`: `scripts/bench.py` with the program of each revision. Each figure is a ratio to a plain directory.
+- `save`, `again`, `load`: `scripts/bench.py` with the program of each revision. Each figure is a ratio to a plain directory.
 
 Each row has the median of all rounds, the least and the largest. `change` is this tree's median over that of the other revision.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("codec", "save", "load")
+PARTS = ("codec", "save", "again", "load")
 
 
 def run(*command, cwd=ROOT, env=None):
@@ -54,14 +55,14 @@ class Tree:
         text = run(sys.executable, ROOT / "scripts/bench.py", "--stepfs", self.target / "release/stepfs", "--only", part, "--json", "-",
                    "--size", arguments.size, "--runs", 2, *(["--dir", arguments.dir] if arguments.dir else []))
         for row in json.loads(text)["results"]:
-            self.add(f"torch.{row['name']} to plain", row["ratio"])
+            self.add(f"{row['name']}, to plain", row["ratio"])
 
 
 def rows_of(text):
     """The figures of one run of `examples/speed`, each as a share of its memcpy."""
     memcpy, state, source = None, "", ""
     for line in text.splitlines():
-        if found := re.fullmatch(r"memcpy ([\d.]+)", line):
+        if found := re.match(r"memcpy ([\d.]+)", line):
             memcpy = float(found[1])
         elif found := re.match(r"(state \d+)(, decoded)?:", line):
             state, source = found[1] + (found[2] or ""), ""
@@ -95,6 +96,8 @@ def main():
         other = Path(folder) / "tree"
         run("git", "worktree", "add", "--detach", other, revision)
         try:
+            # One way to measure both.
+            shutil.copy(ROOT / "examples/speed.rs", other / "examples/speed.rs")
             # Its target stays, so that the next comparison with it builds nothing.
             trees = [Tree(revision[:10], other, ROOT / "target/against" / revision), Tree("this tree", ROOT, ROOT / "target")]
             for tree in trees:
