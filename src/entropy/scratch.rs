@@ -107,14 +107,6 @@ pub(crate) fn bytes(length: usize) -> Vec<u8> {
     if length < LEAST { vec![0; length] } else { TILES.take(length) }
 }
 
-/// An empty buffer for the bytes of a tile. A new one is not cleared.
-pub(crate) fn room(length: usize) -> Vec<u8> {
-    let mut room = if length < LEAST { Vec::new() } else { TILES.pop() };
-    room.clear();
-    room.reserve_exact(length);
-    room
-}
-
 /// The integers of a tile, with arbitrary content as in [`Shelf::take`].
 pub(crate) fn integers(length: usize) -> Vec<i32> {
     if length < LEAST { vec![0; length] } else { INTEGERS.take(length) }
