@@ -44,36 +44,10 @@ impl From<'_> {
     }
 }
 
-/// A tile that is decoded block by block. Each block is made in the first-level cache and appended, so memory is
-/// written once and never cleared first.
-struct Tile<'a> {
-    out: &'a mut Vec<u8>,
-    from: usize,
-    block: [u8; BLOCK * size_of::<u64>()],
-}
-
-impl<'a> Tile<'a> {
-    fn new(length: usize, out: &'a mut Vec<u8>) -> Tile<'a> {
-        out.reserve_exact(length);
-        Tile { from: out.len(), out, block: [0; BLOCK * size_of::<u64>()] }
-    }
-
-    fn append(&mut self, length: usize, write: impl FnOnce(&mut [u8]) -> Result<(), Corrupt>) -> Result<(), Corrupt> {
-        let block = &mut self.block[..length];
-        write(block)?;
-        self.out.extend_from_slice(block);
-        Ok(())
-    }
-
-    fn bytes(self) -> &'a mut [u8] {
-        &mut self.out[self.from..]
-    }
-}
-
 const LENGTHS: Corrupt = Corrupt("lengths of a tile and its parent differ");
 
-/// Appends the `n` elements of a lattice tile, over the keyframe `k`. These payloads (each with its step) lead to it
-/// from a state of step `step`. If the last state is to be kept, its integers and exceptions go to `kept`.
+/// Fills `out` with the `n` elements of a lattice tile, over the keyframe `k`. These payloads (each with its step) lead
+/// to it from a state of step `step`. If the last state is to be kept, its integers and exceptions go to `kept`.
 ///
 /// # Errors
 /// A payload, a step or a length is wrong.
@@ -82,12 +56,12 @@ pub fn lattice(
     (from, step): (From, f64),
     payloads: &[(&[u8], f64)],
     n: usize,
-    out: &mut Vec<u8>,
+    out: &mut [u8],
     exceptions: &mut Vec<Exception>,
     mut kept: Option<&mut Integers>,
 ) -> Result<(), Corrupt> {
     let size = dtype.size();
-    if !from.suits(n) || k.is_some_and(|k| k.len() != n * size) {
+    if !from.suits(n) || out.len() != n * size || k.is_some_and(|k| k.len() != n * size) {
         return Err(LENGTHS);
     }
     let mut deltas = Vec::with_capacity(payloads.len());
@@ -98,15 +72,21 @@ pub fn lattice(
     }
     let level = Level::detect();
     let (mut sums, mut symbols) = ([0; BLOCK], [0; BLOCK]);
-    let mut tile = Tile::new(n * size, out);
-    for start in (0..n).step_by(BLOCK) {
+    for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {
         let length = BLOCK.min(n - start);
         let (sums, symbols) = (&mut sums[..length], &mut symbols[..length]);
-        from.fill(start, sums);
+        // Nothing is added to zeros.
+        let mut set = matches!(from, From::Zeros) && !deltas.is_empty();
+        if !set {
+            from.fill(start, sums);
+        }
         let mut before = step;
         for (blocks, step) in &mut deltas {
-            lattice::rescale(sums, before, *step)?;
+            if !set {
+                lattice::rescale(sums, before, *step)?;
+            }
             let in_range = match blocks.next(symbols)? {
+                symbols if std::mem::take(&mut set) => symbols.write(level, sums),
                 Symbols::Small(classes) => add(level, classes, sums),
                 Symbols::Any(symbols) => add(level, symbols, sums),
             };
@@ -119,13 +99,13 @@ pub fn lattice(
             kept.push(sums);
         }
         let k = k.map(|k| &k[start * size..][..length * size]);
-        tile.append(length * size, |out| lattice::reconstruct(dtype, k, before, sums, out))?;
+        lattice::reconstruct(dtype, k, before, sums, out)?;
     }
-    apply_exceptions(dtype, exceptions, tile.bytes())
+    apply_exceptions(dtype, exceptions, out)
 }
 
-/// Appends the `n` elements of a tile of the logarithmic lattice. These payloads lead to it from `from`; `grid` belongs
-/// to the last state. If its q are to be kept, they go to `kept`.
+/// Fills `out` with the `n` elements of a tile of the logarithmic lattice. These payloads lead to it from `from`; `grid`
+/// belongs to the last state. If its q are to be kept, they go to `kept`.
 ///
 /// # Errors
 /// A payload, the unit or a length is wrong.
@@ -135,19 +115,18 @@ pub fn log(
     from: From,
     payloads: &[&[u8]],
     n: usize,
-    out: &mut Vec<u8>,
+    out: &mut [u8],
     mut kept: Option<&mut Integers>,
 ) -> Result<(), Corrupt> {
     let size = dtype.size();
-    if !from.suits(n) || !grid.holds(n) {
+    if !from.suits(n) || !grid.holds(n) || out.len() != n * size {
         return Err(LENGTHS);
     }
     let deltas: Result<Vec<_>, _> = payloads.iter().map(|payload| ints::Blocks::new(payload, n)).collect();
     let mut deltas = deltas?;
     let level = Level::detect();
     let (mut q, mut symbols) = ([0; BLOCK], [0; BLOCK]);
-    let mut tile = Tile::new(n * size, out);
-    for start in (0..n).step_by(BLOCK) {
+    for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {
         let length = BLOCK.min(n - start);
         let (q, symbols) = (&mut q[..length], &mut symbols[..length]);
         from.fill(start, q);
@@ -161,12 +140,12 @@ pub fn log(
             kept.push(q);
         }
         let grid = Grid { first: grid.first + start as u64, ..grid };
-        tile.append(length * size, |out| log::reconstruct(dtype, grid, unit, q, out))?;
+        log::reconstruct(dtype, grid, unit, q, out)?;
     }
     Ok(())
 }
 
-/// Appends the tile of this payload; the decoded `second` gives the divisors.
+/// Fills `out` with the tile of this payload; the decoded `second` gives the divisors.
 ///
 /// # Errors
 /// The payload, the step or a length is wrong.
@@ -175,24 +154,25 @@ pub fn moment(
     second: &[u8],
     step: f64,
     mut payload: &[u8],
-    out: &mut Vec<u8>,
+    out: &mut [u8],
 ) -> Result<(), Corrupt> {
     let size = dtype.size();
     let n = second.len() / size;
+    if out.len() != second.len() || second.len() != n * size {
+        return Err(LENGTHS);
+    }
     let mut blocks = ints::Blocks::new(varint::take_bytes(&mut payload)?, n)?;
     let mut exceptions = Vec::new();
     take_exceptions(payload, n, &mut exceptions)?;
     let mut a = [0; BLOCK];
-    let mut tile = Tile::new(n * size, out);
-    for second in second[..n * size].chunks(BLOCK * size) {
+    for (second, out) in second.chunks(BLOCK * size).zip(out.chunks_mut(BLOCK * size)) {
         let a = &mut a[..second.len() / size];
-        let symbols = blocks.next(a)?;
-        tile.append(second.len(), |out| match symbols {
-            Symbols::Small(classes) => moment::reconstruct_symbols((rule, dtype), second, step, classes, out),
-            Symbols::Any(a) => moment::reconstruct_symbols((rule, dtype), second, step, a, out),
-        })?;
+        match blocks.next(a)? {
+            Symbols::Small(classes) => moment::reconstruct_symbols((rule, dtype), second, step, classes, out)?,
+            Symbols::Any(a) => moment::reconstruct_symbols((rule, dtype), second, step, a, out)?,
+        }
     }
-    apply_exceptions(dtype, &exceptions, tile.bytes())
+    apply_exceptions(dtype, &exceptions, out)
 }
 
 #[cfg(test)]

@@ -237,28 +237,44 @@ pub fn encode_tile(
     exceptions: &[Exception],
     out: &mut Vec<u8>,
 ) -> Result<(), Unfit> {
-    let shape = rows.and_then(Rows::shape);
-    match parent_a {
-        None => varint::put_bytes(out, |out| {
-            ints::encode_blocks(a.len(), shape, out, |start, block| block.copy_from_slice(&a[start..][..block.len()]));
-        }),
-        Some(parent) => {
-            if parent.len() != a.len() {
-                return Err(Unfit("lengths differ"));
-            }
-            let (level, before) = (Level::detect(), out.len());
-            let mut fits = true;
-            varint::put_bytes(out, |out| {
-                ints::encode_blocks(a.len(), shape, out, |start, symbols| {
-                    symbols.copy_from_slice(&parent[start..][..symbols.len()]);
-                    fits &= subtract_from(level, &a[start..][..symbols.len()], symbols);
-                });
-            });
-            if !fits {
-                out.truncate(before);
-                return Err(Unfit("too many steps from the parent"));
-            }
+    if let Some(parent) = parent_a {
+        if parent.len() != a.len() {
+            return Err(Unfit("lengths differ"));
         }
+        let fill = |start: usize, block: &mut [i32]| {
+            block.copy_from_slice(&parent[start..][..block.len()]);
+            true
+        };
+        return encode_difference(a, fill, rows, exceptions, out);
+    }
+    let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&a[start..][..block.len()]);
+    varint::put_bytes(out, |out| ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, fill));
+    put_exceptions(exceptions, out);
+    Ok(())
+}
+
+/// [`encode_tile`] for a parent whose A `parent` makes block by block, in this tile's step. It gets the index of a
+/// block's first element and the block, and returns false if these A do not fit.
+///
+/// # Errors
+/// `parent` returned false, or a difference does not fit 32 bits. `out` is unchanged then.
+pub fn encode_difference(
+    a: &[i32],
+    mut parent: impl FnMut(usize, &mut [i32]) -> bool,
+    rows: Option<Rows>,
+    exceptions: &[Exception],
+    out: &mut Vec<u8>,
+) -> Result<(), Unfit> {
+    let (level, before) = (Level::detect(), out.len());
+    let mut fits = true;
+    varint::put_bytes(out, |out| {
+        ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, |start, symbols| {
+            fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
+        });
+    });
+    if !fits {
+        out.truncate(before);
+        return Err(Unfit("too many steps from the parent"));
     }
     put_exceptions(exceptions, out);
     Ok(())

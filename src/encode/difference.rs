@@ -141,11 +141,12 @@ impl Difference<'_> {
         };
         // A base that went bad on the device while memory had it is found by the next super-step.
         let chain = Chain::of_new(writer.reopen(header.clone())?, chain, self.memory, base.super_step);
-        let expected = verify::Expected { source, rows: &rows, plans: &plans, patches: &encoded.patches };
+        let expected = verify::Expected { source, rows: &rows, patches: &encoded.patches };
         let decoded = verify::verify(&chain, &expected, self.workers, self.cancelled)
             .inspect_err(|_| self.memory.forget(header.id))?;
         log::trace!(target: STAGES, "verify");
-        (header.lossy, header.decoded_hash, header.decoded_sample) = (decoded.lossy, decoded.hash, decoded.sample);
+        header.lossy = encoded.differs || decoded.patched;
+        (header.decoded_hash, header.decoded_sample) = (decoded.hash, decoded.sample);
         header.original = original.wait()?;
         Ok(Some(Written { writer, header, chain }))
     }

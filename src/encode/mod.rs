@@ -1,8 +1,8 @@
 //! From a file to its object: plan, encode, make durable, read back, compare.
 //!
 //! [`Difference::write`] is the whole way. It knows no catalog and no mount: the archive, `stepfs tune` and repair use it alike.
-//! `plan` chooses a coding for each tensor. `tensors` writes the tiles in order, made in parallel by `workers`. `verify` reads the
-//! object back from the device and compares each element with the file.
+//! `plan` chooses a coding for each tensor. `tensors` writes the tiles in order, made in parallel by `workers`, and each
+//! is compared with the file. `verify` reads the object back from the device: each tile must decode to the same bytes.
 
 mod base;
 mod difference;

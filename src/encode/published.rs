@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use crate::codec::lattice;
 use crate::container::{self, Role};
 use crate::published::registry::SystemId;
 use crate::published::{self, Fit, System, Tensor, Tile, tile};
@@ -21,8 +20,8 @@ pub(super) struct Fits {
     of: HashMap<usize, (usize, Fit, Option<usize>)>,
 }
 
-/// A tile that was encoded: payload, bytes as written and as decoded, largest |R - W|.
-pub(super) type Encoded = (Vec<u8>, Arc<Vec<u8>>, Arc<Vec<u8>>, f64);
+/// An encoded tile: payload, bytes as written and as decoded.
+pub(super) type Encoded = (Vec<u8>, Arc<Vec<u8>>, Arc<Vec<u8>>);
 
 impl Fits {
     /// Shows each system its tensors, tile by tile.
@@ -59,10 +58,7 @@ impl Fits {
         let mut payload = Vec::new();
         let decoded = tile::encode((id.family(), system.as_ref()), fit, dtype, &tile, &mut payload);
         published::give_back(tile);
-        let decoded = decoded.map(|decoded| Arc::new(decoded.bytes));
-        // Beyond the largest finite value, it has no error that could be said.
-        let error = decoded.as_ref().and_then(|decoded| lattice::largest_error(dtype, &data, decoded));
-        Ok(decoded.zip(error).map(|(decoded, error)| (payload, data, decoded, error)))
+        Ok(decoded.map(|decoded| (payload, data, Arc::new(decoded.bytes))))
     }
 }
 

@@ -8,21 +8,16 @@ use crate::codec::log::Factors;
 use crate::container::{ChangedTensor, ReadAt};
 use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, TensorEntry, Tile};
-use crate::tile::{self, Coding};
+use crate::tile::{self, Checked, Coding};
 
 use super::job::Job;
 use super::plan::tiles;
 
-/// A tile as it is to be written.
+/// An encoded tile.
 pub(super) struct EncodedTile {
     pub(super) payload: Vec<u8>,
-    pub(super) decoded_hash: u64,
-    pub(super) crc_before: crc32fast::Hasher,
-    pub(super) crc_after: crc32fast::Hasher,
-    /// In the terms of its codec.
-    pub(super) error: f64,
-    /// Largest |R - W|.
-    pub(super) max_abs_error: f64,
+    /// The comparison of the bytes that it decodes to with the file's.
+    pub(super) checked: Checked,
 }
 
 /// The factors of a tensor, and their payload.
@@ -44,6 +39,8 @@ pub(super) struct Done {
     pub(super) entry: TensorEntry,
     /// Of a logarithmic lattice with its own.
     pub(super) factors: Option<Arc<Factors>>,
+    /// True if it decodes to other bytes than those written.
+    pub(super) differs: bool,
     crc_before: u32,
     crc_after: u32,
 }
@@ -69,6 +66,7 @@ pub(super) struct TensorWriter<'a> {
     /// Largest error so far in the terms of its codec.
     error: f64,
     max_abs_error: f64,
+    differs: bool,
 }
 
 /// Checksums of tensors are needed where the container has them, and quantizing changes them.
@@ -102,6 +100,7 @@ impl<'a> TensorWriter<'a> {
             crc_after: crc32fast::Hasher::new(),
             error: 0.0,
             max_abs_error: 0.0,
+            differs: false,
         };
         begun.edge(begun.whole().start..tensor.extent.start)?;
         Ok(begun)
@@ -125,11 +124,15 @@ impl<'a> TensorWriter<'a> {
 
     /// Writes the next tile.
     pub(super) fn put(&mut self, writer: &mut ObjectWriter, tile: &EncodedTile) -> io::Result<()> {
-        self.tiles.push(writer.put(&tile.payload, tile.decoded_hash)?);
-        self.crc_before.combine(&tile.crc_before);
-        self.crc_after.combine(&tile.crc_after);
-        self.error = self.error.max(tile.error);
-        self.max_abs_error = self.max_abs_error.max(tile.max_abs_error);
+        let Checked { hash, crc, error, max_abs_error, differs } = &tile.checked;
+        self.tiles.push(writer.put(&tile.payload, *hash)?);
+        if let Some([before, after]) = crc {
+            self.crc_before.combine(before);
+            self.crc_after.combine(after);
+        }
+        self.error = self.error.max(*error);
+        self.max_abs_error = self.max_abs_error.max(*max_abs_error);
+        self.differs |= differs;
         Ok(())
     }
 
@@ -150,6 +153,6 @@ impl<'a> TensorWriter<'a> {
             tiles: self.tiles,
         };
         let (crc_before, crc_after) = (self.crc_before.finalize(), self.crc_after.finalize());
-        Ok(Done { entry, factors: self.factors, crc_before, crc_after })
+        Ok(Done { entry, factors: self.factors, differs: self.differs, crc_before, crc_after })
     }
 }

@@ -27,10 +27,13 @@ use super::{factors, skeleton};
 /// offsets, so the index is smaller.
 const MOMENTS_AT_ONCE: usize = 16;
 
-/// The written index, and the bytes of the skeleton that differ from the file's.
+/// An encoded file.
 pub(super) struct Encoded {
     pub(super) index: Index,
+    /// The bytes of the skeleton that differ from the file's.
     pub(super) patches: Vec<Patch>,
+    /// True if a tensor decodes to other bytes than the file's.
+    pub(super) differs: bool,
 }
 
 /// Encodes the file into `writer`. Memory: the tiles that `workers` have in flight, whatever the size of the file.
@@ -55,6 +58,7 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
     }
     let changed: Vec<_> =
         done.iter().enumerate().filter_map(|(at, done)| done.get().and_then(|done| done.changed(job, at))).collect();
+    let differs = done.iter().filter_map(OnceLock::get).any(|done| done.differs);
     let tensors: Vec<TensorEntry> = done.into_iter().filter_map(OnceLock::into_inner).map(|done| done.entry).collect();
     let mut patches = job.description.patches(job.source, &changed)?;
     patches.sort_by_key(|patch| patch.offset);
@@ -70,7 +74,7 @@ pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) ->
         tensors,
         skeleton,
     };
-    Ok(Encoded { index, patches })
+    Ok(Encoded { index, patches, differs })
 }
 
 /// A unit of encoding, tile by tile: a tensor, or both moments together. Each first-moment tile needs the second

@@ -4,12 +4,11 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use crate::codec::log::Factors;
-use crate::codec::{Dtype, TILE_BYTES, lattice};
+use crate::codec::{Dtype, TILE_BYTES};
 use crate::container::Tensor;
 use crate::entropy::scratch;
-use crate::hash::xxh3_64;
 use crate::recall::walk;
-use crate::tile::{self, Around, Coding, Companion, Quantized, State};
+use crate::tile::{self, Around, Check, Checked, Coding, Companion, State};
 
 use super::job::Job;
 use super::plan::{self, read_tile};
@@ -29,6 +28,9 @@ pub(super) struct Encoder<'a> {
 
 /// A tile with its bytes as written, and as it decodes.
 type WithBytes = (EncodedTile, Arc<Vec<u8>>, Arc<Vec<u8>>);
+
+/// A tile's state, its decoded bytes, and their comparison with the file.
+type Quantized = (State, Arc<Vec<u8>>, Checked);
 
 /// A tile whose bytes are not needed any more.
 fn only_tile((tile, written, decoded): WithBytes) -> EncodedTile {
@@ -90,47 +92,33 @@ impl Encoder<'_> {
             outward: plan.outward,
             keep: plan.keep(),
         };
-        let Some((state, decoded, error)) = self.quantize(at, coding, &data, around, number)? else {
+        let Some((state, decoded, checked)) = self.quantize(at, coding, &data, around, number)? else {
             return Ok(None);
         };
-        if plan.one_sign && !tile::is_above_floor(tensor.dtype, coding, &data, &decoded) {
-            return Ok(None);
-        }
         let mut payload = Vec::new();
         if !tile::encode(plan::spec(tensor, coding, number), &state, parent.as_deref(), &mut payload)? {
             return Ok(None);
         }
         [Some(Arc::new(state)), parent].into_iter().flatten().for_each(State::give_back);
-        let max_abs_error = match coding {
-            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
-                lattice::largest_error(tensor.dtype, &data, &decoded).unwrap_or(f64::INFINITY)
-            }
-            _ => error,
-        };
-        Ok(Some(self.tile(coding, payload, (data, decoded), (error, max_abs_error))))
+        Ok(Some((EncodedTile { payload, checked }, data, decoded)))
     }
 
     /// A published system's tile.
     fn published(&self, at: usize, coding: Coding, number: usize) -> io::Result<Option<WithBytes>> {
-        let encoded = self.fits.encode(self.job, at, number)?;
-        Ok(encoded.map(|(payload, data, decoded, error)| self.tile(coding, payload, (data, decoded), (error, error))))
+        let Some((payload, data, decoded)) = self.fits.encode(self.job, at, number)? else { return Ok(None) };
+        let mut check = self.check(at, coding, number, Around::default());
+        check.add_all(&data, &decoded)?;
+        // Beyond the largest finite value, the error cannot be stated.
+        Ok(check.finish().map(|checked| (EncodedTile { payload, checked }, data, decoded)))
     }
 
-    /// A tile with its checksums: bytes as written and as decoded; its error in the terms of its codec, and |R - W|.
-    fn tile(
-        &self,
-        coding: Coding,
-        payload: Vec<u8>,
-        (data, decoded): (Arc<Vec<u8>>, Arc<Vec<u8>>),
-        (error, max_abs_error): (f64, f64),
-    ) -> WithBytes {
-        let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
-        if with_crc(self.job, coding) {
-            crc_before.update(&data);
-            crc_after.update(&decoded);
-        }
-        let decoded_hash = xxh3_64(&decoded);
-        (EncodedTile { decoded_hash, payload, crc_before, crc_after, error, max_abs_error }, data, decoded)
+    /// The proof for a tile.
+    fn check<'b>(&self, at: usize, coding: Coding, number: usize, around: Around<'b>) -> Check<'b> {
+        let plan = &self.job.plans[at];
+        let divisors = around.companion.map(|(_, written, decoded)| (written, decoded.as_slice()));
+        Check::new(plan::spec(&plan.tensor, coding, number), around.factors, divisors)
+            .of_one_sign(plan.one_sign)
+            .with_crc(with_crc(self.job, coding))
     }
 
     fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<Arc<State>>> {
@@ -139,6 +127,8 @@ impl Encoder<'_> {
         Ok(Some(walk::state(base, parent as usize, number)?))
     }
 
+    /// Quantizes a tile, and compares its decoded bytes with those written. `None`: it does not fit, or breaks a promise
+    /// of its codec.
     fn quantize(
         &self,
         at: usize,
@@ -148,13 +138,19 @@ impl Encoder<'_> {
         number: usize,
     ) -> io::Result<Option<Quantized>> {
         let tensor = &self.job.plans[at].tensor;
-        let spec = plan::spec(tensor, coding, number);
-        let Some(other) = coding.companion().filter(|_| around.companion.is_none()) else {
-            return Ok(tile::quantize(spec, data, around));
+        let found;
+        let companion = match coding.companion().filter(|_| around.companion.is_none()) {
+            Some(other) => {
+                found = self.companion(other as usize, tensor, number)?;
+                let Some((dtype, written, decoded)) = &found else { return Ok(None) };
+                Some((*dtype, written.as_slice(), decoded))
+            }
+            None => around.companion,
         };
-        let Some((dtype, written, decoded)) = self.companion(other as usize, tensor, number)? else { return Ok(None) };
-        let companion = Some((dtype, written.as_slice(), &decoded));
-        Ok(tile::quantize(spec, data, Around { companion, ..around }))
+        let around = Around { companion, ..around };
+        let mut check = self.check(at, coding, number, around);
+        let quantized = tile::quantize(plan::spec(tensor, coding, number), data, around, Some(&mut check));
+        Ok(quantized.zip(check.finish()).map(|((state, decoded), checked)| (state, decoded, checked)))
     }
 
     /// The companion of a tensor, for the elements of one tile, as written and as it decodes. It is encoded once

@@ -241,6 +241,17 @@ pub(crate) enum Symbols<'a> {
     Any(&'a [i32]),
 }
 
+impl Symbols<'_> {
+    /// Writes the values. True, because all of them fit.
+    pub(crate) fn write(self, level: Level, values: &mut [i32]) -> bool {
+        match self {
+            Symbols::Small(classes) => small_values(level, classes, values),
+            Symbols::Any(all) => values.copy_from_slice(all),
+        }
+        true
+    }
+}
+
 /// The values of a payload, in blocks of [`BLOCK`].
 pub(crate) struct Blocks<'a> {
     classes: Scratch,

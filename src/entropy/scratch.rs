@@ -40,15 +40,27 @@ impl<T: Copy + Default> Shelf<T> {
 
     /// A buffer of this length with arbitrary content: every element must be written before it is read.
     pub(crate) fn take(&self, length: usize) -> Vec<T> {
-        let mut buffer = {
-            let mut idle = self.idle();
-            let buffer = idle.buffers.pop();
-            idle.untouched = idle.untouched.min(idle.buffers.len());
-            buffer.unwrap_or_default()
-        };
-        buffer.reserve_exact(length.saturating_sub(buffer.len()));
-        buffer.resize(length, T::default());
+        let mut buffer = self.take_longer(length);
+        buffer.truncate(length);
         buffer
+    }
+
+    /// The same, but the buffer may be longer. It clears nothing that was in use before.
+    fn take_longer(&self, length: usize) -> Vec<T> {
+        let mut buffer = self.pop();
+        if buffer.len() < length {
+            buffer.reserve_exact(length - buffer.len());
+            buffer.resize(length, T::default());
+        }
+        buffer
+    }
+
+    /// The buffer returned last, or an empty one.
+    fn pop(&self) -> Vec<T> {
+        let mut idle = self.idle();
+        let buffer = idle.buffers.pop();
+        idle.untouched = idle.untouched.min(idle.buffers.len());
+        buffer.unwrap_or_default()
     }
 
     /// Takes back a buffer. Dropping one instead only costs time.
@@ -95,16 +107,16 @@ pub(crate) fn bytes(length: usize) -> Vec<u8> {
     if length < LEAST { vec![0; length] } else { TILES.take(length) }
 }
 
-/// An empty buffer for the bytes of a tile.
-pub(crate) fn room(length: usize) -> Vec<u8> {
-    let mut room = bytes(length);
-    room.clear();
-    room
-}
-
 /// The integers of a tile, with arbitrary content as in [`Shelf::take`].
 pub(crate) fn integers(length: usize) -> Vec<i32> {
     if length < LEAST { vec![0; length] } else { INTEGERS.take(length) }
+}
+
+/// The integers of a tile, all of them 0.
+pub(crate) fn zeros(length: usize) -> Vec<i32> {
+    let mut zeros = integers(length);
+    zeros.fill(0);
+    zeros
 }
 
 /// Takes back the bytes of a tile if there is no other owner.
@@ -130,18 +142,22 @@ pub(crate) fn let_go() {
 
 /// A byte buffer that returns to its shelf.
 #[derive(Default)]
-pub(crate) struct Scratch(Vec<u8>);
+pub(crate) struct Scratch {
+    buffer: Vec<u8>,
+    /// Bytes in use; the buffer may have more.
+    length: usize,
+}
 
 impl Scratch {
     /// A buffer of this length, with arbitrary content as in [`Shelf::take`].
     pub(crate) fn new(length: usize) -> Scratch {
-        Scratch(BYTES.take(length))
+        Scratch { buffer: BYTES.take_longer(length), length }
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        BYTES.give(std::mem::take(&mut self.0));
+        BYTES.give(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -149,13 +165,13 @@ impl Deref for Scratch {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        &self.buffer[..self.length]
     }
 }
 
 impl DerefMut for Scratch {
     fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+        &mut self.buffer[..self.length]
     }
 }
 

@@ -12,6 +12,7 @@
 //!   that are left after the last close.
 //! - `handles`: files that the kernel asks for by number.
 //! - `namespace`: how the archive releases a file unnoticed by programs.
+//! - `early`: sends large files to the device while programs write them.
 //! - `errno`, `sys`, `workers`, `notify`: small tools.
 //!
 //! Never does a thread that answers the kernel wait for a decoder or an fsync. Never is the table's lock held across
@@ -20,6 +21,7 @@
 mod archive_hooks;
 mod attr;
 mod dir;
+mod early;
 mod errno;
 mod error;
 mod generation;
@@ -83,6 +85,7 @@ struct Core {
     workers: workers::Workers,
     invalidations: Arc<notify::Invalidations>,
     mappings: mapped::Mappings,
+    early: early::Early,
     /// The store's file system can tell whether a file is being written.
     leases: bool,
     /// The kernel has to send FLUSH at each close, since the store's file system may have an error to report.
@@ -116,6 +119,7 @@ impl Core {
             workers: workers::Workers::default(),
             invalidations: Arc::default(),
             mappings: mapped::Mappings::default(),
+            early: early::Early::default(),
             leases,
             reports_at_close,
             passthrough: AtomicBool::new(passthrough && leases),

@@ -163,6 +163,7 @@ pub fn serve(
     let session = Session::new(face, &point, &config(options, &store)).map_err(MountError::Mount)?;
     let notify = core.invalidations.start(session.notifier()).map_err(MountError::Mount)?;
     let mappings = core.watch_mappings().map_err(MountError::Mount)?;
+    let early = core.send_early().map_err(MountError::Mount)?;
     archive.start(Arc::new(Served(Arc::downgrade(&core))));
     let session = session.spawn().map_err(MountError::Mount)?;
     let mounted = mounts::find(&point).ok().flatten();
@@ -185,7 +186,8 @@ pub fn serve(
     core.workers.stop();
     core.invalidations.stop();
     core.mappings.stop();
-    let _ = (notify.join(), mappings.join());
+    core.early.stop();
+    let _ = (notify.join(), mappings.join(), early.join());
     archive.stop();
     served.map_err(MountError::Connection)
 }

@@ -215,6 +215,9 @@ impl Core {
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }
         let source = own.unwrap_or_else(|| opened.source.clone());
+        if let (true, Source::File(file)) = (changes, &source) {
+            self.early.add(ino, file);
+        }
         let whole = matches!(&source, Source::Reader(reader) if reader.cached_file().is_some());
         let restore = node.stub.as_ref().filter(|_| !changes && !access.aside).map(Restore::new);
         let handle = Arc::new(Handle::new(ino, direct, source, restore));

@@ -13,35 +13,14 @@ use super::chain::Step;
 use super::memory::Claim;
 use super::{Chain, ReadError};
 
-/// A companion's tile is needed twice: for the tensor that needs it, and as itself.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
-    /// The first use keeps the tile, the second drops it.
-    Next,
-    /// A use between the two leaves the tile in place.
-    Again,
-}
-
 /// Decodes tile `tile` of the leaf's tensor `tensor` and checks its bytes.
 ///
 /// # Errors
 /// [`ReadError`] names the object and tensor that cannot be read or decoded.
 pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
-    decode_then(chain, tensor, tile, Then::Next)
-}
-
-/// The same for a companion's tile, which is needed once more as itself.
-///
-/// # Errors
-/// As of [`decode`].
-pub fn decode_again(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
-    decode_then(chain, tensor, tile, Then::Again)
-}
-
-fn decode_then(chain: &Chain, tensor: usize, tile: usize, then: Then) -> Result<Bytes, ReadError> {
     let leaf = chain.leaf();
     let entry = &leaf.index().tensors[tensor];
-    let bytes = bytes(chain, 0, tensor, tile, then)?;
+    let bytes = bytes(chain, 0, tensor, tile)?;
     match xxh3_64(&bytes) == entry.tiles[tile].decoded_hash {
         true => Ok(bytes),
         false => {
@@ -156,7 +135,7 @@ fn same_elements(
     entry: &TensorEntry,
     tile: usize,
 ) -> Result<Bytes, ReadError> {
-    let piece = |tile: usize| bytes(chain, step.place, other, tile, Then::Next);
+    let piece = |tile: usize| bytes(chain, step.place, other, tile);
     if entry.dtype == step.entry.dtype {
         return piece(tile);
     }
@@ -173,12 +152,9 @@ fn same_elements(
 }
 
 /// The bytes of tile `tile` of tensor `tensor` of the object at this place of the chain.
-fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize, then: Then) -> Result<Bytes, ReadError> {
+fn bytes(chain: &Chain, place: usize, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
     let kept = (place == 0).then(|| chain.beside());
     if let Some(bytes) = kept.and_then(|kept| kept.take(tensor, tile)) {
-        if let (Some(kept), Then::Again) = (kept, then) {
-            kept.put(tensor, tile, &bytes);
-        }
         return Ok(bytes);
     }
     let bytes = bytes_from(chain, place, tensor, tile)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::codec::log::{Factors, Grid};
 use crate::codec::{Corrupt, Dtype, Integers, cast, lattice, log, lossless, rows};
+use crate::entropy::scratch;
 use crate::published;
 
 use super::{Bytes, Coding, NO_BASE, NO_FACTORS, State, TileSpec};
@@ -34,7 +35,7 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
                 Some(_) => Some(inputs.parent.ok_or(NO_BASE)?.bytes(dtype)?),
                 None => None,
             };
-            let mut bytes = vec![0; len];
+            let mut bytes = scratch::bytes(len);
             lossless::decode(dtype, payload, parent.as_ref().map(|parent| parent.as_slice()), &mut bytes)?;
             Ok(State::Bytes(Arc::new(bytes)))
         }
@@ -56,7 +57,7 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
         Coding::Rows { step, .. } | Coding::RowsKey { step } => {
             let (keyframe, mut accumulators) = match coding.parent() {
                 Some(_) => base(inputs.parent.ok_or(NO_BASE)?, step, elements)?,
-                None => (None, vec![0; elements]),
+                None => (None, scratch::zeros(elements)),
             };
             rows::decode_tile_add(payload, &mut accumulators, rows, &mut exceptions)?;
             Ok(State::Lattice { keyframe, accumulators: Integers::Wide(accumulators), step, exceptions })
@@ -64,7 +65,7 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
         Coding::Log { unit, .. } | Coding::LogKey { unit } => {
             let (factors, first) = (inputs.factors.ok_or(NO_FACTORS)?, rows.first);
             let (mut q, alone) = match coding.parent() {
-                None => (vec![0; elements], Some(Grid { factors: &factors, first })),
+                None => (scratch::zeros(elements), Some(Grid { factors: &factors, first })),
                 Some(_) => match inputs.parent.ok_or(NO_BASE)?.into_owned() {
                     State::Log { unit: from, q, .. } if from == unit => (q.into_wide(), None),
                     _ => return Err(NO_BASE),
@@ -95,7 +96,7 @@ pub fn decode(spec: TileSpec, payload: &[u8], inputs: Inputs) -> Result<State, C
 /// K of a difference to `parent`, and the accumulators that the difference is added to.
 fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>, Vec<i32>), Corrupt> {
     if let Some(bytes) = parent.plain_bytes() {
-        return Ok((Some(Arc::clone(bytes)), vec![0; elements]));
+        return Ok((Some(Arc::clone(bytes)), scratch::zeros(elements)));
     }
     match parent.into_owned() {
         State::Lattice { keyframe, accumulators, step: from, .. } => {
@@ -109,7 +110,7 @@ fn base(parent: Arc<State>, step: f64, elements: usize) -> Result<(Option<Bytes>
 
 /// The integers of a payload that is no difference.
 fn from_zeros(payload: &[u8], elements: usize, exceptions: &mut Vec<lattice::Exception>) -> Result<Integers, Corrupt> {
-    let mut integers = vec![0; elements];
+    let mut integers = scratch::zeros(elements);
     lattice::decode_tile_add(payload, &mut integers, exceptions)?;
     Ok(Integers::Wide(integers))
 }

@@ -25,14 +25,25 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
             lossless::encode(dtype, bytes, Some(&parent.bytes(dtype)?), out);
             true
         }
-        (Coding::Lattice { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
-            Some(parent) => {
-                let fits = lattice::encode_tile(&accumulators.wide(), parent.as_deref(), Some(rows), exceptions, out);
-                parent.into_iter().for_each(scratch::give_integers);
-                fits.is_ok()
+        (Coding::Lattice { .. }, State::Lattice { keyframe, accumulators, step, exceptions }) => {
+            let (a, rows) = (&accumulators.wide(), Some(rows));
+            match parent {
+                Some(State::Lattice { keyframe: other, accumulators: before, step: from, .. })
+                    if keyframe == other && before.len() == a.len() =>
+                {
+                    let restated = |start: usize, block: &mut [i32]| {
+                        before.fill(start, block);
+                        lattice::rescale(block, *from, *step).is_ok()
+                    };
+                    lattice::encode_difference(a, restated, rows, exceptions, out).is_ok()
+                }
+                // All of its integers are 0.
+                Some(parent) if parent.plain_bytes().is_some() && parent.plain_bytes() == keyframe.as_ref() => {
+                    lattice::encode_tile(a, None, rows, exceptions, out).is_ok()
+                }
+                _ => false,
             }
-            None => false,
-        },
+        }
         (Coding::Rows { .. }, State::Lattice { accumulators, exceptions, .. }) => match restated(state, parent) {
             Some(parent) => {
                 let fits = rows::encode_tile(&accumulators.wide(), parent.as_deref(), rows, exceptions, out);
@@ -59,7 +70,7 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
         }
         (Coding::Log { unit, .. }, State::Log { q, .. }) => match parent {
             Some(State::Log { unit: from, q: before, .. }) if *from == unit => {
-                log::encode_tile(&q.wide(), Parent::State(&before.wide()), out).is_ok()
+                log::encode_tile(&q.wide(), Parent::Integers(before), out).is_ok()
             }
             _ => false,
         },

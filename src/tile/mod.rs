@@ -10,12 +10,13 @@
 //! - [`State`]: the decoded form of a tile, and the parent of the next one.
 //! - [`quantize`], [`encode`], [`decode`]: the three steps; each has one arm per coding.
 //! - [`decode_run`]: bytes from several payloads at once, without the states between them.
-//! - [`bound`], [`error`], [`is_above_floor`]: the limits of a lossy tile.
+//! - [`Check`]: compares a tile with the bytes that it decodes to; [`bound`]: the limit of its error.
 //!
 //! The arithmetic is in [`crate::codec`]. A new coding is a row in [`Coding`], its arithmetic there, and an arm in each
 //! step.
 
 mod bound;
+mod check;
 mod coding;
 mod decode;
 mod encode;
@@ -29,7 +30,8 @@ use crate::codec::Rows;
 use crate::codec::log::{self, Factors, Grid};
 use crate::codec::{Corrupt, Dtype};
 
-pub use bound::{bound, error, is_above_floor};
+pub use bound::bound;
+pub use check::{Check, Checked};
 pub use coding::Coding;
 pub use decode::{Inputs, decode};
 pub use encode::{encode, estimate};
@@ -64,6 +66,9 @@ impl TileSpec {
         Ok(Arc::new(log::prediction(self.dtype, grid, self.elements())?))
     }
 }
+
+/// Elements that are quantized, reconstructed, compared and hashed together, in the first-level cache.
+const BLOCK: usize = 2048;
 
 const NO_BASE: Corrupt = Corrupt("a difference has no base");
 const NO_FACTORS: Corrupt = Corrupt("a tensor's factors are missing");

@@ -9,7 +9,7 @@ use crate::codec::moment::Rule;
 use crate::codec::{Dtype, Integers, cast, lattice, log, moment, rows};
 use crate::entropy::scratch;
 
-use super::{Bytes, Coding, State, TileSpec};
+use super::{BLOCK, Bytes, Check, Coding, State, TileSpec};
 
 /// The tile of the companion for the same elements: type, bytes as written and as decoded.
 pub type Companion<'a> = (Dtype, &'a [u8], &'a Bytes);
@@ -31,30 +31,35 @@ pub struct Around<'a> {
     pub keep: Keep,
 }
 
-/// A tile's state, its decoded bytes, and the largest error in the units of its codec.
-pub type Quantized = (State, Bytes, f64);
+/// A tile's state, and its decoded bytes.
+pub type Quantized = (State, Bytes);
 
-/// A tile's state in this coding. `None` if the tile does not fit: NaN, infinity, a moment without its second, a copy
-/// whose bytes are not the cast ones. Also `None` if the coding needs all tiles of the tensor at once, as published
-/// systems do.
-pub fn quantize(spec: TileSpec, data: &Bytes, around: Around) -> Option<Quantized> {
+/// A tile's state in this coding; `check` sees all of its bytes. `None` if the tile does not fit: NaN, infinity, a
+/// moment without its second, a copy whose bytes are not the cast ones. Also `None` if the coding needs all tiles of
+/// the tensor at once, as published systems do.
+pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, check: Option<&mut Check>) -> Option<Quantized> {
     let TileSpec { dtype, coding, .. } = spec;
     let elements = spec.elements();
-    match coding {
-        Coding::External { .. } | Coding::ExternalKey => None,
-        Coding::Lossless | Coding::LosslessDelta { .. } => {
-            Some((State::Bytes(Arc::clone(data)), Arc::clone(data), 0.0))
-        }
+    let (state, decoded) = match coding {
+        Coding::External { .. } | Coding::ExternalKey => return None,
+        Coding::Lossless | Coding::LosslessDelta { .. } => (State::Bytes(Arc::clone(data)), Arc::clone(data)),
         Coding::Lattice { step, .. } | Coding::LatticeKey { step } | Coding::LatticeWithKeyframe { step } => {
             let keyframe = keyframe(coding, around.parent);
-            let (mut accumulators, mut decoded) = (scratch::integers(elements), scratch::bytes(data.len()));
-            let mut exceptions = Vec::new();
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
-            let error =
-                lattice::quantize(dtype, data, k, step, &mut accumulators, &mut decoded, &mut exceptions).ok()?;
-            keep_exactly(spec, around.keep, data, &mut decoded, &mut exceptions)?;
-            let accumulators = Integers::Wide(accumulators);
-            Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
+            if k.is_some_and(|k| k.len() != data.len()) {
+                return None;
+            }
+            let mut exceptions = Vec::new();
+            let (integers, decoded) = in_blocks(spec, data, check, |start, block, w, r| {
+                let (first, mut found) = (start * dtype.size(), Vec::new());
+                let k = k.map(|k| &k[first..first + w.len()]);
+                lattice::quantize(dtype, w, k, step, block, r, &mut found).ok()?;
+                floor::keep(dtype, around.keep, w, r, &mut found);
+                exceptions.extend(found.into_iter().map(|e| Exception { index: e.index + start as u32, ..e }));
+                Some(())
+            })?;
+            are_few(around.keep, &exceptions, elements).then_some(())?;
+            return Some((State::Lattice { keyframe, accumulators: integers, step, exceptions }, decoded));
         }
         Coding::Rows { step, .. } | Coding::RowsKey { step } => {
             let keyframe = keyframe(coding, around.parent);
@@ -66,32 +71,42 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around) -> Option<Quantize
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
             let base = rows::Base { rows: spec.rows, k, g: step, a: before.as_deref() };
             let (a, r, kept) = (&mut accumulators, &mut decoded, &mut exceptions);
-            let error = rows::quantize(dtype, data, base, around.row_step, a, r, kept).ok()?;
-            keep_exactly(spec, around.keep, data, &mut decoded, &mut exceptions)?;
+            rows::quantize(dtype, data, base, around.row_step, a, r, kept).ok()?;
+            floor::keep(dtype, around.keep, data, &mut decoded, &mut exceptions);
+            are_few(around.keep, &exceptions, elements).then_some(())?;
             let accumulators = Integers::Wide(accumulators);
-            Some((State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded), error))
+            (State::Lattice { keyframe, accumulators, step, exceptions }, Arc::new(decoded))
         }
         Coding::Log { unit, .. } | Coding::LogKey { unit } => {
             let keep = match (coding, around.parent) {
-                (Coding::Log { .. }, Some(State::Log { q, unit: from, .. })) if *from == unit => Some(q.wide()),
+                (Coding::Log { .. }, Some(State::Log { q, unit: from, .. })) if *from == unit => Some(q),
                 (Coding::LogKey { .. }, _) => None,
                 _ => return None,
             };
+            if keep.is_some_and(|keep| keep.len() != elements) {
+                return None;
+            }
             let (factors, first) = (around.factors?, spec.rows.first);
-            let (mut q, mut decoded) = (scratch::integers(elements), scratch::bytes(data.len()));
-            let grid = Grid { factors, first };
-            let error = log::quantize(dtype, data, grid, unit, keep.as_deref(), &mut q, &mut decoded).ok()?;
-            let state = State::Log { factors: Arc::clone(factors), first, unit, q: Integers::Wide(q) };
-            Some((state, Arc::new(decoded), error))
+            let mut before = [0; BLOCK];
+            let (q, decoded) = in_blocks(spec, data, check, |start, q, v, out| {
+                let before = &mut before[..q.len()];
+                let keep = keep.map(|keep| {
+                    keep.fill(start, before);
+                    &*before
+                });
+                let grid = Grid { factors, first: first + start as u64 };
+                log::quantize(dtype, v, grid, unit, keep, q, out).ok().map(drop)
+            })?;
+            return Some((State::Log { factors: Arc::clone(factors), first, unit, q }, decoded));
         }
         Coding::Moment { step, rule, .. } => {
             let (second_type, written, second) = around.companion?;
             (second_type == dtype).then_some(())?;
-            ratios((rule, dtype), data, (written, second), (step, around.outward))
+            return ratios(spec, rule, data, (written, second), (step, around.outward), check);
         }
         Coding::Sized { step, rule } => {
             let sizes = spec.sizes(around.factors).ok()?;
-            ratios((rule, dtype), data, (&sizes, &sizes), (step, 0.0))
+            return ratios(spec, rule, data, (&sizes, &sizes), (step, 0.0), check);
         }
         Coding::Cast { .. } => {
             let (from, written, decoded) = around.companion?;
@@ -99,43 +114,70 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around) -> Option<Quantize
             cast::cast(from, written, dtype, &mut out).ok()?;
             (out == **data).then_some(())?;
             cast::cast(from, decoded, dtype, &mut out).ok()?;
-            let error = lattice::largest_error(dtype, data, &out)?;
             let out = Arc::new(out);
-            Some((State::Bytes(Arc::clone(&out)), out, error))
+            (State::Bytes(Arc::clone(&out)), out)
+        }
+    };
+    if let Some(check) = check {
+        check.add_all(data, &decoded).ok()?;
+    }
+    Some((state, decoded))
+}
+
+/// Quantizes a tile block by block. `quantize` gets the index of a block's first element, room for the block's
+/// integers, the block, and room for its decoded bytes.
+fn in_blocks(
+    spec: TileSpec,
+    data: &[u8],
+    mut check: Option<&mut Check>,
+    mut quantize: impl FnMut(usize, &mut [i32], &[u8], &mut [u8]) -> Option<()>,
+) -> Option<(Integers, Bytes)> {
+    (data.len() == spec.elements() * spec.dtype.size()).then_some(())?;
+    let bytes = BLOCK * spec.dtype.size();
+    let (mut integers, mut decoded) = (scratch::integers(spec.elements()), scratch::bytes(data.len()));
+    let blocks = integers.chunks_mut(BLOCK).zip(data.chunks(bytes)).zip(decoded.chunks_mut(bytes));
+    for (number, ((integers, written), decoded)) in blocks.enumerate() {
+        quantize(number * BLOCK, integers, written, decoded)?;
+        if let Some(check) = &mut check {
+            check.add(number * bytes, written, decoded).ok()?;
         }
     }
+    Some((Integers::Wide(integers), Arc::new(decoded)))
 }
 
 /// A tile in steps of its ratio to a size. `written` gave the size when it was written, and `second` gives it when it
 /// is read.
 fn ratios(
-    (rule, dtype): (Rule, Dtype),
+    spec: TileSpec,
+    rule: Rule,
     data: &Bytes,
     (written, second): (&[u8], &Bytes),
     (step, outward): (f64, f64),
+    check: Option<&mut Check>,
 ) -> Option<Quantized> {
-    let (mut accumulators, mut exceptions) = (scratch::integers(data.len() / dtype.size()), Vec::new());
-    moment::quantize((rule, dtype), data, written, (step, outward), &mut accumulators, &mut exceptions).ok()?;
-    let accumulators = Integers::Wide(accumulators);
-    let state = State::Moment { rule, second: Arc::clone(second), accumulators, step, exceptions };
-    let decoded = state.bytes(dtype).ok()?;
-    let error = moment::largest_error((rule, dtype), data, written, &decoded, second, step)?;
-    Some((state, decoded, error))
+    let dtype = spec.dtype;
+    if written.len() != data.len() || second.len() != data.len() {
+        return None;
+    }
+    let mut exceptions = Vec::new();
+    let (accumulators, decoded) = in_blocks(spec, data, check, |start, a, m, out| {
+        let first = start * dtype.size();
+        let range = first..first + m.len();
+        let mut found = Vec::new();
+        moment::quantize((rule, dtype), m, &written[range.clone()], (step, outward), a, &mut found).ok()?;
+        moment::reconstruct((rule, dtype), &second[range], step, a, out).ok()?;
+        lattice::apply_exceptions(dtype, &found, out).ok()?;
+        exceptions.extend(found.into_iter().map(|e| Exception { index: e.index + start as u32, ..e }));
+        Some(())
+    })?;
+    Some((State::Moment { rule, second: Arc::clone(second), accumulators, step, exceptions }, decoded))
 }
 
-/// Keeps exactly the elements that a lattice would bring below the floor. `None` if they are so many that the tensor
-/// must stay lossless.
-fn keep_exactly(
-    spec: TileSpec,
-    keep: Keep,
-    data: &[u8],
-    decoded: &mut [u8],
-    exceptions: &mut Vec<Exception>,
-) -> Option<()> {
+/// False if so many elements are kept exactly that the tensor must stay lossless.
+fn are_few(keep: Keep, exceptions: &[Exception], elements: usize) -> bool {
     /// An exception takes some 6 bytes, a lossless element of fp32 about 3.
     const MOST: usize = 8;
-    floor::keep(spec.dtype, keep, data, decoded, exceptions);
-    (keep != Keep::Floor || exceptions.len() <= data.len() / spec.dtype.size() / MOST).then_some(())
+    keep != Keep::Floor || exceptions.len() <= elements / MOST
 }
 
 /// K of a state that becomes a difference to `parent`.

@@ -75,7 +75,7 @@ fn moment(link: &Link) -> Result<(Bytes, Option<State>), Corrupt> {
     if second.len() != spec.len {
         return Err(NO_BASE);
     }
-    let mut out = scratch::room(spec.len);
+    let mut out = scratch::bytes(spec.len);
     fused_decode::moment((rule, spec.dtype), &second, step, link.payload, &mut out)?;
     Ok((Arc::new(out), None))
 }
@@ -99,7 +99,7 @@ fn lattice(
         None => (None, From::Zeros, first, &[]),
     };
     let n = last.elements();
-    let (mut out, mut exceptions) = (scratch::room(last.len), before.to_vec());
+    let (mut out, mut exceptions) = (scratch::bytes(last.len), before.to_vec());
     let mut integers = keep.then(|| Integers::with_capacity(n));
     let k = keyframe.map(|keyframe| keyframe.as_slice());
     fused_decode::lattice((last.dtype, k), (from, step), &deltas, n, &mut out, &mut exceptions, integers.as_mut())?;
@@ -132,7 +132,7 @@ fn log(base: Option<&State>, last: TileSpec, links: &[Link], keep: bool) -> Resu
     };
     let deltas: Vec<&[u8]> = links.iter().map(|link| link.payload).collect();
     let n = last.elements();
-    let (mut out, mut integers) = (scratch::room(last.len), keep.then(|| Integers::with_capacity(n)));
+    let (mut out, mut integers) = (scratch::bytes(last.len), keep.then(|| Integers::with_capacity(n)));
     let grid = Grid { factors: &factors, first: start };
     fused_decode::log(last.dtype, (grid, unit), from, &deltas, n, &mut out, integers.as_mut())?;
     let kept = integers.map(|q| State::Log { factors, first: start, unit, q });

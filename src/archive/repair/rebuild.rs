@@ -146,7 +146,7 @@ impl Rebuild<'_> {
             ..Around::default()
         };
         let spec = entry.spec(at);
-        let Some((state, decoded, _)) = tile::quantize(TileSpec { coding, ..spec }, bytes, around) else {
+        let Some((state, decoded)) = tile::quantize(TileSpec { coding, ..spec }, bytes, around, None) else {
             return Ok(None);
         };
         if decoded != *bytes {

@@ -58,7 +58,7 @@ proptest! {
         lattice::reconstruct(Dtype::F32, k, steps[states as usize], &a, &mut wanted).unwrap();
         apply_exceptions(Dtype::F32, &exceptions, &mut wanted).unwrap();
         for from in froms(&Integers::Wide(first.clone()), &Integers::of(&first)) {
-            let (mut out, mut found, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
+            let (mut out, mut found, mut kept) = (vec![1; 4 * n], Vec::new(), Integers::with_capacity(n));
             let done =
                 super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
             prop_assert_eq!(done.is_ok(), sound);
@@ -110,7 +110,7 @@ proptest! {
         log::reconstruct(Dtype::F32, grid, unit, &before, &mut wanted).unwrap();
         for from in froms(&Integers::Wide(first.clone()), &Integers::of(&first)) {
             let from = if alone { From::Factors(grid) } else { from };
-            let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
+            let (mut out, mut kept) = (vec![1; 4 * n], Integers::with_capacity(n));
             super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut out, Some(&mut kept)).unwrap();
             prop_assert_eq!(&out, &wanted);
             prop_assert_eq!(kept.values(), before.clone());
@@ -120,7 +120,7 @@ proptest! {
     #[test]
     fn any_bytes_are_an_answer_or_an_error(payload in prop::collection::vec(any::<u8>(), 0..200), n in 0..3000usize) {
         let second = vec![0; 4 * n];
-        let mut out = Vec::new();
+        let mut out = vec![1; 4 * n];
         let _ = super::moment((Rule::Root, Dtype::F32), &second, 0.5, &payload, &mut out);
         let _ = super::lattice(
             (Dtype::F32, None),

@@ -5,8 +5,8 @@
 
 use super::factors::Grid;
 use super::{MAX_Q, ZERO};
-use crate::codec::Corrupt;
 use crate::codec::lattice::Unfit;
+use crate::codec::{Corrupt, Integers};
 use crate::entropy::ints;
 use crate::entropy::simd::{Level, multiversion};
 
@@ -17,6 +17,8 @@ pub enum Parent<'a> {
     Factors(Grid<'a>),
     /// The q of another state with the same factors and unit.
     State(&'a [i32]),
+    /// The same in the form for memory.
+    Integers(&'a Integers),
 }
 
 /// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
@@ -31,6 +33,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
     let fits = match parent {
         Parent::Factors(grid) => grid.holds(q.len()),
         Parent::State(parent) => parent.len() == q.len(),
+        Parent::Integers(parent) => parent.len() == q.len(),
     };
     if !fits {
         return Err(Unfit("lengths differ"));
@@ -41,6 +44,7 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
         match parent {
             Parent::Factors(grid) => grid.initial(start, symbols),
             Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),
+            Parent::Integers(parent) => parent.fill(start, symbols),
         }
         sound &= to_symbols(level, &q[start..][..symbols.len()], symbols);
     });

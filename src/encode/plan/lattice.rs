@@ -183,7 +183,7 @@ fn bits(subject: &Subject, coding: Coding, alone: Coding) -> io::Result<Option<(
     let bits = |coding: Coding, base: Option<&State>| -> io::Result<Option<f64>> {
         let spec = super::spec(subject.tensor, coding, middle);
         let around = Around { parent: base, row_step: subject.rates.row, ..Around::default() };
-        let Some((state, ..)) = tile::quantize(spec, &data, around) else {
+        let Some((state, _)) = tile::quantize(spec, &data, around, None) else {
             return Ok(None);
         };
         let mut out = Vec::new();

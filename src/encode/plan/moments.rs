@@ -125,7 +125,7 @@ pub(super) fn second(subject: &Subject, unit: u32) -> io::Result<Option<Choice>>
     let data = Arc::new(read_tile(subject.material.source, tensor, middle)?);
     let spec = |coding| super::spec(tensor, coding, middle);
     let bits = |coding, around: Around, extra: f64| -> io::Result<Option<f64>> {
-        let Some((state, ..)) = tile::quantize(spec(coding), &data, around) else {
+        let Some((state, _)) = tile::quantize(spec(coding), &data, around, None) else {
             return Ok(None);
         };
         let mut out = Vec::new();

@@ -16,6 +16,10 @@ const ROUND_BYTES: usize = LOOKUPS * 8;
 /// From this many words on, a table with several words per look-up saves more time than it costs.
 const WORTH_A_TABLE: usize = 16 * 1024;
 
+/// A pass over the table takes as long as some thousand look-ups. If it helps fewer than one in this many, no more
+/// follow.
+const WORTH_A_PASS: usize = 4;
+
 /// For all possible next [`MAX_LENGTH`] bits: the symbols that they begin with.
 #[derive(Clone)]
 struct Table {
@@ -44,16 +48,20 @@ impl Table {
         let shortest = lengths.iter().copied().filter(|&length| length > 0).min().unwrap_or(1);
         let most = (8 / expansion.k).min(MAX_LENGTH as usize / usize::from(shortest));
         let mut table = single.clone();
+        // The bits of a good code are even, so this share of the look-ups gains a word.
         for _ in 1..most {
-            add_word(Level::detect(), &single, &mut table);
+            if add_word(Level::detect(), &single, &mut table) < TABLE / WORTH_A_PASS {
+                break;
+            }
         }
         table
     }
 }
 
 multiversion! {
-    /// Adds one more word to each look-up if it fits.
-    fn add_word(single: &Table, table: &mut Table) {
+    /// Adds one more word to each look-up if it fits. Returns the number of look-ups where it does.
+    fn add_word(single: &Table, table: &mut Table) -> usize {
+        let mut added = 0;
         for (index, (symbols, used)) in table.symbols.iter_mut().zip(&mut table.used).enumerate() {
             let (bits, count) = (*used & 0xff, *used >> 8);
             let next = (index >> (bits & 15)) % TABLE;
@@ -61,7 +69,9 @@ multiversion! {
             let fits = (bits + (used_of_next & 0xff) <= MAX_LENGTH as u16) & (count + (used_of_next >> 8) <= 8);
             *symbols |= if fits { symbols_of_next << (8 * (count % 8)) } else { 0 };
             *used += if fits { used_of_next } else { 0 };
+            added += usize::from(fits);
         }
+        added
     }
 }
 

@@ -1,5 +1,6 @@
 //! Words to bit streams.
 
+use super::super::scratch::Scratch;
 use super::super::simd::{Level, multiversion};
 use super::lengths::{code_lengths, put_lengths};
 use super::{MAX_LENGTH, STREAMS, STREAMS_FROM, codes};
@@ -124,10 +125,9 @@ fn grouped(ones: &[Entry; 256], words: usize) -> [Entry; 256] {
 }
 
 fn put_stream(words: &[u8], tables: &Tables, out: &mut Vec<u8>) -> usize {
-    let at = out.len();
-    let bound = (words.len() * MAX_LENGTH as usize).div_ceil(8) + 8;
-    out.resize(at + bound, 0);
-    let mut bits = Bits { out: &mut out[at..], acc: 0, held: 0, at: 0 };
+    // Never cleared: the longest codes of all words would take several times the written bytes.
+    let mut room = Scratch::new((words.len() * MAX_LENGTH as usize).div_ceil(8) + 8);
+    let mut bits = Bits { out: &mut room, acc: 0, held: 0, at: 0 };
     let mut rest = words;
     if let Some((groups, write)) = &tables.groups {
         let (eights, tail) = words.as_chunks::<8>();
@@ -136,7 +136,7 @@ fn put_stream(words: &[u8], tables: &Tables, out: &mut Vec<u8>) -> usize {
     }
     write_ones(Level::detect(), rest, &tables.ones, &mut bits);
     let length = bits.at + usize::from(bits.held > 0);
-    out.truncate(at + length);
+    out.extend_from_slice(&room[..length]);
     length
 }
 

@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Compare this tree with another revision: both run in turns, so that a noisy machine disturbs both alike.
+
+- `codec`: `examples/speed.rs` of each revision. Each figure is a ratio to the memcpy of the same run, on one core.
+- `save`, `again`, `load`: `scripts/bench.py` with the program of each revision. Each figure is a ratio to a plain directory.
+
+Each row has the median of all rounds, the least and the largest. `change` is this tree's median over that of the other revision.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("codec", "save", "again", "load")
+
+
+def run(*command, cwd=ROOT, env=None):
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+class Tree:
+    """A built revision: its program and its `examples/speed`."""
+
+    def __init__(self, name, folder, target):
+        self.name, self.folder, self.target = name, folder, target
+        self.rows = {}
+
+    def build(self, parts):
+        print(f"building {self.name} ...", file=sys.stderr, flush=True)
+        what = ["--bins"] if parts - {"codec"} else []
+        what += ["--example", "speed"] if "codec" in parts else []
+        run("cargo", "build", "--release", "--locked", "--quiet", *what, cwd=self.folder, env={**os.environ, "CARGO_TARGET_DIR": str(self.target)})
+
+    def add(self, name, value):
+        self.rows.setdefault(name, []).append(value)
+
+    def codec(self, profile, mib):
+        for name, ratio in rows_of(run(self.target / "release/examples/speed", profile, mib)):
+            self.add(name, ratio)
+
+    def mounted(self, part, arguments):
+        """The program of this revision under the benchmark of this tree."""
+        text = run(sys.executable, ROOT / "scripts/bench.py", "--stepfs", self.target / "release/stepfs", "--only", part, "--json", "-",
+                   "--size", arguments.size, "--runs", 2, *(["--dir", arguments.dir] if arguments.dir else []))
+        for row in json.loads(text)["results"]:
+            self.add(f"{row['name']}, to plain", row["ratio"])
+
+
+def rows_of(text):
+    """The figures of one run of `examples/speed`, each as a share of its memcpy."""
+    memcpy, state, source = None, "", ""
+    for line in text.splitlines():
+        if found := re.match(r"memcpy ([\d.]+)", line):
+            memcpy = float(found[1])
+        elif found := re.match(r"(state \d+)(, decoded)?:", line):
+            state, source = found[1] + (found[2] or ""), ""
+        elif found := re.match(r"  +(\S.*?) {2,}([\d.]+)(?: |$)", line):
+            name, depth = found[1], len(line) - len(line.lstrip())
+            if depth == 2:
+                source = name
+            yield f"{state}: {source}{'' if depth == 2 else ', ' + name}", float(found[2]) / memcpy
+
+
+def spread(values):
+    return {"median": statistics.median(values), "least": min(values), "largest": max(values)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", required=True, metavar="REV", help="a revision of git")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; each runs both revisions")
+    parser.add_argument("--profile", default="balanced", help="for the codec")
+    parser.add_argument("--mib", type=int, default=128, help="checkpoint for the codec")
+    parser.add_argument("--size", type=int, default=512, metavar="MB", help="state dict for save and load")
+    parser.add_argument("--dir", default=None, help="where to save; decides the disk (default: the temporary directory)")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers here; - for stdout")
+    parser.add_argument("--fail-below", type=float, metavar="SHARE", help="exit code 1 if a row's median falls below this share of the other's")
+    arguments = parser.parse_args()
+    parts = set(arguments.only or PARTS)
+
+    revision = run("git", "rev-parse", "--verify", f"{arguments.against}^{{commit}}").strip()
+    with tempfile.TemporaryDirectory(prefix="stepfs-against-") as folder:
+        other = Path(folder) / "tree"
+        run("git", "worktree", "add", "--detach", other, revision)
+        try:
+            # One way to measure both.
+            shutil.copy(ROOT / "examples/speed.rs", other / "examples/speed.rs")
+            # Its target stays, so that the next comparison with it builds nothing.
+            trees = [Tree(revision[:10], other, ROOT / "target/against" / revision), Tree("this tree", ROOT, ROOT / "target")]
+            for tree in trees:
+                tree.build(parts)
+            for number in range(arguments.rounds):
+                print(f"round {number + 1} of {arguments.rounds} ...", file=sys.stderr, flush=True)
+                for tree in trees if number % 2 == 0 else trees[::-1]:
+                    if "codec" in parts:
+                        tree.codec(arguments.profile, arguments.mib)
+                    for part in sorted(parts - {"codec"}):
+                        tree.mounted(part, arguments)
+        finally:
+            run("git", "worktree", "remove", "--force", other)
+
+    before, now = (tree.rows for tree in trees)
+    rows = [{"name": name, "against": spread(before[name]), "this": spread(now[name]),
+             "change": statistics.median(now[name]) / statistics.median(before[name])} for name in now if name in before]
+    report = {"against": revision, "rounds": arguments.rounds, "cores": os.cpu_count(), "machine": platform.machine(), "rows": rows}
+    if arguments.json == "-":
+        print(json.dumps(report, indent=2))
+    else:
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
+        line = "{:58}{:>24}{:>24}{:>8}".format
+        cell = lambda row: f"{row['median']:.3f} ({row['least']:.3f}-{row['largest']:.3f})"
+        print(line("ratio to memcpy or to a plain directory: median (spread)", revision[:10], "this tree", "change"))
+        for row in rows:
+            print(line(row["name"][:57], cell(row["against"]), cell(row["this"]), f"{row['change']:.2f}"))
+    if arguments.fail_below and any(row["change"] < arguments.fail_below for row in rows):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+//! Begins to send a large file to the device while a program still writes it.
+//!
+//! Otherwise all of the file is dirty when it is closed. The fsync that makes it durable then takes as long as the
+//! device needs for the whole file, and competes with the program's next save.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::Core;
+use crate::encode::yield_to_others;
+use crate::store::beneath;
+
+/// Pause between two looks at the files: a program writes some 50 MB meanwhile.
+const PAUSE: Duration = Duration::from_millis(50);
+/// New bytes that are worth a call. Smaller files never pay for one.
+const STEP: u64 = 8 << 20;
+
+/// A file that is open for writing.
+struct Growing {
+    /// The descriptor of its node, while that is open.
+    file: Weak<File>,
+    /// Its length when it was last sent.
+    sent: u64,
+}
+
+impl Growing {
+    /// A descriptor to send it by, if it grew enough. Open for reading only, so that it never counts as a writer.
+    fn due(&mut self, file: &File) -> io::Result<Option<File>> {
+        let length = file.metadata()?.len();
+        // It may have been cut short.
+        self.sent = self.sent.min(length);
+        if length - self.sent < STEP {
+            return Ok(None);
+        }
+        self.sent = length;
+        File::open(beneath::by_descriptor(file)).map(Some)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// By node.
+    files: HashMap<u64, Growing>,
+    stopping: bool,
+}
+
+/// The files that are open for writing.
+#[derive(Default)]
+pub(super) struct Early {
+    /// Taken for moments only, also under the inode table's lock.
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+impl Early {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A program opened a node for writing.
+    pub(super) fn add(&self, ino: u64, file: &Arc<File>) {
+        let mut state = self.state();
+        state.files.insert(ino, Growing { file: Arc::downgrade(file), sent: 0 });
+        // With more files the thread is awake already.
+        if state.files.len() == 1 {
+            self.work.notify_one();
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self) {
+        self.state().stopping = true;
+        self.work.notify_all();
+    }
+
+    /// Waits for the next look, and returns the files that grew. `None` when it is over.
+    fn next(&self) -> Option<Vec<File>> {
+        // Closed after the lock is given back: the last close of a file without a name frees its blocks.
+        let mut held = Vec::new();
+        let mut state = self.state();
+        while state.files.is_empty() && !state.stopping {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let waited = self.work.wait_timeout_while(state, PAUSE, |state| !state.stopping);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        if state.stopping {
+            return None;
+        }
+        let mut due = Vec::new();
+        state.files.retain(|_, growing| match growing.file.upgrade() {
+            Some(file) => {
+                due.extend(growing.due(&file).unwrap_or_default());
+                held.push(file);
+                true
+            }
+            None => false,
+        });
+        Some(due)
+    }
+}
+
+impl Core {
+    /// Starts to look at files that programs write.
+    pub(super) fn send_early(self: &Arc<Self>) -> io::Result<JoinHandle<()>> {
+        let core = Arc::clone(self);
+        std::thread::Builder::new().name("stepfs-early".into()).spawn(move || {
+            yield_to_others();
+            while let Some(files) = core.early.next() {
+                for file in files {
+                    if let Err(error) = core.io().device().begin_sync(&file) {
+                        // The kernel may not report it again, so the fsync after the close has to fail.
+                        core.archive.store().sync_failed(&file, &error);
+                    }
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_due_when_it_grew_and_gone_when_it_is_closed() {
+        let early = Early::default();
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let file = Arc::new(File::options().write(true).open(&path).unwrap());
+        early.add(7, &file);
+        assert!(early.next().unwrap().is_empty(), "nothing was written");
+        file.set_len(STEP - 1).unwrap();
+        assert!(early.next().unwrap().is_empty(), "too little");
+        file.set_len(STEP).unwrap();
+        assert_eq!(early.next().unwrap().len(), 1);
+        assert!(early.next().unwrap().is_empty(), "it was sent");
+        file.set_len(5).unwrap();
+        assert!(early.next().unwrap().is_empty(), "it was cut short");
+        file.set_len(STEP + 5).unwrap();
+        let sent = early.next().unwrap();
+        drop(file);
+        assert!(!super::super::sys::has_writer(&sent[0]).unwrap());
+        early.next();
+        assert!(early.state().files.is_empty());
+        early.stop();
+        assert!(early.next().is_none());
+    }
+}

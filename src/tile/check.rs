@@ -1,0 +1,162 @@
+//! Compares a tile with the bytes that it decodes to: the proof that precedes every loss. It shares no arithmetic with
+//! the quantizer. The hash of the compared bytes is the one that reading back must give.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::codec::floor::{self, Floor};
+use crate::codec::log::Factors;
+use crate::codec::{Corrupt, lattice, log, moment};
+use crate::hash::Xxh3;
+
+use super::{BLOCK, Coding, NO_BASE, TileSpec, bound};
+
+/// The tile of a companion for the same elements, as written and as decoded.
+type Divisors<'a> = (&'a [u8], &'a [u8]);
+
+/// A comparison in progress. Blocks come in order, while they are in the first-level cache.
+pub struct Check<'a> {
+    spec: TileSpec,
+    factors: Option<&'a Arc<Factors>>,
+    divisors: Option<Divisors<'a>>,
+    one_sign: bool,
+    /// The checksums of a container: as written and as decoded.
+    crc: Option<[crc32fast::Hasher; 2]>,
+    hash: Xxh3,
+    /// `None` once a condition of the codec was broken.
+    error: Option<f64>,
+    max_abs_error: f64,
+    differs: bool,
+}
+
+/// The result of a comparison that found nothing wrong.
+#[derive(Clone)]
+pub struct Checked {
+    /// xxh3-64 of the decoded bytes.
+    pub hash: u64,
+    /// CRC-32 as written and as decoded, if requested.
+    pub crc: Option<[crc32fast::Hasher; 2]>,
+    /// The largest error in the units of the codec.
+    pub error: f64,
+    /// The largest |R - W|; infinite if it cannot be stated.
+    pub max_abs_error: f64,
+    /// True if any byte differs.
+    pub differs: bool,
+}
+
+impl<'a> Check<'a> {
+    /// For a tile of this coding. `divisors` is the companion of a moment: the bytes of the same elements as written and
+    /// as decoded.
+    pub fn new(spec: TileSpec, factors: Option<&'a Arc<Factors>>, divisors: Option<Divisors<'a>>) -> Check<'a> {
+        Check {
+            spec,
+            factors,
+            divisors,
+            one_sign: false,
+            crc: None,
+            hash: Xxh3::new(),
+            error: Some(0.0),
+            max_abs_error: 0.0,
+            differs: false,
+        }
+    }
+
+    /// The tensor has one sign, so the floor must hold ([`crate::codec::floor`]).
+    #[must_use]
+    pub fn of_one_sign(self, one_sign: bool) -> Check<'a> {
+        Check { one_sign, ..self }
+    }
+
+    /// Also computes CRC-32.
+    #[must_use]
+    pub fn with_crc(self, wanted: bool) -> Check<'a> {
+        Check { crc: wanted.then(Default::default), ..self }
+    }
+
+    /// Compares all of a tile.
+    ///
+    /// # Errors
+    /// A moment's companion or the factors are missing.
+    pub fn add_all(&mut self, written: &[u8], decoded: &[u8]) -> Result<(), Corrupt> {
+        if written.len() != decoded.len() {
+            self.error = None;
+            return Ok(());
+        }
+        let block = BLOCK * self.spec.dtype.size();
+        let blocks = written.chunks(block).zip(decoded.chunks(block));
+        blocks.enumerate().try_for_each(|(number, (written, decoded))| self.add(number * block, written, decoded))
+    }
+
+    /// Compares the block at byte `start` of the tile.
+    ///
+    /// # Errors
+    /// As of [`Check::add_all`].
+    pub fn add(&mut self, start: usize, written: &[u8], decoded: &[u8]) -> Result<(), Corrupt> {
+        self.hash.update(decoded);
+        if let Some([before, after]) = &mut self.crc {
+            before.update(written);
+            after.update(decoded);
+        }
+        self.differs = self.differs || written != decoded;
+        if !self.spec.coding.is_lossy() {
+            self.error = self.error.filter(|_| !self.differs);
+            return Ok(());
+        }
+        let error = self.error_of(start, written, decoded)?;
+        let sound = !self.one_sign || is_above_floor(self.spec, written, decoded);
+        self.error = self.error.zip(error.filter(|_| sound)).map(|(before, now)| before.max(now));
+        let absolute = match self.spec.coding {
+            Coding::Log { .. } | Coding::LogKey { .. } | Coding::Moment { .. } | Coding::Sized { .. } => {
+                lattice::largest_error(self.spec.dtype, written, decoded).unwrap_or(f64::INFINITY)
+            }
+            _ => error.unwrap_or(f64::INFINITY),
+        };
+        self.max_abs_error = self.max_abs_error.max(absolute);
+        Ok(())
+    }
+
+    /// The largest error of a block in the units of the codec. `None` if a condition of the codec does not hold.
+    fn error_of(&self, start: usize, written: &[u8], decoded: &[u8]) -> Result<Option<f64>, Corrupt> {
+        let TileSpec { dtype, coding, mut rows, .. } = self.spec;
+        let ratios = |rule, step, (before, after): Divisors| {
+            moment::largest_error((rule, dtype), written, before, decoded, after, step)
+        };
+        Ok(match coding {
+            Coding::Log { .. } | Coding::LogKey { .. } => log::largest_error(dtype, written, decoded),
+            Coding::Sized { step, rule } => {
+                rows.first += (start / dtype.size()) as u64;
+                let sizes = TileSpec { len: written.len(), rows, ..self.spec }.sizes(self.factors)?;
+                ratios(rule, step, (&sizes, &sizes))
+            }
+            Coding::Moment { step, rule, .. } => {
+                let (before, after) = self.divisors.ok_or(NO_BASE)?;
+                let range: Range<usize> = start..start + written.len();
+                match before.get(range.clone()).zip(after.get(range)) {
+                    Some(divisors) => ratios(rule, step, divisors),
+                    None => None,
+                }
+            }
+            _ => lattice::largest_error(dtype, written, decoded),
+        })
+    }
+
+    /// The result. `None` if the bound, the floor or another condition of the codec does not hold.
+    pub fn finish(self) -> Option<Checked> {
+        let error = self.error.filter(|error| *error <= bound(self.spec.coding, *error))?;
+        let (crc, max_abs_error) = (self.crc, self.max_abs_error);
+        Some(Checked { hash: self.hash.digest(), crc, error, max_abs_error, differs: self.differs })
+    }
+}
+
+/// True if a block of a tensor of one sign keeps to the floor.
+fn is_above_floor(spec: TileSpec, written: &[u8], decoded: &[u8]) -> bool {
+    let floor = match spec.coding {
+        Coding::Moment { .. } | Coding::Sized { .. } => Floor::Sign,
+        Coding::Cast { .. } => Floor::Quarter,
+        _ => Floor::Eighth,
+    };
+    floor::holds(spec.dtype, floor, written, decoded)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+use super::*;
+use crate::codec::moment::Rule;
+use crate::codec::{Dtype, Rows};
+use crate::hash::xxh3_64;
+use crate::tile::{Around, quantize};
+
+/// More than two blocks, the last one short.
+const N: usize = 2 * BLOCK + 100;
+
+fn bytes(value: impl Fn(usize) -> f32) -> Vec<u8> {
+    (0..N).flat_map(|i| value(i).to_le_bytes()).collect()
+}
+
+fn spec(coding: Coding) -> TileSpec {
+    TileSpec { dtype: Dtype::F32, coding, len: 4 * N, rows: Rows { width: 0, first: 0 } }
+}
+
+fn checked(coding: Coding, one_sign: bool, written: &[u8], decoded: &[u8]) -> Option<Checked> {
+    let mut check = Check::new(spec(coding), None, None).of_one_sign(one_sign).with_crc(true);
+    check.add_all(written, decoded).unwrap();
+    check.finish()
+}
+
+/// The bytes with another value of one element.
+fn with(bytes: &[u8], at: usize, value: f32) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[4 * at..][..4].copy_from_slice(&value.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn one_element_beyond_the_bound_is_found_in_every_block() {
+    let coding = Coding::LatticeKey { step: 0.5 };
+    let written = bytes(|i| i as f32);
+    let decoded = bytes(|i| i as f32 + 0.125);
+    let found = checked(coding, false, &written, &decoded).unwrap();
+    assert_eq!((found.error, found.max_abs_error, found.differs), (0.125, 0.125, true));
+    assert_eq!(found.hash, xxh3_64(&decoded));
+    let crc = found.crc.unwrap().map(crc32fast::Hasher::finalize);
+    assert_eq!(crc, [crc32fast::hash(&written), crc32fast::hash(&decoded)]);
+    for at in [0, BLOCK - 1, BLOCK, N - 1] {
+        assert!(checked(coding, false, &written, &with(&decoded, at, at as f32 + 0.25)).is_some());
+        for wrong in [at as f32 - 0.26, f32::NAN, f32::INFINITY] {
+            assert!(checked(coding, false, &written, &with(&decoded, at, wrong)).is_none(), "{at}: {wrong}");
+        }
+    }
+    assert!(checked(coding, false, &written, &decoded[..4 * N - 4]).is_none());
+}
+
+#[test]
+fn one_changed_bit_of_a_lossless_tile_is_found() {
+    let written = bytes(|i| i as f32);
+    assert!(!checked(Coding::Lossless, false, &written, &written).unwrap().differs);
+    assert!(checked(Coding::Lossless, false, &written, &with(&written, 0, -0.0)).is_none());
+}
+
+#[test]
+fn a_lost_sign_is_found_where_the_tensor_has_one() {
+    let coding = Coding::LatticeKey { step: 4.0 };
+    let written = bytes(|i| i as f32 + 1.0);
+    let decoded = with(&written, 1, 0.0);
+    assert!(checked(coding, false, &written, &decoded).is_some());
+    assert!(checked(coding, true, &written, &decoded).is_none());
+    assert!(checked(coding, true, &written, &with(&written, 1, 2.2)).is_some());
+}
+
+#[test]
+fn second_moments_that_become_zero_and_ratios_that_grow_are_found() {
+    let v = bytes(|i| 1e-8 * (1 + i % 7) as f32);
+    let log = Coding::LogKey { unit: 1 << 16 };
+    assert!(checked(log, false, &v, &v).is_some());
+    for wrong in [0.0, -1e-8, 1e-6] {
+        assert!(checked(log, false, &v, &with(&v, N - 1, wrong)).is_none(), "{wrong}");
+    }
+    let m = bytes(|i| 1e-5 * (i % 5) as f32);
+    let coding = Coding::Moment { second: 0, step: 0.015_625, rule: Rule::Root };
+    let compare = |decoded: &[u8]| {
+        let mut check = Check::new(spec(coding), None, Some((&v, &v)));
+        check.add_all(&m, decoded).unwrap();
+        check.finish()
+    };
+    assert_eq!(compare(&m).unwrap().error, 0.0);
+    assert!(compare(&with(&m, N - 1, 1e-3)).is_none());
+    assert!(compare(&with(&m, N - 4, -1e-5)).is_none(), "another sign");
+    assert!(Check::new(spec(coding), None, None).add_all(&m, &m).is_err(), "no second moment");
+}
+
+/// The check of blocks while they are quantized sees what one of the whole tile sees.
+#[test]
+fn a_tile_that_is_quantized_in_blocks_is_compared_whole() {
+    let data = Arc::new(bytes(|i| (i as f32 * 0.37).sin()));
+    let spec = spec(Coding::LatticeKey { step: 0.015625 });
+    let mut check = Check::new(spec, None, None);
+    let (_, decoded) = quantize(spec, &data, Around::default(), Some(&mut check)).unwrap();
+    let (found, whole) = (check.finish().unwrap(), checked(spec.coding, false, &data, &decoded).unwrap());
+    assert_eq!((found.hash, found.error, found.differs), (whole.hash, whole.error, whole.differs));
+    assert_eq!(found.hash, xxh3_64(&decoded));
+    assert!(found.error > 0.007 && found.error <= 0.0078125, "{}", found.error);
+}
