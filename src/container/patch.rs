@@ -6,9 +6,10 @@
 
 use std::io;
 
-use crc32fast::Hasher;
 use rayon::prelude::*;
 
+use super::bundle::Steady;
+use super::checksum::{Checksum, crc32_behind as behind};
 use super::npz::Heads;
 use super::zip::{Record, Zip};
 use super::{Description, ReadAt};
@@ -18,9 +19,9 @@ use super::{Description, ReadAt};
 pub struct ChangedTensor {
     /// Index in `Description::tensors`.
     pub index: usize,
-    /// CRC-32 of its bytes in the described file.
+    /// Checksum of its bytes in the described file.
     pub crc_before: u32,
-    /// CRC-32 of its bytes now.
+    /// Checksum of its bytes now.
     pub crc_after: u32,
 }
 
@@ -47,6 +48,8 @@ pub(super) struct Crcs {
     tails: Option<Tails>,
     /// Records of the zip in which the zips are, if there is one.
     around: Vec<Record>,
+    /// Of a file that is no zip.
+    steady: Option<Steady>,
 }
 
 /// Bytes of its record behind each tensor.
@@ -70,6 +73,11 @@ impl Crcs {
         let mut crcs = Crcs::default();
         crcs.add(zip, of_tensor, serialization_id);
         crcs
+    }
+
+    /// Of a file whose checksums stand in another one.
+    pub(super) fn of_bundle(steady: Steady) -> Self {
+        Crcs { steady: Some(steady), ..Crcs::default() }
     }
 
     /// Of records that begin before their tensor.
@@ -117,12 +125,20 @@ impl Description {
         self.zip.is_some()
     }
 
+    /// A checksum of the file's kind, of no bytes yet.
+    pub fn checksum(&self) -> Checksum {
+        Checksum::new(self.zip.as_ref().is_some_and(|zip| zip.steady.is_some()))
+    }
+
     /// Whether every record has its declared CRC-32. Compressed records and those without a CRC (0) do not count. A
     /// file with a wrong CRC must stay exact. Reads the whole file, 1 MiB at a time, several records at once.
     ///
     /// # Errors
     /// Those of `src`.
     pub fn is_intact(&self, src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
+        if let Some(steady) = self.zip.as_ref().and_then(|zip| zip.steady.as_ref()) {
+            return steady.is_intact(&self.tensors, src);
+        }
         let records = self.zip.iter().flat_map(|zip| zip.records.iter().chain(&zip.around));
         let records: Vec<_> = records.filter(|r| r.crc != 0 && r.stored).collect();
         let intact = records.par_iter().map(|record| -> io::Result<bool> {
@@ -156,6 +172,9 @@ impl Description {
         let Some(zip) = &self.zip else {
             return Ok(Vec::new());
         };
+        if let Some(steady) = &zip.steady {
+            return steady.patches(&self.tensors, src, changed);
+        }
         let of_records = zip.heads.as_ref().map(|heads| heads.of_records(changed));
         let changed = of_records.as_deref().unwrap_or(changed);
         let mut crcs: Vec<u32> = zip.records.iter().map(|r| r.crc).collect();
@@ -246,13 +265,6 @@ impl Record {
         let copies = [Some(self.crc_in_directory), self.crc_in_descriptor, self.crc_in_header];
         copies.into_iter().flatten().map(move |offset| Patch { offset, bytes: crc.to_le_bytes().to_vec() })
     }
-}
-
-/// The difference of two CRCs after as many bytes as `tail`, the same behind both.
-fn behind(difference: u32, tail: u64) -> u32 {
-    let mut hasher = Hasher::new_with_initial(difference);
-    hasher.combine(&Hasher::new_with_initial_len(0, tail));
-    hasher.finalize()
 }
 
 /// Whether the record can be a serialization id.

@@ -124,7 +124,7 @@ impl Encoder<'_> {
         (data, decoded): (Arc<Vec<u8>>, Arc<Vec<u8>>),
         (error, max_abs_error): (f64, f64),
     ) -> WithBytes {
-        let (mut crc_before, mut crc_after) = (crc32fast::Hasher::new(), crc32fast::Hasher::new());
+        let (mut crc_before, mut crc_after) = (self.job.description.checksum(), self.job.description.checksum());
         if with_crc(self.job, coding) {
             crc_before.update(&data);
             crc_after.update(&decoded);
