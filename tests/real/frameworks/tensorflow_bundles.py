@@ -1,6 +1,7 @@
 """Checkpoints of TensorFlow, written and read by TensorFlow's own code in the second environment of scripts/frameworks.sh.
 
     tensorflow_bundles.py write FOLDER PLAIN   saves a series into FOLDER, and the same into PLAIN, with a torch-like .npz of each
+    tensorflow_bundles.py write FOLDER PLAIN large   the same, one layer of more than 8 MiB, and three checkpoints
     tensorflow_bundles.py read PREFIX NPZ      reads all tensors of a checkpoint, with TensorFlow's checksums, into an .npz
     tensorflow_bundles.py resume PREFIX        loads a checkpoint into a model and trains it; prints the loss before and after
 """
@@ -19,11 +20,11 @@ import tensorflow as tf  # noqa: E402
 COUNT = 6
 
 
-def build():
+def build(width=256):
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
     layers = keras.layers
-    model = keras.Sequential([layers.Input((96,)), layers.Dense(256, "tanh"), layers.Dense(256, "tanh"), layers.Dense(256),
+    model = keras.Sequential([layers.Input((96,)), layers.Dense(width, "tanh"), layers.Dense(width, "tanh"), layers.Dense(256),
                               layers.BatchNormalization(), layers.Dropout(0.1), layers.Dense(10)])
     model.compile(optimizer=keras.optimizers.Adam(1e-3), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     model.optimizer.build(model.trainable_variables)
@@ -43,9 +44,9 @@ def arrays(prefix):
     return {key.replace("/", "|"): value for key, value in found.items() if value.dtype.kind in "fi"}
 
 
-def write(folder, plain):
-    model, batch, checkpoint = build()
-    for step in range(COUNT):
+def write(folder, plain, size=""):
+    model, batch, checkpoint = build(1536 if size else 256)
+    for step in range(3 if size else COUNT):
         for _ in range(10):
             model.train_on_batch(*batch())
         checkpoint.write(f"{folder}/ckpt-{step}")
