@@ -22,6 +22,7 @@ jobs=(
     "crash"
     "sanitize"
     "frameworks"
+    "clients"
     "fuzz 120"
     "corrupt"
     "soak"
@@ -47,6 +48,7 @@ for job in "${jobs[@]}"; do
     "scripts/$name.sh" $arguments </dev/null >"$LOGS/$name.log" 2>&1 || code=$?
     case $name:$code in
     *:0) result=passed ;;
+    clients:4) result="not whole: there is no Python 3.8" ;;
     audit:4) result="not whole: the advisories cannot be reached" ;;
     *) result="FAILED, exit code $code" failed=1 && tail -20 "$LOGS/$name.log" ;;
     esac

@@ -1,11 +1,16 @@
 //! xxh3, the checksum of everything on the device: it detects damage, not malice. And SHA-256, by which other programs
 //! identify a file's bytes. They are in one place so that the implementation can be replaced. It picks the processor's
-//! best instructions at run time.
+//! best instructions at run time. `checksum` has the CRCs that containers keep.
+
+mod checksum;
 
 use std::hash::Hasher as _;
 
 use sha2::Digest as _;
 use twox_hash::{XxHash3_64, XxHash3_128};
+
+pub use checksum::Checksum;
+pub(crate) use checksum::{castagnoli, castagnoli_behind, crc32_behind};
 
 /// xxh3-64 of some bytes.
 pub(crate) fn xxh3_64(bytes: &[u8]) -> u64 {

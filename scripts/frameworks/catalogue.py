@@ -73,7 +73,8 @@ TWO = [
     Entry("timm", "timm's CheckpointSaver, `max_history`", "timm_saver", ("timm",), environment=2),
     Entry("tensorflow", "TensorFlow's CheckpointManager, `max_to_keep`", "tensorflow_manager", ("tensorflow-cpu", "keras"), environment=2,
           scale=EVERY,
-          note="A bundle of TensorFlow, which stepfs does not look into."),
+          note="The index stays as it is: each quantized tensor keeps the CRC-32C that the index has of it. Indexes are small files, "
+               "and stay whole."),
     Entry("orbax", "Orbax's CheckpointManager, `max_to_keep`", "jax_libraries", ("orbax-checkpoint", "jax"), "orbax", environment=2,
           note="Orbax compresses with zstd. Each save gives its files new random names, so no file has a state before it "
                "([CONTAINERS.md](CONTAINERS.md))."),

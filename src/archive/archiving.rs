@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::container::{Description, InOrder, ReadAt, describe, is_of_chunks};
+use crate::container::{Description, InOrder, ReadAt, is_named_elsewhere};
 use crate::encode::{Base, Difference, StepError, StepResult, Written, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
@@ -54,15 +54,14 @@ impl Archive {
         if profiles.coarsest() != Profile::Exact && self.is_best(path, version) {
             return Ok(());
         }
-        // A chunk's bytes do not say to which tensor they belong, so it must not share another chunk's
-        // errors.
-        let twin = if is_of_chunks(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
+        // Bytes that do not say to which tensor they belong must not share the errors of others.
+        let twin = if is_named_elsewhere(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
         let object = match twin {
             Some(object) => object,
             None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
                 Some(object) => object,
                 None => {
-                    let why = ResidentReason::incompressible(&describe(&source)?);
+                    let why = ResidentReason::incompressible(&self.describe(path, &source)?);
                     log::info!("{}: stays as it is: {why}", path.display());
                     self.catalog().advance(path, version, State::Resident(why));
                     return Ok(());
@@ -133,7 +132,7 @@ impl Archive {
             self.catalog().has_changed(&newer.0, &newer.1);
             return Err(StepError::Superseded);
         }
-        let (mut description, mut of_newer) = (describe(source)?, describe(&after)?);
+        let (mut description, mut of_newer) = (self.describe(path, source)?, self.describe(&newer.0, &after)?);
         // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(StepError::Superseded);
@@ -141,6 +140,7 @@ impl Archive {
         self.name_chunks(path, &mut description)?;
         self.name_chunks(&newer.0, &mut of_newer)?;
         self.prove_by_companions(path, &mut description);
+        description.hold_unsteady(source)?;
         let profiles = match self.workers.install(|| description.is_intact(source))? {
             true => profiles.clone(),
             false => profiles.overridden(Profile::Exact),

@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::container::{Description, Trained, describe};
+use crate::container::{Description, Trained};
 use crate::store::{beneath, step_pattern};
 
 use super::Archive;
@@ -52,6 +52,6 @@ impl Archive {
     }
 
     fn optimizers_of(&self, path: &Path) -> io::Result<Vec<Trained>> {
-        Ok(describe(&self.source(path)?)?.optimizers().to_vec())
+        Ok(self.describe(path, &self.source(path)?)?.optimizers().to_vec())
     }
 }

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use crate::container::{Description, METADATA, Model, is_metadata, is_of_chunks};
+use crate::container::{Description, METADATA, Model, Shard, is_index, is_metadata, is_named_elsewhere, is_of_chunks};
 use crate::store::Objects;
 use crate::sync::Mutex;
 
@@ -73,8 +73,8 @@ impl Archive {
     }
 }
 
-/// Whether a file was there when `.metadata` was written, and was written again since.
-fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
+/// Whether a file was there when the one that names its tensors was written, and was written again since.
+pub(super) fn was_written_over(file: &Metadata, metadata: &Metadata) -> bool {
     // Equal times mean one tick of the kernel's clock.
     let is_younger = || file.created().is_ok_and(|born| metadata.modified().is_ok_and(|written| born >= written));
     is_later(file, metadata) && !is_younger()
@@ -147,9 +147,9 @@ impl Catalog {
         }
     }
 
-    /// A `.metadata` is durable: the files beside it are looked at again.
+    /// A `.metadata` or the index of a bundle is durable: the files beside it are looked at again.
     pub(super) fn metadata_came(&mut self, path: &Path) {
-        if is_metadata(path) {
+        if is_metadata(path) || is_index(path) {
             self.reconsider(directory(path));
         }
     }
@@ -157,18 +157,21 @@ impl Catalog {
     /// A file came that no sealer examines, or that is too small to be a state. Files that wait for it are examined
     /// again.
     pub(super) fn may_finish(&mut self, path: &Path) {
-        if is_metadata(path) || is_of_chunks(path) {
+        if is_metadata(path) || is_index(path) || is_named_elsewhere(path) {
             self.reconsider(directory(path));
         }
     }
 
     /// The file at `path` goes, or is being written. If it is a `.metadata`, the files beside it are no finished save
-    /// any more.
+    /// any more. If it is the index of a bundle, its files with tensors are none.
     pub(super) fn may_unfinish(&mut self, path: &Path, objects: &Objects) {
-        if !is_metadata(path) {
+        let index = path;
+        if !is_metadata(path) && !is_index(path) {
             return;
         }
-        for path in self.beside(directory(path), |entry| entry.state.waits_or_is_a_state()) {
+        let needs = |path: &PathBuf| is_metadata(index) || Shard::of(path).is_some_and(|shard| shard.index == index);
+        let states = self.beside(directory(path), |entry| entry.state.waits_or_is_a_state());
+        for path in states.into_iter().filter(needs) {
             let object = match self.get(&path).map(|entry| &entry.state) {
                 Some(State::Archived(_, object)) => Some(*object),
                 _ => None,

@@ -5,6 +5,7 @@
 mod archiving;
 mod base;
 mod best;
+mod bundles;
 mod catalog;
 mod checkpoints;
 mod companions;

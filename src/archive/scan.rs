@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::container::{Description, InOrder, Kind, ReadAt, describe};
+use crate::container::{Description, InOrder, Kind, ReadAt};
 use crate::encode::{fingerprint, runs};
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::store::object::path_of;
@@ -135,13 +135,18 @@ pub(super) struct Examined {
 }
 
 /// Examines a durable file.
-pub(super) fn examine(file: &(dyn ReadAt + Sync), metadata: &Metadata, path: &Path) -> io::Result<Examined> {
+pub(super) fn examine(
+    file: &(dyn ReadAt + Sync),
+    metadata: &Metadata,
+    path: &Path,
+    describe: impl FnOnce() -> io::Result<Description>,
+) -> io::Result<Examined> {
     if metadata.len() < MIN_RELEASE_BYTES {
         let says = best::small_said(file, path)?;
         let state = State::Resident(ResidentReason::Small);
         return Ok(Examined { state, words: String::new(), says, is_opaque: true });
     }
-    let description = describe(file)?;
+    let description = describe()?;
     let words = words(&description);
     let says = best::said(file, path, Some(&description))?;
     let is_opaque = description.kind == Kind::Opaque;

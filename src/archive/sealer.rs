@@ -81,7 +81,9 @@ impl Archive {
             return Ok(());
         }
         let metadata = file.metadata()?;
-        let scan::Examined { state, words, says, is_opaque } = scan::examine(file, &metadata, path)?;
+        let progress = self.progress(path)?;
+        let describe = || self.describe(path, file);
+        let scan::Examined { state, words, says, is_opaque } = scan::examine(file, &metadata, path, describe)?;
         self.catalog().made_durable(task, began, Some(is_opaque));
         // Before the file is known to be sealed: nothing is released while one that may speak is not.
         self.note_best(path, says.map(|says| (says, modified_ns(&metadata))));
@@ -92,6 +94,7 @@ impl Archive {
             }
             let mut catalog = self.catalog();
             catalog.keep(path, version, None, &self.objects);
+            let state = catalog.unless_without_index(path, progress, state);
             catalog.advance(path, version, state);
             catalog.may_finish(path);
             drop(catalog);
@@ -111,6 +114,7 @@ impl Archive {
         let model = self.finished(path)?;
         let mut catalog = self.catalog();
         let state = catalog.unless_unfinished(path, model.as_deref(), state);
+        let state = catalog.unless_without_index(path, progress, state);
         let words = match &state {
             State::Resident(why) => format!("stays as it is: {why}"),
             _ => format!("sealed, {words}"),

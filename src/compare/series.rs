@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::archive::model_signature;
-use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe};
+use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
 
 use super::values::{Place, Size, sizes};
 use super::{Error, Watch};
@@ -47,10 +47,11 @@ impl State {
         let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
         let file = open(libc::O_NOATIME).or_else(|_| open(0)).map_err(Error::io(path))?;
         let metadata = file.metadata().map_err(Error::io(path))?;
-        let description = match metadata.is_file() {
-            true => describe(&file).map_err(Error::io(path))?,
+        let mut description = match metadata.is_file() {
+            true => describe_at(path, &file, |index| File::open(index)).map_err(Error::io(path))?,
             false => Description::opaque("neither a file nor a directory"),
         };
+        description.hold_unsteady(&file).map_err(Error::io(path))?;
         Ok(State {
             path: path.to_path_buf(),
             file,

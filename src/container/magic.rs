@@ -69,7 +69,7 @@ fn name(src: &dyn ReadAt, size: u64) -> Result<Option<(&'static str, &'static st
         if u64::from_le_bytes(end) == TABLE_END {
             return Ok(Some((
                 "the index of a TensorFlow bundle",
-                "stepfs does not read bundles; save with Keras to shrink it",
+                "it stays exact, and tells stepfs the names of the tensors beside it",
             )));
         }
     }

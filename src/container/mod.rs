@@ -4,6 +4,7 @@
 //! Nothing in a file is executed, and every length in it is checked before its use.
 
 mod best;
+mod bundle;
 mod dcp;
 mod deepspeed;
 pub mod elasticdl;
@@ -41,7 +42,10 @@ mod zip;
 
 use std::io;
 use std::ops::Range;
+use std::path::Path;
 
+pub use crate::hash::Checksum;
+pub use bundle::{Shard, is_index, is_shard};
 pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};
@@ -93,6 +97,8 @@ pub enum Kind {
     Flax,
     /// A model of llama.cpp (.gguf).
     Gguf,
+    /// Tensors of TensorFlow, whose names stand in another file (`.data-00000-of-00001`).
+    Bundle,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -116,6 +122,7 @@ impl Kind {
             Kind::Joblib => "joblib",
             Kind::Flax => "flax",
             Kind::Gguf => "gguf",
+            Kind::Bundle => "tensorflow",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -260,7 +267,7 @@ pub struct Description {
     pub best: Option<Vec<String>>,
     /// The parameters that its optimizers train.
     training: Training,
-    /// The data of a zip for `patches`.
+    /// The file's checksums, for `patches`.
     zip: Option<patch::Crcs>,
 }
 
@@ -369,6 +376,30 @@ pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
         Err(read::Fail::Io(e)) => Err(e),
         Err(read::Fail::Bad(why)) => Ok(Description::opaque(why)),
     }
+}
+
+/// Describes the file at `path`, by the file beside it that names its tensors, if it has one. `open` opens that.
+///
+/// # Errors
+/// Those of `src` and of the other file.
+pub fn describe_at<T: ReadAt>(
+    path: &Path,
+    src: &dyn ReadAt,
+    open: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<Description> {
+    let Some(shard) = Shard::of(path) else { return describe(src) };
+    match open(&shard.index) {
+        Ok(index) => Description::of_shard(src, &index, &shard),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(Description::opaque("TensorFlow: the .index of its bundle is not there"))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the names of the tensors in a file stand in another file. Equal files may then be of different tensors.
+pub fn is_named_elsewhere(path: &Path) -> bool {
+    is_of_chunks(path) || is_shard(path)
 }
 
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {

@@ -6,9 +6,11 @@
 
 use std::io;
 
-use crc32fast::Hasher;
 use rayon::prelude::*;
 
+use crate::hash::{Checksum, crc32_behind as behind};
+
+use super::bundle::Steady;
 use super::zip::{Record, Zip};
 use super::{Description, ReadAt};
 
@@ -17,9 +19,9 @@ use super::{Description, ReadAt};
 pub struct ChangedTensor {
     /// Index in `Description::tensors`.
     pub index: usize,
-    /// CRC-32 of its bytes in the described file.
+    /// Checksum of its bytes in the described file.
     pub crc_before: u32,
-    /// CRC-32 of its bytes now.
+    /// Checksum of its bytes now.
     pub crc_after: u32,
 }
 
@@ -46,6 +48,8 @@ pub(super) struct Crcs {
     tails: Option<Tails>,
     /// Records of the zip in which the zips are, if there is one.
     around: Vec<Record>,
+    /// Of a file that is no zip.
+    steady: Option<Steady>,
 }
 
 /// CRC-32 of the bytes before a tensor in its record, and the tensor's length.
@@ -72,6 +76,11 @@ impl Crcs {
         let mut crcs = Crcs::default();
         crcs.add(zip, of_tensor, serialization_id);
         crcs
+    }
+
+    /// Of a file whose checksums stand in another one.
+    pub(super) fn of_bundle(steady: Steady) -> Self {
+        Crcs { steady: Some(steady), ..Crcs::default() }
     }
 
     /// Of records that begin before their tensor.
@@ -119,12 +128,20 @@ impl Description {
         self.zip.is_some()
     }
 
+    /// A checksum of the file's kind, of no bytes yet.
+    pub fn checksum(&self) -> Checksum {
+        Checksum::new(self.zip.as_ref().is_some_and(|zip| zip.steady.is_some()))
+    }
+
     /// Whether every record has its declared CRC-32. Compressed records and those without a CRC (0) do not count. A
     /// file with a wrong CRC must stay exact. Reads the whole file, 1 MiB at a time, several records at once.
     ///
     /// # Errors
     /// Those of `src`.
     pub fn is_intact(&self, src: &(dyn ReadAt + Sync)) -> io::Result<bool> {
+        if let Some(steady) = self.zip.as_ref().and_then(|zip| zip.steady.as_ref()) {
+            return steady.is_intact(&self.tensors, src);
+        }
         let records = self.zip.iter().flat_map(|zip| zip.records.iter().chain(&zip.around));
         let records: Vec<_> = records.filter(|r| r.crc != 0 && r.stored).collect();
         let intact = records.par_iter().map(|record| -> io::Result<bool> {
@@ -158,6 +175,9 @@ impl Description {
         let Some(zip) = &self.zip else {
             return Ok(Vec::new());
         };
+        if let Some(steady) = &zip.steady {
+            return steady.patches(&self.tensors, src, changed);
+        }
         let of_records = zip.heads.as_ref().map(|heads| of_records(heads, changed));
         let changed = of_records.as_deref().unwrap_or(changed);
         let mut crcs: Vec<u32> = zip.records.iter().map(|r| r.crc).collect();
@@ -250,13 +270,6 @@ impl Record {
     }
 }
 
-/// The difference of two CRCs after as many bytes as `tail`, the same behind both.
-fn behind(difference: u32, tail: u64) -> u32 {
-    let mut hasher = Hasher::new_with_initial(difference);
-    hasher.combine(&Hasher::new_with_initial_len(0, tail));
-    hasher.finalize()
-}
-
 /// Whether the record can be a serialization id.
 pub(super) fn is_serialization_id(record: &Record, name: &[u8]) -> bool {
     name == b".data/serialization_id" && record.stored && record.payload.end - record.payload.start == ID_LEN
@@ -267,9 +280,7 @@ fn of_records(heads: &[Head], changed: &[ChangedTensor]) -> Vec<ChangedTensor> {
     let whole = |index: usize, crc: u32| {
         // The description has one entry per tensor unless the caller edited `tensors`.
         let Some(&(head, len)) = heads.get(index) else { return crc };
-        let mut hasher = Hasher::new_with_initial(head);
-        hasher.combine(&Hasher::new_with_initial_len(crc, len));
-        hasher.finalize()
+        behind(head, len) ^ crc
     };
     let of_record = |&ChangedTensor { index, crc_before, crc_after }: &ChangedTensor| ChangedTensor {
         index,

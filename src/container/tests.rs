@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod bundle;
 mod formats;
 mod frameworks;
 mod hdf5;
@@ -54,6 +55,7 @@ fn check(bytes: &[u8]) -> Description {
     assert_eq!(paths.len(), d.tensors.len(), "paths are unique");
     match d.kind {
         Kind::Opaque => assert!(d.tensors.is_empty() && d.note.is_some()),
+        Kind::Bundle => panic!("its names stand in another file"),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
         Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax | Kind::Gguf | Kind::Nested => {}
@@ -105,6 +107,7 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Gguf => "gguf",
             Kind::Nested => "zip of torch zips",
             Kind::ElasticDl => "elasticdl",
+            Kind::Bundle => "tensorflow",
             Kind::Opaque => "opaque",
         };
         let note = d.note.as_deref().filter(|note| !note.contains("links in a heap"));

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::codec::log::Factors;
-use crate::container::{ChangedTensor, ReadAt};
+use crate::container::{ChangedTensor, Checksum, ReadAt};
 use crate::hash::xxh3_64;
 use crate::store::object::{ObjectWriter, TensorEntry, Tile};
 use crate::tile::{self, Checked, Coding};
@@ -61,8 +61,8 @@ pub(super) struct TensorWriter<'a> {
     factors: Option<Arc<Factors>>,
     stored_factors: Option<Tile>,
     tiles: Vec<Tile>,
-    crc_before: crc32fast::Hasher,
-    crc_after: crc32fast::Hasher,
+    crc_before: Checksum,
+    crc_after: Checksum,
     /// Largest error so far in the terms of its codec.
     error: f64,
     max_abs_error: f64,
@@ -96,8 +96,8 @@ impl<'a> TensorWriter<'a> {
             factors,
             stored_factors,
             tiles: Vec::with_capacity(tiles(tensor)),
-            crc_before: crc32fast::Hasher::new(),
-            crc_after: crc32fast::Hasher::new(),
+            crc_before: job.description.checksum(),
+            crc_after: job.description.checksum(),
             error: 0.0,
             max_abs_error: 0.0,
             differs: false,

@@ -118,7 +118,7 @@ impl Encoder<'_> {
         let divisors = around.companion.map(|(_, written, decoded)| (written, decoded.as_slice()));
         Check::new(plan::spec(&plan.tensor, coding, number), around.factors, divisors)
             .of_one_sign(plan.one_sign)
-            .with_crc(with_crc(self.job, coding))
+            .with_crc(with_crc(self.job, coding).then(|| self.job.description.checksum()))
     }
 
     fn parent(&self, coding: Coding, number: usize) -> io::Result<Option<Arc<State>>> {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::codec::floor::{self, Floor};
 use crate::codec::log::Factors;
 use crate::codec::{Corrupt, lattice, log, moment};
-use crate::hash::Xxh3;
+use crate::hash::{Checksum, Xxh3};
 
 use super::{BLOCK, Coding, NO_BASE, TileSpec, bound};
 
@@ -21,7 +21,7 @@ pub struct Check<'a> {
     divisors: Option<Divisors<'a>>,
     one_sign: bool,
     /// The checksums of a container: as written and as decoded.
-    crc: Option<[crc32fast::Hasher; 2]>,
+    crc: Option<[Checksum; 2]>,
     hash: Xxh3,
     /// `None` once a condition of the codec was broken.
     error: Option<f64>,
@@ -34,8 +34,8 @@ pub struct Check<'a> {
 pub struct Checked {
     /// xxh3-64 of the decoded bytes.
     pub hash: u64,
-    /// CRC-32 as written and as decoded, if requested.
-    pub crc: Option<[crc32fast::Hasher; 2]>,
+    /// The checksums of a container: as written and as decoded, if requested.
+    pub crc: Option<[Checksum; 2]>,
     /// The largest error in the units of the codec.
     pub error: f64,
     /// The largest |R - W|; infinite if it cannot be stated.
@@ -67,10 +67,10 @@ impl<'a> Check<'a> {
         Check { one_sign, ..self }
     }
 
-    /// Also computes CRC-32.
+    /// Also computes this checksum of no bytes yet.
     #[must_use]
-    pub fn with_crc(self, wanted: bool) -> Check<'a> {
-        Check { crc: wanted.then(Default::default), ..self }
+    pub fn with_crc(self, of_none: Option<Checksum>) -> Check<'a> {
+        Check { crc: of_none.map(|crc| [crc.clone(), crc]), ..self }
     }
 
     /// Compares all of a tile.

@@ -3,6 +3,7 @@
 //!
 //! Shared by the fuzzer and, through `tests/fuzz/`, by the tests.
 
+mod bundle;
 mod codecs;
 mod containers;
 mod entropy;
@@ -29,6 +30,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("numpy_pickle", containers::numpy_pickle),
     ("flax", containers::flax),
     ("gguf", containers::gguf),
+    ("bundle", bundle::bundle),
     ("nested", containers::nested),
     ("safetensors", containers::safetensors),
     ("safetensors_header", containers::safetensors_header),

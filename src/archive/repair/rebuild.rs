@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::codec::floor::Keep;
 use crate::codec::moment::Rule;
-use crate::container::{InOrder, describe};
+use crate::container::{InOrder, describe_at};
 use crate::encode::skeleton;
 use crate::hash::{Xxh3Of128, xxh3_64};
 use crate::recall::{Chain, Layout, ReadError, stream, walk};
@@ -201,8 +201,9 @@ pub(super) fn decodes(chain: &Chain, expected: u128) -> io::Result<()> {
 /// # Errors
 /// The device's errors. [`Damage`] if it would not decode to the archived bytes. Then nothing has changed.
 pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std::path::Path) -> io::Result<()> {
-    let file = open_plain(store.io(), &store.tree().join(file))?;
-    let description = describe(&file)?;
+    let path = store.tree().join(file);
+    let file = open_plain(store.io(), &path)?;
+    let description = describe_at(&path, &file, |index| open_plain(store.io(), index))?;
     let source = InOrder::new(&file, &description);
     let mut writer = ObjectWriter::repair_on(store.io(), &store.tmp(), header.id)?;
     let mut index = Index {

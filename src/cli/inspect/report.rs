@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cli::target::{Target, attribute};
-use crate::container::{Kind, METADATA, Model, Tensor, describe, is_of_chunks};
+use crate::container::{Kind, METADATA, Model, Tensor, describe_at, is_of_chunks};
 use crate::store::Store;
 use crate::store::object::Object;
 
@@ -69,7 +69,7 @@ pub(super) fn of(path: &Path) -> Result<Report> {
 /// Describes a file. Chunks of a distributed checkpoint get their names from the `.metadata` beside it.
 fn of_file(path: &Path) -> Result<Report> {
     let file = open_aside(path)?;
-    let mut description = describe(&file)?;
+    let mut description = describe_at(path, &file, open_aside)?;
     if is_of_chunks(path) {
         let metadata = path.with_file_name(METADATA);
         match open_aside(&metadata).and_then(|file| Model::read(&file)) {

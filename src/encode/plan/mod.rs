@@ -359,7 +359,9 @@ fn has_one_sign(source: &dyn ReadAt, tensor: &Tensor) -> io::Result<bool> {
 pub(crate) fn without_edges(tensor: &Tensor) -> Tensor {
     let mut tensor = tensor.clone();
     if tensor.extent.end - tensor.extent.start >= MIN_EDGES_BYTES {
-        tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - TAIL_BYTES;
+        // A container may have left a part of the last page out.
+        let rest = TAIL_BYTES.saturating_sub(tensor.tail());
+        tensor.extent = tensor.extent.start + HEAD_BYTES..tensor.extent.end - rest;
     }
     tensor
 }

@@ -1,4 +1,5 @@
-"""ElasticDL's own client on a mount; run by test_elasticdl.py with the Python of STEPFS_ELASTICDL_PYTHON (3.8):
+"""ElasticDL's own client on a mount; run by test_elasticdl.py with the Python of STEPFS_ELASTICDL_PYTHON (3.8), which
+scripts/clients.sh makes:
 
     pip install --pre --no-deps elasticdl==0.2.0rc3
     pip install 'tensorflow-cpu==2.5.3' 'protobuf<3.21' odps pyodps
