@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::container::{Description, InOrder, ReadAt, is_named_elsewhere};
+use crate::container::{InOrder, ReadAt, is_named_elsewhere};
 use crate::encode::{Base, Difference, StepError, StepResult, Written, yield_to_others};
 use crate::store::durable::DeviceFile;
 use crate::store::object::Id;
@@ -16,6 +16,16 @@ use super::catalog::{Held, Sealed, State, Task};
 use super::resident::ResidentReason;
 use super::threads::Pause;
 use super::{Archive, Outcome, lineage};
+
+/// The state after a file.
+pub(super) struct After<'a> {
+    /// Its bytes, and its path. With `ahead`, the state before.
+    pub(super) state: (&'a (dyn ReadAt + Sync), &'a Path),
+    /// It is not known yet.
+    pub(super) ahead: bool,
+    /// The file becomes no difference to this object.
+    pub(super) but: Option<Id>,
+}
 
 impl Archive {
     /// The loop of an encoder, until the archive stops.
@@ -56,9 +66,11 @@ impl Archive {
         }
         // Bytes that do not say to which tensor they belong must not share the errors of others.
         let twin = if is_named_elsewhere(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
+        let made_ahead = twin.filter(|id| self.is_made_ahead(*id, sealed));
         let object = match twin {
-            Some(object) => object,
-            None => match self.write_object(path, sealed, (&source, &profiles), newer, &stale)? {
+            Some(object) if made_ahead.is_none() => object,
+            Some(object) if self.is_still_fine(object, path, sealed, (&source, &profiles), newer)? => object,
+            _ => match self.write_object(path, sealed, (&source, &profiles), newer, (made_ahead, &stale))? {
                 Some(object) => object,
                 None => {
                     let why = ResidentReason::incompressible(&self.describe(path, &source)?);
@@ -74,6 +86,7 @@ impl Archive {
             return Ok(());
         }
         self.catalog().keep(path, version, None, &self.objects);
+        self.keep_for_ahead(sealed, &newer.1, source);
         if let Some((header, stored)) = self.objects.get(object) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());
@@ -117,28 +130,50 @@ impl Archive {
         true
     }
 
-    /// Encodes, reads back and commits. `None`: not worth it. The caller names the object from now on.
+    /// Encodes, reads back and commits, as difference to any state but `but`. `None`: not worth it. The caller names the
+    /// object from now on.
     fn write_object(
         &self,
         path: &Path,
         sealed: &Sealed,
         (source, profiles): (&DeviceFile, &Profiles),
         newer: &(PathBuf, Arc<Sealed>),
-        stale: &(dyn Fn() -> bool + Sync),
+        (but, stale): (Option<Id>, &(dyn Fn() -> bool + Sync)),
     ) -> StepResult<Option<Id>> {
-        let after = self.open_file(&newer.0)?;
-        if !newer.1.describes(&after.metadata()?) {
+        let after = self.open_newer(newer)?;
+        let after = After { state: (&after, &newer.0), ahead: false, but };
+        self.difference(path, sealed, (source, profiles), &after, stale, &mut |difference| self.commit(difference))
+    }
+
+    /// Opens the state after a file.
+    pub(super) fn open_newer(&self, (path, sealed): &(PathBuf, Arc<Sealed>)) -> StepResult<DeviceFile> {
+        let after = self.open_file(path)?;
+        if !sealed.describes(&after.metadata()?) {
             // Changed without a note: a program set its time, or writes through a mapping.
-            self.catalog().has_changed(&newer.0, &newer.1);
+            self.catalog().has_changed(path, sealed);
             return Err(StepError::Superseded);
         }
-        let (mut description, mut of_newer) = (self.describe(path, source)?, self.describe(&newer.0, &after)?);
+        Ok(after)
+    }
+
+    /// Calls `act` with a file as difference to its base.
+    pub(super) fn difference<T>(
+        &self,
+        path: &Path,
+        sealed: &Sealed,
+        (source, profiles): (&DeviceFile, &Profiles),
+        after: &After,
+        stale: &(dyn Fn() -> bool + Sync),
+        act: &mut dyn FnMut(&Difference) -> StepResult<T>,
+    ) -> StepResult<T> {
+        let (mut description, mut of_newer) =
+            (self.describe(path, source)?, self.describe(after.state.1, after.state.0)?);
         // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
             return Err(StepError::Superseded);
         }
         self.name_chunks(path, &mut description)?;
-        self.name_chunks(&newer.0, &mut of_newer)?;
+        self.name_chunks(after.state.1, &mut of_newer)?;
         self.prove_by_companions(path, &mut description);
         description.hold_unsteady(source)?;
         let profiles = match self.workers.install(|| description.is_intact(source))? {
@@ -147,51 +182,39 @@ impl Archive {
         };
         let written: &(dyn ReadAt + Sync) = source;
         let source = InOrder::new(source, &description);
-        let (after, of_newer) = InOrder::as_later_state(&after, &of_newer, &description);
-        let (own, newer) = ((&source as _, &description), (&after as _, &of_newer));
-        let base = self.base(sealed, &description, &source, profiles.policy())?;
-        let sealed = (sealed, &profiles, written);
-        match self.write_difference(path, sealed, own, newer, &base, stale) {
-            Err(error @ StepError::Object(_)) if base.chain.is_some() => {
-                log::error!("{error}; {} begins a new chain", path.display());
-                let note = "keyframe: the state before is damaged";
-                let none = Base { note, ..Base::default() };
-                self.write_difference(path, sealed, own, newer, &none, stale)
-            }
-            result => result,
-        }
-    }
-
-    /// Encodes a file as difference to `base`, or as keyframe.
-    fn write_difference(
-        &self,
-        path: &Path,
-        (sealed, profiles, written): (&Sealed, &Profiles, &(dyn ReadAt + Sync)),
-        (source, description): (&(dyn ReadAt + Sync), &Description),
-        (after, of_newer): (&(dyn ReadAt + Sync), &Description),
-        base: &Base,
-        stale: &(dyn Fn() -> bool + Sync),
-    ) -> StepResult<Option<Id>> {
-        let difference = Difference {
+        let (newer, of_newer) = InOrder::as_later_state(after.state.0, &of_newer, &description);
+        let base = self.base(sealed, &description, &source, profiles.policy(), after.but)?;
+        act(&Difference {
             path,
             facts: sealed.facts(),
-            own: (source, description),
-            newer: (after, of_newer),
+            own: (&source, &description),
+            newer: (&newer, &of_newer),
+            ahead: after.ahead,
             written,
-            base,
-            profiles,
+            base: &base,
+            profiles: &profiles,
             generations: &|| self.generations_at(sealed.lineage, sealed.modified_ns),
             tmp: (self.io(), &self.store.tmp()),
             memory: self.recall.memory(),
             workers: &self.workers,
             cancelled: stale,
+        })
+    }
+
+    /// Encodes a file as difference to its base, or as keyframe, and adds the object.
+    pub(super) fn commit(&self, difference: &Difference) -> StepResult<Option<Id>> {
+        let written = match difference.write() {
+            Err(error @ StepError::Object(_)) if difference.base.chain.is_some() => {
+                log::error!("{error}; {} begins a new chain", difference.path.display());
+                let note = "keyframe: the state before is damaged";
+                Difference { base: &Base { note, ..Base::default() }, ..*difference }.write()
+            }
+            written => written,
         };
-        let Some(Written { writer, header, chain }) = difference.write()? else {
-            return Ok(None);
-        };
+        let Some(Written { writer, header, chain }) = written? else { return Ok(None) };
         let id = header.id;
         self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
-        self.remember(id, base);
+        self.remember(id, difference.base);
         Ok(Some(id))
     }
 

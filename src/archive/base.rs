@@ -22,16 +22,19 @@ const COMPARED: usize = 4;
 impl Archive {
     /// The base: the last archived state of the lineage before this, else the nearest after it. A state of another
     /// lineage with the same tensors is the base if the own lineage has none, or if it is the same state saved twice.
-    /// For a super-step, the super-step before. A published system's policy names a state of the own lineage.
+    /// For a super-step, the super-step before. Never `but`. A published system's policy names a state of the own lineage.
     pub(super) fn base(
         &self,
         sealed: &Sealed,
         description: &Description,
         source: &dyn ReadAt,
         policy: Option<Policy>,
+        but: Option<Id>,
     ) -> StepResult<Base> {
         let mut base = Base::default();
-        let own = nearest(self.objects.of_lineage(sealed.lineage), sealed);
+        let mut own = self.objects.of_lineage(sealed.lineage);
+        own.retain(|header| Some(header.id) != but);
+        let own = nearest(own, sealed);
         let mut others = self.objects.of_signature(sealed.signature);
         // All files without tensors have one signature.
         others.retain(|header| header.lineage != sealed.lineage && !description.tensors.is_empty());
@@ -118,7 +121,7 @@ impl Archive {
 }
 
 /// The last of these states that is not newer than the file, else the nearest after it.
-fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
+pub(super) fn nearest(states: Vec<Header>, sealed: &Sealed) -> Option<Header> {
     states.into_iter().min_by_key(|header| {
         let after = header.modified_ns > sealed.modified_ns;
         (after, header.modified_ns.abs_diff(sealed.modified_ns), header.id)

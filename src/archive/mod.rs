@@ -2,6 +2,7 @@
 //!
 //! Everything that the archive needs after a crash is in the store. The next mount starts each unfinished step again.
 
+mod ahead;
 mod archiving;
 mod base;
 mod best;
@@ -99,6 +100,7 @@ pub struct Archive {
     noticed: restores::Noticed,
     /// The remote, while mounted with one. Taken for moments.
     remote: Mutex<Option<Arc<Daemon>>>,
+    before_ahead: ahead::Before,
     /// Notes from the file system so far.
     notes: AtomicU64,
     /// A program looked for a name since the remote's names were read.
@@ -165,6 +167,7 @@ impl Archive {
             models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
             remote: Mutex::default(),
+            before_ahead: ahead::Before::default(),
             notes: AtomicU64::new(0),
             looked: AtomicBool::new(false),
             store,

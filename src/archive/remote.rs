@@ -2,12 +2,13 @@
 
 use std::fs::Metadata;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use crate::remote::{Daemon, Local, Place, Progress, Settings, Shape};
-use crate::store::{Id, Objects, Store};
+use crate::encode::StepError;
+use crate::remote::{Ahead, Daemon, Local, Place, Progress, Settings, Shape, Then};
+use crate::store::{Hold, Id, Objects, Store};
 
 use super::catalog::{Catalog, State};
 use super::resident::ResidentReason;
@@ -34,6 +35,32 @@ impl Archive {
     /// A program looks for a name: names of other nodes are read again soon.
     pub fn looked(&self) {
         self.looked.store(true, Ordering::Relaxed);
+    }
+
+    /// The mode, owner or times of a file changed: the remote gets them.
+    pub fn attributes_changed(&self) {
+        self.notes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether programs wait for the remote.
+    pub fn is_remote_waited_for(&self) -> bool {
+        self.daemon().is_some_and(|daemon| daemon.is_waited_for())
+    }
+
+    /// Calls `then` once the remote has what is at and below a path; drops it if that fails.
+    pub fn when_pushed(&self, path: PathBuf, then: Then) {
+        match self.daemon() {
+            Some(daemon) => daemon.when_pushed(path, then),
+            None => then(),
+        }
+    }
+
+    /// Calls `then` once the names of other nodes are read.
+    pub fn when_read(&self, then: Then) {
+        match self.daemon() {
+            Some(daemon) => daemon.when_read(then),
+            None => then(),
+        }
     }
 
     /// How far pushing has come; `None` without a remote.
@@ -84,6 +111,23 @@ impl Local for Archive {
             // Its bytes are not known, or not known to be durable.
             Some(State::Resident(_)) => Shape::Unsettled,
         }
+    }
+
+    fn ahead(&self, path: &Path) -> io::Result<Ahead> {
+        match self.encode_ahead(path) {
+            Err(StepError::Superseded | StepError::Cancelled) => Ok(Ahead::Later),
+            // The archive finds and reports the damage.
+            Err(StepError::Object(error)) => {
+                log::warn!("{}: travels whole: {error}", path.display());
+                Ok(Ahead::Whole)
+            }
+            made => Ok(made?),
+        }
+    }
+
+    fn let_go(&self, made: Hold) {
+        drop(made);
+        self.notify();
     }
 
     fn changes(&self) -> u64 {

@@ -9,11 +9,12 @@ use anyhow::Result;
 use crate::store::Store;
 
 use super::files::{objects, read};
+use super::remote_url::bring;
 
 /// Write a file of a store to standard output, without a mount.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The store.
+    /// The store, or the URL of a remote.
     store: PathBuf,
     /// Path inside it.
     path: PathBuf,
@@ -21,7 +22,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let store = Store::look(&args.store)?;
+    let brought = bring(&args.store, &args.path)?;
+    let store = Store::look(&brought.root)?;
     let mut out = std::io::stdout().lock();
     read(&store, &objects(&store)?, &args.path, &mut |_, bytes| out.write_all(bytes))?;
     out.flush()?;

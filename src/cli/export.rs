@@ -14,13 +14,17 @@ use crate::store::{Objects, Store, export_file, write_beside};
 use super::files::{objects, read};
 use super::format::{name, progress};
 use super::listing::{files, stub};
+use super::remote_url::bring;
 
 /// Copy a file or directory out of a store, without a mount.
 ///
 /// Released files come out decoded. Mode, owner and times are kept as far as permitted. The store may be mounted.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs export ~/ckpts.store run/step_100.pt /tmp     one file\n  \
+stepfs export s3://bucket/run-7 run /data/run        a directory of a remote, on any machine")]
 pub(super) struct Args {
-    /// The store.
+    /// The store, or the URL of a remote.
     store: PathBuf,
     /// Path inside it; `.` for everything.
     path: PathBuf,
@@ -37,7 +41,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let store = Store::look(&args.store)?;
+    let brought = bring(&args.store, &args.path)?;
+    let store = Store::look(&brought.root)?;
     if args.salvage {
         return salvage(&store, &args);
     }

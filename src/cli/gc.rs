@@ -15,6 +15,7 @@ use crate::store::{Error, Store};
 
 use super::format::{name, size, table};
 use super::listing::stub;
+use super::remote_url;
 use super::status::{of_mount, queue_of_mount};
 use super::target::{Target, attribute};
 use super::wait::{wait_for, wait_until};
@@ -30,8 +31,11 @@ const MERGING: Duration = Duration::from_secs(60);
 /// the merges that follow. The newest complete checkpoint of each series and all pinned files stay, whatever the policy
 /// says. Without [[retention]] rules no file is removed.
 #[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs gc /ckpts --dry-run                         what the policy would remove\n  \
+stepfs gc s3://bucket/run-7 --node host-1a2b3c4d   collect for a node that is gone for good")]
 pub(super) struct Args {
-    /// A store that is not mounted, a mount, or a path in a mount.
+    /// A store that is not mounted, a mount, a path in a mount, or with --node the URL of a remote.
     path: PathBuf,
     /// Change nothing; list what would be removed, and why.
     #[arg(long)]
@@ -42,6 +46,9 @@ pub(super) struct Args {
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
+    /// With the URL of a remote: delete the objects that no name needs, of a node that is gone for good.
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
 }
 
 /// A checkpoint and its verdict.
@@ -77,6 +84,11 @@ struct Report {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
+    match (remote_url::url_of(&args.path), &args.node) {
+        (Some(url), Some(node)) if !args.dry_run => return remote_url::collect(url, node),
+        (None, None) => {}
+        _ => bail!("--node NAME and the URL of a remote belong together, without --dry-run"),
+    }
     let target = Target::of(&args.path)?;
     if target.mount.is_none() && args.dry_run && Store::is_locked(&target.store)? {
         bail!("{} is in use; name the directory where it is mounted", target.store.display());

@@ -8,9 +8,10 @@ use anyhow::Result;
 
 use super::format::{name, percent, size, table};
 use super::listing::survey;
+use super::remote_url;
 use super::target::Target;
 
-/// List files and their size in the store.
+/// List files and their size in the store, or on a remote.
 ///
 /// States: staged (being written), sealed (closed, durable, exact as written), archived (its object is durable, but a
 /// handle is still open), released (kept as an object and decoded on read). Pinned files never change state.
@@ -24,7 +25,7 @@ use super::target::Target;
 /// tensor, and `original` is the SHA-256 of the file as written.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A store, a mount, or a path in a mount.
+    /// A store, a mount, a path in a mount, or the URL of a remote.
     path: PathBuf,
     /// Print a JSON array, one object per file.
     #[arg(long)]
@@ -32,6 +33,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
+    if let Some(url) = remote_url::url_of(&args.path) {
+        return remote_url::list(url, args.json);
+    }
     let entries = survey(&Target::of(&args.path)?)?;
     let mut out = std::io::stdout().lock();
     if args.json {

@@ -25,6 +25,7 @@ mod profile;
 mod recall;
 mod release;
 mod remote;
+mod remote_url;
 mod reshard;
 mod status;
 mod sync;

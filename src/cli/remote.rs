@@ -19,7 +19,7 @@ const HOST: usize = 40;
 /// The settings are wrong; the message says which.
 pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place>, Settings)>> {
     let Some(remote) = store.settings().remote.clone() else { return Ok(None) };
-    let RemoteSettings { url, node, newest, bandwidth_mib, refresh_seconds, grace_seconds } = remote;
+    let RemoteSettings { url, node, newest, wait, bandwidth_mib, refresh_seconds, grace_seconds } = remote;
     if let Some(directory) = directory_of(&url) {
         apart(directory, store.root(), "the store")?;
         apart(directory, dir, "the mount")?;
@@ -35,7 +35,7 @@ pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place
     let place = open(&url)?;
     let bandwidth = bandwidth_mib.map(|rate| (rate * f64::from(1 << 20)) as u64);
     let grace = Duration::from_secs(grace_seconds);
-    Ok(Some((place, Settings { url, node, newest, bandwidth, refresh, grace })))
+    Ok(Some((place, Settings { url, node, newest, wait, bandwidth, refresh, grace })))
 }
 
 /// Refuses a remote inside a place, or around it: each would hold itself.

@@ -11,12 +11,13 @@ use crate::store::{Restores, STUB_BYTES, Store};
 
 use super::format::{name, percent, size};
 use super::listing::{files, stub};
+use super::remote_url;
 use super::target::{Target, attribute};
 
 /// Show the contents of a store, its size, and the work left to do.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// A store, a mount, or a path in a mount.
+    /// A store, a mount, a path in a mount, or the URL of a remote.
     path: PathBuf,
     /// Print a JSON object.
     #[arg(long)]
@@ -24,6 +25,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
+    if let Some(url) = remote_url::url_of(&args.path) {
+        return remote_url::status(url, args.json);
+    }
     let target = Target::of(&args.path)?;
     let status = match &target.mount {
         Some(mount) => of_mount(mount)?,

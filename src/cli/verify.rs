@@ -1,9 +1,9 @@
 //! `stepfs verify`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::archive::repair::{self, Progress, Report};
@@ -11,6 +11,7 @@ use crate::store::{Error, Store};
 
 use super::against;
 use super::format::{name, progress, size};
+use super::remote_url::{bring, url_of};
 
 /// Read and decode all files and objects of a store, and list the damage exactly.
 ///
@@ -24,7 +25,7 @@ use super::format::{name, progress, size};
 #[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store. With --against also a mount, or a directory in a mount that the manifest's names are relative to.
+    /// The store, or the URL of a remote. With --against also a mount, or a directory in a mount that the manifest's names are relative to.
     store: PathBuf,
     /// Compare the files in this manifest (of `sha256sum`, also with --tag; `-` is standard input).
     #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]
@@ -50,6 +51,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if let Some(manifest) = &args.against {
         return against::run(manifest, &args.store, args.json);
     }
+    if args.repair && url_of(&args.store).is_some() {
+        bail!("a remote is repaired by its nodes; name a store");
+    }
+    let brought = bring(&args.store, Path::new(""))?;
     let bar = progress(0, true);
     let show = |step: Progress| match step {
         Progress::Total(bytes) => {
@@ -61,13 +66,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     };
     let report = match args.repair {
         true => {
-            let (store, done) = Store::open_damaged(&args.store)?;
+            let (store, done) = Store::open_damaged(&brought.root)?;
             let mut report = repair::repair(&store, &show)?;
             report.repaired.splice(0..0, done);
             report
         }
         false => {
-            let store = Store::look(&args.store).map_err(|error| match error {
+            let store = Store::look(&brought.root).map_err(|error| match error {
                 Error::Settings(why) => {
                     anyhow::anyhow!("stepfs.toml: {why}\n`stepfs verify --repair` rebuilds it, if there is no backup")
                 }

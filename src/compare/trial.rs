@@ -148,6 +148,7 @@ impl<'a> Trial<'a> {
                 },
                 own: (&source, &state.description),
                 newer: (&after, &of_newer),
+                ahead: false,
                 written: &state.file,
                 base: &previous.as_ref().map_or_else(Base::default, after_it),
                 profiles: &profiles,

@@ -48,6 +48,7 @@ impl Base {
         let mut base = Base::default();
         if place.position.max(place.chain_len) >= MAX_CHAIN {
             base.note = "keyframe: the chain has as many states as it may";
+            base.previous = Some(chain);
             return base;
         }
         base.position = place.position;

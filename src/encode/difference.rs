@@ -7,7 +7,7 @@ use crate::container::{Description, Order, ReadAt};
 use crate::recall::{Chain, Memory};
 use crate::store::Profiles;
 use crate::store::durable::Io;
-use crate::store::object::{Header, ObjectWriter};
+use crate::store::object::{Header, Object, ObjectWriter};
 
 use super::base::Base;
 use super::error::StepResult;
@@ -35,13 +35,16 @@ pub(crate) struct Facts {
 }
 
 /// A file, and the base that it becomes a difference to.
+#[derive(Clone, Copy)]
 pub(crate) struct Difference<'a> {
     pub(crate) path: &'a Path,
     pub(crate) facts: Facts,
     /// The file, with its tables in order.
     pub(crate) own: (&'a (dyn ReadAt + Sync), &'a Description),
-    /// The state after it.
+    /// The state after it, or with `ahead` the one before it.
     pub(crate) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    /// The state after it is not known yet.
+    pub(crate) ahead: bool,
     /// The file as it was written.
     pub(crate) written: &'a (dyn ReadAt + Sync),
     pub(crate) base: &'a Base,
@@ -72,6 +75,28 @@ impl Difference<'_> {
         original::beside(self.written, self.facts.len, self.cancelled, |original| self.write_with(original))
     }
 
+    fn material(&self) -> plan::Material<'_> {
+        plan::Material {
+            source: self.own.0,
+            description: self.own.1,
+            newer: self.newer,
+            ahead: self.ahead,
+            base: self.base.chain.as_ref(),
+            previous: self.base.previous.as_ref(),
+            super_step: self.base.super_step,
+            profiles: self.profiles,
+        }
+    }
+
+    /// Whether an object of this file, which was made ahead, loses no more than one that is made now would.
+    ///
+    /// # Errors
+    /// The device's errors; a base that cannot be decoded.
+    pub(crate) fn is_met_by(&self, made: &Object) -> StepResult<bool> {
+        let planned = self.workers.install(|| plan::plan(&self.material()))?;
+        Ok(plan::is_met_by(&planned.plans, &made.index().tensors))
+    }
+
     /// `original` gives the hash of the file as it was written.
     fn write_with(&self, original: original::Pending<'_>) -> StepResult<Option<Written>> {
         let Difference { facts, base, .. } = *self;
@@ -83,16 +108,7 @@ impl Difference<'_> {
             Runs { description: runs, planned: plan::Planned { plans, forecast } } = self.workers.install(find)?;
             &runs
         } else {
-            let material = plan::Material {
-                source,
-                description,
-                newer: self.newer,
-                base: base.chain.as_ref(),
-                previous: base.previous.as_ref(),
-                super_step: base.super_step,
-                profiles: self.profiles,
-            };
-            plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&material))?;
+            plan::Planned { plans, forecast } = self.workers.install(|| plan::plan(&self.material()))?;
             description
         };
         log::trace!(target: STAGES, "plan");

@@ -129,7 +129,7 @@ impl Core {
             None => Ok(Step::Done(())),
         };
         let result = match resized {
-            Ok(Step::Done(())) => self.change(ino, &change),
+            Ok(Step::Done(())) => self.change(ino, &change).inspect(|_| self.archive.attributes_changed()),
             Ok(Step::First(wanted)) => {
                 let core = Arc::clone(self);
                 self.make(ino, wanted, move |made| match made {

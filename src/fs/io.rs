@@ -141,18 +141,28 @@ impl Core {
 
     /// A descriptor of the file is closed. Network file systems report late errors then.
     pub(super) fn flush(self: &Arc<Self>, fh: FileHandle, reply: ReplyEmpty) {
-        match self.handle(fh).map(|handle| handle.file()) {
-            Ok(Some(file)) => {
-                self.workers.submit(Box::new(move || done(reply, sys::flush(&file).map_err(Fault::from))));
+        match self.handle(fh).map(|handle| (handle.node, handle.file())) {
+            Ok((node, Some(file))) => {
+                let core = Arc::clone(self);
+                self.workers.submit(Box::new(move || {
+                    let flushed = sys::flush(&file).map_err(Fault::from);
+                    core.done_when_pushed(node, flushed, reply);
+                }));
             }
-            Ok(None) => reply.ok(),
+            Ok((_, None)) => reply.ok(),
             Err(fault) => reply.error(fault.into()),
         }
     }
 
     pub(super) fn fsync(self: &Arc<Self>, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let core = Arc::clone(self);
-        self.workers.submit(Box::new(move || done(reply, core.sync(fh, datasync))));
+        self.workers.submit(Box::new(move || {
+            let node = core.handle(fh).map(|handle| handle.node);
+            match (core.sync(fh, datasync), node) {
+                (synced, Ok(node)) => core.done_when_pushed(node, synced, reply),
+                (synced, Err(_)) => done(reply, synced),
+            }
+        }));
     }
 
     /// After this the bytes survive a crash, and so does the name of a file that was created through the mount.

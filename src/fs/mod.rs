@@ -40,6 +40,7 @@ mod numbers;
 mod open;
 mod place;
 mod privileges;
+mod remote;
 mod sys;
 mod transition;
 mod workers;
@@ -196,7 +197,7 @@ impl Filesystem for FuseAdapter {
         match name.as_encoded_bytes() {
             b"." => self.core.lookup_self(parent.0, reply),
             b".." => entry(reply, self.core.lookup_parent(parent.0)),
-            _ => entry(reply, self.core.lookup(parent.0, name)),
+            _ => self.core.answer_lookup(parent.0, name, reply),
         }
     }
 
@@ -269,7 +270,8 @@ impl Filesystem for FuseAdapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        done(reply, self.core.rename((parent.0, name), (newparent.0, newname), flags));
+        let renamed = self.core.rename((parent.0, name), (newparent.0, newname), flags);
+        self.core.renamed_when_pushed((newparent.0, newname), renamed, reply);
     }
 
     fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -347,7 +349,7 @@ impl Filesystem for FuseAdapter {
 
     fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         self.core.archive.looked();
-        self.core.opendir(ino.0, reply);
+        self.core.answer_opendir(ino.0, reply);
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {

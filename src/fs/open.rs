@@ -210,7 +210,7 @@ impl Core {
         opened.wrote |= changes;
         // With pages of its own the kernel writes what a mapping has changed before it sends FLUSH.
         let has_pages = !direct && !opened.passes_through();
-        if !changes || !(self.reports_at_close || has_pages) {
+        if !changes || !(self.reports_at_close || has_pages || self.archive.is_remote_waited_for()) {
             // There is nothing that close could report. FLUSH would make it wait for a thread of ours.
             flags |= FopenFlags::FOPEN_NOFLUSH;
         }

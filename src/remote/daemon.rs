@@ -15,27 +15,30 @@ use super::fetch::Fetcher;
 use super::journal::Shown;
 use super::local::{Found, Local, walk};
 use super::pace::Pace;
+use super::pauses::{FIRST_PAUSE, Pauses};
 use super::place::{Error, Place, Result};
 use super::plan::plan;
 use super::push::{Backlog, Pusher};
 use super::reader::{Reader, lock};
 use super::tree;
 use super::view::{Stamp, View};
+use super::waiting::{Then, Waiting};
 use super::writer::Writer;
 use crate::clock::wall_ns;
-use crate::store::{Newest, in_parallel};
+use crate::encode::yield_to_others;
+use crate::store::{Newest, Wait, in_parallel};
 
-/// How long to wait after a failed round, at first and at most. Each wait varies by half, so that many nodes do not
-/// come back at once.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// A program that waits for the remote gets an error after this time without an answer.
+const CLOSERS_PATIENCE: Duration = Duration::from_secs(60);
 /// How often to look for objects that nothing needs.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// How often to read the names of other nodes while no program looks: a request for each node costs money. What the
 /// tree shows is saved as often, so a name that is removed within this time before a crash may appear again.
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
+/// How often to list all journals: a node that died may have left a segment that it did not tell of.
+const WHOLE_REFRESH: Duration = Duration::from_secs(6 * 3600);
 /// How often to look whether something was closed or removed: a look at one number.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// How a store uses its remote.
 #[derive(Clone, Debug)]
@@ -46,6 +49,8 @@ pub struct Settings {
     pub node: String,
     /// How the newest file of a lineage travels.
     pub newest: Newest,
+    /// What waits for the remote.
+    pub wait: Wait,
     /// Bytes a second.
     pub bandwidth: Option<u64>,
     /// Age of the view at which it is read anew.
@@ -87,12 +92,13 @@ pub(super) struct Shared {
     /// What the tree shows of the remote.
     shown: Mutex<BTreeMap<PathBuf, Stamp>>,
     backlog: Mutex<Backlog>,
+    pub(super) waiting: Waiting,
     /// Why pushing, and why showing, does not go on.
     failing: Mutex<[Option<String>; 2]>,
     /// All changes up to this one are pushed.
     pushed: AtomicU64,
     /// Somebody waits: no pause.
-    asked: AtomicU64,
+    pub(super) asked: AtomicU64,
 }
 
 impl Shared {
@@ -103,6 +109,7 @@ impl Shared {
             view: Arc::default(),
             shown: Mutex::new(shown),
             backlog: Mutex::default(),
+            waiting: Waiting::default(),
             failing: Mutex::default(),
             pushed: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -141,7 +148,7 @@ impl Shared {
         self.pace.is_stopped()
     }
 
-    fn fails(&self, thread: usize, why: Option<String>) {
+    pub(super) fn fails(&self, thread: usize, why: Option<String>) {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)[thread] = why;
     }
 }
@@ -190,6 +197,30 @@ impl Daemon {
                 log::error!("a thread of the remote had panicked");
             }
         }
+        self.shared.waiting.fail_closers();
+        self.shared.waiting.take_lookers().into_iter().for_each(|then| then());
+    }
+
+    /// Whether programs wait for the remote.
+    pub fn is_waited_for(&self) -> bool {
+        self.shared.settings.wait == Wait::Close && !self.shared.is_stopped()
+    }
+
+    /// Calls `then` once the remote has what is at and below a path. Drops it if the remote does not answer for a
+    /// minute, or refuses.
+    pub fn when_pushed(&self, path: PathBuf, then: Then) {
+        self.shared.waiting.close(path, then);
+        self.shared.pace.wake();
+    }
+
+    /// Calls `then` once the names of other nodes are read, or at once while the remote does not answer.
+    pub fn when_read(&self, then: Then) {
+        let fails = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner)[1].is_some();
+        if fails || self.shared.is_stopped() {
+            return then();
+        }
+        self.shared.waiting.look(then);
+        self.shared.pace.wake();
     }
 
     /// Asks for a round without a pause: somebody waits.
@@ -220,52 +251,27 @@ impl Daemon {
     }
 }
 
-/// Waits after a failure of a thread, longer each time.
-struct Pauses {
-    thread: usize,
-    next: Duration,
-}
-
-impl Pauses {
-    /// Waits, and reports the reason once.
-    fn after(&mut self, error: &Error, shared: &Shared) {
-        if self.next == FIRST_PAUSE {
-            log::warn!("remote: {error}; stepfs tries again, and nothing waits for it");
-        }
-        shared.fails(self.thread, Some(error.to_string()));
-        let varied = self.next.mul_f64(0.5 + (wall_ns() % 1000) as f64 / 1000.0);
-        let (until, asked) = (Instant::now() + varied, shared.asked.load(Ordering::Relaxed));
-        while Instant::now() < until && !shared.is_stopped() && shared.asked.load(Ordering::Relaxed) == asked {
-            shared.pace.sleep(LOOK_EVERY);
-        }
-        self.next = (self.next * 2).min(LONGEST_PAUSE);
-    }
-
-    fn end(&mut self, shared: &Shared) {
-        if std::mem::replace(&mut self.next, FIRST_PAUSE) != FIRST_PAUSE {
-            log::info!("remote: it answers again");
-        }
-        shared.fails(self.thread, None);
-    }
-}
-
 /// What the pushing thread does until it is stopped.
 fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     // Training comes first.
-    let _ = rustix::process::setpriority_process(None, 10);
-    let (mut pauses, mut pusher, mut writer) = (Pauses { thread: 0, next: FIRST_PAUSE }, Pusher::default(), None);
-    let (mut seen, mut tidy_at) = (None, Instant::now() + TIDY_EVERY);
+    yield_to_others();
+    let (mut pauses, mut pusher, mut writer) = (Pauses::of(0), Pusher::default(), None);
+    let (mut seen, mut tidy_at, mut failing) = (None, Instant::now() + TIDY_EVERY, None);
     while !shared.is_stopped() {
         let changes = local.changes();
         let now = (changes, lock(&shared.view).version());
-        let due = seen != Some(now);
+        let due = seen != Some(now) || shared.waiting.is_any_closer();
         let tidy = tidy_at <= Instant::now();
         if !due && !tidy {
-            shared.pace.sleep(LOOK_EVERY);
+            shared.pace.rest(LOOK_EVERY);
             continue;
         }
         let begun = Instant::now();
         let mut round = || -> Result<bool> {
+            // What another process has written is read first, and claimed anew.
+            if writer.as_ref().is_some_and(Writer::is_outdated) {
+                writer = None;
+            }
             let writer = match &mut writer {
                 Some(writer) => writer,
                 None => {
@@ -284,16 +290,25 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
         match round() {
             Ok(done) => {
                 pauses.end(shared);
+                failing = None;
                 if done {
                     shared.pushed.fetch_max(changes, Ordering::Relaxed);
                 }
                 // Own segments change the view; nothing new follows from them.
                 seen = done.then(|| (changes, lock(&shared.view).version()));
                 // A tree of many files takes its time: at most half of it, while programs save all the time.
-                shared.pace.sleep(LOOK_EVERY.max(begun.elapsed().min(FIRST_PAUSE)));
+                if !shared.waiting.is_any_closer() {
+                    shared.pace.rest(LOOK_EVERY.max(begun.elapsed().min(FIRST_PAUSE)));
+                }
             }
             Err(_) if shared.is_stopped() => {}
-            Err(error) => pauses.after(&error, shared),
+            Err(error) => {
+                let since = *failing.get_or_insert_with(Instant::now);
+                if since.elapsed() > CLOSERS_PATIENCE || matches!(error, Error::Denied(_)) {
+                    shared.waiting.fail_closers();
+                }
+                pauses.after(&error, shared);
+            }
         }
     }
 }
@@ -304,26 +319,36 @@ fn wait_for_a_look(local: &dyn Local, shared: &Shared) {
     let mut looked = false;
     while !shared.is_stopped() && begun.elapsed() < IDLE_REFRESH.max(age) {
         looked |= local.was_looked_at();
-        if looked && begun.elapsed() >= age {
+        if looked && begun.elapsed() >= age || shared.waiting.is_any_looker() {
             return;
         }
-        shared.pace.sleep(LOOK_EVERY.min(age));
+        shared.pace.rest(LOOK_EVERY.min(age));
     }
 }
 
 /// What the showing thread does until it is stopped.
 fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
-    let (mut pauses, mut seen) = (Pauses { thread: 1, next: FIRST_PAUSE }, None);
+    let (mut pauses, mut seen) = (Pauses::of(1), None);
     let mut saved = shared.shown();
+    let mut whole_at = Instant::now();
     while !shared.is_stopped() {
+        let lookers = shared.waiting.take_lookers();
         let mut round = || -> Result<bool> {
-            Reader::refresh(place.as_ref(), &shared.view)?;
+            match whole_at <= Instant::now() {
+                true => Reader::refresh(place.as_ref(), &shared.view)?,
+                false => Reader::look(place.as_ref(), &shared.view)?,
+            }
+            if whole_at <= Instant::now() {
+                whole_at = Instant::now() + WHOLE_REFRESH;
+            }
             let version = lock(&shared.view).version();
             let done = seen == Some(version) || take_all(local, shared)?;
             seen = done.then_some(version);
             Ok(done)
         };
-        match round() {
+        let result = round();
+        lookers.into_iter().for_each(|then| then());
+        match result {
             Ok(done) => {
                 pauses.end(shared);
                 save(local, shared, &mut saved);

@@ -14,6 +14,8 @@ use crate::store::{Damage, Id};
 const MAGIC: [u8; 8] = *b"stepfsRJ";
 /// Version of the remote's format that this program writes, and the newest that it reads.
 pub const FORMAT: u32 = 1;
+/// Where the names are that tell of news.
+pub const HEADS: &str = "heads/";
 /// Limit on a segment. A million names take about 100 MB.
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 28;
 /// Limit on an unpacked segment, so that a crafted one cannot fill the memory.
@@ -160,6 +162,17 @@ impl Place {
     pub fn text(&self) -> String {
         let ending = if self.snapshot { "-s" } else { "" };
         format!("{:016x}-{:016x}-{:08x}{ending}", self.epoch, self.sequence, self.store)
+    }
+
+    /// The name that tells of a node's last segment: one list of `heads/` shows which nodes have news.
+    pub fn head(&self, node: &str) -> String {
+        format!("{HEADS}{}.{node}", self.text())
+    }
+
+    /// Parses the name of a head.
+    pub fn parse_head(name: &str) -> Option<(String, Place)> {
+        let (place, node) = name.strip_prefix(HEADS)?.split_once('.')?;
+        Some((node.to_string(), Place::parse(place)?)).filter(|(node, _)| is_node(node))
     }
 
     /// Parses the last part of a segment's name; `None` for any other name.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::view::Stamp;
-use crate::store::{Id, Objects, REMOTE, Store, beneath};
+use crate::store::{Hold, Id, Objects, REMOTE, Store, beneath};
 
 /// What the archive says of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +21,21 @@ pub enum Shape {
     Newest,
     /// Durable, and no object will be made of it: its bytes are in the tree.
     Whole,
+    /// A program waits until the remote has the bytes that are in the tree, durable or not.
+    Awaited,
     /// An object holds its bytes.
     Object(Id),
+}
+
+/// The newest state of a lineage, encoded before it has a newer one.
+#[derive(Debug)]
+pub enum Ahead {
+    /// As this object.
+    Object(Hold),
+    /// It is to travel whole: it is to stay exact, or nothing says how coarse it may be.
+    Whole,
+    /// The state before it must be archived first, or the file has changed: ask again.
+    Later,
 }
 
 /// The archive, as the remote sees it. All paths are relative to the tree.
@@ -35,6 +48,15 @@ pub trait Local: Send + Sync {
 
     /// What the archive knows of a regular file.
     fn shape(&self, path: &Path) -> Shape;
+
+    /// Encodes the newest file of a lineage, which stays as it is.
+    ///
+    /// # Errors
+    /// Device errors.
+    fn ahead(&self, path: &Path) -> io::Result<Ahead>;
+
+    /// Takes an object back that [`Local::ahead`] made. No file names it, so the archive looks whether it is needed.
+    fn let_go(&self, made: Hold);
 
     /// Grows with every change of a file or its name.
     fn changes(&self) -> u64;

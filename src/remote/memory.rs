@@ -90,14 +90,15 @@ impl Place for Memory {
 
     fn list(&self, prefix: &str) -> Result<Vec<Listed>> {
         self.request(|names| {
-            let below = names.iter().filter(|(name, _)| name.starts_with(prefix));
+            let below = names.range(prefix.to_string()..).take_while(|(name, _)| name.starts_with(prefix));
             Ok(below.map(|(name, bytes)| Listed { name: name.clone(), len: bytes.len() as u64 }).collect())
         })
     }
 
     fn folders(&self, prefix: &str) -> Result<Vec<String>> {
         self.request(|names| {
-            let below = names.keys().filter_map(|name| name.strip_prefix(prefix)?.split('/').next());
+            let from = names.range(prefix.to_string()..).take_while(|(name, _)| name.starts_with(prefix));
+            let below = from.filter_map(|(name, _)| name.strip_prefix(prefix)?.split('/').next());
             let mut found: Vec<String> = below.map(str::to_string).collect();
             found.dedup();
             Ok(found)

@@ -8,8 +8,10 @@
 //! - [`view`]: the union of all nodes' journals.
 //! - [`reader`]: brings a view up to date.
 //! - [`writer`]: puts objects, then the segment that names them; collects what nothing names.
+//! - `waiting`: programs that wait for the remote.
 //! - [`whole`]: an object for a file that the archive has not encoded.
 //! - [`fetch`]: brings an object and its ancestors into the store.
+//! - `copy`: a store that shows what a remote has, for commands.
 //! - [`daemon`]: the thread that keeps a mounted store and its remote in step.
 //!
 //! No name may ever point to an object that is not there. No node may delete another node's names. Neither a thread
@@ -17,6 +19,7 @@
 
 #[cfg(feature = "s3")]
 mod bucket;
+mod copy;
 pub mod daemon;
 mod directory;
 mod fetch;
@@ -25,6 +28,7 @@ mod local;
 #[cfg(test)]
 mod memory;
 mod pace;
+mod pauses;
 pub mod place;
 mod plan;
 mod push;
@@ -34,14 +38,18 @@ mod tests;
 mod tree;
 mod url;
 pub mod view;
+mod waiting;
 mod whole;
 mod writer;
 
+pub use copy::copy;
 pub use daemon::{Daemon, Progress, Settings};
 pub use fetch::fetch_whole;
-pub use local::{Local, Shape};
+pub use journal::Content;
+pub use local::{Ahead, Local, Shape};
 pub use place::{Error, Place};
 pub use reader::{Reader, check_name};
 pub use url::{directory_of, open};
 pub use view::View;
+pub use waiting::Then;
 pub use writer::Writer;

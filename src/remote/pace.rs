@@ -33,6 +33,19 @@ impl Pace {
         }
     }
 
+    /// Waits for a time, until somebody calls [`Pace::wake`], or until the daemon stops.
+    pub(super) fn rest(&self, time: Duration) {
+        let inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        if !inside.1 {
+            drop(self.stopped.wait_timeout(inside, time).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Ends all rests of this moment.
+    pub(super) fn wake(&self) {
+        self.stopped.notify_all();
+    }
+
     /// Waits for a time, or until the daemon stops.
     pub(super) fn sleep(&self, time: Duration) {
         let until = Instant::now() + time;

@@ -17,6 +17,8 @@ pub(super) enum Want {
     There(Content),
     /// An object of the archive.
     Object(Id),
+    /// An object that the archive makes ahead.
+    Ahead,
     /// All bytes, as an object that is made for it.
     Whole,
 }
@@ -73,8 +75,10 @@ pub(super) fn plan(
                 plan.agrees.insert(path.clone(), stamp.clone());
                 continue;
             }
-            // Somebody is writing: what is there then is the later change.
-            Some((stamp, _)) if stamp.node != me && file.shape == Shape::Unsettled => continue,
+            // Somebody has written: what is there then is the later change.
+            Some((stamp, _)) if stamp.node != me && file.shape == Shape::Unsettled && file.foreign.is_none() => {
+                continue;
+            }
             // A link has no mark: a change that was never shown here is news.
             Some((stamp, now))
                 if stamp.node != me && file.link.is_some() && shown.get(path).is_some_and(|had| had < stamp) =>
@@ -142,7 +146,7 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
             Some(there.map_or(Want::Object(id), |owner| Want::There(Content::Object { owner: owner.into(), id })))
         }
         Shape::Newest if newest == Newest::None && file.len >= MIN_RELEASE_BYTES => None,
-        Shape::Newest | Shape::Whole => {
+        Shape::Newest | Shape::Whole | Shape::Awaited => {
             if pushed.is_some_and(|record| is_same_file(file, record) && same_attributes(record)) {
                 return None;
             }
@@ -150,12 +154,9 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
                 return Some(Want::Inline);
             }
             let there = known.0.get(&(file.inode, file.modified_ns, file.len));
-            Some(
-                there
-                    .filter(|content| matches!(content, Content::Object { .. }))
-                    .cloned()
-                    .map_or(Want::Whole, Want::There),
-            )
+            let there = there.filter(|content| matches!(content, Content::Object { .. })).cloned();
+            let is_ahead = newest == Newest::Quantized && file.shape == Shape::Newest;
+            Some(there.map_or(if is_ahead { Want::Ahead } else { Want::Whole }, Want::There))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One round of pushing: what the tree has and the remote has not, the newest first.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::daemon::Shared;
 use super::journal::{Content, Record, Shown};
-use super::local::{Found, Local, Shape, modified_ns, walk};
+use super::local::{Ahead, Found, Local, Shape, modified_ns, walk};
 use super::place::{Error, Result};
 use super::plan::{Want, plan};
 use super::reader::lock;
@@ -16,7 +16,7 @@ use super::view::Stamp;
 use super::writer::Writer;
 use super::{tree, whole};
 use crate::container::ReadAt;
-use crate::store::durable::DeviceFile;
+use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Object;
 use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES};
 
@@ -49,19 +49,42 @@ impl Pusher {
     /// # Errors
     /// Those of the remote and the device; the next round begins where this one ended.
     pub(super) fn round(&mut self, local: &dyn Local, writer: &mut Writer, shared: &Shared) -> Result<bool> {
+        writer.tell()?;
         // Before the tree is listed: a name that appears meanwhile must not be taken for one that was removed.
         let shown = shared.shown();
         let before = local.changes();
-        let files = walk(local)?;
+        let closers = shared.waiting.closers();
+        let mut files = walk(local)?;
+        for (_, file) in files.iter_mut().filter(|(path, _)| closers.wait_for(path)) {
+            if matches!(file.shape, Shape::Unsettled | Shape::Newest) {
+                file.shape = Shape::Awaited;
+            }
+        }
         let plan = plan(writer.node(), &lock(&shared.view), &files, &shown, shared.settings.newest);
         shared.agree(&plan.agrees);
-        let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Whole);
+        let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole);
         let (costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
         let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
         shared.set_backlog(&backlog(&left, &files));
-        let removals = self.removals(local, plan.removals, &files, !costly.is_empty())?;
+        // A file that a missing name may have become, and that cannot be pushed in the same segment.
+        let slow: HashSet<&PathBuf> = costly.iter().map(|(path, _)| path).collect();
+        let is_late = |path: &PathBuf, file: &Found| file.shape == Shape::Unsettled || slow.contains(path);
+        let late: HashSet<u64> =
+            files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.inode).collect();
+        let inodes: HashSet<u64> = files.values().map(|file| file.inode).collect();
+        let waits = |inode: Option<u64>| match inode.filter(|inode| inodes.contains(inode)) {
+            Some(inode) => late.contains(&inode),
+            None => !late.is_empty(),
+        };
+        let inode_of =
+            |path: &PathBuf| lock(&shared.view).of_node(path, writer.node())?.shown.as_ref().map(|of| of.inode);
+        let missing = plan.removals.into_iter().map(|path| (waits(inode_of(&path)), path)).collect();
+        let removals = self.removals(local, missing)?;
         push_cheap(local, writer, shared, (cheap, removals), &files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
+        let mut unpushed = left.clone();
+        shared.waiting.pushed(&closers, &unpushed);
+        let mut waits = Vec::new();
         for (done, (path, want)) in costly.into_iter().enumerate() {
             shared.set_backlog(&backlog(&left, &files));
             // Something newer may have to go first; but each round pushes one.
@@ -72,35 +95,46 @@ impl Pusher {
             let Some(found) = files.get(&path) else { continue };
             let pushed = match want {
                 Want::Object(id) => push_object(local, writer, shared, id)?,
+                Want::Ahead => match local.ahead(&path)? {
+                    Ahead::Object(hold) if open(local, &path, found)?.is_some() => {
+                        let pushed = push_object(local, writer, shared, hold.id());
+                        local.let_go(hold);
+                        pushed?
+                    }
+                    Ahead::Whole => push_whole(local, writer, shared, &path, found)?,
+                    other => {
+                        if let Ahead::Object(hold) = other {
+                            local.let_go(hold);
+                        }
+                        waits.push(path);
+                        continue;
+                    }
+                },
                 _ => push_whole(local, writer, shared, &path, found)?,
             };
             let Some((mut records, id)) = pushed else { continue };
             let content = Content::Object { owner: writer.node().to_string(), id };
             records.push(put(&path, found, content));
             append(writer, shared, records)?;
+            unpushed.retain(|other| *other != path);
+            shared.waiting.pushed(&closers, &unpushed);
         }
-        shared.set_backlog(&backlog(&left, &files));
-        Ok(self.missing.is_empty())
+        shared.set_backlog(&backlog(&waits, &files));
+        Ok(self.missing.is_empty() && waits.is_empty())
     }
 
-    /// The names whose removal is pushed now.
-    fn removals(
-        &mut self,
-        local: &dyn Local,
-        missing: Vec<PathBuf>,
-        files: &BTreeMap<PathBuf, Found>,
-        others_wait: bool,
-    ) -> Result<Vec<PathBuf>> {
-        self.missing.retain(|path, _| missing.contains(path));
-        let unsettled = files.values().any(|file| file.shape == Shape::Unsettled);
+    /// The names whose removal is pushed now. Each comes with whether it waits for other files.
+    fn removals(&mut self, local: &dyn Local, missing: Vec<(bool, PathBuf)>) -> Result<Vec<PathBuf>> {
+        let names: HashSet<&PathBuf> = missing.iter().map(|(_, path)| path).collect();
+        self.missing.retain(|path, _| names.contains(path));
         let mut removals = Vec::new();
-        for path in missing {
+        for (waits, path) in missing {
             // A name that a program moved while the tree was listed is there, or under another name.
             if tree::present(local.store(), &path)?.is_some() {
                 continue;
             }
             let since = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
-            if !(unsettled || others_wait) || since.elapsed() > REMOVAL_PATIENCE {
+            if !waits || since.elapsed() > REMOVAL_PATIENCE {
                 removals.push(path);
             }
         }
@@ -192,9 +226,18 @@ fn is_same(file: &DeviceFile, found: &Found) -> std::io::Result<bool> {
     Ok((metadata.ino(), metadata.len(), modified_ns(&metadata)) == (found.inode, found.len, found.modified_ns))
 }
 
+/// Makes a file durable that may not be so yet: no other machine has what this one may lose.
+fn make_durable(file: &DeviceFile, found: &Found) -> Result<()> {
+    if found.shape == Shape::Awaited {
+        file.sync(CrashPoint::Fsync)?;
+    }
+    Ok(())
+}
+
 /// The bytes of a small file; `None` if it has changed.
 fn read_small(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<Vec<u8>>> {
     let Some(file) = open(local, path, found)? else { return Ok(None) };
+    make_durable(&file, found)?;
     let mut bytes = vec![0; file.size().min(MIN_RELEASE_BYTES) as usize];
     if bytes.len() as u64 != found.len || file.read_full(&mut bytes, 0)? != bytes.len() {
         return Ok(None);
@@ -234,7 +277,8 @@ fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) 
 
 fn push_whole(local: &dyn Local, writer: &mut Writer, shared: &Shared, path: &Path, found: &Found) -> Result<Pushed> {
     let Some(file) = open(local, path, found)? else { return Ok(None) };
-    let going = || !shared.is_stopped() && local.shape(path) == found.shape;
+    make_durable(&file, found)?;
+    let going = || !shared.is_stopped() && (found.shape == Shape::Awaited || local.shape(path) == found.shape);
     let (header, object) = match whole::encode(local.store(), path, &file, found.modified_ns, &going) {
         Err(Error::Away(_)) => return Ok(None),
         encoded => encoded?,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::daemon::{Settings, Shared, take_all};
 use super::fetch::Fetcher;
 use super::journal::{Content, Segment};
-use super::local::{Local, Shape};
+use super::local::{Ahead, Local, Shape};
 use super::memory::Memory;
 use super::place::{Error, Place, Result};
 use super::push::Pusher;
@@ -21,7 +21,9 @@ use super::{fetch_whole, tree};
 use crate::container::ReadAt;
 use crate::hash::xxh3_64;
 use crate::store::object::{Header, Index, ObjectWriter};
-use crate::store::{Id, Newest, Objects, Store, Stub};
+use crate::store::{Hold, Id, Newest, Objects, Store, Stub, Wait};
+
+mod scale;
 
 /// A store without an archive: its tree says what each file is.
 struct Machine {
@@ -44,6 +46,12 @@ impl Local for Machine {
     fn shape(&self, path: &Path) -> Shape {
         self.shapes.lock().unwrap().get(path).copied().unwrap_or(Shape::Whole)
     }
+
+    fn ahead(&self, _: &Path) -> io::Result<Ahead> {
+        Ok(Ahead::Whole)
+    }
+
+    fn let_go(&self, _: Hold) {}
 
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
@@ -141,7 +149,7 @@ impl Machine {
             let mut pusher = Pusher::default();
             for _ in 0..3 {
                 pusher.round(self, &mut writer, &shared)?;
-                Reader::refresh(place.as_ref(), &shared.view)?;
+                Reader::look(place.as_ref(), &shared.view)?;
                 take_all(self, &shared)?;
             }
             if collect {
@@ -165,6 +173,7 @@ fn settings(node: &str) -> Settings {
         url: "memory".into(),
         node: node.into(),
         newest: Newest::Exact,
+        wait: Wait::Nothing,
         bandwidth: None,
         refresh: Duration::from_secs(1),
         grace: Duration::ZERO,

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::journal::{Content, Encoding, Kind, Place, Record, Segment, Shown};
 use crate::store::Id;
@@ -27,6 +28,17 @@ pub struct Change {
     pub shown: Option<Shown>,
 }
 
+/// A segment that cannot be read.
+#[derive(Clone, Debug)]
+pub struct Damaged {
+    /// Why.
+    pub why: String,
+    /// When to try again.
+    pub again: Instant,
+    /// The pause before that.
+    pub pause: Duration,
+}
+
 /// A node's part.
 #[derive(Debug, Default)]
 pub struct Node {
@@ -36,6 +48,8 @@ pub struct Node {
     pub read: BTreeSet<Place>,
     /// Its objects.
     pub objects: HashMap<Id, Encoding>,
+    /// Segments that cannot be read: why, and until when nobody tries again.
+    pub damaged: HashMap<Place, Damaged>,
     /// Why part of it cannot be read.
     pub broken: Option<String>,
     /// A newer stepfs wrote part of it; says so.
@@ -47,6 +61,8 @@ pub struct Node {
 pub struct View {
     nodes: BTreeMap<String, Node>,
     names: BTreeMap<PathBuf, BTreeMap<String, Change>>,
+    /// The nodes that have an object.
+    owners: HashMap<Id, BTreeSet<String>>,
     /// The highest time of all.
     latest: u64,
     /// Grows with every segment.
@@ -60,9 +76,15 @@ impl View {
         let node = self.nodes.entry(segment.node.clone()).or_default();
         node.store.get_or_insert(segment.store);
         self.version += 1;
-        if segment.kind == Kind::Snapshot {
+        // A node's first snapshot replaces nothing, and a look through all names takes its time.
+        if segment.kind == Kind::Snapshot && !node.read.is_empty() {
             // It has everything that the node had before it.
-            node.objects.clear();
+            for (id, _) in node.objects.drain() {
+                if let Some(owners) = self.owners.get_mut(&id) {
+                    owners.remove(&segment.node);
+                }
+            }
+            self.owners.retain(|_, owners| !owners.is_empty());
             node.read.clear();
             for changes in self.names.values_mut() {
                 changes.remove(&segment.node);
@@ -74,6 +96,7 @@ impl View {
             let (time, path, shown) = match record {
                 Record::Object(encoding) => {
                     node.objects.insert(encoding.id, encoding.clone());
+                    self.owners.entry(encoding.id).or_default().insert(segment.node.clone());
                     continue;
                 }
                 Record::Put { time, path, shown } => (*time, path, Some(shown.clone())),
@@ -144,8 +167,7 @@ impl View {
 
     /// A node that has an object with all its ancestors.
     pub fn owner_of(&self, id: Id) -> Option<&str> {
-        let has = |(_, node): &(&String, &Node)| node.objects.contains_key(&id);
-        let mut owners = self.nodes.iter().filter(has).map(|(name, _)| name.as_str());
+        let mut owners = self.owners.get(&id)?.iter().map(String::as_str);
         owners.find(|owner| self.chain(owner, id).is_some())
     }
 

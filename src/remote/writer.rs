@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::journal::{self, Encoding, Kind, Record, Segment};
 use super::place::{Error, Place, Result, put_bytes};
-use super::reader::{Reader, lock};
+use super::reader::{Reader, heads, lock};
 use super::view::View;
 use crate::clock::wall_ns;
 use crate::container::ReadAt;
@@ -35,6 +35,10 @@ pub struct Writer {
     /// Object files that no name needs, and since when.
     idle: HashMap<String, Instant>,
     segments: u64,
+    /// The head that is to be put.
+    news: Option<journal::Place>,
+    /// The heads that are there, of segments before it.
+    told: BTreeSet<journal::Place>,
 }
 
 impl Writer {
@@ -69,7 +73,6 @@ impl Writer {
         let objects = place.list(&format!("nodes/{node}/objects/"))?;
         let present = objects.into_iter().map(|listed| (listed.name, listed.len)).collect();
         let mut writer = Writer {
-            place,
             view,
             node: node.to_string(),
             store,
@@ -78,7 +81,12 @@ impl Writer {
             present,
             idle: HashMap::new(),
             segments: segments.len() as u64,
+            news: None,
+            told: heads(place.as_ref())?.remove(node).unwrap_or_default(),
+            place,
         };
+        // A former process may have died before it told of its last segment.
+        writer.news = segments.last().filter(|last| !writer.told.contains(last)).copied();
         if segments.is_empty() {
             writer.append(Vec::new())?;
             let first = journal_of(writer.place.as_ref(), node)?.first().copied();
@@ -88,6 +96,13 @@ impl Writer {
             }
         }
         Ok(writer)
+    }
+
+    /// True if another process has written this node's journal since, as `stepfs gc --node` does: segments of this writer
+    /// would lie before that one's snapshot, where nobody reads them.
+    pub(super) fn is_outdated(&self) -> bool {
+        let view = lock(&self.view);
+        view.nodes().get(&self.node).and_then(|node| node.read.last()).is_some_and(|last| last.epoch > self.epoch)
     }
 
     /// The node's name.
@@ -160,21 +175,29 @@ impl Writer {
         put_bytes(self.place.as_ref(), &segment.name(), segment.encode()?, &|_| {})?;
         self.segments += 1;
         lock(&self.view).apply(&segment);
+        self.news = Some(segment.place());
+        self.tell()
+    }
+
+    /// Tells other nodes of the last segment, if that is not done yet.
+    ///
+    /// # Errors
+    /// Those of the remote; a later call goes on.
+    pub(super) fn tell(&mut self) -> Result<()> {
+        let Some(news) = self.news else { return Ok(()) };
+        put_bytes(self.place.as_ref(), &news.head(&self.node), Vec::new(), &|_| {})?;
+        self.news = None;
+        for old in std::mem::replace(&mut self.told, BTreeSet::from([news])) {
+            if old != news && self.place.delete(&old.head(&self.node)).is_err() {
+                // The highest counts; the next segment's head takes it away.
+                self.told.insert(old);
+            }
+        }
         Ok(())
     }
 
-    /// Deletes this node's objects that no name of any node has needed for `grace`, and now and then replaces the
-    /// journal by a snapshot. Reads all journals first, and deletes nothing while part of one cannot be read.
-    ///
-    /// # Errors
-    /// Those of the remote; what is left is deleted by a later call.
-    pub fn tidy(&mut self, grace: Duration) -> Result<()> {
-        Reader::refresh(self.place.as_ref(), &self.view)?;
-        // A segment that cannot be read may have a name that needs an object.
-        if lock(&self.view).nodes().values().any(|node| node.broken.is_some()) {
-            self.idle.clear();
-            return Ok(());
-        }
+    /// The object files that no known name has needed for `grace`.
+    fn due(&mut self, grace: Duration) -> Vec<String> {
         let needed = lock(&self.view).needed(&self.node);
         let is_needed = |name: &String| id_of(name).is_some_and(|id| needed.contains(&id));
         let now = Instant::now();
@@ -182,10 +205,28 @@ impl Writer {
         for name in self.present.keys().filter(|name| !is_needed(name)) {
             self.idle.entry(name.clone()).or_insert(now);
         }
-        let due: Vec<String> =
-            self.idle.iter().filter(|(_, since)| since.elapsed() >= grace).map(|(name, _)| name.clone()).collect();
+        self.idle.iter().filter(|(_, since)| since.elapsed() >= grace).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Deletes this node's objects that no name of any node has needed for `grace`, and now and then replaces the
+    /// journal by a snapshot. Reads all journals first, and deletes nothing while part of one cannot be read. Returns the
+    /// number of deleted objects.
+    ///
+    /// # Errors
+    /// Those of the remote; what is left is deleted by a later call.
+    pub fn tidy(&mut self, grace: Duration) -> Result<usize> {
+        if self.due(grace).is_empty() && self.segments < SNAPSHOT_AFTER {
+            return Ok(0);
+        }
+        Reader::refresh(self.place.as_ref(), &self.view)?;
+        // A segment that cannot be read may have a name that needs an object.
+        if lock(&self.view).nodes().values().any(|node| node.broken.is_some()) {
+            self.idle.clear();
+            return Ok(0);
+        }
+        let due = self.due(grace);
         if due.is_empty() && self.segments < SNAPSHOT_AFTER {
-            return Ok(());
+            return Ok(0);
         }
         // The journal forgets the objects before they go: nobody is told of an object that is not there.
         let gone: BTreeSet<Id> = due.iter().filter_map(|name| id_of(name)).collect();
@@ -197,10 +238,10 @@ impl Writer {
             view.snapshot(&self.node, &keep)
         };
         self.put(Kind::Snapshot, records)?;
-        for name in due {
-            self.place.delete(&name)?;
-            self.present.remove(&name);
-            self.idle.remove(&name);
+        for name in &due {
+            self.place.delete(name)?;
+            self.present.remove(name);
+            self.idle.remove(name);
         }
         let segments = journal_of(self.place.as_ref(), &self.node)?;
         let last = segments.iter().rev().find(|segment| segment.snapshot).copied();
@@ -208,7 +249,7 @@ impl Writer {
             self.place.delete(&format!("nodes/{}/journal/{}", self.node, old.text()))?;
         }
         self.segments = 1;
-        Ok(())
+        Ok(due.len())
     }
 }
 

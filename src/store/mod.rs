@@ -41,7 +41,7 @@ pub use profile::{Profile, Profiles};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
-pub use settings::{FORMAT, Newest, RemoteSettings, Settings};
+pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
 pub use store::Store;
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, write_beside};

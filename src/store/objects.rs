@@ -87,6 +87,13 @@ pub struct Hold {
     id: Id,
 }
 
+impl Hold {
+    /// The object.
+    pub fn id(&self) -> Id {
+        self.id
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         self.objects.unname(self.id);

@@ -40,11 +40,24 @@ fn default_settle() -> u64 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Newest {
-    /// Lossless, at once.
+    /// At once, as the object that it will probably become.
     #[default]
+    Quantized,
+    /// Lossless, at once.
     Exact,
     /// Not before it is archived.
     None,
+}
+
+/// What waits for the remote.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Wait {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// close, fsync and rename return once the remote has the file; a look at a name reads those of other nodes first.
+    Close,
 }
 
 /// The remote of a store (`[remote]`).
@@ -59,6 +72,9 @@ pub struct RemoteSettings {
     /// How the newest file of a lineage travels.
     #[serde(default)]
     pub newest: Newest,
+    /// What waits for the remote.
+    #[serde(default)]
+    pub wait: Wait,
     /// Limit in MiB a second; none by default.
     #[serde(default)]
     pub bandwidth_mib: Option<f64>,
@@ -316,7 +332,7 @@ mod tests {
         let url = "s3://bucket/a\"b";
         let changed = Settings::with_remote(&text, url).unwrap();
         let remote = Settings::parse(&changed).unwrap().remote.unwrap();
-        assert_eq!((remote.url.as_str(), remote.newest, remote.grace_seconds), (url, Newest::Exact, 3600));
+        assert_eq!((remote.url.as_str(), remote.newest, remote.grace_seconds), (url, Newest::Quantized, 3600));
         assert_eq!(Settings::with_remote(&changed, url).unwrap(), changed);
         assert!(Settings::with_remote(&changed, "file:///x").unwrap_err().to_string().contains(url));
         let example =

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use crate::store::Id;
 
 use super::index::Next;
+use super::lineage::rank;
 use super::{Catalog, Sealed, State};
 
 /// A step of a file's life that one thread takes. No other thread takes a step of the file before [`Catalog::done`].
@@ -101,6 +102,13 @@ impl Catalog {
         let task = Task { version: entry.version, sequence: entry.sequence, file: entry.turn.file, path, step };
         self.entries.claim(task.sequence);
         Some(task)
+    }
+
+    /// Whether the state before a file waits to be archived.
+    pub(in crate::archive) fn is_behind_another(&self, path: &Path, sealed: &Sealed) -> bool {
+        let Some(entry) = self.get(path) else { return false };
+        let before = self.entries.index().before(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
+        before.and_then(|path| self.get(&path)).is_some_and(|before| before.held.is_none() && before.failed.is_none())
     }
 
     /// The step is taken, or failed.

@@ -351,6 +351,11 @@ impl Index {
         member.group.as_ref().and_then(|directory| self.groups.get(directory)).is_none_or(Group::is_open)
     }
 
+    /// The last older state of the lineage `id` that is sealed and has other bytes than `print` says.
+    pub(super) fn before(&self, id: u64, rank: &Rank, print: Print) -> Option<PathBuf> {
+        self.path(self.lineages.get(&id)?.before(rank, print)?)
+    }
+
     /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says.
     pub(super) fn has_newer(&self, id: u64, rank: &Rank, print: Print) -> bool {
         self.lineages.get(&id).is_some_and(|lineage| lineage.has_newer(rank, print))

@@ -138,6 +138,12 @@ impl Lineage {
         self.by_time.after(rank, print)
     }
 
+    /// The last older sealed state with other bytes.
+    pub(super) fn before(&self, rank: &Rank, print: Print) -> Option<&Rank> {
+        let older = self.by_time.sealed.range::<Rank, _>(..rank);
+        older.rev().find(|(_, other)| **other != print).map(|(key, _)| key)
+    }
+
     /// Sequences of the states that make this one history.
     pub(super) fn successors(&self, rank: &Rank, print: Print) -> impl Iterator<Item = u64> {
         let (newer, higher) = (self.by_time.after(rank, print), self.by_steps.after(&height(rank), print));

@@ -23,7 +23,8 @@ const EXPONENT: f64 = 0.75;
 /// Factor on the steps of weights. 1 where the optimizer does not count.
 pub(super) fn relief(material: &Material) -> io::Result<f64> {
     let now = step(material.source, material.description)?;
-    let then = step(material.newer.0, material.newer.1)?;
+    let other = step(material.newer.0, material.newer.1)?;
+    let (now, then) = if material.ahead { (other, now) } else { (now, other) };
     Ok(now.zip(then).filter(|(now, then)| then > now).map_or(1.0, |(now, then)| factor(then - now)))
 }
 

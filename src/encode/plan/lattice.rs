@@ -38,6 +38,9 @@ const HEAVY_TAIL: f64 = 8.0;
 /// A chain keeps its step while the ideal one is within this factor of it. A change costs a twelfth of a bit. A step
 /// that is off by this factor loses a hundredth of its benefit.
 const KEEP_WITHIN: f64 = 1.4;
+/// A tensor that is coded ahead keeps its step while the expected one is at most so much finer: the next update may be
+/// smaller still.
+const FINER_AHEAD: f64 = 1.15;
 /// A tensor of which at most this share of rows moves from one state to the next is coded by rows.
 const MOST_CHANGED: f64 = 0.7;
 /// Tables with fewer rows are not coded by rows: a row's own step takes some bits.
@@ -107,8 +110,13 @@ fn on_lattice(subject: &Subject, twin: &Tensor) -> io::Result<Option<Coding>> {
         }
         (None, None) => None,
     };
-    let keep = |wanted: &f64| (1.0 / KEEP_WITHIN..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();
-    Ok(Some(Coding::Lattice { parent, step: wanted.filter(|wanted| !keep(wanted)).unwrap_or(before) }))
+    // Made ahead, it becomes finer early and coarser slowly, so that the state after seldom asks for less.
+    let ahead = subject.material.ahead;
+    let finest = 1.0 / if ahead { FINER_AHEAD } else { KEEP_WITHIN };
+    let keep = |wanted: &f64| (finest..KEEP_WITHIN).contains(&(wanted / before)) || next.is_none();
+    let step = wanted.filter(|wanted| !keep(wanted)).unwrap_or(before);
+    let most = if ahead { lattice::short_step(subject.tensor.dtype, KEEP_WITHIN * before) } else { None };
+    Ok(Some(Coding::Lattice { parent, step: most.map_or(step, |most| step.min(most)) }))
 }
 
 fn step(subject: &Subject, rms: f64) -> Option<f64> {

@@ -21,6 +21,9 @@ const LEAST: f64 = 1.0 / 8.0;
 /// another unit.
 const KEEP_WITHIN: f64 = 0.8;
 
+/// Made ahead, it becomes finer early, so that the state after seldom asks for less.
+const KEEP_AHEAD: f64 = 0.4;
+
 /// Elements in each place of a sample. 4 places tell the change to 1%, and units differ by factors of 2. The elements
 /// lie side by side, so that all columns of a narrow matrix count.
 const ELEMENTS: u64 = 1024;
@@ -34,18 +37,20 @@ pub(super) fn unit(subject: &Subject) -> io::Result<u32> {
         _ => None,
     });
     Ok(match change(subject, twin)? {
-        Some(octaves) => choose(most, octaves / full, before),
+        Some(octaves) => choose(most, octaves / full, before, subject.material.ahead),
         None => most,
     })
 }
 
-/// `share`: the elements' change, in units of the change from which on the unit is `most`.
-fn choose(most: u32, share: f64, before: Option<u32>) -> u32 {
+/// `share`: the elements' change, in units of the change from which on the unit is `most`. `ahead`: the change to the
+/// next state may be smaller.
+fn choose(most: u32, share: f64, before: Option<u32>, ahead: bool) -> u32 {
     // How often the step is halved.
     let wanted = -share.clamp(LEAST, 1.0).log2();
     let halved = |unit: u32| f64::from(most).log2() - f64::from(unit).log2();
-    let kept = before.filter(|unit| *unit <= most && (halved(*unit) - wanted).abs() <= KEEP_WITHIN);
-    kept.unwrap_or_else(|| most >> wanted.round() as u32)
+    let finer = if ahead { KEEP_AHEAD } else { KEEP_WITHIN };
+    let kept = before.filter(|unit| *unit <= most && (-KEEP_WITHIN..=finer).contains(&(wanted - halved(*unit))));
+    kept.unwrap_or_else(|| most >> (if ahead { wanted.ceil() } else { wanted.round() }) as u32)
 }
 
 /// Root mean square of the elements' changes to the next state, in octaves, without their common change, which the
@@ -74,17 +79,17 @@ mod tests {
 
     #[test]
     fn what_changes_little_has_a_fine_step() {
-        assert_eq!(choose(4 * OCTAVE, 3.0, None), 4 * OCTAVE);
-        assert_eq!(choose(4 * OCTAVE, 0.5, None), 2 * OCTAVE);
-        assert_eq!(choose(2 * OCTAVE, 0.005, None), OCTAVE / 4);
-        assert_eq!(choose(4 * OCTAVE, 0.0, None), OCTAVE / 2);
+        assert_eq!(choose(4 * OCTAVE, 3.0, None, false), 4 * OCTAVE);
+        assert_eq!(choose(4 * OCTAVE, 0.5, None, false), 2 * OCTAVE);
+        assert_eq!(choose(2 * OCTAVE, 0.005, None, false), OCTAVE / 4);
+        assert_eq!(choose(4 * OCTAVE, 0.0, None, false), OCTAVE / 2);
     }
 
     #[test]
     fn a_chain_keeps_its_unit_until_another_is_clearly_right() {
-        assert_eq!(choose(4 * OCTAVE, 0.32, Some(2 * OCTAVE)), 2 * OCTAVE);
-        assert_eq!(choose(4 * OCTAVE, 0.2, Some(2 * OCTAVE)), OCTAVE);
+        assert_eq!(choose(4 * OCTAVE, 0.32, Some(2 * OCTAVE), false), 2 * OCTAVE);
+        assert_eq!(choose(4 * OCTAVE, 0.2, Some(2 * OCTAVE), false), OCTAVE);
         // A finer profile since.
-        assert_eq!(choose(2 * OCTAVE, 1.5, Some(4 * OCTAVE)), 2 * OCTAVE);
+        assert_eq!(choose(2 * OCTAVE, 1.5, Some(4 * OCTAVE), false), 2 * OCTAVE);
     }
 }

@@ -5,6 +5,7 @@ mod casts;
 mod interval;
 mod lattice;
 mod memory;
+mod met;
 mod moments;
 mod phase;
 mod proof;
@@ -29,6 +30,7 @@ use crate::store::object::{self, HEAD_BYTES, TAIL_BYTES, rows_and_width};
 use crate::tile::{Coding, TileSpec};
 
 pub(super) use lattice::{read, sample};
+pub(super) use met::is_met_by;
 pub(super) use moments::has_factors;
 
 use archived::{Archived, Tensors};
@@ -108,8 +110,10 @@ impl Plan {
 pub(super) struct Material<'a> {
     pub(super) source: &'a (dyn ReadAt + Sync),
     pub(super) description: &'a Description,
-    /// The state after this one, as written, with its tensors.
+    /// The state after this one, as written, with its tensors. With `ahead`, the state before it, as written.
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
+    /// No state after this one is known: what was proven for the state before holds, and its update is expected again.
+    pub(super) ahead: bool,
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,
     /// The archived state before this one: the base, or for a super-step a state between it and its base.
@@ -208,7 +212,12 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     for (copy, of) in &copies {
         all[*copy].extent = casts::matching(&written[*copy], &written[*of], &all[*of]);
     }
-    let proven = proof::proven(material, &all, &twins)?;
+    // The state before was proven by this very state.
+    let was_lossy = |tensor: &Tensor| previous.get(tensor).is_some_and(|before| before.entry.coding.is_lossy());
+    let proven = match material.ahead {
+        true => all.iter().map(was_lossy).collect(),
+        false => proof::proven(material, &all, &twins)?,
+    };
     // A copy is as lossy as its original, so the original must be proven.
     copies.retain(|_, of| proven[*of]);
     // A tensor can be beside another one only if both get tiles.

@@ -6,37 +6,11 @@ import time
 import numpy as np
 import pytest
 import torch
-from harness import make_base, remove_base, require_clean, run, wait_until
-from remotes import Directory, Moto, Node
+from harness import make_base, remove_base, require_clean, run, run_json, wait_until
+from remotes import Directory, Node
 from series import save_walk, walk
 
 pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
-
-
-@pytest.fixture(params=["file", "s3"])
-def remote(request):
-    base = make_base()
-    if request.param == "s3":
-        pytest.importorskip("moto")
-    made = Directory(base) if request.param == "file" else Moto()
-    made.base = base
-    yield made
-    made.close()
-    remove_base(base)
-
-
-@pytest.fixture
-def nodes(remote):
-    """Makes mounted nodes on the remote; all are taken down at the end."""
-    made = []
-
-    def make(settings=""):
-        made.append(Node(make_base(), remote, settings))
-        return made[-1].mount()
-
-    yield make
-    for node in made:
-        node.close()
 
 
 def read(path):
@@ -45,7 +19,7 @@ def read(path):
 
 
 def test_a_fresh_store_shows_and_reads_everything(remote, nodes):
-    first = nodes()
+    first = nodes('newest = "exact"')
     os.makedirs(first / "run/empty/deep")
     names = [f"run/{name}" for name in save_walk(first / "run", 5)]
     torch.save(torch.arange(50_000), first / "run/empty/deep/data.bin")
@@ -61,7 +35,7 @@ def test_a_fresh_store_shows_and_reads_everything(remote, nodes):
     # The machine and its disk are gone.
     first.kill()
     first.close()
-    second = nodes()
+    second = nodes('newest = "exact"')
     second.sees("noise.bin")
     for name in everything:
         second.sees(name)
@@ -150,7 +124,7 @@ def test_names_that_were_removed_while_the_remote_was_not_asked_stay_removed(rem
 def test_a_remote_that_is_away_delays_nobody_and_catches_up():
     base = make_base()
     remote = Directory(base)
-    node = Node(make_base(), remote)
+    node = Node(make_base(), remote, 'newest = "exact"')
     try:
         node.mount()
         (node / "before").write_bytes(b"1" * 100_000)
@@ -222,3 +196,41 @@ def test_what_cannot_work_is_refused_in_words(remote, nodes):
     done = run("sync", "--remote", second.dir, check=False, timeout=200)
     assert done.returncode == 1 and "another store" in done.stderr
     assert read(second / "y") == b"second"
+
+
+def test_commands_read_a_remote_without_a_mount(remote, nodes):
+    a, b = nodes('node = "a"\nnewest = "exact"'), nodes('node = "b"')
+    os.mkdir(a / "run")
+    names = save_walk(a / "run", 3)
+    (b / "note").write_text("small")
+    (b / "data.bin").write_bytes(np.random.default_rng(2).bytes(300_000))
+    for node in (a, b):
+        node.pushed()
+    url = remote.url
+    listed = {line["path"]: line for line in run_json("ls", url, "--json")}
+    assert set(listed) == {"note", "data.bin", *(f"run/{name}" for name in names)}
+    assert listed["data.bin"]["logical_bytes"] == 300_000 and listed["data.bin"]["node"] == "b"
+    assert {node["node"]: node["names"] for node in run_json("status", url, "--json")} == {"a": 3, "b": 2}
+    run("verify", url)
+    place = a.base / "pulled"
+    run("export", url, "run", place)
+    for name in names:
+        assert read(place / name) == read(a / "run" / name), name
+    assert run("cat", url, "note").stdout == "small"
+    # A node that is gone for good leaves objects that nothing needs.
+    a.kill()
+    os.remove(b / f"run/{names[-1]}")
+    b.pushed()
+    before = sum("/objects/" in name for name in remote.names())
+    done = run("gc", url, "--node", "none", check=False)
+    assert done.returncode == 1 and "no node none" in done.stderr
+    run("gc", url, "--node", "a")
+    after = sum("/objects/" in name for name in remote.names())
+    assert after < before
+    run("verify", url)
+    # It was not gone after all.
+    a.mount()
+    (a / "later").write_bytes(b"later" * 50_000)
+    a.pushed()
+    b.sees("later")
+    assert read(b / "later") == b"later" * 50_000

@@ -1,0 +1,170 @@
+//! Encodes the newest state of a lineage before it has a newer one, so that a remote has it at a fraction of its bytes.
+//!
+//! The file stays as it is, exact. Its object is what the file becomes later, if the object is fine enough once the
+//! state after it is known. The newest object of a lineage stays without a name, so nothing is noted of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::clock::wall_ns;
+use crate::container::is_of_chunks;
+use crate::encode::{StepResult, original};
+use crate::remote::Ahead;
+use crate::store::durable::DeviceFile;
+use crate::store::object::{Header, Id};
+use crate::store::{Newest, Profile, Profiles, is_pinned};
+use crate::sync::Mutex;
+
+use super::archiving::After;
+use super::base::nearest;
+use super::catalog::{Sealed, State};
+use super::{Archive, FileId};
+
+/// A file waits at most so long for the state before it to become its base, in nanoseconds since it was written: a
+/// remote gets it a minute late, rather than as a difference over several states.
+const PATIENCE_NS: i64 = 60_000_000_000;
+/// How long an archived file is kept open for the state after it: a remote may be away for a while. A released file
+/// that is open takes its room on the disk until then.
+const KEEP_OPEN: Duration = Duration::from_secs(600);
+/// Files kept open at most. A process may open 1,024 by default, or a little more.
+const MOST_OPEN: usize = 256;
+
+/// Archived files that are kept open until the state after each is encoded ahead.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    /// By the state after them. Taken for moments; no other lock is taken under it.
+    files: Mutex<Vec<(FileId, i64, Instant, DeviceFile)>>,
+}
+
+impl Before {
+    fn put(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.retain(|(id, _, since, _)| ![archived.file, next.file].contains(id) && since.elapsed() < KEEP_OPEN);
+        if files.len() < MOST_OPEN {
+            files.push((next.file, next.modified_ns, Instant::now(), file));
+        }
+    }
+
+    /// The state before this one.
+    fn take(&self, sealed: &Sealed) -> Option<DeviceFile> {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let at =
+            files.iter().position(|(id, modified_ns, ..)| (*id, *modified_ns) == (sealed.file, sealed.modified_ns))?;
+        Some(files.swap_remove(at).3)
+    }
+}
+
+impl Archive {
+    /// Encodes the newest file of a lineage for a remote.
+    ///
+    /// # Errors
+    /// Those of an archiving.
+    pub(super) fn encode_ahead(&self, path: &Path) -> StepResult<Ahead> {
+        let (version, sealed) = {
+            let catalog = self.catalog();
+            let Some(entry) = catalog.get(path) else { return Ok(Ahead::Later) };
+            let State::Sealed(sealed) = &entry.state else { return Ok(Ahead::Later) };
+            // It is to stay exact everywhere.
+            if entry.held.is_some() || catalog.named_best_by(path).is_some() {
+                return Ok(Ahead::Whole);
+            }
+            let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
+            if catalog.has_newer(path, sealed) || recent && catalog.is_behind_another(path, sealed) {
+                return Ok(Ahead::Later);
+            }
+            (entry.version, Arc::clone(sealed))
+        };
+        let profiles = self.profiles(path, sealed.lineage)?;
+        let exact = profiles.coarsest() == Profile::Exact || profiles.policy().is_some();
+        if exact || is_of_chunks(path) || is_pinned(&self.store.tree(), path)? {
+            return Ok(Ahead::Whole);
+        }
+        let source = self.open_file(path)?;
+        if !sealed.describes(&source.metadata()?) {
+            return Ok(Ahead::Later);
+        }
+        let stale = || {
+            let catalog = self.catalog();
+            self.is_stopping()
+                || catalog.get(path).is_none_or(|entry| entry.version != version)
+                || catalog.has_newer(path, &sealed)
+        };
+        if let Some(made) = self.already_ahead(&sealed, &source, &profiles, &stale)? {
+            return Ok(self.objects.hold(made).map_or(Ahead::Later, Ahead::Object));
+        }
+        let Some(before) = self.before_ahead.take(&sealed) else { return Ok(Ahead::Whole) };
+        let mut states = self.objects.of_lineage(sealed.lineage);
+        states.retain(|header| header.modified_ns < sealed.modified_ns);
+        if !nearest(states, &sealed).is_some_and(|before| self.is_faithful(before.id, &profiles)) {
+            return Ok(Ahead::Whole);
+        }
+        let after = After { state: (&before, path), ahead: true, but: None };
+        let made =
+            self.difference(path, &sealed, (&source, &profiles), &after, &stale, &mut |made| self.commit(made))?;
+        let Some(made) = made else { return Ok(Ahead::Whole) };
+        let hold = self.objects.hold(made);
+        self.objects.unname(made);
+        if let Some((header, stored)) = self.objects.get(made) {
+            let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
+            log::info!("{}: encoded ahead as {made}, {percent:.1}%", path.display());
+        }
+        Ok(hold.map_or(Ahead::Later, Ahead::Object))
+    }
+
+    /// Keeps an archived file open for the state after it, which is encoded ahead by the update between the two.
+    pub(super) fn keep_for_ahead(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
+        let wanted = self.store.settings().remote.as_ref().is_some_and(|remote| remote.newest == Newest::Quantized);
+        if wanted {
+            self.before_ahead.put(archived, next, file);
+        }
+    }
+
+    /// The object of this state that a former process made.
+    fn already_ahead(
+        &self,
+        sealed: &Sealed,
+        source: &DeviceFile,
+        profiles: &Profiles,
+        stale: &(dyn Fn() -> bool + Sync),
+    ) -> StepResult<Option<Id>> {
+        let mut made = self.objects.of_lineage(sealed.lineage);
+        let is = |header: &Header| {
+            let of = (header.modified_ns, header.logical_len, header.source_sample);
+            of == (sealed.modified_ns, sealed.len, sealed.sample) && self.is_faithful(header.id, profiles)
+        };
+        made.retain(is);
+        let Some(made) = made.first() else { return Ok(None) };
+        Ok((original::hash_of(source, sealed.len, stale)? == made.original).then_some(made.id))
+    }
+
+    /// Whether an object was made of a file's own state, before the state after it was known.
+    pub(super) fn is_made_ahead(&self, id: Id, sealed: &Sealed) -> bool {
+        let of =
+            |(header, _): (Header, u64)| (header.lineage, header.modified_ns) == (sealed.lineage, sealed.modified_ns);
+        self.objects.get(id).is_some_and(of)
+    }
+
+    /// Whether an object that was made ahead, and that the caller has named, loses no more than one that is made now.
+    /// If it does, the name is taken back.
+    pub(super) fn is_still_fine(
+        &self,
+        id: Id,
+        path: &Path,
+        sealed: &Sealed,
+        file: (&DeviceFile, &Profiles),
+        newer: &(PathBuf, Arc<Sealed>),
+    ) -> StepResult<bool> {
+        let look = || -> StepResult<bool> {
+            let (made, after) = (self.objects.open(id)?, self.open_newer(newer)?);
+            let after = After { state: (&after, &newer.0), ahead: false, but: Some(id) };
+            self.difference(path, sealed, file, &after, &|| false, &mut |difference| difference.is_met_by(&made))
+        };
+        let fine = look();
+        if !matches!(fine, Ok(true)) {
+            log::info!("{}: what was encoded ahead is too coarse now, or cannot be judged", path.display());
+            self.objects.unname(id);
+        }
+        fine
+    }
+}

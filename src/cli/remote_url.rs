@@ -1,0 +1,173 @@
+//! Commands on the URL of a remote: `ls`, `status`, `gc --node`, and a store for those that read files.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::remote::{self, Content, Place, Reader, View, Writer};
+use crate::store::Store;
+
+use super::format::{name, size, table};
+
+/// What stands in front of the store that a remote is copied into.
+const COPY: &str = "stepfs-remote-";
+
+/// The URL that a path is; `None` for a path.
+pub(super) fn url_of(path: &Path) -> Option<&str> {
+    path.to_str().filter(|text| text.starts_with("s3://") || text.starts_with("file://"))
+}
+
+/// A store for a command that reads files. A remote's is removed at the end.
+pub(super) struct Brought {
+    pub(super) root: PathBuf,
+    _copy: Option<tempfile::TempDir>,
+}
+
+/// The store of `path`. For a URL: a new one in the directory for temporary files, with the names of the remote and the
+/// objects of those at and below `wanted`.
+pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
+    let Some(url) = url_of(path) else { return Ok(Brought { root: path.to_path_buf(), _copy: None }) };
+    let copy = tempfile::Builder::new().prefix(COPY).tempdir()?;
+    let root = copy.path().join("store");
+    let wanted = if wanted == Path::new(".") { Path::new("") } else { wanted };
+    remote::copy(&existing(url)?, Store::open(&root)?, Some(wanted))?;
+    Ok(Brought { root, _copy: Some(copy) })
+}
+
+/// Opens a remote that must be there: a command that reads creates none.
+fn existing(url: &str) -> Result<Arc<dyn Place>> {
+    if remote::directory_of(url).is_some_and(|directory| !directory.is_dir()) {
+        bail!("{url}: there is no such directory");
+    }
+    Ok(remote::open(url)?)
+}
+
+fn view_of(place: &dyn Place) -> Result<View> {
+    let view = Mutex::default();
+    Reader::refresh(place, &view)?;
+    Ok(view.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A name on a remote.
+#[derive(Serialize)]
+struct Line<'a> {
+    path: String,
+    logical_bytes: u64,
+    /// Of its own object, or of its bytes in the journal.
+    stored_bytes: u64,
+    /// The node that wrote the name last.
+    node: String,
+    /// Objects that a read needs; 0 if the journal has the bytes.
+    chain_len: usize,
+    modified_ns: i64,
+    #[serde(skip)]
+    owner: Option<&'a str>,
+}
+
+/// `stepfs ls URL`
+pub(super) fn list(url: &str, json: bool) -> Result<ExitCode> {
+    let view = view_of(existing(url)?.as_ref())?;
+    let lines: Vec<Line> = view
+        .files()
+        .map(|(path, stamp, shown)| {
+            let (owner, chain) = match &shown.content {
+                Content::Object { owner, id } => (Some(owner.as_str()), view.chain(owner, *id).unwrap_or_default()),
+                Content::Inline(_) | Content::Link(_) => (None, Vec::new()),
+            };
+            Line {
+                path: path.to_string_lossy().into_owned(),
+                logical_bytes: shown.len,
+                stored_bytes: if owner.is_some() { chain.last().map_or(0, |last| last.len) } else { shown.len },
+                node: stamp.node,
+                chain_len: chain.len(),
+                modified_ns: shown.modified_ns,
+                owner,
+            }
+        })
+        .collect();
+    let mut out = std::io::stdout().lock();
+    if json {
+        serde_json::to_writer_pretty(&mut out, &lines)?;
+        writeln!(out)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut rows = vec![["size", "stored", "chain", "node", "path"].map(String::from).to_vec()];
+    for line in &lines {
+        let chain =
+            if line.owner.is_some() && line.chain_len == 0 { "MISSING".into() } else { line.chain_len.to_string() };
+        rows.push(vec![size(line.logical_bytes), size(line.stored_bytes), chain, line.node.clone(), name(&line.path)]);
+    }
+    write!(out, "{}", table(&rows, &[true, true, true, false, false]))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A node of a remote.
+#[derive(Serialize)]
+struct Node<'a> {
+    node: &'a str,
+    names: usize,
+    objects: usize,
+    object_bytes: u64,
+    /// Why part of it cannot be read.
+    broken: Option<&'a str>,
+}
+
+/// `stepfs status URL`. Exit code 3 if part of the remote cannot be read.
+pub(super) fn status(url: &str, json: bool) -> Result<ExitCode> {
+    let view = view_of(existing(url)?.as_ref())?;
+    let mut nodes: Vec<Node> = view
+        .nodes()
+        .iter()
+        .map(|(node, of)| Node {
+            node,
+            names: 0,
+            objects: of.objects.len(),
+            object_bytes: of.objects.values().map(|object| object.len).sum(),
+            broken: of.broken.as_deref(),
+        })
+        .collect();
+    for (_, stamp, _) in view.files() {
+        if let Ok(at) = nodes.binary_search_by(|node| node.node.cmp(&stamp.node)) {
+            nodes[at].names += 1;
+        }
+    }
+    let is_broken = nodes.iter().any(|node| node.broken.is_some());
+    if json {
+        println!("{}", serde_json::to_string_pretty(&nodes)?);
+    } else {
+        let mut rows = vec![["names", "objects", "size", "node", ""].map(String::from).to_vec()];
+        for node in &nodes {
+            let broken = node.broken.unwrap_or_default().to_string();
+            let counts = [node.names.to_string(), node.objects.to_string(), size(node.object_bytes)];
+            rows.push([&counts[..], &[node.node.to_string(), broken]].concat());
+        }
+        print!("{}", table(&rows, &[true, true, true, false, false]));
+    }
+    Ok(ExitCode::from(if is_broken { super::DAMAGED } else { 0 }))
+}
+
+/// `stepfs gc URL --node NODE`: deletes the objects of a node that is gone for good, if no name of any node needs them.
+pub(super) fn collect(url: &str, node: &str) -> Result<ExitCode> {
+    let place = existing(url)?;
+    let view: Arc<Mutex<View>> = Arc::default();
+    Reader::refresh(place.as_ref(), &view)?;
+    let store = {
+        let view = view.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((broken, why)) = view.nodes().iter().find_map(|(name, of)| Some((name, of.broken.as_ref()?))) {
+            bail!("node {broken}: {why}; nothing is deleted while part of a journal cannot be read");
+        }
+        match view.nodes().get(node).and_then(|of| of.store) {
+            Some(store) => store,
+            None => bail!("{url} has no node {node}; `stepfs status {url}` lists the nodes"),
+        }
+    };
+    let mut writer = Writer::claim(place, view, node, store, true)?;
+    let deleted = writer.tidy(Duration::ZERO)?;
+    println!("{deleted} object{} deleted", if deleted == 1 { "" } else { "s" });
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,59 @@
+//! Answers that wait for a remote (`wait = "close"`). No thread waits meanwhile.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen};
+
+use super::{Core, done, entry, errno::Result};
+
+impl Core {
+    /// Answers once the remote has what is at and below a node's path. Dropped, the reply says EIO.
+    pub(super) fn reply_when_pushed(&self, node: u64, reply: ReplyEmpty) {
+        let path = if self.archive.is_remote_waited_for() { self.table().path(node) } else { None };
+        match path {
+            Some(path) => self.archive.when_pushed(path, Box::new(move || reply.ok())),
+            None => reply.ok(),
+        }
+    }
+
+    /// Answers what was done; if it was done well, once the remote has it.
+    pub(super) fn done_when_pushed(&self, node: u64, result: Result<()>, reply: ReplyEmpty) {
+        match result {
+            Ok(()) => self.reply_when_pushed(node, reply),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    /// Answers a rename once the remote has the new name.
+    pub(super) fn renamed_when_pushed(&self, to: (u64, &OsStr), result: Result<()>, reply: ReplyEmpty) {
+        if result.is_err() || !self.archive.is_remote_waited_for() {
+            return done(reply, result);
+        }
+        let path = self.table().child(to.0, to.1);
+        match path {
+            Ok(path) => self.archive.when_pushed(path, Box::new(move || reply.ok())),
+            Err(_) => reply.ok(),
+        }
+    }
+
+    /// Looks a name up. One that is not there may have come to the remote just now.
+    pub(super) fn answer_lookup(self: &Arc<Self>, parent: u64, name: &OsStr, reply: ReplyEntry) {
+        match self.lookup(parent, name) {
+            Err(fault) if fault.is_absence() && self.archive.is_remote_waited_for() => {
+                let (core, name) = (Arc::clone(self), name.to_os_string());
+                self.archive.when_read(Box::new(move || entry(reply, core.lookup(parent, &name))));
+            }
+            found => entry(reply, found),
+        }
+    }
+
+    /// Opens a directory, with the names that other nodes have pushed before.
+    pub(super) fn answer_opendir(self: &Arc<Self>, ino: u64, reply: ReplyOpen) {
+        if !self.archive.is_remote_waited_for() {
+            return self.opendir(ino, reply);
+        }
+        let core = Arc::clone(self);
+        self.archive.when_read(Box::new(move || core.opendir(ino, reply)));
+    }
+}
