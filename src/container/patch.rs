@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::hash::{Checksum, crc32_behind as behind};
 
-use super::bundle::Steady;
+use super::bundle::steady::Steady;
 use super::zip::{Record, Zip};
 use super::{Description, ReadAt};
 

@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use fuser::ReplyEntry;
 
+use super::Core;
 use super::attr::Attributes;
 use super::errno::{Fault, Result};
 use super::generation::NONE;
 use super::inodes::Table;
 use super::node::file_id;
 use super::numbers::ROOT;
-use super::{Core, entry};
+use super::reply::entry;
 use crate::archive::FileId;
 use crate::store::beneath;
 

@@ -11,10 +11,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle as SignalHandle, Signals};
 
+use super::adapter::FuseAdapter;
 use super::archive_hooks::Served;
 use super::error::MountError;
 use super::mounts::{self, Detach, absolute, clear_dead_mount};
-use super::{Core, FuseAdapter, sys};
+use super::{Core, sys};
 use crate::archive::Archive;
 use crate::store::exposed;
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen};
 
-use super::{Core, done, entry, errno::Result};
+use super::reply::{done, entry};
+use super::{Core, errno::Result};
 
 impl Core {
     /// Answers once the remote has what is at and below a node's path. Dropped, the reply says EIO.

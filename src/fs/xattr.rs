@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use fuser::{Errno, FileType, ReplyEmpty, ReplyXattr};
 
+use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::{Core, done};
+use super::reply::done;
 use crate::store::durable::CrashPoint;
 use crate::store::{PIN, PROFILE, Profile};
 use crate::sync::MutexGuard;

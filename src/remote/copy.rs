@@ -7,12 +7,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::daemon::{Settings, Shared, take_all};
+use super::daemon::take_all;
 use super::fetch::Fetcher;
 use super::journal::Content;
 use super::local::{Ahead, Local, Shape};
 use super::place::{Error, Place, Result};
 use super::reader::{Reader, lock};
+use super::shared::{Settings, Shared};
 use crate::store::{Elsewhere, Hold, Newest, Objects, Store, Wait};
 
 struct Copy {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -14,19 +14,19 @@ use serde::{Deserialize, Serialize};
 use super::fetch::Fetcher;
 use super::journal::Shown;
 use super::local::{Found, Local, walk};
-use super::pace::Pace;
 use super::pauses::{FIRST_PAUSE, Pauses};
 use super::place::{Error, Place, Result};
 use super::plan::plan;
-use super::push::{Backlog, Pusher};
+use super::push::Pusher;
 use super::reader::{Reader, lock};
+use super::shared::{LOOK_EVERY, Settings, Shared};
 use super::tree;
-use super::view::{Stamp, View};
-use super::waiting::{Then, Waiting};
+use super::view::Stamp;
+use super::waiting::Then;
 use super::writer::Writer;
 use crate::clock::wall_ns;
 use crate::encode::yield_to_others;
-use crate::store::{Newest, Wait, in_parallel};
+use crate::store::{Wait, in_parallel};
 
 /// A program that waits for the remote gets an error after this time without an answer.
 const CLOSERS_PATIENCE: Duration = Duration::from_secs(60);
@@ -37,27 +37,6 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
 /// How often to list all journals: a node that died may have left a segment that it did not tell of.
 const WHOLE_REFRESH: Duration = Duration::from_secs(6 * 3600);
-/// How often to look whether something was closed or removed: a look at one number.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
-
-/// How a store uses its remote.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// `file:///DIRECTORY` or `s3://BUCKET/PREFIX`.
-    pub url: String,
-    /// This node's name.
-    pub node: String,
-    /// How the newest file of a lineage travels.
-    pub newest: Newest,
-    /// What waits for the remote.
-    pub wait: Wait,
-    /// Bytes a second.
-    pub bandwidth: Option<u64>,
-    /// Age of the view at which it is read anew.
-    pub refresh: Duration,
-    /// How long objects stay that no name needs.
-    pub grace: Duration,
-}
 
 /// What `stepfs status` shows of a remote.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,75 +61,6 @@ pub struct Progress {
     pub failing: Option<String>,
     /// Nodes of which part cannot be read, each with the reason.
     pub broken: Vec<String>,
-}
-
-/// What the threads share.
-pub(super) struct Shared {
-    pub(super) settings: Settings,
-    pub(super) view: Arc<Mutex<View>>,
-    pub(super) pace: Pace,
-    /// What the tree shows of the remote.
-    shown: Mutex<BTreeMap<PathBuf, Stamp>>,
-    backlog: Mutex<Backlog>,
-    pub(super) waiting: Waiting,
-    /// Why pushing, and why showing, does not go on.
-    failing: Mutex<[Option<String>; 2]>,
-    /// All changes up to this one are pushed.
-    pushed: AtomicU64,
-    /// Somebody waits: no pause.
-    pub(super) asked: AtomicU64,
-}
-
-impl Shared {
-    pub(super) fn new(settings: Settings, shown: BTreeMap<PathBuf, Stamp>) -> Shared {
-        Shared {
-            pace: Pace::new(settings.bandwidth),
-            settings,
-            view: Arc::default(),
-            shown: Mutex::new(shown),
-            backlog: Mutex::default(),
-            waiting: Waiting::default(),
-            failing: Mutex::default(),
-            pushed: AtomicU64::new(0),
-            asked: AtomicU64::new(0),
-        }
-    }
-
-    pub(super) fn shown(&self) -> BTreeMap<PathBuf, Stamp> {
-        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Notes that the tree shows these changes, unless it shows later ones.
-    pub(super) fn agree(&self, names: &BTreeMap<PathBuf, Stamp>) {
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        for (path, stamp) in names {
-            match shown.get_mut(path) {
-                Some(had) if *had < *stamp => *had = stamp.clone(),
-                Some(_) => {}
-                None => drop(shown.insert(path.clone(), stamp.clone())),
-            }
-        }
-    }
-
-    /// Forgets names whose shown change does not count any more.
-    fn prune(&self) -> BTreeMap<PathBuf, Stamp> {
-        let view = lock(&self.view);
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        shown.retain(|path, stamp| view.winner(path).is_none_or(|(last, now)| last != *stamp || now.is_some()));
-        shown.clone()
-    }
-
-    pub(super) fn set_backlog(&self, backlog: &Backlog) {
-        *self.backlog.lock().unwrap_or_else(PoisonError::into_inner) = backlog.clone();
-    }
-
-    pub(super) fn is_stopped(&self) -> bool {
-        self.pace.is_stopped()
-    }
-
-    pub(super) fn fails(&self, thread: usize, why: Option<String>) {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)[thread] = why;
-    }
 }
 
 /// The remote of a mounted store.

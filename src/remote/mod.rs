@@ -33,6 +33,7 @@ pub mod place;
 mod plan;
 mod push;
 mod reader;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -43,12 +44,13 @@ mod whole;
 mod writer;
 
 pub use copy::copy;
-pub use daemon::{Daemon, Progress, Settings};
+pub use daemon::{Daemon, Progress};
 pub use fetch::fetch_whole;
 pub use journal::Content;
 pub use local::{Ahead, Local, Shape};
 pub use place::{Error, Place};
 pub use reader::{Reader, check_name};
+pub use shared::Settings;
 pub use url::{directory_of, open};
 pub use view::View;
 pub use waiting::Then;

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::daemon::{LOOK_EVERY, Shared};
 use super::place::Error;
+use super::shared::{LOOK_EVERY, Shared};
 use crate::clock::wall_ns;
 
 /// How long to wait after a failed round, at first and at most. Each wait varies by half, so that many nodes do not

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::daemon::Shared;
 use super::journal::{Content, Record, Shown};
 use super::local::{Ahead, Found, Local, Shape, modified_ns, walk};
 use super::place::{Error, Result};
 use super::plan::{Want, plan};
 use super::reader::lock;
+use super::shared::{Backlog, Shared};
 use super::view::Stamp;
 use super::writer::Writer;
 use super::{tree, whole};
@@ -26,15 +26,6 @@ const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 5_000;
 /// Bytes of small files in one segment.
 const INLINE_AT_ONCE: u64 = 32 << 20;
-
-/// What is left to push.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Backlog {
-    pub(super) files: u64,
-    pub(super) bytes: u64,
-    /// Modification time of the oldest.
-    pub(super) oldest_ns: Option<i64>,
-}
 
 /// The pusher's memory between rounds.
 #[derive(Default)]

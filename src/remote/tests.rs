@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::daemon::{Settings, Shared, take_all};
+use super::daemon::take_all;
 use super::fetch::Fetcher;
 use super::journal::{Content, Segment};
 use super::local::{Ahead, Local, Shape};
@@ -16,8 +16,9 @@ use super::memory::Memory;
 use super::place::{Error, Place, Result};
 use super::push::Pusher;
 use super::reader::{Reader, lock};
+use super::shared::Shared;
 use super::writer::Writer;
-use super::{fetch_whole, tree};
+use super::{Settings, fetch_whole, tree};
 use crate::container::ReadAt;
 use crate::hash::xxh3_64;
 use crate::store::object::{Header, Index, ObjectWriter};
@@ -411,14 +412,8 @@ fn a_file_that_a_program_writes_meanwhile_stays() {
     assert!(!tree::take_away(&b, path, &found).unwrap());
     assert!(!tree::show(&b, path, None, &stamp, shown).unwrap());
     assert_eq!(fs::read(b.store.tree().join(path)).unwrap(), b"written meanwhile");
-    assert!(
-        fs::read_dir(b.store.tmp()).unwrap().all(|left| !left
-            .unwrap()
-            .file_name()
-            .into_string()
-            .unwrap()
-            .contains("shown-"))
-    );
+    let left = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().contains("shown-");
+    assert!(!fs::read_dir(b.store.tmp()).unwrap().any(left));
 }
 
 #[test]

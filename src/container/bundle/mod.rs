@@ -4,7 +4,7 @@
 //! index never changes: a quantized tensor keeps its CRC ([`steady`]).
 
 mod graph;
-mod steady;
+pub(super) mod steady;
 mod table;
 mod wire;
 
@@ -12,10 +12,8 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub(super) use steady::Steady;
-
 use self::graph::Graph;
-use self::steady::TAIL_BYTES;
+use self::steady::{Steady, TAIL_BYTES};
 use self::table::{Entry, Table};
 use self::wire::Fields;
 use super::patch::Crcs;

@@ -1,0 +1,331 @@
+//! The protocol's operations. Each is one line or little more: the work is done elsewhere.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::SystemTime;
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
+    ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+
+use super::Core;
+use super::attr::Change;
+use super::name_ops::Creator;
+use super::reply::{done, entry};
+
+/// The protocol's operations.
+pub(super) struct FuseAdapter {
+    pub(super) core: Arc<Core>,
+    pub(super) stack_depth: u32,
+}
+
+impl Filesystem for FuseAdapter {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // O_TRUNC with the open: a released file that is emptied need not be recalled first.
+        let wanted = [
+            InitFlags::FUSE_ATOMIC_O_TRUNC,
+            InitFlags::FUSE_AUTO_INVAL_DATA,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            // See `privileges::drop_privileges`.
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            // See `handles`.
+            InitFlags::FUSE_EXPORT_SUPPORT,
+        ];
+        for flag in wanted {
+            // stepfs works without a capability that the kernel lacks.
+            let _ = config.add_capabilities(flag);
+        }
+        if self.core.passthrough.load(Ordering::Relaxed) {
+            let offered = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
+            if !offered || config.set_max_stack_depth(self.stack_depth).is_err() {
+                log::warn!("this kernel has no FUSE passthrough (Linux 6.9): files are served by the daemon");
+                self.core.passthrough.store(false, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.core.archive.looked();
+        match name.as_encoded_bytes() {
+            b"." => self.core.lookup_self(parent.0, reply),
+            b".." => entry(reply, self.core.lookup_parent(parent.0)),
+            _ => self.core.answer_lookup(parent.0, name, reply),
+        }
+    }
+
+    fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
+        self.core.table().forget(ino.0, times);
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.core.getattr(ino.0) {
+            Ok((ttl, shown, _)) => reply.attr(&ttl, &shown),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn setattr(
+        &self,
+        req: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<SystemTime>,
+        _: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        self.core.setattr(ino.0, req.uid(), Change { mode, uid, gid, size, atime, mtime, fh }, reply);
+    }
+
+    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
+        match self.core.readlink(ino.0) {
+            Ok(target) => reply.data(std::os::unix::ffi::OsStrExt::as_bytes(target.as_os_str())),
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn mknod(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
+        entry(reply, self.core.mknod(parent.0, name, Creator::new(req, mode), rdev));
+    }
+
+    fn mkdir(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
+        entry(reply, self.core.mkdir(parent.0, name, Creator::new(req, mode)));
+    }
+
+    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        done(reply, self.core.unlink(parent.0, name));
+    }
+
+    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        done(reply, self.core.rmdir(parent.0, name));
+    }
+
+    fn symlink(&self, req: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        entry(reply, self.core.symlink(parent.0, name, Creator::new(req, 0o777), target));
+    }
+
+    fn rename(
+        &self,
+        _: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let renamed = self.core.rename((parent.0, name), (newparent.0, newname), flags);
+        self.core.renamed_when_pushed((newparent.0, newname), renamed, reply);
+    }
+
+    fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        entry(reply, self.core.link(ino.0, parent.0, name));
+    }
+
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        self.core.archive.looked();
+        self.core.open(ino.0, req.uid(), flags.0, None, reply);
+    }
+
+    fn create(&self, req: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, flags: i32, reply: ReplyCreate) {
+        let register = |fd: std::os::fd::BorrowedFd<'_>| reply.open_backing(fd);
+        match self.core.create(parent.0, name, Creator::new(req, mode), flags, &register) {
+            Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: Some(id) })) => {
+                reply.created_passthrough(&ttl, &shown, generation, fh, flags, &id);
+            }
+            Ok(((ttl, shown, generation), super::open::Answer { fh, flags, backing: None })) => {
+                reply.created(&ttl, &shown, generation, fh, flags);
+            }
+            Err(fault) => reply.error(fault.into()),
+        }
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.core.read(fh, offset, size, reply);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        how: WriteFlags,
+        flags: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        self.core.write(fh, offset, data, (how, flags.0), reply);
+    }
+
+    fn flush(&self, _: &Request, _: INodeNo, fh: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        self.core.flush(fh, reply);
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.core.release(ino.0, fh);
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.core.fsync(fh, datasync, reply);
+    }
+
+    fn opendir(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.core.archive.looked();
+        self.core.answer_opendir(ino.0, reply);
+    }
+
+    fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        self.core.readdir(fh, offset, reply);
+    }
+
+    fn readdirplus(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectoryPlus) {
+        self.core.readdirplus(fh, offset, reply);
+    }
+
+    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
+        self.core.releasedir(fh);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
+        self.core.fsyncdir(fh, datasync, reply);
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        match rustix::fs::statvfs(self.core.archive.store().tree()) {
+            Ok(found) => reply.statfs(
+                found.f_blocks,
+                found.f_bfree,
+                found.f_bavail,
+                found.f_files,
+                found.f_ffree,
+                found.f_bsize as u32,
+                found.f_namemax as u32,
+                found.f_frsize as u32,
+            ),
+            Err(error) => reply.error(super::errno::Fault::from(error).into()),
+        }
+    }
+
+    fn setxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
+        self.core.answer_setxattr(ino.0, req.uid(), name, value, flags, reply);
+    }
+
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        self.core.answer_getxattr(ino.0, req.uid(), name, size, reply);
+    }
+
+    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.core.answer_listxattr(ino.0, req.uid(), size, reply);
+    }
+
+    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.core.answer_removexattr(ino.0, name, reply);
+    }
+
+    fn access(&self, _: &Request, _: INodeNo, _: AccessFlags, reply: ReplyEmpty) {
+        // Mounted with default_permissions: the kernel has checked already.
+        reply.ok();
+    }
+
+    fn ioctl(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: IoctlFlags,
+        _: u32,
+        _: &[u8],
+        _: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        _: PollNotifier,
+        _: PollEvents,
+        _: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        // Asked once: from then on the kernel says itself that files are always ready.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        self.core.fallocate(fh, offset, length, mode, reply);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        self.core.lseek(fh, offset, whence, reply);
+    }
+
+    fn copy_file_range(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh_in: FileHandle,
+        offset_in: u64,
+        _: INodeNo,
+        fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        self.core.copy((fh_in, offset_in), (fh_out, offset_out), len, reply);
+    }
+}

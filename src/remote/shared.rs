@@ -1,0 +1,113 @@
+//! What the threads of a remote share, each part under a lock that is never held during a request or other I/O.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::pace::Pace;
+use super::reader::lock;
+use super::view::{Stamp, View};
+use super::waiting::Waiting;
+use crate::store::{Newest, Wait};
+
+/// How often to look whether something was closed or removed: a look at one number.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// How a store uses its remote.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `file:///DIRECTORY` or `s3://BUCKET/PREFIX`.
+    pub url: String,
+    /// This node's name.
+    pub node: String,
+    /// How the newest file of a lineage travels.
+    pub newest: Newest,
+    /// What waits for the remote.
+    pub wait: Wait,
+    /// Bytes a second.
+    pub bandwidth: Option<u64>,
+    /// Age of the view at which it is read anew.
+    pub refresh: Duration,
+    /// How long objects stay that no name needs.
+    pub grace: Duration,
+}
+
+/// What is left to push.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Backlog {
+    pub(super) files: u64,
+    pub(super) bytes: u64,
+    /// Modification time of the oldest.
+    pub(super) oldest_ns: Option<i64>,
+}
+
+/// What the threads share.
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) view: Arc<Mutex<View>>,
+    pub(super) pace: Pace,
+    /// What the tree shows of the remote.
+    shown: Mutex<BTreeMap<PathBuf, Stamp>>,
+    pub(super) backlog: Mutex<Backlog>,
+    pub(super) waiting: Waiting,
+    /// Why pushing, and why showing, does not go on.
+    pub(super) failing: Mutex<[Option<String>; 2]>,
+    /// All changes up to this one are pushed.
+    pub(super) pushed: AtomicU64,
+    /// Somebody waits: no pause.
+    pub(super) asked: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, shown: BTreeMap<PathBuf, Stamp>) -> Shared {
+        Shared {
+            pace: Pace::new(settings.bandwidth),
+            settings,
+            view: Arc::default(),
+            shown: Mutex::new(shown),
+            backlog: Mutex::default(),
+            waiting: Waiting::default(),
+            failing: Mutex::default(),
+            pushed: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn shown(&self) -> BTreeMap<PathBuf, Stamp> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that the tree shows these changes, unless it shows later ones.
+    pub(super) fn agree(&self, names: &BTreeMap<PathBuf, Stamp>) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for (path, stamp) in names {
+            match shown.get_mut(path) {
+                Some(had) if *had < *stamp => *had = stamp.clone(),
+                Some(_) => {}
+                None => drop(shown.insert(path.clone(), stamp.clone())),
+            }
+        }
+    }
+
+    /// Forgets names whose shown change does not count any more.
+    pub(super) fn prune(&self) -> BTreeMap<PathBuf, Stamp> {
+        let view = lock(&self.view);
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.retain(|path, stamp| view.winner(path).is_none_or(|(last, now)| last != *stamp || now.is_some()));
+        shown.clone()
+    }
+
+    pub(super) fn set_backlog(&self, backlog: &Backlog) {
+        *self.backlog.lock().unwrap_or_else(PoisonError::into_inner) = backlog.clone();
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.pace.is_stopped()
+    }
+
+    pub(super) fn fails(&self, thread: usize, why: Option<String>) {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)[thread] = why;
+    }
+}
