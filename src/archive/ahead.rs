@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::clock::wall_ns;
-use crate::container::is_of_chunks;
+use crate::container::is_named_elsewhere;
 use crate::encode::{StepResult, original};
 use crate::remote::Ahead;
 use crate::store::durable::DeviceFile;
@@ -77,7 +77,7 @@ impl Archive {
         };
         let profiles = self.profiles(path, sealed.lineage)?;
         let exact = profiles.coarsest() == Profile::Exact || profiles.policy().is_some();
-        if exact || is_of_chunks(path) || is_pinned(&self.store.tree(), path)? {
+        if exact || is_named_elsewhere(path) || is_pinned(&self.store.tree(), path)? {
             return Ok(Ahead::Whole);
         }
         let source = self.open_file(path)?;

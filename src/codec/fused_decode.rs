@@ -70,6 +70,10 @@ pub fn lattice(
         exceptions.clear();
         take_exceptions(payload, n, exceptions)?;
     }
+    if let (From::Zeros, Some((_, first))) = (from, deltas.first()) {
+        // The loop does not restate zeros, but both steps must be steps.
+        lattice::rescale(&mut [0], step, *first)?;
+    }
     let level = Level::detect();
     let (mut sums, mut symbols) = ([0; BLOCK], [0; BLOCK]);
     for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {

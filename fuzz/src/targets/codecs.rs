@@ -81,7 +81,7 @@ pub(crate) fn lattice_decode(data: &[u8]) {
         lattice::apply_exceptions(dtype, &exceptions, &mut out).ok()?;
         Some(out)
     };
-    let (mut out, mut exceptions, mut kept) = (Vec::new(), Vec::new(), Integers::with_capacity(n));
+    let (mut out, mut exceptions, mut kept) = (vec![0x55; n * dtype.size()], Vec::new(), Integers::with_capacity(n));
     let wide = start.clone().map(Integers::Wide);
     let from = wide.as_ref().map_or(From::Zeros, From::Integers);
     let fused = fused_decode::lattice((dtype, k), (from, first), &runs, n, &mut out, &mut exceptions, Some(&mut kept));
@@ -152,7 +152,7 @@ pub(crate) fn log_decode(data: &[u8]) {
         Some((out, q))
     };
     let runs: Vec<&[u8]> = payloads.iter().map(Vec::as_slice).collect();
-    let (mut out, mut kept) = (Vec::new(), Integers::with_capacity(n));
+    let (mut out, mut kept) = (vec![0x55; n * dtype.size()], Integers::with_capacity(n));
     let fused = fused_decode::log(dtype, (grid, unit), From::Factors(grid), &runs, n, &mut out, Some(&mut kept))
         .ok()
         .map(|()| out);
@@ -189,7 +189,7 @@ pub(crate) fn moment_decode(data: &[u8]) {
         lattice::apply_exceptions(dtype, &exceptions, &mut out).ok()?;
         Some(out)
     };
-    let mut out = Vec::new();
+    let mut out = vec![0x55; n * dtype.size()];
     let fused = fused_decode::moment((rule, dtype), &second, step, &payload, &mut out).ok().map(|()| out);
     if n > 0 {
         assert!(fused == one_by_one(), "one pass equals many passes");
