@@ -3,6 +3,7 @@
 //! The file stays as it is, exact. Its object is what the file becomes later, if the object is fine enough once the
 //! state after it is known. The newest object of a lineage stays without a name, so nothing is noted of it.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,8 +14,8 @@ use crate::encode::{StepResult, original};
 use crate::remote::Ahead;
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
-use crate::store::{Newest, Profile, Profiles, is_pinned};
-use crate::sync::Mutex;
+use crate::store::{Newest, Objects, Profile, Profiles, is_pinned};
+use crate::sync::{Mutex, MutexGuard};
 
 use super::archiving::After;
 use super::base::nearest;
@@ -35,9 +36,26 @@ const MOST_OPEN: usize = 256;
 pub(super) struct Before {
     /// By the state after them. Taken for moments; no other lock is taken under it.
     files: Mutex<Vec<(FileId, i64, Instant, DeviceFile)>>,
+    /// Lossy objects that no state after them has proven: made ahead, or left without a name by a former process. No
+    /// file may become one of them unproven. Taken for moments; no other lock is taken under it.
+    unproven: Mutex<HashSet<Id>>,
 }
 
 impl Before {
+    /// Of a store that is opened, with its files' names entered.
+    pub(super) fn of(objects: &Objects) -> Before {
+        Before { unproven: Mutex::new(objects.unnamed_lossy().into_iter().collect()), ..Before::default() }
+    }
+
+    /// An object is about to be made ahead.
+    pub(super) fn is_to_be_proven(&self, id: Id) {
+        self.unproven().insert(id);
+    }
+
+    fn unproven(&self) -> MutexGuard<'_, HashSet<Id>> {
+        self.unproven.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn put(&self, archived: &Sealed, next: &Sealed, file: DeviceFile) {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.retain(|(id, _, since, _)| ![archived.file, next.file].contains(id) && since.elapsed() < KEEP_OPEN);
@@ -138,11 +156,10 @@ impl Archive {
         Ok((original::hash_of(source, sealed.len, stale)? == made.original).then_some(made.id))
     }
 
-    /// Whether an object was made of a file's own state, before the state after it was known.
-    pub(super) fn is_made_ahead(&self, id: Id, sealed: &Sealed) -> bool {
-        let of =
-            |(header, _): (Header, u64)| (header.lineage, header.modified_ns) == (sealed.lineage, sealed.modified_ns);
-        self.objects.get(id).is_some_and(of)
+    /// Whether an object was made before the state after it was known, and none has proven it since. A copy of the file,
+    /// or one with another time, may come to it too.
+    pub(super) fn is_unproven(&self, id: Id) -> bool {
+        self.before_ahead.unproven().contains(&id)
     }
 
     /// Whether an object that was made ahead, and that the caller has named, loses no more than one that is made now.
@@ -161,7 +178,9 @@ impl Archive {
             self.difference(path, sealed, file, &after, &|| false, &mut |difference| difference.is_met_by(&made))
         };
         let fine = look();
-        if !matches!(fine, Ok(true)) {
+        if matches!(fine, Ok(true)) {
+            self.before_ahead.unproven().remove(&id);
+        } else {
             log::info!("{}: what was encoded ahead is too coarse now, or cannot be judged", path.display());
             self.objects.unname(id);
         }

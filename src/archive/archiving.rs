@@ -66,7 +66,7 @@ impl Archive {
         }
         // Bytes that do not say to which tensor they belong must not share the errors of others.
         let twin = if is_named_elsewhere(path) { None } else { self.twin(&profiles, sealed, &source, &stale)? };
-        let made_ahead = twin.filter(|id| self.is_made_ahead(*id, sealed));
+        let made_ahead = twin.filter(|id| self.is_unproven(*id));
         let object = match twin {
             Some(object) if made_ahead.is_none() => object,
             Some(object) if self.is_still_fine(object, path, sealed, (&source, &profiles), newer)? => object,
@@ -213,6 +213,10 @@ impl Archive {
         };
         let Some(Written { writer, header, chain }) = written? else { return Ok(None) };
         let id = header.id;
+        if difference.ahead {
+            // Before any file can come to it.
+            self.before_ahead.is_to_be_proven(id);
+        }
         self.objects.add(writer, header, chain.leaf().stored()).inspect_err(|_| self.recall.forget(id))?;
         self.remember(id, difference.base);
         Ok(Some(id))

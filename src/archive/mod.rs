@@ -148,6 +148,7 @@ impl Archive {
             return Err(Error::Settings(why.into()));
         }
         scan::enter(found, &objects, &mut catalog);
+        let before_ahead = ahead::Before::of(&objects);
         Ok(Arc::new(Archive {
             objects,
             recall,
@@ -167,7 +168,7 @@ impl Archive {
             models: distributed::Models::default(),
             noticed: restores::Noticed::load(&store),
             remote: Mutex::default(),
-            before_ahead: ahead::Before::default(),
+            before_ahead,
             notes: AtomicU64::new(0),
             looked: AtomicBool::new(false),
             store,

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::container::is_shard;
 use crate::encode::StepResult;
 use crate::store::durable::{CrashPoint, DeviceFile, Synced};
 use crate::store::object::Id;
@@ -95,8 +96,12 @@ impl Archive {
             let mut catalog = self.catalog();
             catalog.keep(path, version, None, &self.objects);
             let state = catalog.unless_without_index(path, progress, state);
+            // A file that waits must not wake itself.
+            let waits = matches!(state, State::Resident(ResidentReason::Unfinished));
             catalog.advance(path, version, state);
-            catalog.may_finish(path);
+            if !waits {
+                catalog.may_finish(path);
+            }
             drop(catalog);
             self.retention.news();
             return Ok(());
@@ -119,8 +124,13 @@ impl Archive {
             State::Resident(why) => format!("stays as it is: {why}"),
             _ => format!("sealed, {words}"),
         };
+        // The other files of a bundle may have waited for this one.
+        let completes = is_shard(path) && !matches!(state, State::Resident(ResidentReason::Unfinished));
         catalog.advance(path, version, state);
-        catalog.metadata_came(path);
+        match completes {
+            true => catalog.may_finish(path),
+            false => catalog.metadata_came(path),
+        }
         drop(catalog);
         log::info!("{}: {words}", path.display());
         self.retention.news();

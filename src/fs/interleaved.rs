@@ -1,13 +1,15 @@
 //! The mount's own state in many orders of its threads: programs open, write, rename and remove files while the
 //! archive releases them. There is no kernel; the test calls the operations.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime};
 
-use fuser::RenameFlags;
+use fuser::{FileHandle, RenameFlags};
 
 use super::archive_hooks::Served;
+use super::errno::Result;
 use super::node::Source;
 use super::numbers::ROOT;
 use super::open::Access;

@@ -354,6 +354,13 @@ impl Objects {
         lost.then_some("an object that files need is missing or damaged, and the objects that it needs are unknown")
     }
 
+    /// Lossy objects that no file names.
+    pub fn unnamed_lossy(&self) -> Vec<Id> {
+        let inside = self.lock();
+        let is_lossy = |id: &&Id| inside.known.get(id).is_some_and(|known| known.header.lossy);
+        inside.unnamed.iter().filter(is_lossy).copied().collect()
+    }
+
     /// Takes garbage out of the table: objects that no file names, no object is a difference to, and `keep` does not
     /// hold. Takes a bounded number, each child before its parent. Nobody can name them from here on; the caller
     /// removes them.

@@ -41,9 +41,9 @@ fn default_settle() -> u64 {
 #[serde(rename_all = "lowercase")]
 pub enum Newest {
     /// At once, as the object that it will probably become.
-    #[default]
     Quantized,
     /// Lossless, at once.
+    #[default]
     Exact,
     /// Not before it is archived.
     None,
@@ -178,7 +178,7 @@ pub(super) fn template(id: Id) -> String {
          # from the environment, never from here.\n\
          # [remote]\n\
          # url = \"s3://bucket/run-7\"   # or file:///directory on a shared file system\n\
-         # newest = \"exact\"            # or none: the newest file waits until it is archived\n\
+         # newest = \"exact\"            # or quantized: a few percent of its bytes; or none: not before it is archived\n\
          # bandwidth_mib = 100         # MiB a second, at most\n",
         settle = default_settle(),
     )
@@ -332,7 +332,7 @@ mod tests {
         let url = "s3://bucket/a\"b";
         let changed = Settings::with_remote(&text, url).unwrap();
         let remote = Settings::parse(&changed).unwrap().remote.unwrap();
-        assert_eq!((remote.url.as_str(), remote.newest, remote.grace_seconds), (url, Newest::Quantized, 3600));
+        assert_eq!((remote.url.as_str(), remote.newest, remote.grace_seconds), (url, Newest::Exact, 3600));
         assert_eq!(Settings::with_remote(&changed, url).unwrap(), changed);
         assert!(Settings::with_remote(&changed, "file:///x").unwrap_err().to_string().contains(url));
         let example =

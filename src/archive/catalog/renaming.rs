@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::container::is_index;
 use crate::store::Objects;
 
 use super::{Catalog, Entry, Held, State, unname};
@@ -36,6 +37,10 @@ impl Catalog {
         }
         self.put(moved, from, to, objects);
         self.may_unfinish(from, objects);
+        if is_index(to) {
+            // It took the place of another one.
+            self.may_unfinish(to, objects);
+        }
         self.may_finish(to);
     }
 

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::read::{Fail, bad};
+use super::table::MAX_NAME;
 use super::wire::{Fields, Value};
 
 /// Most objects: a model of 100,000 layers.
@@ -136,7 +137,8 @@ fn node(message: &[u8]) -> Result<Node<'_>, Fail> {
             match value {
                 Value::Number(n) => id = n,
                 Value::Bytes(bytes) => {
-                    if let Some(text) = texts.get_mut(field as usize) {
+                    // Many children may have one name: a longer one, copied for each, would take hours.
+                    if let Some(text) = texts.get_mut(field as usize).filter(|_| bytes.len() <= MAX_NAME) {
                         *text = std::str::from_utf8(bytes).unwrap_or_default();
                     }
                 }

@@ -13,7 +13,9 @@ const MAX_INDEX: u64 = 64 << 20;
 /// Bytes of names that are kept. A key may repeat a long part of the one before it at the cost of three bytes.
 const MAX_NAMES: usize = 64 << 20;
 /// Longest name, in bytes.
-const MAX_NAME: usize = 4096;
+pub(super) const MAX_NAME: usize = 4096;
+/// Most tensors. An entry takes 3 bytes of the index and a hundred of memory.
+const MAX_TENSORS: usize = 1 << 18;
 /// Most dimensions of a tensor, as TensorFlow has it.
 const MAX_DIMS: usize = 254;
 
@@ -88,8 +90,8 @@ pub(super) fn read(src: &dyn ReadAt) -> Result<Table, Fail> {
             }
             let Some(name) = name(key) else { return Ok(()) };
             names += name.len();
-            if names > MAX_NAMES {
-                return bad("TensorFlow: the names are too long to keep");
+            if names > MAX_NAMES || table.entries.len() >= MAX_TENSORS {
+                return bad("TensorFlow: the index has too many names to keep");
             }
             table.entries.push(Entry { key: name, ..entry(value)? });
             Ok(())

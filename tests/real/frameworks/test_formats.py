@@ -133,3 +133,14 @@ def test_inspect_takes_many_files_and_directories(plain):
     # One that is not there is said, and hides no other.
     done = run("inspect", plain / "none", plain / "c.npz", check=False)
     assert done.returncode == 1 and "none" in done.stderr and "c.npz" in done.stdout, done
+
+
+@pytest.mark.stepfs
+def test_a_bundle_without_its_index_keeps_nobody_waiting(mount):
+    """A save of TensorFlow that died: the file with tensors waits for its index, and all else goes on."""
+    (mount / "ckpt-1.data-00000-of-00001").write_bytes(os.urandom(1 << 20))
+    for step, state in enumerate(walk(3)):
+        torch.save(state, mount / f"step_{step}.pt")
+    mount.sync()
+    assert mount.state("ckpt-1.data-00000-of-00001") == "sealed"
+    assert mount.state("step_1.pt") == "released"

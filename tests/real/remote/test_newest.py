@@ -28,7 +28,7 @@ def errors(path, state):
 
 
 def test_the_newest_travels_quantized_and_stays_exact_here(remote, nodes):
-    node = nodes()
+    node = nodes('newest = "quantized"')
     states, shares = list(walk(8, scale=4)), []
     os.mkdir(node / "run")
     for step, state in enumerate(states[:7]):
@@ -67,7 +67,7 @@ def test_the_newest_travels_quantized_and_stays_exact_here(remote, nodes):
 
 
 def test_what_must_stay_exact_travels_whole(remote, nodes):
-    node = nodes()
+    node = nodes('newest = "quantized"')
     os.mkdir(node / "run")
     run("profile", node / "run", "--set", "exact")
     names = save_walk(node / "run", 3)
