@@ -219,6 +219,7 @@ def test_commands_read_a_remote_without_a_mount(remote, nodes):
     assert run("cat", url, "note").stdout == "small"
     # A node that is gone for good leaves objects that nothing needs.
     a.kill()
+    b.sees(f"run/{names[-1]}")
     os.remove(b / f"run/{names[-1]}")
     b.pushed()
     before = sum("/objects/" in name for name in remote.names())
