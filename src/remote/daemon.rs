@@ -213,7 +213,7 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             }
             Err(_) if shared.is_stopped() => {}
             Err(error) => {
-                // The answer of a put may be lost: what was written is read before anything else is.
+                // The answer of a put may be lost. The next round reads the own journal before it writes.
                 writer = None;
                 let since = *failing.get_or_insert_with(Instant::now);
                 if since.elapsed() > CLOSERS_PATIENCE || matches!(error, Error::Denied(_)) {

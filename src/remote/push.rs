@@ -71,9 +71,9 @@ impl Pusher {
             |path: &PathBuf| lock(&shared.view).of_node(path, writer.node())?.shown.as_ref().map(|of| of.inode);
         let missing = plan.removals.into_iter().map(|path| (waits(inode_of(&path)), path)).collect();
         let removals = self.removals(local, missing)?;
-        push_cheap(local, writer, shared, (cheap, removals), &files)?;
+        let changed = push_cheap(local, writer, shared, (cheap, removals), &files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
-        let mut unpushed = left.clone();
+        let mut unpushed: Vec<PathBuf> = left.iter().chain(&changed).cloned().collect();
         shared.waiting.pushed(&closers, &unpushed);
         let mut waits = Vec::new();
         for (done, (path, want)) in costly.into_iter().enumerate() {
@@ -111,7 +111,7 @@ impl Pusher {
             shared.waiting.pushed(&closers, &unpushed);
         }
         shared.set_backlog(&backlog(&waits, &files));
-        Ok(self.missing.is_empty() && waits.is_empty())
+        Ok(self.missing.is_empty() && waits.is_empty() && changed.is_empty())
     }
 
     /// The names whose removal is pushed now. Each comes with whether it waits for other files.
@@ -134,15 +134,16 @@ impl Pusher {
     }
 }
 
-/// Pushes what needs no object, and the removals, in as few segments as possible.
+/// Pushes what needs no object, and the removals, in as few segments as possible. Returns the files that changed meanwhile,
+/// and are not pushed.
 fn push_cheap(
     local: &dyn Local,
     writer: &mut Writer,
     shared: &Shared,
     (puts, removals): (Vec<(PathBuf, Want)>, Vec<PathBuf>),
     files: &BTreeMap<PathBuf, Found>,
-) -> Result<()> {
-    let (mut records, mut inline) = (Vec::new(), 0);
+) -> Result<Vec<PathBuf>> {
+    let (mut records, mut inline, mut changed) = (Vec::new(), 0, Vec::new());
     for (path, want) in puts {
         let Some(found) = files.get(&path) else { continue };
         let content = match (want, &found.link) {
@@ -150,7 +151,10 @@ fn push_cheap(
             (_, Some(target)) => Content::Link(target.clone()),
             _ => match read_small(local, &path, found)? {
                 Some(bytes) => Content::Inline(bytes),
-                None => continue,
+                None => {
+                    changed.push(path);
+                    continue;
+                }
             },
         };
         inline += found.len.min(MIN_RELEASE_BYTES);
@@ -161,7 +165,10 @@ fn push_cheap(
         }
     }
     records.extend(removals.into_iter().map(|path| Record::Removed { time: 0, path }));
-    if records.is_empty() { Ok(()) } else { append(writer, shared, records) }
+    if !records.is_empty() {
+        append(writer, shared, records)?;
+    }
+    Ok(changed)
 }
 
 /// Appends a segment, and notes that the tree shows its names.

@@ -1,12 +1,12 @@
 //! Programs that wait for a remote (`wait = "close"`): for a file to be there, or for other nodes' names to be read.
 //!
-//! No thread waits for them. Each leaves what is to be done then, which the remote's threads do.
+//! No thread waits for them. Each leaves a function, which the remote's threads call at the end of the wait.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is done once the wait ends. A closer's answers the program; dropped, it says EIO.
+/// The function that ends a wait. That of a closer answers the program; if it is dropped, the answer is EIO.
 pub type Then = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]

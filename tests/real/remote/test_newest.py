@@ -66,6 +66,28 @@ def test_the_newest_travels_quantized_and_stays_exact_here(remote, nodes):
     require_clean(node.store)
 
 
+def test_a_file_with_another_time_is_judged_too(remote, nodes):
+    """The next update is far smaller than the last one: an object made by the last one is too coarse for this file."""
+    node = nodes('newest = "quantized"')
+    states = list(walk(4, scale=4))
+    os.mkdir(node / "run")
+    for step, state in enumerate(states):
+        torch.save(state, node / f"run/step_{step:04d}.pt")
+        node.pushed()
+    newest = "run/step_0003.pt"
+    assert f"{newest}: encoded ahead" in node.log.read_text()
+    os.utime(node / newest)
+    last = {n: (states[3]["model"][n] - states[2]["model"][n]).square().mean().sqrt().item() for n in states[3]["model"]}
+    small = {**states[3], "model": {name: weight + 1e-3 * last[name] * torch.randn_like(weight)
+                                    for name, weight in states[3]["model"].items()}}
+    torch.save(small, node / "run/step_0004.pt")
+    wait_until(lambda: node.state(newest) == "released", 60, "the former newest is released")
+    wrong = errors(node / newest, states[3])
+    # An object made by the last update is off by at least one root mean square of it.
+    assert all(wrong[name] < 0.5 * last[name] for name in wrong), (wrong, last)
+    assert "too coarse now" in node.log.read_text()
+
+
 def test_what_must_stay_exact_travels_whole(remote, nodes):
     node = nodes('newest = "quantized"')
     os.mkdir(node / "run")
