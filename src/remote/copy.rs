@@ -14,7 +14,8 @@ use super::local::{Ahead, Local, Shape};
 use super::place::{Error, Place, Result};
 use super::reader::{Reader, lock};
 use super::shared::{Settings, Shared};
-use crate::store::{Elsewhere, Hold, Newest, Objects, Store, Wait};
+use super::view::View;
+use crate::store::{Elsewhere, Hold, Id, Newest, Objects, Store, Wait};
 
 struct Copy {
     store: Store,
@@ -43,20 +44,31 @@ pub fn copy(place: &Arc<dyn Place>, store: Store, wanted: Option<&Path>) -> Resu
         return Err(Error::Wrong("some names of the remote cannot be shown; the log says which".into()));
     }
     let Some(wanted) = wanted else { return Ok(()) };
-    let needed: Vec<_> = {
-        let view = lock(&shared.view);
-        let below = view.files().filter(|(path, ..)| path.starts_with(wanted));
-        let object = |shown: &super::journal::Shown| match shown.content {
-            Content::Object { id, .. } => Some(id),
-            Content::Inline(_) | Content::Link(_) => None,
-        };
-        below.filter_map(|(_, _, shown)| object(shown)).collect()
-    };
+    let needed = needed_by(&lock(&shared.view), wanted)?;
     let fetcher = Fetcher::new(Arc::clone(place), Arc::clone(&shared.view), copy.store.tmp());
     for id in needed {
         fetcher.bring(&copy.objects, id)?;
     }
     Ok(())
+}
+
+/// The objects of all names at and below `wanted`. What is missing must not pass for what never was.
+fn needed_by(view: &View, wanted: &Path) -> Result<Vec<Id>> {
+    if wanted == Path::new("") {
+        let broken = view.nodes().iter().find_map(|(node, of)| Some((node, of.broken.as_ref()?)));
+        if let Some((node, why)) = broken {
+            return Err(Error::Wrong(format!("part of node {node} cannot be read: {why}")));
+        }
+    }
+    let mut needed = Vec::new();
+    for (path, _, shown) in view.files().filter(|(path, ..)| path.starts_with(wanted)) {
+        let Content::Object { owner, id } = &shown.content else { continue };
+        if view.chain(owner, *id).is_none() {
+            return Err(Error::Wrong(format!("{}: an object of it is missing on the remote", path.display())));
+        }
+        needed.push(*id);
+    }
+    Ok(needed)
 }
 
 impl Local for Copy {

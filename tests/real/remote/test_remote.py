@@ -121,6 +121,31 @@ def test_names_that_were_removed_while_the_remote_was_not_asked_stay_removed(rem
     assert not os.path.exists(b / "one") and read(b / "two") == b"two" * 50_000
 
 
+def test_a_command_does_not_pass_over_what_cannot_be_read():
+    base = make_base()
+    remote = Directory(base)
+    node = Node(make_base(), remote, 'node = "a"\nnewest = "exact"')
+    try:
+        node.mount()
+        os.mkdir(node / "run")
+        names = save_walk(node / "run", 2)
+        node.pushed()
+        node.umount()
+        run("verify", remote.url)
+        for object in (name for name in remote.names() if "/objects/" in name):
+            (remote.root / object).unlink()
+        for command in (["verify", remote.url], ["export", remote.url, f"run/{names[0]}", base / "out"]):
+            done = run(*command, check=False)
+            assert done.returncode == 1, (command, done.stdout, done.stderr)
+        for segment in (name for name in remote.names() if "/journal/" in name):
+            os.truncate(remote.root / segment, 20)
+        done = run("verify", remote.url, check=False)
+        assert done.returncode == 1 and "node a" in done.stderr, done.stderr
+    finally:
+        node.close()
+        remove_base(base)
+
+
 def test_a_remote_that_is_away_delays_nobody_and_catches_up():
     base = make_base()
     remote = Directory(base)
