@@ -45,7 +45,7 @@ use std::ops::Range;
 use std::path::Path;
 
 pub use crate::hash::Checksum;
-pub use bundle::{Shard, is_index, is_shard};
+pub use bundle::{Shard, is_index, is_shard, steady::TAIL_BYTES as STEADY_BYTES};
 pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};

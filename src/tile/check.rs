@@ -20,6 +20,8 @@ pub struct Check<'a> {
     factors: Option<&'a Arc<Factors>>,
     divisors: Option<Divisors<'a>>,
     one_sign: bool,
+    /// The largest error that the quantizer states, where no step of the coding bounds it.
+    stated: f64,
     /// The checksums of a container: as written and as decoded.
     crc: Option<[Checksum; 2]>,
     hash: Xxh3,
@@ -53,6 +55,7 @@ impl<'a> Check<'a> {
             factors,
             divisors,
             one_sign: false,
+            stated: f64::INFINITY,
             crc: None,
             hash: Xxh3::new(),
             error: Some(0.0),
@@ -71,6 +74,11 @@ impl<'a> Check<'a> {
     #[must_use]
     pub fn with_crc(self, of_none: Option<Checksum>) -> Check<'a> {
         Check { crc: of_none.map(|crc| [crc.clone(), crc]), ..self }
+    }
+
+    /// The quantizer states its largest error. A larger one that is found here is a mistake of it.
+    pub(super) fn states(&mut self, error: f64) {
+        self.stated = error;
     }
 
     /// Compares all of a tile.
@@ -102,7 +110,8 @@ impl<'a> Check<'a> {
             self.error = self.error.filter(|_| !self.differs);
             return Ok(());
         }
-        let error = self.error_of(start, written, decoded)?;
+        // NaN would vanish in the largest.
+        let error = self.error_of(start, written, decoded)?.filter(|error| !error.is_nan());
         let sound = !self.one_sign || is_above_floor(self.spec, written, decoded);
         self.error = self.error.zip(error.filter(|_| sound)).map(|(before, now)| before.max(now));
         let absolute = match self.spec.coding {
@@ -142,7 +151,7 @@ impl<'a> Check<'a> {
 
     /// The result. `None` if the bound, the floor or another condition of the codec does not hold.
     pub fn finish(self) -> Option<Checked> {
-        let error = self.error.filter(|error| *error <= bound(self.spec.coding, *error))?;
+        let error = self.error.filter(|error| *error <= bound(self.spec.coding, *error).min(self.stated))?;
         let (crc, max_abs_error) = (self.crc, self.max_abs_error);
         Some(Checked { hash: self.hash.digest(), crc, error, max_abs_error, differs: self.differs })
     }

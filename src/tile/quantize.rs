@@ -37,7 +37,7 @@ pub type Quantized = (State, Bytes);
 /// A tile's state in this coding; `check` sees all of its bytes. `None` if the tile does not fit: NaN, infinity, a
 /// moment without its second, a copy whose bytes are not the cast ones. Also `None` if the coding needs all tiles of
 /// the tensor at once, as published systems do.
-pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, check: Option<&mut Check>) -> Option<Quantized> {
+pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, mut check: Option<&mut Check>) -> Option<Quantized> {
     let TileSpec { dtype, coding, .. } = spec;
     let elements = spec.elements();
     let (state, decoded) = match coding {
@@ -71,7 +71,10 @@ pub fn quantize(spec: TileSpec, data: &Bytes, around: Around, check: Option<&mut
             let k = keyframe.as_ref().map(|keyframe| keyframe.as_slice());
             let base = rows::Base { rows: spec.rows, k, g: step, a: before.as_deref() };
             let (a, r, kept) = (&mut accumulators, &mut decoded, &mut exceptions);
-            rows::quantize(dtype, data, base, around.row_step, a, r, kept).ok()?;
+            let error = rows::quantize(dtype, data, base, around.row_step, a, r, kept).ok()?;
+            if let Some(check) = &mut check {
+                check.states(error);
+            }
             floor::keep(dtype, around.keep, data, &mut decoded, &mut exceptions);
             are_few(around.keep, &exceptions, elements).then_some(())?;
             let accumulators = Integers::Wide(accumulators);

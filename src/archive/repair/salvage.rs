@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::codec::Dtype;
+use crate::container::STEADY_BYTES;
 use crate::recall::{Cache, Recall};
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::{HEAD_BYTES, Object, TAIL_BYTES, TensorEntry};
@@ -79,6 +80,8 @@ fn whole(tensor: &TensorEntry) -> Range<u64> {
         Some(bytes) if bytes == len + HEAD_BYTES + TAIL_BYTES && tensor.extent.start >= HEAD_BYTES => {
             tensor.extent.start - HEAD_BYTES..tensor.extent.end + TAIL_BYTES
         }
+        // The end of a tensor in a bundle of TensorFlow.
+        Some(bytes) if bytes == len + STEADY_BYTES => tensor.extent.start..tensor.extent.end + STEADY_BYTES,
         _ => tensor.extent.clone(),
     }
 }

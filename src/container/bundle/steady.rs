@@ -14,7 +14,7 @@ use crate::codec::Dtype;
 use crate::hash::{castagnoli, castagnoli_behind};
 
 /// Bytes at the end of a tensor.
-pub(super) const TAIL_BYTES: u64 = 128;
+pub const TAIL_BYTES: u64 = 128;
 
 /// Bytes read at once.
 const WINDOW: usize = 1 << 20;

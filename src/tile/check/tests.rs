@@ -85,6 +85,19 @@ fn second_moments_that_become_zero_and_ratios_that_grow_are_found() {
     assert!(Check::new(spec(coding), None, None).add_all(&m, &m).is_err(), "no second moment");
 }
 
+/// Steps of rows are their own, so no step of the coding bounds the error.
+#[test]
+fn an_error_beyond_the_stated_one_fails() {
+    let written = bytes(|i| i as f32);
+    let decoded = with(&written, N - 1, (N - 1) as f32 + 0.5);
+    for (stated, is_sound) in [(0.5, true), (0.25, false)] {
+        let mut check = Check::new(spec(Coding::RowsKey { step: 0.015_625 }), None, None);
+        check.states(stated);
+        check.add_all(&written, &decoded).unwrap();
+        assert_eq!(check.finish().is_some(), is_sound);
+    }
+}
+
 /// The check of blocks while they are quantized sees what one of the whole tile sees.
 #[test]
 fn a_tile_that_is_quantized_in_blocks_is_compared_whole() {
