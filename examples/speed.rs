@@ -94,8 +94,8 @@ fn time_of(clock: libc::clockid_t) -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Processor time of this thread and of the archive's thread for tiles, and that of the whole process, which also
-/// hashes the file as it was written.
+/// Processor time: of this thread and the archive's thread for tiles, then of the whole process. The process also hashes
+/// the file as it was written.
 fn times() -> [f64; 2] {
     let mut tiles = 0.0;
     for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {

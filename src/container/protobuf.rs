@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use super::ReadAt;
 use super::read::{Fail, bad};
+use crate::codec::Dtype;
 
 /// Bytes read at once: fields lie close together between payloads that are passed over.
 const WINDOW: usize = 16 << 10;
@@ -151,6 +152,28 @@ pub(super) fn put_number(field: u64, value: u64, out: &mut Vec<u8>) {
         put_varint(field << 3, out);
         put_varint(value, out);
     }
+}
+
+/// The element type with this number in TensorFlow, if stepfs knows it. Texts have no places of their own.
+pub(super) fn data_type(number: u64) -> Option<Dtype> {
+    Some(match number {
+        1 => Dtype::F32,
+        2 => Dtype::F64,
+        3 => Dtype::I32,
+        4 => Dtype::U8,
+        5 => Dtype::I16,
+        6 => Dtype::I8,
+        8 => Dtype::C64,
+        9 => Dtype::I64,
+        10 => Dtype::Bool,
+        14 => Dtype::Bf16,
+        17 => Dtype::U16,
+        18 => Dtype::C128,
+        19 => Dtype::F16,
+        22 => Dtype::U32,
+        23 => Dtype::U64,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

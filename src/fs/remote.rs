@@ -18,7 +18,7 @@ impl Core {
         }
     }
 
-    /// Answers what was done; if it was done well, once the remote has it.
+    /// Answers with an error at once, and with success once the remote has the file.
     pub(super) fn done_when_pushed(&self, node: u64, result: Result<()>, reply: ReplyEmpty) {
         match result {
             Ok(()) => self.reply_when_pushed(node, reply),

@@ -336,6 +336,13 @@ fn put_record(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
+/// Lamport times stay far below: one that is close to the end of its type would overflow in each node that reads it.
+const MAX_TIME: u64 = 1 << 62;
+
+fn take_time(fields: &mut Fields) -> Result<u64, Damage> {
+    Some(fields.varint()?).filter(|time| *time < MAX_TIME).ok_or(Damage("a time is too large"))
+}
+
 fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
     match fields.take(1)?[0] {
         1 => {
@@ -344,7 +351,7 @@ fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
             Ok(Record::Object(Encoding { id, parent, hash: fields.u128()?, len: fields.varint()? }))
         }
         2 => {
-            let (time, path) = (fields.varint()?, take_path(fields)?);
+            let (time, path) = (take_time(fields)?, take_path(fields)?);
             let mut small = || u32::try_from(fields.varint()?).map_err(|_| Damage("an attribute is too large"));
             let (mode, uid, gid) = (small()?, small()?, small()?);
             let len = fields.varint()?;
@@ -365,7 +372,7 @@ fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
             let shown = Shown { mode, uid, gid, len, modified_ns, inode, content };
             Ok(Record::Put { time, path, shown })
         }
-        3 => Ok(Record::Removed { time: fields.varint()?, path: take_path(fields)? }),
+        3 => Ok(Record::Removed { time: take_time(fields)?, path: take_path(fields)? }),
         _ => Err(Damage("a record is of no known kind")),
     }
 }

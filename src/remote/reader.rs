@@ -121,9 +121,10 @@ fn next_ones(
     last: journal::Place,
     head: journal::Place,
 ) -> Result<Option<Vec<Segment>>> {
-    let is_near = (last.epoch, last.store) == (head.epoch, head.store) && head.sequence - last.sequence <= FEW;
+    let is_near = (last.epoch, last.store) == (head.epoch, head.store)
+        && head.sequence.checked_sub(last.sequence).is_some_and(|few| few <= FEW);
     let mut found = Vec::new();
-    for sequence in if is_near { last.sequence + 1..head.sequence + 1 } else { 0..0 } {
+    for sequence in if is_near { last.sequence + 1..head.sequence.saturating_add(1) } else { 0..0 } {
         let at = journal::Place { sequence, snapshot: head.snapshot && sequence == head.sequence, ..head };
         let name = format!("nodes/{node}/journal/{}", at.text());
         match get_all(place, &name, MAX_SEGMENT_BYTES).map(|bytes| Segment::decode(&bytes)) {

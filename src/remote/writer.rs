@@ -69,7 +69,10 @@ impl Writer {
         }
         let seconds = u64::try_from(wall_ns() / 1_000_000_000).unwrap_or_default();
         // Later than every known start, and than a start whose last request may still be on its way.
-        let epoch = segments.last().map_or(0, |last| last.epoch + 1).max(seconds);
+        let Some(next) = segments.last().map_or(Some(0), |last| last.epoch.checked_add(1)) else {
+            return Err(Error::Wrong(format!("the journal of node {node} has a segment that no start can follow")));
+        };
+        let epoch = next.max(seconds);
         let objects = place.list(&format!("nodes/{node}/objects/"))?;
         let present = objects.into_iter().map(|listed| (listed.name, listed.len)).collect();
         let mut writer = Writer {

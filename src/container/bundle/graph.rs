@@ -39,8 +39,8 @@ pub(super) struct Graph<'a> {
     pub(super) trained: HashSet<&'a str>,
 }
 
-/// The ends of the names that Keras's optimizers give their variables, and the slots that they are. A variable of another name makes it
-/// an optimizer with an option, or another one, of which nothing is known.
+/// The ends of the names that Keras's optimizers give their variables, and the slots that they are. A variable of another name
+/// belongs to an optimizer that stepfs does not know, or to an option.
 fn slots_of(optimizer: &str) -> &'static [(&'static str, &'static str)] {
     let numbered = optimizer.trim_end_matches(|c: char| c.is_ascii_digit());
     let name = if numbered.len() < optimizer.len() { numbered.strip_suffix('_') } else { Some(optimizer) };

@@ -18,11 +18,11 @@ use self::table::{Entry, Table};
 use self::wire::Fields;
 use super::patch::Crcs;
 use super::proof::Training;
+use super::protobuf::data_type;
 use super::read::{Fail, bad};
 use super::role::{self, Context};
 use super::slots::{Optimizers, Parameter, Standing};
 use super::{Description, Kind, ReadAt, Role, Tensor, named, pairing, path};
-use crate::codec::Dtype;
 
 /// Key of the object graph, and the number of its type.
 const GRAPH: &str = "_CHECKPOINTABLE_OBJECT_GRAPH";
@@ -170,7 +170,7 @@ struct Found {
 
 impl Found {
     fn add(&mut self, entry: Entry) -> Result<(), Fail> {
-        let Some(dtype) = dtype(entry.kind).filter(|_| entry.size > 0) else { return Ok(()) };
+        let Some(dtype) = data_type(entry.kind).filter(|_| entry.size > 0) else { return Ok(()) };
         let size = entry.shape.iter().try_fold(dtype.size() as u64, |size, dim| size.checked_mul(*dim));
         if size != Some(entry.size) {
             return bad("TensorFlow: a tensor's length is not that of its shape");
@@ -233,26 +233,4 @@ fn relate(tensors: &mut [Tensor], keys: &[String], graph: Option<&Graph>) -> Tra
         }
     }
     training
-}
-
-/// The element type with this number in TensorFlow, if stepfs knows it. Texts have no places of their own.
-fn dtype(number: u64) -> Option<Dtype> {
-    Some(match number {
-        1 => Dtype::F32,
-        2 => Dtype::F64,
-        3 => Dtype::I32,
-        4 => Dtype::U8,
-        5 => Dtype::I16,
-        6 => Dtype::I8,
-        8 => Dtype::C64,
-        9 => Dtype::I64,
-        10 => Dtype::Bool,
-        14 => Dtype::Bf16,
-        17 => Dtype::U16,
-        18 => Dtype::C128,
-        19 => Dtype::F16,
-        22 => Dtype::U32,
-        23 => Dtype::U64,
-        _ => return None,
-    })
 }

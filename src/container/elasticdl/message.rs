@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use super::super::ReadAt;
-use super::super::protobuf::{Value, Wire};
+use super::super::protobuf::{Value, Wire, data_type};
 use super::super::read::{Fail, bad};
 use crate::codec::Dtype;
 
@@ -74,19 +74,7 @@ pub(super) struct Array {
 impl Array {
     /// The element type; `None` if stepfs does not know it.
     pub(super) fn dtype(&self) -> Option<Dtype> {
-        Some(match self.dtype {
-            1 => Dtype::F32,
-            2 => Dtype::F64,
-            3 => Dtype::I32,
-            4 => Dtype::U8,
-            5 => Dtype::I16,
-            6 => Dtype::I8,
-            9 => Dtype::I64,
-            10 => Dtype::Bool,
-            14 => Dtype::Bf16,
-            19 => Dtype::F16,
-            _ => return None,
-        })
+        data_type(self.dtype)
     }
 
     /// Length in bytes.

@@ -112,7 +112,7 @@ pub(super) struct Material<'a> {
     pub(super) description: &'a Description,
     /// The state after this one, as written, with its tensors. With `ahead`, the state before it, as written.
     pub(super) newer: (&'a (dyn ReadAt + Sync), &'a Description),
-    /// No state after this one is known: what was proven for the state before holds, and its update is expected again.
+    /// No state after this one is known. The proofs of the state before hold, and the plan expects its update again.
     pub(super) ahead: bool,
     /// The archived state that this one becomes a difference to.
     pub(super) base: Option<&'a Chain>,

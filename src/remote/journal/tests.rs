@@ -72,6 +72,13 @@ fn no_path_leads_outside() {
     assert!(nodes.iter().all(|node| !is_node(node)) && is_node("host-1.a_b"));
 }
 
+#[test]
+fn a_time_without_a_next_one_is_refused() {
+    let at = |time| Segment { records: vec![Record::Removed { time, path: "x".into() }], ..segment() };
+    assert!(Segment::decode(&at(MAX_TIME - 1).encode().unwrap()).is_ok());
+    assert!(Segment::decode(&at(u64::MAX).encode().unwrap()).is_err());
+}
+
 proptest! {
     #[test]
     fn any_bytes_are_refused_or_read(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {

@@ -9,7 +9,7 @@ use crate::remote::view::View;
 
 const NODES: u64 = 1_000;
 const CHECKPOINTS: u64 = 1_000;
-/// Object of a checkpoint of 1 GB, of which 4% travel.
+/// The object of a checkpoint of 1 GB, at 4% of its size.
 const OBJECT_BYTES: u64 = 40 << 20;
 /// Days of a month, and the seconds between two looks of a node whose programs look at nothing.
 const DAYS: f64 = 30.0;
