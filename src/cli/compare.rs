@@ -8,9 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::compare::{Codec, Errors, Report, Series, Watch, compare, steps};
-#[cfg(feature = "plots")]
-use crate::compare::{Picture, plot};
+use crate::compare::{Codec, Errors, Report, Series, Watch, compare, plot, steps};
 
 use super::format::{name, percent, progress, size, table};
 
@@ -24,7 +22,7 @@ use super::format::{name, percent, progress, size, table};
 /// DIR needs room for twice the series. All temporary data is removed at the end, also after Ctrl-C.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  stepfs compare run/step_*.pt\n  \
-stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.png\n\n\
+stepfs compare run --codecs balanced,compact,lc-3,zstd-patch-19 --plot sizes.svg\n\n\
 The shell sorts step_10 before step_9: name the directory, or number with zeros.\n\
 `stepfs compare --list` lists the codecs.")]
 pub(super) struct Args {
@@ -37,7 +35,7 @@ pub(super) struct Args {
     /// List the codecs, and exit.
     #[arg(long, conflicts_with_all = ["codecs", "plot", "files"])]
     list: bool,
-    /// Also draw a picture: .svg or .png.
+    /// Also draw a picture, as SVG.
     #[arg(long, value_name = "FILE", value_parser = picture)]
     plot: Option<PathBuf>,
     /// Directory for the temporary stores [default: TMPDIR].
@@ -48,28 +46,11 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Accepts the path of a picture if its extension names a supported format.
-#[cfg(feature = "plots")]
+/// Accepts the path of a picture by its extension.
 fn picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    Picture::of(&path).map(|_| path).ok_or_else(|| "a picture's name ends in .svg or .png".into())
-}
-
-#[cfg(not(feature = "plots"))]
-fn picture(_: &str) -> Result<PathBuf, String> {
-    Err("this stepfs was built without pictures; draw one from --json, or build it with the feature `plots`".into())
-}
-
-#[cfg(feature = "plots")]
-fn draw(report: &Report, path: &Path) -> Result<()> {
-    let Some(kind) = Picture::of(path) else { return Ok(()) };
-    plot(report, path, kind).map_err(|error| anyhow::anyhow!("{}: {error}", path.display()))
-}
-
-/// Never called: without the feature no path is accepted.
-#[cfg(not(feature = "plots"))]
-fn draw(_: &Report, _: &Path) -> Result<()> {
-    Ok(())
+    let is_svg = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("svg"));
+    is_svg.then_some(path).ok_or_else(|| "a picture's name ends in .svg".into())
 }
 
 /// Codecs per table; more do not fit on a screen.
@@ -110,7 +91,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     dir.close().with_context(|| format!("{}", kept.display()))?;
     let report = result?;
     if let Some(path) = &args.plot {
-        draw(&report, path)?;
+        plot(&report, path).with_context(|| format!("{}", path.display()))?;
     }
     let mut out = std::io::stdout().lock();
     match args.json {

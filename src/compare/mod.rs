@@ -9,7 +9,6 @@ mod codec;
 mod error;
 mod kept;
 mod plain;
-#[cfg(feature = "plots")]
 mod plot;
 mod report;
 mod series;
@@ -21,8 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use codec::{Codec, UnknownCodec};
 pub use error::Error;
-#[cfg(feature = "plots")]
-pub use plot::{Picture, plot};
+pub use plot::plot;
 pub use report::{Chain, Errors, Kept, Relative, Report, RoleKept};
 pub use series::Series;
 pub use trial::Trial;
