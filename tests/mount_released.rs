@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use stepfs::remote::Local;
 use support::{Mounted, attribute, c, errno, state, wait_until};
 
 /// Text that compresses, of a length that is no multiple of anything.
@@ -291,4 +292,28 @@ fn a_time_that_is_set_after_the_last_close_counts() {
         assert!(fs::read(path(1)).unwrap() == text(1));
         assert_eq!(state(&path(2)), "sealed");
     }
+}
+
+/// A remote or a reader holds an object for a moment. Afterwards the housekeeper looks whether it is garbage; the queue counts that.
+#[test]
+fn an_object_that_is_let_go_leaves_nothing_to_wait_for() {
+    let (m, _path, _bytes) = released(true);
+    let objects = Local::objects(&*m.archive);
+    let is_done = || m.archive.queue().queued == 0;
+    wait_until("nothing is left to be done", is_done);
+    let newest = objects.all().into_iter().max_by_key(|header| header.modified_ns).unwrap();
+    // With a name, and without one: the next state becomes a difference to it, so it stays.
+    for removed in [false, true] {
+        if removed {
+            fs::remove_file(m.mnt().join("dir/step-2.txt")).unwrap();
+            wait_until("the name is gone", || objects.stored_unnamed() > 0);
+            wait_until("nothing is left to be done", is_done);
+        }
+        // The housekeeper sleeps.
+        std::thread::sleep(Duration::from_millis(300));
+        drop(objects.hold(newest.id).expect("it stays"));
+        assert!(objects.get(newest.id).is_some());
+        wait_until("nothing is left to be done", is_done);
+    }
+    m.unmount();
 }

@@ -88,7 +88,11 @@ impl Archive {
                 return Ok(Ahead::Whole);
             }
             let recent = wall_ns().saturating_sub(sealed.modified_ns) < PATIENCE_NS;
-            if catalog.has_newer(path, sealed) || recent && catalog.is_behind_another(path, sealed) {
+            if catalog.has_newer(path, sealed) {
+                // A state that is no history, or that is open, may wait for ever.
+                return Ok(if catalog.is_to_be_archived(path) { Ahead::Later } else { Ahead::Whole });
+            }
+            if recent && catalog.is_behind_another(path, sealed) {
                 return Ok(Ahead::Later);
             }
             (entry.version, Arc::clone(sealed))
@@ -100,6 +104,9 @@ impl Archive {
         }
         let source = self.open_file(path)?;
         if !sealed.describes(&source.metadata()?) {
+            // Changed without a note: a program set its time, or writes through a mapping.
+            self.catalog().has_changed(path, &sealed);
+            self.notify();
             return Ok(Ahead::Later);
         }
         let stale = || {

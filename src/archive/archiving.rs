@@ -80,13 +80,14 @@ impl Archive {
                 }
             },
         };
+        // Before anybody sees it archived: the remote asks for it then.
+        self.keep_for_ahead(sealed, &newer.1, source);
         // Its lineage has another newest state now.
         self.garbage.store(true, Ordering::Relaxed);
         if !self.advance_named(path, version, State::Archived(Arc::clone(sealed), object)) {
             return Ok(());
         }
         self.catalog().keep(path, version, None, &self.objects);
-        self.keep_for_ahead(sealed, &newer.1, source);
         if let Some((header, stored)) = self.objects.get(object) {
             let percent = 100.0 * stored as f64 / header.logical_len.max(1) as f64;
             log::info!("{}: archived as {object}, {percent:.1}% in {:.1?}", path.display(), started.elapsed());

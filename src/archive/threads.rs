@@ -208,6 +208,8 @@ impl Archive {
         self.inbox.take().into_iter().for_each(|note| note(self, &mut catalog));
         if catalog.take_freed() | self.objects.take_unnamed() {
             self.garbage.store(true, Ordering::Relaxed);
+            // The queue counts it from now on. The thread that let go of an object wakes nobody.
+            self.wake.housekeeper.notify_one();
         }
         catalog
     }

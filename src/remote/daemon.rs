@@ -142,6 +142,8 @@ impl Daemon {
     pub fn progress(&self, local: &dyn Local) -> Progress {
         let shared = &self.shared;
         let backlog = shared.backlog.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Before the view is locked: the archive takes its own locks, and asks the view under them.
+        let changes = local.changes();
         let view = lock(&shared.view);
         let age = |modified_ns: i64| (wall_ns() - modified_ns).max(0) as u64 / 1_000_000_000;
         let broken =
@@ -153,7 +155,7 @@ impl Daemon {
             bytes: backlog.bytes,
             oldest_seconds: backlog.oldest_ns.map(age),
             pushed: shared.pushed.load(Ordering::Relaxed),
-            changes: local.changes(),
+            changes,
             names: view.files().count() as u64,
             failing: shared.failing.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().next().cloned(),
             broken: view.nodes().iter().filter_map(broken).collect(),

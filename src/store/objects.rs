@@ -61,6 +61,8 @@ struct Inside {
     deferred: HashSet<Id>,
     /// Parents that an object may have on the device, although its replacement failed.
     tried: HashMap<Id, Vec<Id>>,
+    /// Objects that were taken out, and that [`Objects::remove`] has not removed yet.
+    going: HashSet<Id>,
 }
 
 impl Inside {
@@ -263,9 +265,10 @@ impl Objects {
         match inside.known.get_mut(&id) {
             Some(known) => {
                 known.names = known.names.saturating_sub(1);
-                if known.names == 0 {
-                    inside.unnamed.insert(id);
+                if known.names > 0 {
+                    return;
                 }
+                inside.unnamed.insert(id);
             }
             None => {
                 if let Some(names) = inside.lost.get_mut(&id) {
@@ -347,11 +350,15 @@ impl Objects {
         if self.frozen.load(Ordering::Relaxed) {
             return Some("a stub is damaged or unreadable, and the object that it needs is unknown");
         }
-        let inside = self.lock();
+        let (lost, is_orphaned) = {
+            let inside = self.lock();
+            let lost = inside.lost.iter().filter(|(_, names)| **names > 0).map(|(id, _)| *id);
+            (lost.collect::<Vec<Id>>(), inside.orphans.iter().any(|id| inside.is_live(*id)))
+        };
+        // Without the lock: the remote's thread may hold its own for a while.
         let away = |id: &Id| self.elsewhere.get().is_some_and(|elsewhere| elsewhere.has(*id));
-        let lost = inside.lost.iter().any(|(id, names)| *names > 0 && !away(id))
-            || inside.orphans.iter().any(|id| inside.is_live(*id));
-        lost.then_some("an object that files need is missing or damaged, and the objects that it needs are unknown")
+        let words = "an object that files need is missing or damaged, and the objects that it needs are unknown";
+        (is_orphaned || !lost.iter().all(away)).then_some(words)
     }
 
     /// Lossy objects that no file names.
@@ -375,5 +382,7 @@ impl Objects {
     /// readable.
     pub fn remove(&self, garbage: &[Id]) {
         garbage.iter().for_each(|id| self.io.discard(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
+        let mut inside = self.lock();
+        inside.going.retain(|id| !garbage.contains(id));
     }
 }

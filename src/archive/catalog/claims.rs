@@ -104,6 +104,11 @@ impl Catalog {
         Some(task)
     }
 
+    /// Whether a file is being archived, or will be once its turn comes. A file that is open, held or given up is not.
+    pub(in crate::archive) fn is_to_be_archived(&self, path: &Path) -> bool {
+        self.get(path).is_some_and(|entry| self.entries.index().has_work(entry.sequence))
+    }
+
     /// Whether the state before a file waits to be archived.
     pub(in crate::archive) fn is_behind_another(&self, path: &Path, sealed: &Sealed) -> bool {
         let Some(entry) = self.get(path) else { return false };

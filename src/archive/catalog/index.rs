@@ -382,6 +382,12 @@ impl Index {
         self.lineages.keys().copied()
     }
 
+    /// Whether the entry of this sequence has a step under way, or will have one: also if its group waits still.
+    pub(super) fn has_work(&self, sequence: u64) -> bool {
+        let has = |member: &Member| member.queued().is_some();
+        self.claims.contains_key(&sequence) || self.members.get(&sequence).is_some_and(has)
+    }
+
     /// Whether the entry of this sequence has a step to take, now or after a failure has passed.
     pub(super) fn is_queued(&self, sequence: u64) -> bool {
         self.members.get(&sequence).is_some_and(|member| match member.queued() {

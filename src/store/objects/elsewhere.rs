@@ -4,11 +4,16 @@ use std::fmt::Debug;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::{Hold, Objects};
 use crate::store::durable::{CrashPoint, DeviceFile, parent};
 use crate::store::object::{Id, Object, path_of};
 use crate::store::{Damage, beneath};
+
+/// A removal takes as long as its names' fsyncs; after a failure it is tried again within ten seconds.
+const REMOVAL: Duration = Duration::from_secs(15);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Where objects may be that the store has not.
 pub trait Elsewhere: Send + Sync + Debug {
@@ -58,6 +63,7 @@ impl Objects {
         if let Some(hold) = self.hold(id) {
             return Ok(hold);
         }
+        self.wait_until_removed(id)?;
         const WRITTEN: CrashPoint = CrashPoint::ObjectWritten;
         let part = tmp.join(format!("received-{id}"));
         self.io.remove(&part, WRITTEN)?;
@@ -95,5 +101,16 @@ impl Objects {
         });
         drop(inside);
         Ok(Hold { objects: Arc::clone(self), id })
+    }
+    /// Waits until an object that was garbage is off the device: its removal must not take the new one's name.
+    fn wait_until_removed(&self, id: Id) -> io::Result<()> {
+        let until = Instant::now() + REMOVAL;
+        while self.lock().going.contains(&id) {
+            if Instant::now() > until {
+                return Err(io::Error::other("the object is being removed; try again"));
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
     }
 }

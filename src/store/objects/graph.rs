@@ -200,7 +200,10 @@ impl Inside {
             self.unnamed.remove(&id);
             self.shared.remove(&id);
             self.deferred.remove(&id);
-            self.tried.remove(&id);
+            self.going.insert(id);
+            for parent in self.tried.remove(&id).into_iter().flatten() {
+                self.disown(Some(parent), id);
+            }
             let order = (known.header.modified_ns, id);
             remove(&mut self.lineages, known.header.lineage, order);
             remove(&mut self.signatures, known.header.signature, order);

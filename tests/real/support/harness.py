@@ -148,8 +148,25 @@ class Mount:
 
     # --- answers of stepfs
 
-    def sync(self, timeout=300):
-        run("sync", self.dir, timeout=timeout)
+    def sync(self, *options, timeout=300):
+        try:
+            run("sync", *options, self.dir, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"stepfs sync does not end\n{self.what_it_does()}") from None
+
+    def what_it_does(self):
+        """For a failure: the daemon's queue, the end of its log, and where each of its threads waits."""
+        said = []
+        for name in ("queue", "remote"):
+            try:
+                said.append(os.getxattr(self.dir, f"user.stepfs.{name}").decode())
+            except OSError as error:
+                said.append(f"{name}: {error}")
+        for task in sorted(Path(f"/proc/{self.pid}/task").iterdir()):
+            state = (task / "stat").read_text().rsplit(") ", 1)[-1].split()[0]
+            said.append(f"{(task / 'comm').read_text().strip()}: {state}, {(task / 'wchan').read_text()}")
+        said += self.log.read_text(errors="replace").splitlines()[-40:]
+        return "\n".join(said)
 
     def ls(self, path=None):
         return run_json("ls", "--json", path or self.dir)

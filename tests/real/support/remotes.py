@@ -102,7 +102,7 @@ class Node(Mount):
         return super().mount()
 
     def pushed(self, timeout=300):
-        run("sync", "--remote", self.dir, timeout=timeout)
+        self.sync("--remote", timeout=timeout)
 
     def progress(self):
         return run_json("status", "--json", self.dir)["remote"]
