@@ -64,6 +64,12 @@ impl Before {
         }
     }
 
+    /// Lets files go that were kept open for long.
+    pub(super) fn let_go_old(&self) {
+        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.retain(|(_, _, since, _)| since.elapsed() < KEEP_OPEN);
+    }
+
     /// The state before this one.
     fn take(&self, sealed: &Sealed) -> Option<DeviceFile> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,5 +198,25 @@ impl Archive {
             self.objects.unname(id);
         }
         fine
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::durable::{CrashPoint, Io};
+
+    #[test]
+    fn a_file_that_was_kept_open_for_long_is_let_go() {
+        let (dir, before, io) = (tempfile::tempdir().unwrap(), Before::default(), Io::disk());
+        let mut files = before.files.lock().unwrap();
+        for (name, age) in [("old", KEEP_OPEN), ("new", Duration::ZERO)] {
+            let file = io.create(&dir.path().join(name), CrashPoint::Fsync).unwrap();
+            files.push((FileId::of(&file.metadata().unwrap()), 0, Instant::now() - age, file));
+        }
+        drop(files);
+        before.let_go_old();
+        let left: Vec<FileId> = before.files.lock().unwrap().iter().map(|(id, ..)| *id).collect();
+        assert_eq!(left, [FileId::of(&std::fs::metadata(dir.path().join("new")).unwrap())]);
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, PoisonError};
 
 use crate::encode::StepError;
 use crate::remote::{Ahead, Daemon, Local, Place, Progress, Settings, Shape, Then};
-use crate::store::{Hold, Id, Objects, Store};
+use crate::store::{Hold, Id, Newest, Objects, Profile, Store, is_pinned};
 
-use super::catalog::{Catalog, State};
+use super::catalog::{Catalog, Held, State};
 use super::resident::ResidentReason;
 use super::{Archive, FileId, Outcome, found_at};
 
@@ -103,13 +103,26 @@ impl Local for Archive {
 
     fn shape(&self, path: &Path) -> Shape {
         use ResidentReason::{Incompressible, NotUnderstood, Small, Unfinished};
-        match self.catalog().get(path).map(|entry| &entry.state) {
-            None | Some(State::Staged | State::Closed | State::Durable(_)) => Shape::Unsettled,
-            Some(State::Sealed(_)) => Shape::Newest,
-            Some(State::Archived(_, id) | State::Released(id)) => Shape::Object(*id),
-            Some(State::Resident(Small | Incompressible | NotUnderstood(_) | Unfinished)) => Shape::Whole,
+        match self.catalog().get(path).map(|entry| (&entry.state, entry.held)) {
+            None | Some((State::Staged | State::Closed | State::Durable(_), _)) => return Shape::Unsettled,
+            Some((State::Sealed(_), Some(Held::Pinned | Held::Best))) => return Shape::Whole,
+            Some((State::Sealed(_), _)) => {}
+            Some((State::Archived(_, id) | State::Released(id), _)) => return Shape::Object(*id),
+            Some((State::Resident(Small | Incompressible | NotUnderstood(_) | Unfinished), _)) => return Shape::Whole,
             // Its bytes are not known, or not known to be durable.
-            Some(State::Resident(_)) => Shape::Unsettled,
+            Some((State::Resident(_), _)) => return Shape::Unsettled,
+        }
+        // Not under the catalog's lock: marks are read from the device.
+        let stays_exact = || -> io::Result<bool> {
+            let is_quantized = self.store.settings().remote.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
+            Ok(self.catalog().named_best_by(path).is_some()
+                || is_pinned(&self.store.tree(), path)?
+                || is_quantized && self.store.profiles(path)?.coarsest() == Profile::Exact)
+        };
+        match stays_exact() {
+            Ok(false) => Shape::Newest,
+            // A mark that cannot be read may be one.
+            Ok(true) | Err(_) => Shape::Whole,
         }
     }
 
@@ -128,6 +141,10 @@ impl Local for Archive {
     fn let_go(&self, made: Hold) {
         drop(made);
         self.notify();
+    }
+
+    fn tidy(&self) {
+        self.before_ahead.let_go_old();
     }
 
     fn changes(&self) -> u64 {

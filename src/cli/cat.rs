@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::store::Store;
 
@@ -23,6 +23,9 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let brought = bring(&args.store, &args.path)?;
+    if let Some(why) = brought.missing.names.get(&args.path) {
+        bail!("{}: {why}", args.path.display());
+    }
     let store = Store::look(&brought.root)?;
     let mut out = std::io::stdout().lock();
     read(&store, &objects(&store)?, &args.path, &mut |_, bytes| out.write_all(bytes))?;

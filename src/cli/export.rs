@@ -19,6 +19,7 @@ use super::remote_url::bring;
 /// Copy a file or directory out of a store, without a mount.
 ///
 /// Released files come out decoded. Mode, owner and times are kept as far as permitted. The store may be mounted.
+/// Files of a remote that cannot be brought are named, and all others are exported; the exit code is 3 then.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs export ~/ckpts.store run/step_100.pt /tmp     one file\n  \
@@ -42,6 +43,7 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     let brought = bring(&args.store, &args.path)?;
+    let is_incomplete = brought.tell_missing();
     let store = Store::look(&brought.root)?;
     if args.salvage {
         return salvage(&store, &args);
@@ -56,7 +58,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         _ => args.dest.clone(),
     };
     let bar = progress(total, true);
-    for path in &files {
+    for path in files.iter().filter(|path| !brought.missing.names.contains_key(*path)) {
         let rest = path.strip_prefix(&from).unwrap_or(path);
         let target = if rest.as_os_str().is_empty() { dest.clone() } else { dest.join(rest) };
         bar.set_message(name(&path.display().to_string()));
@@ -66,7 +68,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         export(&store, &objects, path, &target, &bar)?;
     }
     bar.finish_and_clear();
-    Ok(ExitCode::SUCCESS)
+    Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }
 
 /// Writes the readable tensors of a damaged file.

@@ -49,6 +49,9 @@ pub(super) struct Args {
     /// With the URL of a remote: delete the objects that no name needs, of a node that is gone for good.
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
+    /// With --node: keep objects that are younger. Refuse if the node has written to its journal since.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600, requires = "node")]
+    grace: u64,
 }
 
 /// A checkpoint and its verdict.
@@ -85,7 +88,9 @@ struct Report {
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
     match (remote_url::url_of(&args.path), &args.node) {
-        (Some(url), Some(node)) if !args.dry_run => return remote_url::collect(url, node),
+        (Some(url), Some(node)) if !args.dry_run => {
+            return remote_url::collect(url, node, Duration::from_secs(args.grace));
+        }
         (None, None) => {}
         _ => bail!("--node NAME and the URL of a remote belong together, without --dry-run"),
     }

@@ -22,6 +22,8 @@ mod natural;
 mod notify;
 mod pin;
 mod profile;
+mod pull;
+mod push;
 mod recall;
 mod release;
 mod remote;
@@ -74,6 +76,8 @@ enum Command {
     MountHelper(mount_helper::Args),
     Umount(umount::Args),
     Sync(sync::Args),
+    Push(push::Args),
+    Pull(pull::Args),
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
     Profile(profile::Args),
@@ -110,6 +114,8 @@ pub fn main() -> ExitCode {
         Command::MountHelper(args) => return mount_helper::run(args),
         Command::Umount(args) => umount::run(args),
         Command::Sync(args) => sync::run(args),
+        Command::Push(args) => push::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Pin(args) => pin::pin(args),
         Command::Unpin(args) => pin::unpin(args),
         Command::Profile(args) => profile::run(args),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use crate::remote::{self, Content, Place, Reader, View, Writer};
+use crate::remote::{self, Content, Missing, Place, Reader, View, Writer};
 use crate::store::Store;
 
 use super::format::{name, size, table};
@@ -25,18 +25,41 @@ pub(super) fn url_of(path: &Path) -> Option<&str> {
 /// A store for a command that reads files. A remote's is removed at the end.
 pub(super) struct Brought {
     pub(super) root: PathBuf,
+    /// What could not be brought.
+    pub(super) missing: Missing,
     _copy: Option<tempfile::TempDir>,
+}
+
+impl Brought {
+    /// A store, and what could not be brought into it.
+    pub(super) fn of(root: PathBuf, missing: Missing) -> Brought {
+        Brought { root, missing, _copy: None }
+    }
+
+    /// Says what could not be brought; answers whether something could not.
+    pub(super) fn tell_missing(&self) -> bool {
+        let Missing { names, nodes } = &self.missing;
+        names.iter().for_each(|(path, why)| eprintln!("{}: {}", name(&path.display().to_string()), name(why)));
+        nodes
+            .iter()
+            .for_each(|why| eprintln!("part of a node cannot be read, which may have more files: {}", name(why)));
+        !names.is_empty() || !nodes.is_empty()
+    }
 }
 
 /// The store of `path`. For a URL: a new one in the directory for temporary files, with the names of the remote and the
 /// objects of those at and below `wanted`.
 pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
-    let Some(url) = url_of(path) else { return Ok(Brought { root: path.to_path_buf(), _copy: None }) };
+    let Some(url) = url_of(path) else {
+        return Ok(Brought::of(path.to_path_buf(), Missing::default()));
+    };
     let copy = tempfile::Builder::new().prefix(COPY).tempdir()?;
     let root = copy.path().join("store");
     let wanted = if wanted == Path::new(".") { Path::new("") } else { wanted };
-    remote::copy(&existing(url)?, Store::open(&root)?, Some(wanted))?;
-    Ok(Brought { root, _copy: Some(copy) })
+    let place = existing(url)?;
+    let from = remote::Origin { place: &place, name: (url, "copy"), watch: Arc::new(|_| true) };
+    let missing = remote::copy(&from, Store::open(&root)?, wanted)?;
+    Ok(Brought { root, missing, _copy: Some(copy) })
 }
 
 /// Opens a remote that must be there: a command that reads creates none.
@@ -152,7 +175,7 @@ pub(super) fn status(url: &str, json: bool) -> Result<ExitCode> {
 }
 
 /// `stepfs gc URL --node NODE`: deletes the objects of a node that is gone for good, if no name of any node needs them.
-pub(super) fn collect(url: &str, node: &str) -> Result<ExitCode> {
+pub(super) fn collect(url: &str, node: &str, grace: Duration) -> Result<ExitCode> {
     let place = existing(url)?;
     let view: Arc<Mutex<View>> = Arc::default();
     Reader::refresh(place.as_ref(), &view)?;
@@ -166,8 +189,7 @@ pub(super) fn collect(url: &str, node: &str) -> Result<ExitCode> {
             None => bail!("{url} has no node {node}; `stepfs status {url}` lists the nodes"),
         }
     };
-    let mut writer = Writer::claim(place, view, node, store, true)?;
-    let deleted = writer.tidy(Duration::ZERO)?;
+    let deleted = Writer::bury(place, view, node, store, grace)?;
     println!("{deleted} object{} deleted", if deleted == 1 { "" } else { "s" });
     Ok(ExitCode::SUCCESS)
 }

@@ -15,6 +15,7 @@ use crate::store::{Store, beneath};
 use super::files::{objects, read};
 use super::format::progress;
 use super::listing::stub;
+use super::remote_url::{Brought, bring, url_of};
 
 /// Write a checkpoint of ElasticDL for another number of parameter servers.
 ///
@@ -25,11 +26,12 @@ use super::listing::stub;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
 stepfs reshard ~/ckpts.store:version-40 3 /new/version-40     from a store, mounted or not\n  \
-stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n\n\
+stepfs reshard /ckpts/version-40 3 /new/version-40            from a mount or any directory\n  \
+stepfs reshard s3://bucket/run-7:version-40 3 /new/version-40 from a remote\n\n\
 ElasticDL itself restores a version to any number of servers, but each server then reads all files.\n\
 A resharded file has only the data of its own server.")]
 pub(super) struct Args {
-    /// The version: a directory, or STORE:PATH of a store, mounted or not.
+    /// The version: a directory, STORE:PATH of a store, mounted or not, or URL:PATH of a remote.
     #[arg(value_name = "STORE:version-V")]
     from: String,
     /// Number of servers.
@@ -43,6 +45,16 @@ pub(super) struct Args {
 /// Limit on servers: real runs have some dozens, and each server has a file.
 const MAX_SERVERS: i64 = 10_000;
 
+/// The files of a version on a remote.
+fn bring_version(url: &Path, inside: &Path) -> Result<Brought> {
+    let brought = bring(url, inside)?;
+    brought.tell_missing();
+    match brought.missing.names.is_empty() {
+        true => Ok(brought),
+        false => bail!("{}:{} is not complete", url.display(), inside.display()),
+    }
+}
+
 /// Name of the staging directory beside DIR, until it is renamed. ElasticDL finds the newest version by reading a
 /// number after the last hyphen (or underscore) of every name in its checkpoint directory. So this name must end with a
 /// number, and 0 is older than every version.
@@ -55,6 +67,8 @@ struct Version {
     store: Option<Store>,
     /// Path in the store's tree, or any path if there is no store.
     path: PathBuf,
+    /// The store is that of a remote's files.
+    _brought: Option<Brought>,
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -162,17 +176,22 @@ impl Version {
         let name = text.to_string();
         let plain = either(Path::new(text));
         if plain.is_dir() {
-            return Ok(Version { name, store: None, path: plain });
+            return Ok(Version { name, store: None, path: plain, _brought: None });
         }
         let Some((store, inside)) =
             text.rsplit_once(':').filter(|(store, inside)| !store.is_empty() && !inside.is_empty())
         else {
             bail!("{text}: no such directory (to read from a store, write STORE:version-V)");
         };
-        let (root, inside) = (Path::new(store), Path::new(inside));
+        let (place, inside) = (Path::new(store), Path::new(inside));
         if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
             bail!("{}: name a directory inside the store, without `..`", inside.display());
         }
+        let brought = match url_of(place) {
+            Some(_) => Some(bring_version(place, inside)?),
+            None => None,
+        };
+        let root = brought.as_ref().map_or(place, |brought| &brought.root);
         let store = match root.join("stepfs.toml").is_file() {
             true => Some(Store::look(root)?),
             false => None,
@@ -180,13 +199,13 @@ impl Version {
         let tree = store.as_ref().map_or(root.to_path_buf(), Store::tree);
         let found = either(&tree.join(inside));
         if !found.is_dir() {
-            bail!("{text}: {} has no directory {}", root.display(), inside.display());
+            bail!("{text}: {} has no directory {}", place.display(), inside.display());
         }
         let path = match &store {
             Some(_) => found.strip_prefix(&tree)?.to_path_buf(),
             None => found,
         };
-        Ok(Version { name, store, path })
+        Ok(Version { name, store, path, _brought: brought })
     }
 
     fn on_disk(&self) -> PathBuf {

@@ -90,6 +90,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
 
 fn show_remote(remote: &Progress) {
     println!("remote     {} as node {}, {} files there", remote.url, remote.node, remote.names);
+    if remote.came > 0 {
+        println!("           {} read from it since the mount", size(remote.came));
+    }
     if remote.files > 0 {
         let age = remote.oldest_seconds.map_or(String::new(), |age| format!(", the oldest {age} s old"));
         println!("           {} files ({}) not pushed yet{age}", remote.files, size(remote.bytes));

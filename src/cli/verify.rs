@@ -55,6 +55,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         bail!("a remote is repaired by its nodes; name a store");
     }
     let brought = bring(&args.store, Path::new(""))?;
+    let is_incomplete = brought.tell_missing();
     let bar = progress(0, true);
     let show = |step: Progress| match step {
         Progress::Total(bytes) => {
@@ -82,11 +83,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
     };
     bar.finish_and_clear();
-    print(&report, &args)?;
-    Ok(ExitCode::from(if report.damaged.is_empty() { 0 } else { super::DAMAGED }))
+    print(&report, &args, is_incomplete)?;
+    let is_whole = report.damaged.is_empty() && !is_incomplete;
+    Ok(ExitCode::from(if is_whole { 0 } else { super::DAMAGED }))
 }
 
-fn print(report: &Report, args: &Args) -> Result<()> {
+fn print(report: &Report, args: &Args, is_incomplete: bool) -> Result<()> {
     if args.json {
         println!("{}", serde_json::to_string_pretty(&Shown { report, repair: args.repair })?);
         return Ok(());
@@ -116,6 +118,7 @@ fn print(report: &Report, args: &Args) -> Result<()> {
     println!("{} files, {} objects, {} decoded", report.files, report.objects, size(report.decoded_bytes));
     let saved = report.damaged.iter().filter(|damaged| damaged.remedy.is_some()).count();
     match report.damaged.len() {
+        0 if is_incomplete => println!("no damage in the rest"),
         0 => println!("no damage"),
         count => println!("{count} damaged; every other file is unharmed"),
     }

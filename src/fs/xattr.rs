@@ -91,7 +91,12 @@ impl Core {
     fn setxattr(&self, ino: u64, name: &OsStr, value: &[u8], flags: i32) -> Result<()> {
         match classify(name) {
             // The archive looks for a pin under the same lock before it changes a file.
-            Name::Own("pin") => self.mark(ino, PIN, b"1", flags).map(drop),
+            Name::Own("pin") => {
+                drop(self.mark(ino, PIN, b"1", flags)?);
+                // The remote may have an object that a pinned file does not become any more.
+                self.archive.attributes_changed();
+                Ok(())
+            }
             Name::Own("profile") => {
                 let profile: Option<Profile> = std::str::from_utf8(value).ok().and_then(|name| name.parse().ok());
                 let profile = profile.ok_or(Fault::Code(libc::EINVAL))?;

@@ -68,6 +68,11 @@ impl Chain {
         }
     }
 
+    /// The chain of an object with all its ancestors, the object first, that were opened elsewhere.
+    pub fn of_opened(objects: Vec<Arc<Object>>) -> Chain {
+        Chain::of(objects, None)
+    }
+
     /// Opens an object and those of its ancestors that exist; tensors that need the others cannot be decoded.
     ///
     /// # Errors

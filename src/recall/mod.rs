@@ -88,7 +88,12 @@ impl Recall {
         if let Some(reader) = known(&self.readers.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(reader);
         }
-        let chain = self.chain(id)?;
+        // Of a large object on a remote, a read brings what it needs.
+        let opened = self.objects.open_elsewhere(id).map_err(|error| ReadError::object(id, error))?;
+        let chain = match opened {
+            Some(objects) => Chain::of_opened(objects).with_memory(&self.memory),
+            None => self.chain(id)?,
+        };
         let order = order(&chain)?;
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = known(&readers) {

@@ -159,7 +159,10 @@ impl Place for Bucket {
         let listed = listed.map_err(|error| told(error, prefix, "list"))?;
         Ok(listed
             .into_iter()
-            .filter_map(|found| Some(Listed { name: self.name(&found.location)?, len: found.size }))
+            .filter_map(|found| {
+                let put_ns = found.last_modified.timestamp_nanos_opt().unwrap_or_default();
+                Some(Listed { name: self.name(&found.location)?, len: found.size, put_ns })
+            })
             .collect())
     }
 

@@ -1,74 +1,132 @@
-//! A store that shows what a remote has, for commands: without a mount, and without an archive.
+//! Brings what a remote has into a store that is not mounted, for commands. There is no archive.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::Metadata;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::daemon::take_all;
 use super::fetch::Fetcher;
 use super::journal::Content;
-use super::local::{Ahead, Local, Shape};
-use super::place::{Error, Place, Result};
+use super::local::{Ahead, Found, Local, Shape, walk};
+use super::place::{Place, Result};
 use super::reader::{Reader, lock};
 use super::shared::{Settings, Shared};
+use super::tree;
 use super::view::View;
-use crate::store::{Elsewhere, Hold, Id, Newest, Objects, Store, Wait};
+use crate::store::durable::CrashPoint;
+use crate::store::{Elsewhere, Hold, Id, Newest, Objects, Store, Wait, beneath, in_parallel};
+
+/// How far a copy has come.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// So many bytes are to come.
+    Total(u64),
+    /// So many more came.
+    Came(u64),
+}
+
+/// Where a copy comes from, and who follows it.
+pub struct Origin<'a> {
+    /// The remote.
+    pub place: &'a Arc<dyn Place>,
+    /// Its URL, and the store's node there. The store remembers what it shows of this remote.
+    pub name: (&'a str, &'a str),
+    /// Is told each step; false ends the copy after the bytes under way.
+    pub watch: Arc<dyn Fn(Step) -> bool + Send + Sync>,
+}
 
 struct Copy {
     store: Store,
     objects: Arc<Objects>,
 }
 
-/// Shows all names of a remote in an empty store, and brings the objects of those at and below `wanted`.
+/// What could not be copied.
+#[derive(Debug, Default)]
+pub struct Missing {
+    /// Names, each with the reason.
+    pub names: BTreeMap<PathBuf, String>,
+    /// Nodes of which part cannot be read, each with the reason. They may have more names.
+    pub nodes: Vec<String>,
+}
+
+/// Shows all names of a remote in a store, and brings the objects of those at and below `wanted`. Files that are not of
+/// this remote stay. Killed anywhere, it goes on where it was: objects that are here do not come again. Returns what is
+/// missing of the wanted names.
 ///
 /// # Errors
-/// Those of the remote and the device. A name that cannot be shown is one.
-pub fn copy(place: &Arc<dyn Place>, store: Store, wanted: Option<&Path>) -> Result<()> {
+/// The remote does not answer, or refuses; device errors; `watch` ended it.
+pub fn copy(from: &Origin, store: Store, wanted: &Path) -> Result<Missing> {
+    let Origin { place, name: (url, node), ref watch } = *from;
     let objects = Objects::load(&store.objects(), |_, _| {})?;
     let copy = Copy { objects: Arc::new(objects), store };
     let settings = Settings {
-        url: String::new(),
-        node: String::new(),
+        url: url.to_string(),
+        node: node.to_string(),
         newest: Newest::None,
         wait: Wait::Nothing,
         bandwidth: None,
         refresh: Duration::ZERO,
         grace: Duration::ZERO,
     };
-    let shared = Shared::new(settings, BTreeMap::new());
+    let shared = Shared::new(settings, tree::load(&copy.store, url));
     Reader::refresh(place.as_ref(), &shared.view)?;
-    if !take_all(&copy, &shared)? {
-        return Err(Error::Wrong("some names of the remote cannot be shown; the log says which".into()));
-    }
-    let Some(wanted) = wanted else { return Ok(()) };
-    let needed = needed_by(&lock(&shared.view), wanted)?;
+    let mut missing = Missing { names: take_all(&copy, &shared)?, nodes: Vec::new() };
+    missing.names.retain(|path, _| path.starts_with(wanted));
+    tree::save(&copy.store, url, node, &shared.prune())?;
+    let files = walk(&copy)?;
+    let (needed, total) = needed_by(&lock(&shared.view), wanted, &files, &copy.objects, &mut missing);
+    watch(Step::Total(total));
+    let watch = Arc::clone(watch);
     let fetcher = Fetcher::new(Arc::clone(place), Arc::clone(&shared.view), copy.store.tmp());
-    for id in needed {
-        fetcher.bring(&copy.objects, id)?;
+    let fetcher = fetcher.watched(Arc::new(move |bytes| watch(Step::Came(bytes))));
+    // After an error that is not of one name alone, no other name is tried.
+    let ended = AtomicBool::new(false);
+    let brought = in_parallel(&needed, |(path, id)| {
+        if ended.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match fetcher.bring(&copy.objects, *id) {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) => {
+                Ok(Some((path.clone(), error.to_string())))
+            }
+            brought => brought.map(|()| None).inspect_err(|_| ended.store(true, Ordering::Relaxed)),
+        }
+    });
+    for failed in brought {
+        missing.names.extend(failed?);
     }
-    Ok(())
+    Ok(missing)
 }
 
-/// The objects of all names at and below `wanted`. What is missing must not pass for what never was.
-fn needed_by(view: &View, wanted: &Path) -> Result<Vec<Id>> {
-    if wanted == Path::new("") {
-        let broken = view.nodes().iter().find_map(|(node, of)| Some((node, of.broken.as_ref()?)));
-        if let Some((node, why)) = broken {
-            return Err(Error::Wrong(format!("part of node {node} cannot be read: {why}")));
-        }
-    }
-    let mut needed = Vec::new();
+/// The objects of all names at and below `wanted` that the tree shows, and the number of bytes that are to come. What
+/// is missing must not pass for what never was.
+fn needed_by(
+    view: &View,
+    wanted: &Path,
+    files: &BTreeMap<PathBuf, Found>,
+    objects: &Objects,
+    missing: &mut Missing,
+) -> (Vec<(PathBuf, Id)>, u64) {
+    let broken = |(node, of): (&String, &super::view::Node)| Some(format!("node {node}: {}", of.broken.as_ref()?));
+    missing.nodes = view.nodes().iter().filter_map(broken).collect();
+    let (mut needed, mut total, mut seen) = (Vec::new(), 0, HashSet::new());
     for (path, _, shown) in view.files().filter(|(path, ..)| path.starts_with(wanted)) {
         let Content::Object { owner, id } = &shown.content else { continue };
-        if view.chain(owner, *id).is_none() {
-            return Err(Error::Wrong(format!("{}: an object of it is missing on the remote", path.display())));
+        match view.chain(owner, *id) {
+            Some(chain) if files.get(path).is_some_and(|found| found.foreign.is_some()) => {
+                let away = chain.into_iter().filter(|of| seen.insert(of.id) && objects.get(of.id).is_none());
+                total += away.map(|encoding| encoding.len).sum::<u64>();
+                needed.push((path.clone(), *id));
+            }
+            Some(_) => {}
+            None => drop(missing.names.insert(path.clone(), "an object of it is missing on the remote".into())),
         }
-        needed.push(*id);
     }
-    Ok(needed)
+    (needed, total)
 }
 
 impl Local for Copy {
@@ -98,22 +156,30 @@ impl Local for Copy {
         false
     }
 
-    fn appeared(&self, _: &Path, object: Option<crate::store::Id>) {
+    fn appeared(&self, _: &Path, object: Option<Id>) {
         object.into_iter().for_each(|id| self.objects.name(id));
     }
 
-    // The store is empty, so nothing is ever replaced or removed.
+    // The store's lock keeps other processes away, so no file changes meanwhile.
     fn replace(
         &self,
-        _: &Path,
+        path: &Path,
         _: &Metadata,
-        _: Option<crate::store::Id>,
-        _: &mut dyn FnMut(&Path) -> io::Result<bool>,
+        object: Option<Id>,
+        commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        Ok(false)
+        let replaced = commit(&beneath::reach(&self.store.tree(), path)?)?;
+        if replaced {
+            self.appeared(path, object);
+        }
+        Ok(replaced)
     }
 
-    fn remove(&self, _: &Path, _: &Metadata, _: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
-        Ok(false)
+    fn remove(&self, path: &Path, _: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        if !still()? {
+            return Ok(false);
+        }
+        let at = beneath::reach(&self.store.tree(), path)?;
+        self.store.io().device().remove_file(&at, CrashPoint::NameRemoved).map(|()| true)
     }
 }

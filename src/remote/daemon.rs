@@ -2,7 +2,9 @@
 //!
 //! They share the view and what the tree shows, each under a lock that is never held during a request or other I/O.
 
+use std::any::Any;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::counted::Counted;
 use super::fetch::Fetcher;
 use super::journal::Shown;
 use super::local::{Found, Local, walk};
@@ -19,17 +22,15 @@ use super::place::{Error, Place, Result};
 use super::plan::plan;
 use super::push::Pusher;
 use super::reader::{Reader, lock};
-use super::shared::{LOOK_EVERY, Settings, Shared};
+use super::shared::{LOOK_EVERY, PUSHING, SHOWING, Settings, Shared};
 use super::tree;
 use super::view::Stamp;
-use super::waiting::Then;
+use super::waiting::{PATIENCE, Then};
 use super::writer::Writer;
 use crate::clock::wall_ns;
 use crate::encode::yield_to_others;
 use crate::store::{Wait, in_parallel};
 
-/// A program that waits for the remote gets an error after this time without an answer.
-const CLOSERS_PATIENCE: Duration = Duration::from_secs(60);
 /// How often to look for objects that nothing needs.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// How often to read the names of other nodes while no program looks: a request for each node costs money. What the
@@ -57,6 +58,9 @@ pub struct Progress {
     pub changes: u64,
     /// Names on the remote.
     pub names: u64,
+    /// Bytes that came from it since the mount: names and objects.
+    #[serde(default)]
+    pub came: u64,
     /// Why it does not go on at the moment.
     pub failing: Option<String>,
     /// Nodes of which part cannot be read, each with the reason.
@@ -66,6 +70,7 @@ pub struct Progress {
 /// The remote of a mounted store.
 pub struct Daemon {
     shared: Arc<Shared>,
+    counted: Arc<Counted>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -75,25 +80,36 @@ impl Daemon {
     /// # Errors
     /// Threads cannot be started.
     pub fn start(local: Arc<dyn Local>, place: Arc<dyn Place>, settings: Settings) -> std::io::Result<Daemon> {
+        let counted = Arc::new(Counted::new(place));
+        let place: Arc<dyn Place> = Arc::clone(&counted) as _;
         let shown = tree::load(local.store(), &settings.url);
         let shared = Arc::new(Shared::new(settings, shown));
         let fetcher = Fetcher::new(Arc::clone(&place), Arc::clone(&shared.view), local.store().tmp());
         local.objects().look_elsewhere(Arc::new(fetcher));
-        let daemon = Daemon { shared, threads: Mutex::default() };
-        daemon.spawn("remote-push", &local, &place, push)?;
-        daemon.spawn("remote-show", &local, &place, show)?;
+        let daemon = Daemon { shared, counted, threads: Mutex::default() };
+        daemon.spawn(("remote-push", PUSHING), &local, &place, push)?;
+        daemon.spawn(("remote-show", SHOWING), &local, &place, show)?;
         Ok(daemon)
     }
 
     fn spawn(
         &self,
-        name: &str,
+        (name, number): (&'static str, usize),
         local: &Arc<dyn Local>,
         place: &Arc<dyn Place>,
         work: fn(&dyn Local, &Arc<dyn Place>, &Shared),
     ) -> std::io::Result<()> {
         let (local, place, shared) = (Arc::clone(local), Arc::clone(place), Arc::clone(&self.shared));
-        let thread = thread::Builder::new().name(name.into()).spawn(move || work(local.as_ref(), &place, &shared))?;
+        let thread = thread::Builder::new().name(name.into()).spawn(move || {
+            let mut pauses = Pauses::of(number);
+            // A fault of stepfs must not end the pushing without a word. The work begins anew, as after a start.
+            while let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(local.as_ref(), &place, &shared))) {
+                let error = Error::Away(format!("a fault of stepfs, please report it: {}", words_of(panic.as_ref())));
+                log::error!("{name}: {error}");
+                shared.waiting.fail_closers();
+                pauses.after(&error, &shared);
+            }
+        })?;
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }
@@ -108,7 +124,7 @@ impl Daemon {
             }
         }
         self.shared.waiting.fail_closers();
-        self.shared.waiting.take_lookers().into_iter().for_each(|then| then());
+        drop(self.shared.waiting.take_lookers());
     }
 
     /// Whether programs wait for the remote.
@@ -125,7 +141,7 @@ impl Daemon {
 
     /// Calls `then` once the names of other nodes are read, or at once while the remote does not answer.
     pub fn when_read(&self, then: Then) {
-        let fails = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner)[1].is_some();
+        let fails = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner)[SHOWING].is_some();
         if fails || self.shared.is_stopped() {
             return then();
         }
@@ -157,26 +173,37 @@ impl Daemon {
             pushed: shared.pushed.load(Ordering::Relaxed),
             changes,
             names: view.files().count() as u64,
+            came: self.counted.came(),
             failing: shared.failing.lock().unwrap_or_else(PoisonError::into_inner).iter().flatten().next().cloned(),
             broken: view.nodes().iter().filter_map(broken).collect(),
         }
     }
 }
 
+/// What a panic says.
+fn words_of(panic: &(dyn Any + Send)) -> &str {
+    let owned = panic.downcast_ref::<String>().map(String::as_str);
+    owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic")
+}
+
 /// What the pushing thread does until it is stopped.
 fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     // Training comes first.
     yield_to_others();
-    let (mut pauses, mut pusher, mut writer) = (Pauses::of(0), Pusher::default(), None);
+    let (mut pauses, mut pusher, mut writer) = (Pauses::of(PUSHING), Pusher::default(), None);
     let (mut seen, mut tidy_at, mut failing) = (None, Instant::now() + TIDY_EVERY, None);
     while !shared.is_stopped() {
         let changes = local.changes();
-        let now = (changes, lock(&shared.view).version());
-        let due = seen != Some(now) || shared.waiting.is_any_closer();
+        let now = || (changes, lock(&shared.view).version(), shared.asked.load(Ordering::Relaxed));
+        let is_again = pusher.again().is_some_and(|at| at <= Instant::now());
+        let due = seen != Some(now()) || is_again || shared.waiting.is_any_closer();
         let tidy = tidy_at <= Instant::now();
         if !due && !tidy {
             shared.pace.rest(LOOK_EVERY);
             continue;
+        }
+        if tidy {
+            local.tidy();
         }
         let begun = Instant::now();
         let mut round = || -> Result<bool> {
@@ -207,9 +234,9 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                     shared.pushed.fetch_max(changes, Ordering::Relaxed);
                 }
                 // Own segments change the view; nothing new follows from them.
-                seen = done.then(|| (changes, lock(&shared.view).version()));
+                seen = (done || pusher.again().is_some()).then(now);
                 // A tree of many files takes its time: at most half of it, while programs save all the time.
-                if !shared.waiting.is_any_closer() {
+                if !shared.waiting.is_any_closer() || pusher.again().is_some() {
                     shared.pace.rest(LOOK_EVERY.max(begun.elapsed().min(FIRST_PAUSE)));
                 }
             }
@@ -218,7 +245,7 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 // The answer of a put may be lost. The next round reads the own journal before it writes.
                 writer = None;
                 let since = *failing.get_or_insert_with(Instant::now);
-                if since.elapsed() > CLOSERS_PATIENCE || matches!(error, Error::Denied(_)) {
+                if since.elapsed() > PATIENCE || matches!(error, Error::Denied(_)) {
                     shared.waiting.fail_closers();
                 }
                 pauses.after(&error, shared);
@@ -227,11 +254,12 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     }
 }
 
-/// Waits until a program looks for a name and the view is older than the settings say, or until it is much older.
-fn wait_for_a_look(local: &dyn Local, shared: &Shared) {
+/// Waits until a program looks for a name and the view is older than the settings say, or until it is older than
+/// `most`.
+fn wait_for_a_look(local: &dyn Local, shared: &Shared, most: Duration) {
     let (begun, age) = (Instant::now(), shared.settings.refresh);
     let mut looked = false;
-    while !shared.is_stopped() && begun.elapsed() < IDLE_REFRESH.max(age) {
+    while !shared.is_stopped() && begun.elapsed() < most {
         looked |= local.was_looked_at();
         if looked && begun.elapsed() >= age || shared.waiting.is_any_looker() {
             return;
@@ -242,9 +270,9 @@ fn wait_for_a_look(local: &dyn Local, shared: &Shared) {
 
 /// What the showing thread does until it is stopped.
 fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
-    let (mut pauses, mut seen) = (Pauses::of(1), None);
+    let (mut pauses, mut seen) = (Pauses::of(SHOWING), None);
     let mut saved = shared.shown();
-    let mut whole_at = Instant::now();
+    let (mut whole_at, mut told) = (Instant::now(), BTreeMap::new());
     while !shared.is_stopped() {
         let lookers = shared.waiting.take_lookers();
         let mut round = || -> Result<bool> {
@@ -256,18 +284,26 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 whole_at = Instant::now() + WHOLE_REFRESH;
             }
             let version = lock(&shared.view).version();
-            let done = seen == Some(version) || take_all(local, shared)?;
-            seen = done.then_some(version);
-            Ok(done)
+            if seen == Some(version) {
+                return Ok(true);
+            }
+            let left = take_all(local, shared)?;
+            for (path, why) in left.iter().filter(|(path, why)| told.get(*path) != Some(*why)) {
+                log::warn!("remote: {} cannot be shown now: {why}", path.display());
+            }
+            seen = left.is_empty().then_some(version);
+            told = left;
+            Ok(told.is_empty())
         };
         let result = round();
-        lookers.into_iter().for_each(|then| then());
+        drop(lookers);
         match result {
             Ok(done) => {
                 pauses.end(shared);
                 save(local, shared, &mut saved);
                 // A file that somebody has open is exchanged once it is closed.
-                if done { wait_for_a_look(local, shared) } else { shared.pace.sleep(shared.settings.refresh) }
+                let age = shared.settings.refresh;
+                wait_for_a_look(local, shared, if done { IDLE_REFRESH.max(age) } else { age });
             }
             Err(_) if shared.is_stopped() => {}
             Err(error) => pauses.after(&error, shared),
@@ -287,8 +323,8 @@ fn save(local: &dyn Local, shared: &Shared, saved: &mut BTreeMap<PathBuf, Stamp>
     }
 }
 
-/// Shows what changed. True if nothing is left to show.
-pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<bool> {
+/// Shows what changed. Returns the names that cannot be shown now, each with the reason.
+pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<PathBuf, String>> {
     let (node, newest) = (&shared.settings.node, shared.settings.newest);
     let files = walk(local)?;
     // After the tree was listed: a name that a user removes meanwhile is not shown again.
@@ -305,17 +341,16 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<bool> {
     };
     // Several at once: each waits for the device.
     let taken = in_parallel(&due, |(path, stamp, now)| match take(local, path, files.get(path), stamp, now.as_ref()) {
-        Ok(true) => {
-            shared.agree(&BTreeMap::from([(path.clone(), stamp.clone())]));
-            true
-        }
-        Ok(false) => false,
-        Err(error) => {
-            log::warn!("remote: {} cannot be shown: {error}", path.display());
-            false
-        }
+        Ok(true) => None,
+        Ok(false) => Some((path.clone(), "a program has it open, or has changed it".into())),
+        Err(error) => Some((path.clone(), error.to_string())),
     });
-    Ok(taken.into_iter().all(|done| done))
+    let failed: BTreeMap<PathBuf, String> = taken.into_iter().flatten().collect();
+    // Before they count as shown: a name that is missing after a crash would pass for one that a user removed.
+    let shown = due.iter().filter(|(path, ..)| !failed.contains_key(path));
+    tree::sync_above(local.store(), shown.clone().map(|(path, ..)| path))?;
+    shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
+    Ok(failed)
 }
 
 fn take(

@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::place::{Error, Listed, Place, Result};
@@ -52,7 +53,8 @@ impl Directory {
             if metadata.is_dir() {
                 self.walk(&format!("{prefix}{name}/"), found)?;
             } else if metadata.is_file() {
-                found.push(Listed { name: format!("{prefix}{name}"), len: metadata.len() });
+                let put_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+                found.push(Listed { name: format!("{prefix}{name}"), len: metadata.len(), put_ns });
             }
         }
         Ok(())

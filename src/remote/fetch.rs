@@ -6,22 +6,28 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use super::far::{Far, SMALL, Share};
 use super::journal::Encoding;
 use super::place::{Error, Place, Result};
 use super::reader::lock;
 use super::view::View;
 use crate::hash::Xxh3Of128;
 use crate::store::durable::CrashPoint;
-use crate::store::{Elsewhere, Id, Objects};
+use crate::store::object::Object;
+use crate::store::{Damage, Elsewhere, Id, MAX_CHAIN, Objects, in_parallel};
 
 /// Bytes asked for at once.
 const PIECE: u64 = 8 << 20;
+
+/// Is told the number of bytes that came; false ends the request.
+pub(super) type Watch = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// The objects of a remote, for the store's table of objects.
 pub(super) struct Fetcher {
     place: Arc<dyn Place>,
     view: Arc<Mutex<View>>,
     tmp: PathBuf,
+    watch: Watch,
     /// Objects on their way: one thread brings each. Held for moments.
     coming: Mutex<HashSet<Id>>,
     arrived: Condvar,
@@ -35,7 +41,12 @@ impl fmt::Debug for Fetcher {
 
 impl Fetcher {
     pub(super) fn new(place: Arc<dyn Place>, view: Arc<Mutex<View>>, tmp: PathBuf) -> Fetcher {
-        Fetcher { place, view, tmp, coming: Mutex::default(), arrived: Condvar::new() }
+        Fetcher { place, view, tmp, watch: Arc::new(|_| true), coming: Mutex::default(), arrived: Condvar::new() }
+    }
+
+    /// The same, and `watch` is told what came.
+    pub(super) fn watched(self, watch: Watch) -> Fetcher {
+        Fetcher { watch, ..self }
     }
 
     /// Waits until no other thread brings the object, then claims it.
@@ -61,25 +72,60 @@ impl Drop for Claim<'_> {
     }
 }
 
+impl Fetcher {
+    /// The node that has an object, and the object with its ancestors, the oldest first.
+    fn chain(&self, id: Id) -> io::Result<(String, Vec<Encoding>)> {
+        let view = lock(&self.view);
+        let owner = view.owner_of(id).ok_or(io::ErrorKind::NotFound)?;
+        let chain = view.chain(owner, id).ok_or(io::ErrorKind::NotFound)?;
+        Ok((owner.to_string(), chain.into_iter().cloned().collect()))
+    }
+}
+
 impl Elsewhere for Fetcher {
     fn has(&self, id: Id) -> bool {
         lock(&self.view).owner_of(id).is_some()
     }
 
+    fn open(&self, objects: &Arc<Objects>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>> {
+        let (owner, chain) = self.chain(id)?;
+        // The store's own objects, and all ancestors of such a one, are read from the store.
+        let away: Vec<&Encoding> = chain.iter().rev().take_while(|of| objects.get(of.id).is_none()).collect();
+        let total = away.iter().fold(0, |total: u64, encoding| total.saturating_add(encoding.len));
+        if total <= SMALL {
+            return Ok(None);
+        }
+        let share = Arc::new(Share::new(objects, id, total));
+        let opened = in_parallel(&away, |encoding| {
+            let bytes = Far::new(&self.place, &owner, encoding, &share, &self.tmp)?;
+            let object = Object::of_bytes(Box::new(bytes), encoding.id)?;
+            match object.header().parent == encoding.parent {
+                true => Ok(Arc::new(object)),
+                false => Err(Damage("it has another parent than the remote's journal says").into()),
+            }
+        });
+        let mut opened = opened.into_iter().collect::<io::Result<Vec<_>>>()?;
+        while let Some(parent) = opened.last().and_then(|object| object.header().parent) {
+            match objects.open(parent) {
+                Ok(object) if opened.len() <= MAX_CHAIN as usize => opened.push(object),
+                // Re-parented meanwhile, or damaged: whoever brings the chain sees which.
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(opened))
+    }
+
     fn bring(&self, objects: &Arc<Objects>, id: Id) -> io::Result<()> {
-        let (owner, chain): (String, Vec<Encoding>) = {
-            let view = lock(&self.view);
-            let owner = view.owner_of(id).ok_or(io::ErrorKind::NotFound)?;
-            let chain = view.chain(owner, id).ok_or(io::ErrorKind::NotFound)?;
-            (owner.to_string(), chain.into_iter().cloned().collect())
-        };
+        let (owner, chain) = self.chain(id)?;
         // Held until the last one names them as its ancestors.
         let mut holds = Vec::new();
         for encoding in &chain {
             let _claim = self.claim(encoding.id);
             let hold = objects.receive(&self.tmp, encoding.id, |file| {
                 fetch_whole(self.place.as_ref(), &owner, encoding, &mut |bytes, at| {
-                    file.write_all_at(bytes, at, CrashPoint::ObjectWritten)
+                    file.write_all_at(bytes, at, CrashPoint::ObjectWritten)?;
+                    // No program waits for the kind of error: only a command stops a request.
+                    if (self.watch)(bytes.len() as u64) { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
                 })
                 .map_err(Error::into_io)
             });

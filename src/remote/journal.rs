@@ -49,6 +49,8 @@ pub struct Encoding {
     pub hash: u128,
     /// Bytes of the object's file.
     pub len: u64,
+    /// Its bytes are not those of the file that it was made from.
+    pub lossy: bool,
 }
 
 impl Encoding {
@@ -297,8 +299,8 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 
 fn put_record(record: &Record, out: &mut Vec<u8>) {
     match record {
-        Record::Object(Encoding { id, parent, hash, len }) => {
-            out.push(1);
+        Record::Object(Encoding { id, parent, hash, len, lossy }) => {
+            out.push(if *lossy { 4 } else { 1 });
             out.extend_from_slice(&id.0);
             out.extend_from_slice(&parent.unwrap_or(Id::NONE).0);
             out.extend_from_slice(&hash.to_le_bytes());
@@ -345,10 +347,11 @@ fn take_time(fields: &mut Fields) -> Result<u64, Damage> {
 
 fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
     match fields.take(1)?[0] {
-        1 => {
+        kind @ (1 | 4) => {
             let id = Id(fields.u128()?.to_le_bytes()).some().ok_or(Damage("an object has no id"))?;
             let parent = Id(fields.u128()?.to_le_bytes()).some();
-            Ok(Record::Object(Encoding { id, parent, hash: fields.u128()?, len: fields.varint()? }))
+            let (hash, len) = (fields.u128()?, fields.varint()?);
+            Ok(Record::Object(Encoding { id, parent, hash, len, lossy: kind == 4 }))
         }
         2 => {
             let (time, path) = (take_time(fields)?, take_path(fields)?);

@@ -11,7 +11,9 @@
 //! - `waiting`: programs that wait for the remote.
 //! - [`whole`]: an object for a file that the archive has not encoded.
 //! - [`fetch`]: brings an object and its ancestors into the store.
-//! - `copy`: a store that shows what a remote has, for commands.
+//! - `counted`: counts the bytes that come.
+//! - `far`: an object that is read piece by piece.
+//! - `copy`: brings what a remote has into a store, for commands.
 //! - [`daemon`]: the thread that keeps a mounted store and its remote in step.
 //!
 //! No name may ever point to an object that is not there. No node may delete another node's names. Neither a thread
@@ -20,8 +22,10 @@
 #[cfg(feature = "s3")]
 mod bucket;
 mod copy;
+mod counted;
 pub mod daemon;
 mod directory;
+mod far;
 mod fetch;
 pub mod journal;
 mod local;
@@ -43,7 +47,7 @@ mod waiting;
 mod whole;
 mod writer;
 
-pub use copy::copy;
+pub use copy::{Missing, Origin, Step, copy};
 pub use daemon::{Daemon, Progress};
 pub use fetch::fetch_whole;
 pub use journal::Content;

@@ -48,6 +48,8 @@ pub struct Listed {
     pub name: String,
     /// Bytes.
     pub len: u64,
+    /// When it was put, in nanoseconds since 1970, by the remote's own clock.
+    pub put_ns: i64,
 }
 
 /// A remote. Requests block; all threads may make them at once.

@@ -118,8 +118,11 @@ struct Known(HashMap<(u64, i64, u64), Content>);
 impl Known {
     fn of(me: &str, view: &View) -> Known {
         let own = view.files().filter(|(_, stamp, _)| stamp.node == me);
+        // Of two names of one file, the exact one is known.
+        let (lossy, exact): (Vec<_>, Vec<_>) = own.partition(|(_, _, record)| is_lossy(view, &record.content));
+        let all = lossy.into_iter().chain(exact);
         Known(
-            own.map(|(_, _, record)| ((record.inode, record.modified_ns, record.len), record.content.clone()))
+            all.map(|(_, _, record)| ((record.inode, record.modified_ns, record.len), record.content.clone()))
                 .collect(),
         )
     }
@@ -147,6 +150,10 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
         }
         Shape::Newest if newest == Newest::None && file.len >= MIN_RELEASE_BYTES => None,
         Shape::Newest | Shape::Whole | Shape::Awaited => {
+            let is_ahead = newest == Newest::Quantized && file.shape == Shape::Newest;
+            // An object that was made ahead is too coarse once the file is to stay exact, or once it was rejected.
+            let is_fine = |content: &Content| is_ahead || !is_lossy(view, content);
+            let pushed = pushed.filter(|record| is_fine(&record.content));
             if pushed.is_some_and(|record| is_same_file(file, record) && same_attributes(record)) {
                 return None;
             }
@@ -154,8 +161,7 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
                 return Some(Want::Inline);
             }
             let there = known.0.get(&(file.inode, file.modified_ns, file.len));
-            let there = there.filter(|content| matches!(content, Content::Object { .. })).cloned();
-            let is_ahead = newest == Newest::Quantized && file.shape == Shape::Newest;
+            let there = there.filter(|content| matches!(content, Content::Object { .. }) && is_fine(content)).cloned();
             Some(there.map_or(if is_ahead { Want::Ahead } else { Want::Whole }, Want::There))
         }
     }
@@ -176,6 +182,12 @@ fn is_unreadable(view: &View, node: &str) -> bool {
     view.nodes().get(node).is_none_or(|node| node.broken.is_some())
 }
 
+/// True if a content is an object that decodes to other bytes than its file had.
+fn is_lossy(view: &View, content: &Content) -> bool {
+    let Content::Object { owner, id } = content else { return false };
+    view.nodes().get(owner).and_then(|node| node.objects.get(id)).is_some_and(|encoding| encoding.lossy)
+}
+
 /// True if all objects of a name are known to be on the remote.
 fn is_whole(view: &View, shown: &Shown) -> bool {
     match &shown.content {
@@ -188,6 +200,9 @@ fn is_whole(view: &View, shown: &Shown) -> bool {
 mod tests {
     use super::super::journal::{Encoding, Kind, Record, Segment};
     use super::*;
+
+    /// Objects from this number on are lossy.
+    const LOSSY: u8 = 100;
 
     fn file(shape: Shape) -> Found {
         Found { shape, inode: 5, len: 100_000, mode: 0o644, uid: 0, gid: 0, modified_ns: 50, link: None, foreign: None }
@@ -206,7 +221,7 @@ mod tests {
         let path = PathBuf::from(path);
         let mut records = Vec::new();
         if let Some(Content::Object { id, .. }) = shown.as_ref().map(|shown| &shown.content) {
-            records.push(Record::Object(Encoding { id: *id, parent: None, hash: 0, len: 1 }));
+            records.push(Record::Object(Encoding { id: *id, parent: None, hash: 0, len: 1, lossy: id.0[0] >= LOSSY }));
         }
         records.push(match shown {
             Some(shown) => Record::Put { time, path, shown },
@@ -241,6 +256,32 @@ mod tests {
         let renamed = decide(&view, &[("y", Found { inode: 9, ..new })], &[("x", 2, "me")]);
         assert!(matches!(&renamed.puts[..], [(_, Want::There(_))]), "{renamed:?}");
         assert_eq!(renamed.removals, [PathBuf::from("x")]);
+    }
+
+    #[test]
+    fn a_lossy_object_does_not_do_for_a_file_that_stays_exact() {
+        let mut view = View::default();
+        let newest = file(Shape::Newest);
+        put(&mut view, "me", 1, "x", Some(record(&newest, object("me", LOSSY))));
+        let wants = |view: &View, path: &str, shape, newest| {
+            let files = BTreeMap::from([(PathBuf::from(path), file(shape))]);
+            plan("me", view, &files, &BTreeMap::new(), newest)
+                .puts
+                .into_iter()
+                .map(|(_, want)| want)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(wants(&view, "x", Shape::Newest, Newest::Quantized), []);
+        // It was rejected, is named best or pinned, or its closer waits; or the settings ask for exact bytes now.
+        for shape in [Shape::Whole, Shape::Awaited] {
+            assert_eq!(wants(&view, "x", shape, Newest::Quantized), [Want::Whole], "{shape:?}");
+            assert_eq!(wants(&view, "renamed", shape, Newest::Quantized), [Want::Whole], "{shape:?}");
+        }
+        assert_eq!(wants(&view, "x", Shape::Newest, Newest::Exact), [Want::Whole]);
+        assert!(matches!(wants(&view, "renamed", Shape::Newest, Newest::Quantized)[..], [Want::There(_)]));
+        // Once its bytes are there, nothing travels again.
+        put(&mut view, "me", 2, "x", Some(record(&newest, object("me", 1))));
+        assert_eq!(wants(&view, "x", Shape::Whole, Newest::Quantized), []);
     }
 
     #[test]

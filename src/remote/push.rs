@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::journal::{Content, Record, Shown};
@@ -11,7 +12,7 @@ use super::local::{Ahead, Found, Local, Shape, modified_ns, walk};
 use super::place::{Error, Result};
 use super::plan::{Want, plan};
 use super::reader::lock;
-use super::shared::{Backlog, Shared};
+use super::shared::{Backlog, FILES, Shared};
 use super::view::Stamp;
 use super::writer::Writer;
 use super::{tree, whole};
@@ -27,11 +28,37 @@ const AT_ONCE: usize = 5_000;
 /// Bytes of small files in one segment.
 const INLINE_AT_ONCE: u64 = 32 << 20;
 
+/// How long a file that cannot be read is left alone, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
 /// The pusher's memory between rounds.
 #[derive(Default)]
 pub(super) struct Pusher {
     /// Since when a name is missing.
     missing: HashMap<PathBuf, Instant>,
+    /// Files that cannot be pushed. All others go on.
+    failed: BTreeMap<PathBuf, Failed>,
+    /// When the next round is due because of these. `None` if there are none, or if something else is left.
+    again: Option<Instant>,
+}
+
+struct Failed {
+    why: String,
+    again: Instant,
+    pause: Duration,
+    /// Nobody has asked to hasten since.
+    asked: u64,
+}
+
+/// What became of one file.
+enum Outcome {
+    /// Its bytes are there: the objects that are new, and where the bytes are.
+    There(Vec<Record>, Content),
+    /// Its turn comes later.
+    Later,
+    /// It cannot be read, or has changed meanwhile; says so.
+    Failed(String),
 }
 
 impl Pusher {
@@ -40,6 +67,7 @@ impl Pusher {
     /// # Errors
     /// Those of the remote and the device; the next round begins where this one ended.
     pub(super) fn round(&mut self, local: &dyn Local, writer: &mut Writer, shared: &Shared) -> Result<bool> {
+        self.again = None;
         writer.tell()?;
         // Before the tree is listed: a name that appears meanwhile must not be taken for one that was removed.
         let shown = shared.shown();
@@ -51,8 +79,13 @@ impl Pusher {
                 file.shape = Shape::Awaited;
             }
         }
-        let plan = plan(writer.node(), &lock(&shared.view), &files, &shown, shared.settings.newest);
+        let mut plan = plan(writer.node(), &lock(&shared.view), &files, &shown, shared.settings.newest);
         shared.agree(&plan.agrees);
+        let names: HashSet<&PathBuf> = plan.puts.iter().map(|(path, _)| path).collect();
+        self.failed.retain(|path, _| names.contains(path));
+        let asked = shared.asked.load(Ordering::Relaxed);
+        let is_due = |failed: &Failed| failed.asked != asked || failed.again <= Instant::now();
+        plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(is_due) || closers.wait_for(path));
         let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole);
         let (costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
         let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
@@ -71,9 +104,9 @@ impl Pusher {
             |path: &PathBuf| lock(&shared.view).of_node(path, writer.node())?.shown.as_ref().map(|of| of.inode);
         let missing = plan.removals.into_iter().map(|path| (waits(inode_of(&path)), path)).collect();
         let removals = self.removals(local, missing)?;
-        let changed = push_cheap(local, writer, shared, (cheap, removals), &files)?;
+        self.push_cheap(local, writer, shared, (cheap, removals), &files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
-        let mut unpushed: Vec<PathBuf> = left.iter().chain(&changed).cloned().collect();
+        let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).cloned().collect();
         shared.waiting.pushed(&closers, &unpushed);
         let mut waits = Vec::new();
         for (done, (path, want)) in costly.into_iter().enumerate() {
@@ -84,34 +117,53 @@ impl Pusher {
             }
             left.retain(|other| *other != path);
             let Some(found) = files.get(&path) else { continue };
-            let pushed = match want {
-                Want::Object(id) => push_object(local, writer, shared, id)?,
-                Want::Ahead => match local.ahead(&path)? {
-                    Ahead::Object(hold) if open(local, &path, found)?.is_some() => {
-                        let pushed = push_object(local, writer, shared, hold.id());
-                        local.let_go(hold);
-                        pushed?
-                    }
-                    Ahead::Whole => push_whole(local, writer, shared, &path, found)?,
-                    other => {
-                        if let Ahead::Object(hold) = other {
-                            local.let_go(hold);
-                        }
-                        waits.push(path);
-                        continue;
-                    }
-                },
-                _ => push_whole(local, writer, shared, &path, found)?,
-            };
-            let Some((mut records, id)) = pushed else { continue };
-            let content = Content::Object { owner: writer.node().to_string(), id };
-            records.push(put(&path, found, content));
-            append(writer, shared, records)?;
-            unpushed.retain(|other| *other != path);
-            shared.waiting.pushed(&closers, &unpushed);
+            match push_one(local, writer, shared, &path, (want, found)) {
+                Ok(Outcome::There(mut records, content)) => {
+                    records.push(put(&path, found, content));
+                    append(writer, shared, records)?;
+                    self.failed.remove(&path);
+                    unpushed.retain(|other| *other != path);
+                    shared.waiting.pushed(&closers, &unpushed);
+                }
+                Ok(Outcome::Later) => waits.push(path),
+                Ok(Outcome::Failed(why)) => self.note_failure(path, why, asked),
+                Err(Error::Local(error)) => self.note_failure(path, error.to_string(), asked),
+                Err(error) => return Err(error),
+            }
         }
+        let others = !self.missing.is_empty() || !waits.is_empty();
+        self.again = self.failed.values().map(|failed| failed.again).min().filter(|_| !others);
+        waits.extend(self.failed.keys().cloned());
         shared.set_backlog(&backlog(&waits, &files));
-        Ok(self.missing.is_empty() && waits.is_empty() && changed.is_empty())
+        let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
+        shared.waiting.give_up(&closers, &failed);
+        shared.fails(FILES, self.failing());
+        Ok(self.missing.is_empty() && waits.is_empty())
+    }
+
+    /// When a round is due although nothing changes, if the last one left nothing but files that cannot be pushed.
+    pub(super) fn again(&self) -> Option<Instant> {
+        self.again
+    }
+
+    /// One file cannot be pushed. It is tried again after pauses that grow.
+    fn note_failure(&mut self, path: PathBuf, why: String, asked: u64) {
+        let former = self.failed.get(&path);
+        if former.is_none_or(|former| former.why != why) {
+            log::warn!("remote: {} cannot be pushed now: {why}", path.display());
+        }
+        let pause = former.map_or(FIRST_PAUSE, |former| (former.pause * 2).min(LONGEST_PAUSE));
+        self.failed.insert(path, Failed { why, again: Instant::now() + pause, pause, asked });
+    }
+
+    /// The files that cannot be pushed, in words.
+    fn failing(&self) -> Option<String> {
+        let (path, failed) = self.failed.first_key_value()?;
+        let others = match self.failed.len() - 1 {
+            0 => String::new(),
+            count => format!(" (and {count} other files)"),
+        };
+        Some(format!("{} cannot be pushed: {}{others}", path.display(), failed.why))
     }
 
     /// The names whose removal is pushed now. Each comes with whether it waits for other files.
@@ -132,43 +184,45 @@ impl Pusher {
         self.missing.retain(|path, _| !removals.contains(path));
         Ok(removals)
     }
-}
 
-/// Pushes what needs no object, and the removals, in as few segments as possible. Returns the files that changed meanwhile,
-/// and are not pushed.
-fn push_cheap(
-    local: &dyn Local,
-    writer: &mut Writer,
-    shared: &Shared,
-    (puts, removals): (Vec<(PathBuf, Want)>, Vec<PathBuf>),
-    files: &BTreeMap<PathBuf, Found>,
-) -> Result<Vec<PathBuf>> {
-    let (mut records, mut inline, mut changed) = (Vec::new(), 0, Vec::new());
-    for (path, want) in puts {
-        let Some(found) = files.get(&path) else { continue };
-        let content = match (want, &found.link) {
-            (Want::There(content), _) => content,
-            (_, Some(target)) => Content::Link(target.clone()),
-            _ => match read_small(local, &path, found)? {
-                Some(bytes) => Content::Inline(bytes),
-                None => {
-                    changed.push(path);
-                    continue;
-                }
-            },
-        };
-        inline += found.len.min(MIN_RELEASE_BYTES);
-        records.push(put(&path, found, content));
-        if records.len() >= AT_ONCE || inline >= INLINE_AT_ONCE {
-            append(writer, shared, std::mem::take(&mut records))?;
-            inline = 0;
+    /// Pushes what needs no object, and the removals, in as few segments as possible.
+    fn push_cheap(
+        &mut self,
+        local: &dyn Local,
+        writer: &mut Writer,
+        shared: &Shared,
+        (puts, removals): (Vec<(PathBuf, Want)>, Vec<PathBuf>),
+        files: &BTreeMap<PathBuf, Found>,
+    ) -> Result<()> {
+        let (mut records, mut inline) = (Vec::new(), 0);
+        for (path, want) in puts {
+            let Some(found) = files.get(&path) else { continue };
+            let content = match (want, &found.link) {
+                (Want::There(content), _) => content,
+                (_, Some(target)) => Content::Link(target.clone()),
+                _ => match read_small(local, &path, found) {
+                    Ok(Some(bytes)) => Content::Inline(bytes),
+                    other => {
+                        let why = other.err().map_or(CHANGED.into(), |error| error.to_string());
+                        self.note_failure(path, why, shared.asked.load(Ordering::Relaxed));
+                        continue;
+                    }
+                },
+            };
+            inline += found.len.min(MIN_RELEASE_BYTES);
+            records.push(put(&path, found, content));
+            self.failed.remove(&path);
+            if records.len() >= AT_ONCE || inline >= INLINE_AT_ONCE {
+                append(writer, shared, std::mem::take(&mut records))?;
+                inline = 0;
+            }
         }
+        records.extend(removals.into_iter().map(|path| Record::Removed { time: 0, path }));
+        if !records.is_empty() {
+            append(writer, shared, records)?;
+        }
+        Ok(())
     }
-    records.extend(removals.into_iter().map(|path| Record::Removed { time: 0, path }));
-    if !records.is_empty() {
-        append(writer, shared, records)?;
-    }
-    Ok(changed)
 }
 
 /// Appends a segment, and notes that the tree shows its names.
@@ -243,20 +297,51 @@ fn read_small(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<Ve
     Ok(is_same(&file, found)?.then_some(bytes))
 }
 
-/// What an object's push adds to the journal, and the object; `None` if the file or the object has changed.
-type Pushed = Option<(Vec<Record>, Id)>;
+/// Why a file is left for a later round.
+const CHANGED: &str = "it changes while it is read";
 
-fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) -> Result<Pushed> {
+/// Pushes the bytes of one file.
+fn push_one(
+    local: &dyn Local,
+    writer: &mut Writer,
+    shared: &Shared,
+    path: &Path,
+    (want, found): (Want, &Found),
+) -> Result<Outcome> {
+    match want {
+        Want::Object(id) => push_object(local, writer, shared, id),
+        Want::Ahead => match local.ahead(path)? {
+            Ahead::Object(hold) => {
+                let pushed = match open(local, path, found) {
+                    Ok(Some(_)) => push_object(local, writer, shared, hold.id()),
+                    Ok(None) => Ok(Outcome::Later),
+                    Err(error) => Err(error),
+                };
+                local.let_go(hold);
+                pushed
+            }
+            Ahead::Whole => push_whole(local, writer, shared, path, found),
+            Ahead::Later => Ok(Outcome::Later),
+        },
+        _ => push_whole(local, writer, shared, path, found),
+    }
+}
+
+fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) -> Result<Outcome> {
     let objects = local.objects();
     let Some(_hold) = objects.hold(id) else {
-        log::debug!("remote: object {id} is not here, so it cannot be pushed");
-        return Ok(None);
+        // Only the remote has it: a program has changed another node's file, but not its bytes.
+        let owner = lock(&shared.view).owner_of(id).map(str::to_string);
+        return Ok(match owner {
+            Some(owner) => Outcome::There(Vec::new(), Content::Object { owner, id }),
+            None => Outcome::Failed(format!("object {id} is missing")),
+        });
     };
     let mut chain: Vec<Arc<Object>> = Vec::new();
     let mut next = Some(id);
     while let Some(id) = next {
         if chain.len() > MAX_CHAIN as usize {
-            return Ok(None);
+            return Ok(Outcome::Failed(format!("object {id}: its chain of parents is too long")));
         }
         match objects.open(id) {
             Ok(object) => {
@@ -264,26 +349,27 @@ fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) 
                 chain.push(object);
             }
             // Its child was re-parented meanwhile, or it is damaged: a later round sees which.
-            Err(error) => {
-                log::warn!("remote: object {id} cannot be pushed: {error}");
-                return Ok(None);
-            }
+            Err(error) => return Ok(Outcome::Failed(format!("object {id}: {error}"))),
         }
     }
-    Ok(Some((writer.push_chain(&chain, &|bytes| shared.pace.take(bytes))?, id)))
+    let records = writer.push_chain(&chain, &|bytes| shared.pace.take(bytes))?;
+    Ok(Outcome::There(records, Content::Object { owner: writer.node().to_string(), id }))
 }
 
-fn push_whole(local: &dyn Local, writer: &mut Writer, shared: &Shared, path: &Path, found: &Found) -> Result<Pushed> {
-    let Some(file) = open(local, path, found)? else { return Ok(None) };
+fn push_whole(local: &dyn Local, writer: &mut Writer, shared: &Shared, path: &Path, found: &Found) -> Result<Outcome> {
+    let changed = || Ok(Outcome::Failed(CHANGED.into()));
+    let Some(file) = open(local, path, found)? else { return changed() };
     make_durable(&file, found)?;
     let going = || !shared.is_stopped() && (found.shape == Shape::Awaited || local.shape(path) == found.shape);
     let (header, object) = match whole::encode(local.store(), path, &file, found.modified_ns, &going) {
-        Err(Error::Away(_)) => return Ok(None),
+        // Its shape is another one now: the next round sees which.
+        Err(Error::Away(_)) => return Ok(Outcome::Later),
         encoded => encoded?,
     };
     if !is_same(&file, found)? {
-        return Ok(None);
+        return changed();
     }
     let record = writer.push_object(&header, &object, &|bytes| shared.pace.take(bytes))?;
-    Ok(Some((record.into_iter().collect(), header.id)))
+    let content = Content::Object { owner: writer.node().to_string(), id: header.id };
+    Ok(Outcome::There(record.into_iter().collect(), content))
 }

@@ -86,6 +86,10 @@ impl Reader {
         let found: Vec<News> = found.into_iter().collect::<Result<_>>()?;
         let mut view = lock(view);
         for News { node, segments, broken, newer, damaged } in found {
+            // Another thread has added later ones meanwhile. The next look reads all.
+            if view.is_overtaken(&node, &segments) {
+                continue;
+            }
             segments.iter().for_each(|segment| view.apply(segment));
             let of = view.node_mut(&node);
             of.newer = broken.clone().filter(|_| newer);
@@ -170,6 +174,9 @@ fn news_once(
     let parse = |name: &str| journal::Place::parse(name.strip_prefix(&prefix)?);
     let all: BTreeSet<journal::Place> = listed.iter().filter_map(|listed| parse(&listed.name)).collect();
     let from = all.iter().rev().find(|place| place.snapshot).copied();
+    // A snapshot that could not be read before hides what came after it: all of that is read with it.
+    let none = BTreeSet::new();
+    let read = if from.is_some_and(|from| !read.contains(&from)) { &none } else { read };
     let mut found = News::of(node);
     // The store that wrote the first segment has the node's name.
     let owner = all.first().map(|first| first.store);

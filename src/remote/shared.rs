@@ -15,6 +15,11 @@ use crate::store::{Newest, Wait};
 /// How often to look whether something was closed or removed: a look at one number.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
+/// Places in [`Shared::failing`].
+pub(super) const PUSHING: usize = 0;
+pub(super) const SHOWING: usize = 1;
+pub(super) const FILES: usize = 2;
+
 /// How a store uses its remote.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -52,8 +57,8 @@ pub(super) struct Shared {
     shown: Mutex<BTreeMap<PathBuf, Stamp>>,
     pub(super) backlog: Mutex<Backlog>,
     pub(super) waiting: Waiting,
-    /// Why pushing, and why showing, does not go on.
-    pub(super) failing: Mutex<[Option<String>; 2]>,
+    /// Why pushing, showing, and the pushing of single files does not go on: [`PUSHING`], [`SHOWING`], [`FILES`].
+    pub(super) failing: Mutex<[Option<String>; 3]>,
     /// All changes up to this one are pushed.
     pub(super) pushed: AtomicU64,
     /// Somebody waits: no pause.

@@ -24,7 +24,12 @@ use crate::hash::xxh3_64;
 use crate::store::object::{Header, Index, ObjectWriter};
 use crate::store::{Hold, Id, Newest, Objects, Store, Stub, Wait};
 
+mod faults;
+mod pieces;
 mod scale;
+
+/// A file of this name cannot be read.
+const UNREADABLE: &str = "unreadable.pt";
 
 /// A store without an archive: its tree says what each file is.
 struct Machine {
@@ -48,8 +53,11 @@ impl Local for Machine {
         self.shapes.lock().unwrap().get(path).copied().unwrap_or(Shape::Whole)
     }
 
-    fn ahead(&self, _: &Path) -> io::Result<Ahead> {
-        Ok(Ahead::Whole)
+    fn ahead(&self, path: &Path) -> io::Result<Ahead> {
+        match path.ends_with(UNREADABLE) {
+            true => Err(io::Error::from_raw_os_error(libc::EIO)),
+            false => Ok(Ahead::Whole),
+        }
     }
 
     fn let_go(&self, _: Hold) {}
@@ -392,28 +400,6 @@ fn what_is_wrong_on_a_remote_is_refused_or_left_out() {
     place.set(name, Some(newer));
     let refused = machine.session(&place, "a", false);
     assert!(matches!(&refused, Err(Error::Denied(why)) if why.contains("newer stepfs")), "{refused:?}");
-}
-
-#[test]
-fn a_file_that_a_program_writes_meanwhile_stays() {
-    let (a, b, place) = (run(), Machine::new(), Arc::new(Memory::default()));
-    a.session(&place, "a", false).unwrap();
-    b.session(&place, "b", false).unwrap();
-    let view = Mutex::default();
-    Reader::refresh(place.as_ref(), &view).unwrap();
-    let view = lock(&view);
-    let path = Path::new("run/config.json");
-    let (stamp, shown) = view.winner(path).map(|(stamp, shown)| (stamp, shown.unwrap())).unwrap();
-    let found = super::local::walk(&b).unwrap().remove(path).unwrap();
-    assert!(tree::show(&b, path, Some(&found), &stamp, shown).unwrap());
-    let found = super::local::walk(&b).unwrap().remove(path).unwrap();
-    b.write("run/config.json", b"written meanwhile");
-    assert!(!tree::show(&b, path, Some(&found), &stamp, shown).unwrap());
-    assert!(!tree::take_away(&b, path, &found).unwrap());
-    assert!(!tree::show(&b, path, None, &stamp, shown).unwrap());
-    assert_eq!(fs::read(b.store.tree().join(path)).unwrap(), b"written meanwhile");
-    let left = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().contains("shown-");
-    assert!(!fs::read_dir(b.store.tmp()).unwrap().any(left));
 }
 
 #[test]

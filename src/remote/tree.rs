@@ -1,6 +1,6 @@
 //! Shows a remote's names in the store's tree: small files and links whole, all others as stubs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::io;
@@ -13,12 +13,13 @@ use super::local::{Found, Local, Mark};
 use super::view::Stamp;
 use crate::hash::xxh3_64;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times, parent};
-use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath};
+use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath, in_parallel};
 
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
 
-/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since.
+/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since. The name is
+/// durable after [`sync_above`].
 ///
 /// # Errors
 /// Device errors; `InvalidData` for a record that no stepfs writes.
@@ -58,10 +59,7 @@ pub(super) fn show(
                     true => io.device().rename(&part, reached, IN_PLACE).map(|()| true),
                     false => Ok(false),
                 };
-                let done = local.replace(path, before, object, &mut commit)?;
-                let above = beneath::reach(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
-                io.sync_dir(&above, IN_PLACE)?;
-                Ok(done)
+                local.replace(path, before, object, &mut commit)
             }
             Some(before)
                 if !local
@@ -76,7 +74,6 @@ pub(super) fn show(
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
                     linked => linked?,
                 }
-                io.sync_dir(parent(&target), IN_PLACE)?;
                 if shown_is_file(shown) {
                     local.appeared(path, object);
                 }
@@ -87,6 +84,19 @@ pub(super) fn show(
     let done = show();
     store.io().discard(&part, WRITTEN);
     done
+}
+
+/// Makes names durable that were shown, each directory once.
+pub(super) fn sync_above<'a>(store: &Store, names: impl Iterator<Item = &'a PathBuf>) -> io::Result<()> {
+    let above: BTreeSet<&Path> = names.filter_map(|path| path.parent()).collect();
+    let above: Vec<&Path> = above.into_iter().collect();
+    let sync = |above: &&Path| store.io().sync_dir(&beneath::reach(&store.tree(), above)?, IN_PLACE);
+    let synced = in_parallel(&above, |above| match sync(above) {
+        // A program has removed it since.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
+        synced => synced,
+    });
+    synced.into_iter().collect()
 }
 
 fn shown_is_file(shown: &Shown) -> bool {

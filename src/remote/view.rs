@@ -44,7 +44,7 @@ pub struct Damaged {
 pub struct Node {
     /// The store that wrote the node's first segment.
     pub store: Option<Id>,
-    /// Segments that were read, or that a snapshot replaces.
+    /// Segments that were read: the last snapshot, and those after it.
     pub read: BTreeSet<Place>,
     /// Its objects.
     pub objects: HashMap<Id, Encoding>,
@@ -70,11 +70,15 @@ pub struct View {
 }
 
 impl View {
-    /// Adds a segment.
+    /// Adds a segment, unless it is there, or a snapshot has replaced it.
     pub fn apply(&mut self, segment: &Segment) {
         let place = segment.place();
         let node = self.nodes.entry(segment.node.clone()).or_default();
         node.store.get_or_insert(segment.store);
+        let is_replaced = node.read.first().is_some_and(|first| first.snapshot && place < *first);
+        if is_replaced || node.read.contains(&place) {
+            return;
+        }
         self.version += 1;
         // A node's first snapshot replaces nothing, and a look through all names takes its time.
         if segment.kind == Kind::Snapshot && !node.read.is_empty() {
@@ -109,6 +113,13 @@ impl View {
                 changes.insert(segment.node.clone(), Change { time, shown });
             }
         }
+    }
+
+    /// True if a node's segments were read before later ones came: a snapshot among them would hide those.
+    pub(super) fn is_overtaken(&self, node: &str, segments: &[Segment]) -> bool {
+        let Some(node) = self.nodes.get(node) else { return false };
+        let is_news = |segment: &Segment| segment.kind == Kind::Snapshot && !node.read.contains(&segment.place());
+        segments.iter().any(is_news) && segments.last().map(Segment::place) < node.read.last().copied()
     }
 
     /// The next Lamport time: later than all that is known.
@@ -237,7 +248,7 @@ mod tests {
 
     fn object(id: u8, parent: Option<u8>) -> Record {
         let parent = parent.map(|parent| Id([parent; 16]));
-        Record::Object(Encoding { id: Id([id; 16]), parent, hash: u128::from(id), len: 10 })
+        Record::Object(Encoding { id: Id([id; 16]), parent, hash: u128::from(id), len: 10, lossy: false })
     }
 
     fn segment(node: &str, sequence: u64, kind: Kind, records: Vec<Record>) -> Segment {
@@ -264,6 +275,23 @@ mod tests {
             assert_eq!(wins(&view, "y"), Some((5, "b".into(), true)));
             assert_eq!(view.next_time(), 6);
         }
+    }
+
+    #[test]
+    fn a_segment_that_comes_after_its_snapshot_changes_nothing() {
+        let old = segment("a", 1, Kind::Changes, vec![object(1, None), put(1, "x", 1, "a")]);
+        let snapshot = segment("a", 2, Kind::Snapshot, vec![object(2, None), put(2, "y", 2, "a")]);
+        let last = segment("a", 3, Kind::Changes, vec![object(3, None), put(3, "z", 3, "a")]);
+        let mut view = View::default();
+        [&snapshot, &last, &old, &snapshot].into_iter().for_each(|segment| view.apply(segment));
+        // The object of `x` was deleted when the snapshot was put.
+        let names: Vec<_> = view.files().map(|(path, ..)| path.display().to_string()).collect();
+        assert_eq!((names, view.owner_of(Id([1; 16]))), (vec!["y".to_string(), "z".to_string()], None));
+        // Read by another thread before the last one was put.
+        let mut view = View::default();
+        [&old, &last].into_iter().for_each(|segment| view.apply(segment));
+        assert!(view.is_overtaken("a", std::slice::from_ref(&snapshot)));
+        assert!(!view.is_overtaken("a", &[snapshot, last]) && !view.is_overtaken("a", &[old]));
     }
 
     #[test]

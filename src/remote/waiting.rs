@@ -5,15 +5,38 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The function that ends a wait. That of a closer answers the program; if it is dropped, the answer is EIO.
 pub type Then = Box<dyn FnOnce() + Send>;
 
+/// A program that waits for the remote gets an error after this time without an answer, or with a file that cannot be
+/// pushed because another program goes on writing it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A program that waits for what is at and below a path.
+struct Closer {
+    number: u64,
+    path: PathBuf,
+    since: Instant,
+    then: Then,
+}
+
+/// Programs that wait for names. All are answered at the latest when this is dropped.
+#[derive(Default)]
+pub(super) struct Lookers(Vec<Then>);
+
+impl Drop for Lookers {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|then| then());
+    }
+}
+
 #[derive(Default)]
 struct Inside {
     /// Files or directories that must be on the remote, in the order of arrival.
-    closers: Vec<(u64, PathBuf, Then)>,
-    lookers: Vec<Then>,
+    closers: Vec<Closer>,
+    lookers: Lookers,
     next: u64,
 }
 
@@ -27,6 +50,12 @@ pub(super) struct Waiting {
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Waiting").field("closers", &self.lock().closers.len()).finish()
+    }
+}
+
+impl Closer {
+    fn waits_for(&self, files: &[PathBuf]) -> bool {
+        files.iter().any(|file| file.starts_with(&self.path))
     }
 }
 
@@ -54,12 +83,12 @@ impl Waiting {
         let mut inside = self.lock();
         inside.next += 1;
         let number = inside.next;
-        inside.closers.push((number, path, then));
+        inside.closers.push(Closer { number, path, since: Instant::now(), then });
     }
 
     /// Waits until the names of other nodes are read.
     pub(super) fn look(&self, then: Then) {
-        self.lock().lookers.push(then);
+        self.lock().lookers.0.push(then);
     }
 
     pub(super) fn is_any_closer(&self) -> bool {
@@ -67,29 +96,35 @@ impl Waiting {
     }
 
     pub(super) fn is_any_looker(&self) -> bool {
-        !self.lock().lookers.is_empty()
+        !self.lock().lookers.0.is_empty()
     }
 
     pub(super) fn closers(&self) -> Closers {
         let inside = self.lock();
-        Closers { paths: inside.closers.iter().map(|(_, path, _)| path.clone()).collect(), until: inside.next }
+        Closers { paths: inside.closers.iter().map(|closer| closer.path.clone()).collect(), until: inside.next }
     }
 
     /// Answers those of the closers that wait for none of the files that are left.
     pub(super) fn pushed(&self, closers: &Closers, left: &[PathBuf]) {
-        let waits = |path: &Path| left.iter().any(|left| left.starts_with(path));
-        let (done, rest) = {
-            let mut inside = self.lock();
-            let all = std::mem::take(&mut inside.closers);
-            all.into_iter().partition(|(number, path, _)| *number <= closers.until && !waits(path))
-        };
-        self.lock().closers.splice(0..0, rest);
-        let done: Vec<(u64, PathBuf, Then)> = done;
-        done.into_iter().for_each(|(_, _, then)| then());
+        let done = self.take(|closer| closer.number <= closers.until && !closer.waits_for(left));
+        done.into_iter().for_each(|closer| (closer.then)());
     }
 
-    /// The lookers that have come; the caller calls them once it has read the names.
-    pub(super) fn take_lookers(&self) -> Vec<Then> {
+    /// Answers those of the closers with EIO that have waited for long for one of these files: it cannot be pushed.
+    pub(super) fn give_up(&self, closers: &Closers, failed: &[PathBuf]) {
+        let is_late = |closer: &Closer| closer.number <= closers.until && closer.since.elapsed() > PATIENCE;
+        drop(self.take(|closer| is_late(closer) && closer.waits_for(failed)));
+    }
+
+    fn take(&self, which: impl Fn(&Closer) -> bool) -> Vec<Closer> {
+        let mut inside = self.lock();
+        let (taken, rest) = std::mem::take(&mut inside.closers).into_iter().partition(which);
+        inside.closers = rest;
+        taken
+    }
+
+    /// The lookers that have come; the caller drops them once it has read the names.
+    pub(super) fn take_lookers(&self) -> Lookers {
         std::mem::take(&mut self.lock().lookers)
     }
 
@@ -124,7 +159,18 @@ mod tests {
         assert_eq!(count.load(Ordering::Relaxed), 1);
         waiting.pushed(&closers, &[]);
         assert_eq!(count.load(Ordering::Relaxed), 2);
-        waiting.fail_closers();
+        // A file that another program writes all the time: its closer gets an error, though late.
+        waiting.give_up(&waiting.closers(), &["late".into()]);
+        assert!(waiting.is_any_closer());
+        waiting.lock().closers[0].since -= PATIENCE + Duration::from_secs(1);
+        waiting.give_up(&waiting.closers(), &["other".into()]);
+        assert!(waiting.is_any_closer());
+        waiting.give_up(&waiting.closers(), &["late".into()]);
         assert!(!waiting.is_any_closer() && count.load(Ordering::Relaxed) == 2);
+        waiting.look(then());
+        drop(waiting.take_lookers());
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+        waiting.fail_closers();
+        assert!(!waiting.is_any_closer());
     }
 }

@@ -7,14 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::journal::{self, Encoding, Kind, Record, Segment};
-use super::place::{Error, Place, Result, put_bytes};
+use super::place::{Error, Listed, Place, Result, put_bytes};
 use super::reader::{Reader, heads, lock};
 use super::view::View;
 use crate::clock::wall_ns;
 use crate::container::ReadAt;
 use crate::hash::Xxh3Of128;
 use crate::store::Id;
-use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Object};
 
 /// Segments after which a snapshot replaces them: a new reader then gets a node's names with one request.
@@ -137,7 +136,7 @@ impl Writer {
     pub(super) fn push_object(
         &mut self,
         header: &Header,
-        file: &DeviceFile,
+        file: &(dyn ReadAt + Sync),
         pace: &dyn Fn(u64),
     ) -> Result<Option<Record>> {
         let id = header.id;
@@ -145,7 +144,8 @@ impl Writer {
             return Ok(None);
         }
         let len = file.size();
-        let encoding = Encoding { id, parent: header.parent, hash: hash_of(file, len)?, len };
+        let (parent, lossy) = (header.parent, header.lossy);
+        let encoding = Encoding { id, parent, hash: hash_of(file, len)?, len, lossy };
         let name = encoding.name(&self.node);
         if self.present.get(&name) != Some(&len) {
             self.place.put(&name, file, len, pace)?;
@@ -218,7 +218,51 @@ impl Writer {
     /// # Errors
     /// Those of the remote; what is left is deleted by a later call.
     pub fn tidy(&mut self, grace: Duration) -> Result<usize> {
-        if self.due(grace).is_empty() && self.segments < SNAPSHOT_AFTER {
+        self.collect(&|writer| writer.due(grace))
+    }
+
+    /// Deletes objects of a node that is gone for good: those that no name needs, and that are older than `grace` by
+    /// the remote's own clock. Returns their number.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] if the node has written to its journal within `grace`. Those of [`Writer::claim`] and
+    /// [`Writer::tidy`].
+    pub fn bury(
+        place: Arc<dyn Place>,
+        view: Arc<Mutex<View>>,
+        node: &str,
+        store: Id,
+        grace: Duration,
+    ) -> Result<usize> {
+        let clock = format!("nodes/{node}/clock-{}", Id::random()?);
+        put_bytes(place.as_ref(), &clock, Vec::new(), &|_| {})?;
+        let listed = place.list(&format!("nodes/{node}/"));
+        place.delete(&clock)?;
+        let listed = listed?;
+        let now = listed.iter().find(|found| found.name == clock).map(|found| found.put_ns);
+        let now = now.ok_or_else(|| Error::Away(format!("{clock} was put, and is not listed")))?;
+        let age = |found: &Listed| Duration::from_nanos(u64::try_from(now - found.put_ns).unwrap_or_default());
+        let journal = format!("nodes/{node}/journal/");
+        let last = listed.iter().filter(|found| found.name.starts_with(&journal)).map(age).min();
+        if let Some(last) = last.filter(|last| *last < grace) {
+            return Err(Error::Denied(format!(
+                "node {node} has written to its journal {} seconds ago, so its daemon may run; unmount it, and wait, \
+                 or set a shorter --grace if it is surely gone",
+                last.as_secs()
+            )));
+        }
+        let old: BTreeSet<String> =
+            listed.iter().filter(|found| age(found) >= grace).map(|found| found.name.clone()).collect();
+        let mut writer = Writer::claim(place, view, node, store, true)?;
+        writer.collect(&|writer| {
+            let mut due = writer.due(Duration::ZERO);
+            due.retain(|name| old.contains(name));
+            due
+        })
+    }
+
+    fn collect(&mut self, due: &dyn Fn(&mut Writer) -> Vec<String>) -> Result<usize> {
+        if due(self).is_empty() && self.segments < SNAPSHOT_AFTER {
             return Ok(0);
         }
         Reader::refresh(self.place.as_ref(), &self.view)?;
@@ -227,7 +271,7 @@ impl Writer {
             self.idle.clear();
             return Ok(0);
         }
-        let due = self.due(grace);
+        let due = due(self);
         if due.is_empty() && self.segments < SNAPSHOT_AFTER {
             return Ok(0);
         }
@@ -268,7 +312,7 @@ fn id_of(name: &str) -> Option<Id> {
     name.rsplit('/').next()?.split('-').next()?.parse().ok()
 }
 
-fn hash_of(file: &DeviceFile, len: u64) -> Result<u128> {
+fn hash_of(file: &(dyn ReadAt + Sync), len: u64) -> Result<u128> {
     let mut hash = Xxh3Of128::new();
     let mut buf = vec![0; PIECE];
     let mut at = 0;

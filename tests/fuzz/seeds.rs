@@ -150,7 +150,7 @@ fn seeds_are_made_of_real_files() {
         };
         let object = Shown { len: 1 << 20, content: Content::Object { owner: "n".into(), id }, ..shown.clone() };
         let records = vec![
-            Record::Object(Encoding { id, parent: None, hash: 9, len: 100 }),
+            Record::Object(Encoding { id, parent: None, hash: 9, len: 100, lossy: false }),
             Record::Put { time: 1, path: "run/config.json".into(), shown },
             Record::Put { time: 2, path: "run/step_1.pt".into(), shown: object },
             Record::Removed { time: 3, path: "run/step_0.pt".into() },

@@ -12,7 +12,7 @@ fn segment() -> Segment {
         content,
     };
     let put = |path: &str, content| Record::Put { time: 9, path: path.into(), shown: shown(content) };
-    let object = |n: u8, parent| Encoding { id: Id([n; 16]), parent, hash: 1 << 99, len: 5000 };
+    let object = |n: u8, parent| Encoding { id: Id([n; 16]), parent, hash: 1 << 99, len: 5000, lossy: n == 2 };
     Segment {
         kind: Kind::Changes,
         store: Id([3; 16]),

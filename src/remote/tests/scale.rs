@@ -39,7 +39,7 @@ fn checkpoint(node: u64, number: u64) -> [Record; 2] {
     let (mode, uid, gid, len, inode) = (0o644, 1000, 1000, 1 << 30, 100_000 + time);
     let shown = Shown { mode, uid, gid, len, modified_ns, inode, content };
     let path = format!("run/step_{number:06}/rank_{node:04}.pt").into();
-    [Record::Object(Encoding { id, parent, hash, len: OBJECT_BYTES }), Record::Put { time, path, shown }]
+    [Record::Object(Encoding { id, parent, hash, len: OBJECT_BYTES, lossy: true }), Record::Put { time, path, shown }]
 }
 
 fn name(node: u64) -> String {

@@ -1,6 +1,7 @@
 //! Reads an object.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{FOOTER_BYTES, Footer, HEADER_BYTES, Header, Id, Index, Tile};
 use crate::codec::log::Factors;
+use crate::container::ReadAt;
 use crate::hash::xxh3_64;
 use crate::store::Damage;
 use crate::store::durable::{DeviceFile, Io};
@@ -22,10 +24,19 @@ pub fn path_of(objects: &Path, id: Id) -> PathBuf {
     objects.join(&name[..2]).join(name)
 }
 
+/// Bytes of an object: a file of the store, or an object on a remote.
+struct Bytes(Box<dyn ReadAt + Send + Sync>);
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.0.size())
+    }
+}
+
 /// An open object. It stays readable when its name is removed.
 #[derive(Debug)]
 pub struct Object {
-    file: DeviceFile,
+    bytes: Bytes,
     header: Header,
     index: Index,
     /// Bytes that the file occupies on its device.
@@ -76,7 +87,26 @@ impl Object {
 
     pub(super) fn with_header(file: DeviceFile, header: Header) -> io::Result<Object> {
         let metadata = file.metadata()?;
-        let Some(footer_at) = metadata.len().checked_sub(FOOTER_BYTES as u64) else {
+        let place = (metadata.dev(), metadata.ino());
+        Object::parse(Box::new(file), header, metadata.blocks() * 512, place)
+    }
+
+    /// Opens the object with this id that is not a file of a store. It has no name there.
+    ///
+    /// # Errors
+    /// As of [`Object::open`], and those of `bytes`.
+    pub fn of_bytes(bytes: Box<dyn ReadAt + Send + Sync>, id: Id) -> io::Result<Object> {
+        let (header, stored) = (read_header(bytes.as_ref(), id)?, bytes.size());
+        Object::parse(bytes, header, stored, (0, 0))
+    }
+
+    fn parse(
+        file: Box<dyn ReadAt + Send + Sync>,
+        header: Header,
+        stored: u64,
+        place: (u64, u64),
+    ) -> io::Result<Object> {
+        let Some(footer_at) = file.size().checked_sub(FOOTER_BYTES as u64) else {
             return Err(Damage("it is cut short").into());
         };
         let mut bytes = [0; FOOTER_BYTES];
@@ -91,18 +121,17 @@ impl Object {
         {
             return Err(Damage("its index is in the wrong place").into());
         }
-        let mut stored = vec![0; footer.index_stored as usize];
-        file.read_exact_at(&mut stored, footer.index_offset)?;
-        if xxh3_64(&stored) != footer.index_hash {
+        let mut packed = vec![0; footer.index_stored as usize];
+        file.read_exact_at(&mut packed, footer.index_offset)?;
+        if xxh3_64(&packed) != footer.index_hash {
             return Err(Damage("its index's checksum does not match").into());
         }
-        let bytes = zstd::bulk::decompress(&stored, footer.index_len as usize)
+        let bytes = zstd::bulk::decompress(&packed, footer.index_len as usize)
             .ok()
             .filter(|bytes| bytes.len() as u64 == footer.index_len)
             .ok_or(Damage("its index does not decompress"))?;
         let index = Index::decode(&bytes, header.logical_len, footer.index_offset)?;
-        let place = (metadata.dev(), metadata.ino());
-        Ok(Object { stored: metadata.blocks() * 512, place, file, header, index, factors: Mutex::default() })
+        Ok(Object { bytes: Bytes(file), header, index, stored, place, factors: Mutex::default() })
     }
 
     /// True if `objects` has this file under the object's name. False if the object was removed or replaced since.
@@ -122,8 +151,8 @@ impl Object {
     }
 
     /// The object's file, for a copy of all its bytes.
-    pub fn file(&self) -> &DeviceFile {
-        &self.file
+    pub fn file(&self) -> &(dyn ReadAt + Send + Sync) {
+        self.bytes.0.as_ref()
     }
 
     /// The index.
@@ -160,7 +189,7 @@ impl Object {
     /// `InvalidData` with a [`Damage`] if a byte was changed.
     pub fn payload(&self, tile: &Tile, buf: &mut Vec<u8>) -> io::Result<()> {
         buf.resize(tile.stored as usize, 0);
-        self.file.read_exact_at(buf, tile.offset)?;
+        self.bytes.0.read_exact_at(buf, tile.offset)?;
         match xxh3_64(buf) as u32 == tile.payload_hash {
             true => Ok(()),
             false => Err(Damage("a tile's checksum does not match").into()),
@@ -178,7 +207,7 @@ fn open_by_id(io: &Io, objects: &Path, id: Id) -> io::Result<DeviceFile> {
     })
 }
 
-fn read_header(file: &DeviceFile, id: Id) -> io::Result<Header> {
+fn read_header(file: &dyn ReadAt, id: Id) -> io::Result<Header> {
     let mut bytes = [0; HEADER_BYTES];
     file.read_exact_at(&mut bytes, 0).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Damage("it is cut short").into(),

@@ -20,6 +20,13 @@ pub trait Elsewhere: Send + Sync + Debug {
     /// True if the object and all its ancestors can be brought. Answers at once.
     fn has(&self, id: Id) -> bool;
 
+    /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small that
+    /// it is better to bring them. Blocks on the network.
+    ///
+    /// # Errors
+    /// As of [`Elsewhere::bring`].
+    fn open(&self, objects: &Arc<Objects>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>>;
+
     /// Brings the object and its missing ancestors with [`Objects::receive`]. Blocks on the network.
     ///
     /// # Errors
@@ -46,6 +53,18 @@ impl Objects {
         match self.elsewhere.get() {
             Some(elsewhere) if self.is_elsewhere(id) => elsewhere.bring(self, id),
             _ => Ok(()),
+        }
+    }
+
+    /// Opens an object that only a remote has, with its ancestors, to be read piece by piece. `None` for any other
+    /// object, and for a small one: [`Objects::bring`] does for these.
+    ///
+    /// # Errors
+    /// As of [`Elsewhere::open`].
+    pub fn open_elsewhere(self: &Arc<Self>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>> {
+        match self.elsewhere.get() {
+            Some(elsewhere) if self.is_elsewhere(id) => elsewhere.open(self, id),
+            _ => Ok(None),
         }
     }
 

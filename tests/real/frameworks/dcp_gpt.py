@@ -5,9 +5,13 @@
 
 Each checkpoint goes into every DIR: `step_0025/__0_0.distcp`, ..., `.metadata`. Rank 0 prints the held-out loss at the end.
 The same seed, ranks and threads give the same bytes. `--resume DIR` continues from a checkpoint of any number of ranks.
+
+With `--own`, rank R saves and resumes through the R-th DIR alone, as on machines of their own. After each save it must see
+the files of all ranks there.
 """
 
 import argparse
+import os
 import random
 import sys
 import warnings
@@ -32,7 +36,8 @@ def arguments():
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--resume")
+    parser.add_argument("--resume", nargs="*", default=[])
+    parser.add_argument("--own", action="store_true", help="each rank uses its own DIR")
     parser.add_argument("--async-save", action="store_true")
     parser.add_argument("--threads", type=int, default=1, help="files that each rank writes")
     return parser.parse_args()
@@ -59,7 +64,7 @@ def main():
     done = 0
     if args.resume:
         state = state_of(model, optimizer, 0)
-        dcp.load(state, checkpoint_id=args.resume)
+        dcp.load(state, checkpoint_id=args.resume[dist.get_rank() if args.own else 0])
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
         done = state["step"]
     train, held_out = gpt.corpus()
@@ -71,8 +76,13 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if step % args.every == 0:
-            for out in args.out:
+            for out in [args.out[dist.get_rank()]] if args.own else args.out:
                 save(state_of(model, optimizer, step), f"{out}/step_{step:04d}", args)
+                if args.own:
+                    # No pause: the save ends in a barrier.
+                    there = sorted(os.listdir(f"{out}/step_{step:04d}"))
+                    wanted = [".metadata", *(f"__{rank}_0.distcp" for rank in range(dist.get_world_size()))]
+                    assert there == wanted, f"rank {dist.get_rank()}, step {step}: {there}"
     loss = gpt.held_out_loss(model, config, held_out)
     if dist.get_rank() == 0:
         print(f"loss {loss:.6f}")

@@ -102,6 +102,21 @@ def test_what_must_stay_exact_travels_whole(remote, nodes):
         assert read(other / name) == read(node / name), name
 
 
+def test_what_is_pinned_after_it_travelled_travels_exact(remote, nodes):
+    node = nodes('newest = "quantized"')
+    os.mkdir(node / "run")
+    for step, state in enumerate(walk(4, scale=4)):
+        torch.save(state, node / f"run/step_{step:04d}.pt")
+        node.pushed()
+    newest = "run/step_0003.pt"
+    assert f"{newest}: encoded ahead" in node.log.read_text()
+    run("pin", node / newest)
+    node.pushed()
+    other = nodes()
+    other.sees(newest)
+    assert read(other / newest) == read(node / newest)
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_after_a_barrier_each_rank_sees_what_the_others_have_closed(remote, nodes, count):
     ranks = [nodes('wait = "close"') for _ in range(count)]

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from harness import make_base, remove_base, require_clean, run, run_json, wait_until
+from harness import DAMAGE, make_base, remove_base, require_clean, run, run_json, wait_until
 from remotes import Directory, Node
 from series import save_walk, walk
 
@@ -129,18 +129,28 @@ def test_a_command_does_not_pass_over_what_cannot_be_read():
         node.mount()
         os.mkdir(node / "run")
         names = save_walk(node / "run", 2)
+        (node / "small").write_bytes(b"small")
+        (node / "first").write_bytes(np.random.default_rng(1).bytes(100_000))
+        (node / "lost").write_bytes(np.random.default_rng(2).bytes(500_000))
         node.pushed()
         node.umount()
         run("verify", remote.url)
-        for object in (name for name in remote.names() if "/objects/" in name):
-            (remote.root / object).unlink()
-        for command in (["verify", remote.url], ["export", remote.url, f"run/{names[0]}", base / "out"]):
-            done = run(*command, check=False)
-            assert done.returncode == 1, (command, done.stdout, done.stderr)
+        whole = {name: read(node.store / "tree" / name) for name in ("first", "small")}
+        # One object is gone: its name is told, and all others come.
+        lost = next(name for name in remote.names() if "/objects/" in name and remote.names()[name] > 400_000)
+        (remote.root / lost).unlink()
+        done = run("export", remote.url, ".", base / "out", check=False)
+        assert done.returncode == DAMAGE and "lost" in done.stderr and "first" not in done.stderr, done.stderr
+        assert {name: read(base / "out" / name) for name in whole} == whole
+        assert not (base / "out/lost").exists() and set(os.listdir(base / "out/run")) == set(names)
+        assert run("cat", remote.url, "lost", check=False).returncode == 1
+        done = run("verify", remote.url, check=False)
+        assert done.returncode == DAMAGE and "lost" in done.stderr, (done.stdout, done.stderr)
         for segment in (name for name in remote.names() if "/journal/" in name):
             os.truncate(remote.root / segment, 20)
-        done = run("verify", remote.url, check=False)
-        assert done.returncode == 1 and "node a" in done.stderr, done.stderr
+        for command in (["verify", remote.url], ["export", remote.url, ".", base / "none"]):
+            done = run(*command, check=False)
+            assert done.returncode == DAMAGE and "node a" in done.stderr, (command, done.stderr)
     finally:
         node.close()
         remove_base(base)
@@ -250,7 +260,11 @@ def test_commands_read_a_remote_without_a_mount(remote, nodes):
     before = sum("/objects/" in name for name in remote.names())
     done = run("gc", url, "--node", "none", check=False)
     assert done.returncode == 1 and "no node none" in done.stderr
-    run("gc", url, "--node", "a")
+    # Its journal is young, so its daemon may run.
+    done = run("gc", url, "--node", "a", check=False)
+    assert done.returncode == 1 and "may run" in done.stderr, done.stderr
+    assert sum("/objects/" in name for name in remote.names()) == before
+    run("gc", url, "--node", "a", "--grace", "0")
     after = sum("/objects/" in name for name in remote.names())
     assert after < before
     run("verify", url)

@@ -1,0 +1,130 @@
+//! `stepfs push`, and the wait for a remote.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::archive::{Archive, AtRest};
+use crate::remote::Progress;
+use crate::store::Store;
+
+use super::format::{name, progress, size};
+use super::target::{Target, attribute};
+use super::wait::wait_for;
+use super::{interrupted, remote, status};
+
+/// How often to ask how far pushing has come.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// How long to wait while the remote does not answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Push a store to its remote, and wait until the remote has everything.
+///
+/// A mount pushes by itself. This command does it for a store that is not mounted: it archives what may be archived,
+/// and pushes all files and their objects. For a mount it waits until everything is pushed. Interrupt it at any time:
+/// what is pushed stays, and the next push goes on from there.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+stepfs push ~/ckpts.store --remote s3://bucket/run-7     a store from before it had a remote\n  \
+stepfs push /ckpts                                       wait until a mount has pushed everything\n  \
+stepfs pull /nvme/new.store --remote s3://bucket/run-7   on another machine")]
+pub(super) struct Args {
+    /// A store that is not mounted, or a mount.
+    path: PathBuf,
+    /// The remote: file:///DIRECTORY or s3://BUCKET/PREFIX. The store's stepfs.toml keeps it.
+    #[arg(long, value_name = "URL")]
+    remote: Option<String>,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode> {
+    super::log_to_stderr("warn");
+    // A store from before may not be there yet; `push` creates none.
+    let target = Target::of(&args.path)?;
+    if let Some(mount) = &target.mount {
+        if let Some(url) = args.remote {
+            bail!("{} is mounted: `stepfs umount` it first, or mount it with --remote {url}", mount.display());
+        }
+        wait_for_archive(mount)?;
+        wait_for_mount(mount)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut store = Store::open(&target.store)?;
+    if let Some(url) = &args.remote {
+        store.set_remote(url)?;
+    }
+    let Some((place, settings)) = remote::connect(&store, store.root())? else {
+        bail!("{} has no remote; name one with --remote URL", target.store.display());
+    };
+    let stop = interrupted()?;
+    let namespace = Arc::new(AtRest::of(&store));
+    let archive = Archive::open(store)?;
+    archive.start(namespace);
+    let push = || -> Result<()> {
+        wait_for(
+            || if stop.load(Ordering::Relaxed) { bail!("interrupted") } else { Ok(archive.queue()) },
+            || Ok(None),
+        )?;
+        archive.connect(place, settings)?;
+        wait_for_remote(|| archive.remote_progress().context("the remote has gone"), &stop)
+    };
+    let pushed = push();
+    archive.stop();
+    pushed.map(|()| ExitCode::SUCCESS)
+}
+
+/// Waits until a mount has archived what it may.
+fn wait_for_archive(mount: &Path) -> Result<()> {
+    xattr::set(mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
+    let asked = status::queue_of_mount(mount)?.newest;
+    super::wait::wait_until(|| status::queue_of_mount(mount), || Ok(None), |now| now.has_done(asked)).map(drop)
+}
+
+/// Waits until all present changes of a mount are on its remote.
+///
+/// # Errors
+/// The remote does not answer, or refuses.
+pub(super) fn wait_for_mount(mount: &Path) -> Result<()> {
+    let ask = || -> Result<Progress> {
+        let Ok(text) = attribute(mount, "remote") else {
+            bail!("{} is mounted without a remote (`stepfs mount --remote URL`)", mount.display());
+        };
+        Ok(serde_json::from_slice(&text)?)
+    };
+    // Ctrl-C ends the wait alone: the mount goes on.
+    wait_for_remote(ask, &AtomicBool::new(false))
+}
+
+/// Waits until all present changes are on the remote, with a bar.
+fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool) -> Result<()> {
+    let wanted = ask()?.changes;
+    let bar = progress(0, true);
+    let mut most = 0;
+    let mut failing: Option<Instant> = None;
+    loop {
+        let now = ask()?;
+        if now.pushed >= wanted {
+            bar.finish_and_clear();
+            return Ok(());
+        }
+        let left = || format!("{} files ({}) are not on the remote yet", now.files, size(now.bytes));
+        if stop.load(Ordering::Relaxed) {
+            bail!("interrupted: {}; the same command goes on from there", left());
+        }
+        match &now.failing {
+            Some(why) if failing.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
+                bail!("{}: {}; it goes on by itself once that is fixed", left(), name(why));
+            }
+            Some(_) => {}
+            None => failing = None,
+        }
+        most = most.max(now.bytes);
+        bar.set_message(format!("{} files to push", now.files));
+        bar.set_length(most);
+        bar.set_position(most - now.bytes);
+        std::thread::sleep(INTERVAL);
+    }
+}
