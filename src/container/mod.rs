@@ -36,8 +36,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod torch;
+mod universal;
 mod view;
 mod walk;
+mod zarr;
 mod zip;
 
 use std::io;
@@ -99,6 +101,8 @@ pub enum Kind {
     Gguf,
     /// Tensors of TensorFlow, whose names stand in another file (`.data-00000-of-00001`).
     Bundle,
+    /// A chunk of an array of zarr, whose description stands in another file.
+    Zarr,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -123,6 +127,7 @@ impl Kind {
             Kind::Flax => "flax",
             Kind::Gguf => "gguf",
             Kind::Bundle => "tensorflow",
+            Kind::Zarr => "zarr",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -378,16 +383,24 @@ pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
     }
 }
 
-/// Describes the file at `path`, by the file beside it that names its tensors, if it has one. `open` opens that.
+/// Describes the file at `path`, by the files beside it that say what its tensors are, if it has such. `open` opens
+/// them.
 ///
 /// # Errors
-/// Those of `src` and of the other file.
+/// Those of `src`, and of the index of a bundle.
 pub fn describe_at<T: ReadAt>(
     path: &Path,
     src: &dyn ReadAt,
-    open: impl FnOnce(&Path) -> io::Result<T>,
+    open: impl Fn(&Path) -> io::Result<T>,
 ) -> io::Result<Description> {
-    let Some(shard) = Shard::of(path) else { return describe(src) };
+    let Some(shard) = Shard::of(path) else {
+        let mut description = describe(src)?;
+        universal::relate(path, &mut description, &open);
+        return Ok(match description.kind {
+            Kind::Opaque => zarr::describe(path, src.size(), &open).unwrap_or(description),
+            _ => description,
+        });
+    };
     match open(&shard.index) {
         Ok(index) => Description::of_shard(src, &index, &shard),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -397,9 +410,9 @@ pub fn describe_at<T: ReadAt>(
     }
 }
 
-/// Whether the names of the tensors in a file stand in another file. Equal files may then be of different tensors.
+/// Whether other files say what the tensors in a file are. Equal files may then be of different tensors.
 pub fn is_named_elsewhere(path: &Path) -> bool {
-    is_of_chunks(path) || is_shard(path)
+    is_of_chunks(path) || is_shard(path) || universal::is_part(path) || zarr::is_chunk(path)
 }
 
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
