@@ -15,6 +15,7 @@ mod kinds;
 mod legacy;
 mod made;
 mod magic;
+mod mlx;
 mod named;
 mod nested;
 mod npy;
@@ -213,6 +214,8 @@ pub enum Use {
     Norm,
     /// Of both: the update divides by the root of the second less the square of the first (centered RMSprop).
     Centered,
+    /// Of both: names and shapes leave it open. Only values can tell it ([`crate::encode`]); until then both are exact.
+    Open,
     /// Of a momentum: its direction is the update, at any size (Lion).
     Direction,
     /// Of a momentum: the update asks for its sign and for nothing else (Rprop).
