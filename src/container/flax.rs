@@ -64,13 +64,11 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         Err(Fail::Bad(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut paths: Vec<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.is_empty() || paths.windows(2).any(|pair| pair[0] == pair[1]) {
+    if tensors.is_empty() || Description::has_twins(&tensors) {
         return Ok(None);
     }
     let training = optax::relate(&mut tensors, &others);
-    Ok(Some(Description { kind: Kind::Flax, note: None, tensors, tables: Vec::new(), training, best: None, zip: None }))
+    Ok(Some(Description::new(Kind::Flax, tensors, training)))
 }
 
 /// The arrays of the mapping that the input is, and the paths of other values and of empty mappings.

@@ -7,6 +7,7 @@ mod best;
 mod bundle;
 mod dcp;
 mod deepspeed;
+mod description;
 pub mod elasticdl;
 mod flax;
 mod gguf;
@@ -50,14 +51,12 @@ use std::path::Path;
 pub use crate::hash::Checksum;
 pub use bundle::{Shard, is_index, is_shard, steady::TAIL_BYTES as STEADY_BYTES};
 pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
+pub use description::Description;
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
 
-use proof::Training;
-
 use crate::codec::Dtype;
-use crate::hash::Xxh3;
 
 /// Random access to the bytes of a file. Implemented for byte slices and for files (`pread`; a file may be cut
 /// short by its owner while it is read, so files are never mapped).
@@ -214,7 +213,7 @@ pub enum Use {
     Norm,
     /// Of both: the update divides by the root of the second less the square of the first (centered RMSprop).
     Centered,
-    /// Of both: names and shapes leave it open. Only values can tell it ([`crate::encode`]); until then both are exact.
+    /// Of both: names and shapes leave it open. Only values can tell; until they do, both are exact.
     Open,
     /// Of a momentum: its direction is the update, at any size (Lion).
     Direction,
@@ -259,30 +258,6 @@ pub struct Tensor {
     pub extent: Range<u64>,
 }
 
-/// The description of a file.
-#[derive(Clone, Debug)]
-pub struct Description {
-    /// The container's format.
-    pub kind: Kind,
-    /// Why the file is opaque, or its oddities; for people.
-    pub note: Option<String>,
-    /// The tensors, by ascending extent.
-    pub tensors: Vec<Tensor>,
-    /// Those of the tensors whose rows stand in any order, by ascending extent.
-    pub tables: Vec<Table>,
-    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's
-    /// `best_model_path`); none if it does not speak of that.
-    pub best: Option<Vec<String>>,
-    /// The parameters that its optimizers train.
-    training: Training,
-    /// The file's checksums, for `patches`.
-    zip: Option<patch::Crcs>,
-}
-
-/// Smallest tensor, in elements, that counts for a file's signature: small ones (steps, RNG state, statistics) come
-/// and go within a run.
-const SIGNATURE_MIN_ELEMENTS: u64 = 1024;
-
 impl Tensor {
     /// A tensor as a container's reader finds it. Its partners are found once all tensors are known.
     pub(crate) fn found(
@@ -318,48 +293,6 @@ impl Tensor {
     /// A parameter of a model, or an average of one that stands where models do.
     pub fn is_weight(&self) -> bool {
         self.role.group() == Role::Weight && !self.lossless
-    }
-}
-
-impl Description {
-    /// A file that is not looked into, and why.
-    pub fn opaque(note: impl Into<String>) -> Description {
-        let (tensors, tables, training) = (Vec::new(), Vec::new(), Training::default());
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, best: None, zip: None }
-    }
-
-    /// The parameters that the optimizers in the file train, one entry for each optimizer.
-    pub fn optimizers(&self) -> &[Trained] {
-        &self.training.optimizers
-    }
-
-    /// Notes which weights these optimizers, of other files of its checkpoint, show to be trained parameters.
-    pub fn prove(&mut self, optimizers: &[Trained]) {
-        self.training.prove(&mut self.tensors, optimizers);
-    }
-
-    /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for
-    /// files of the same lineage. Files without such tensors all have the same one.
-    pub fn signature(&self) -> u64 {
-        let elements = |t: &Tensor| (t.extent.end - t.extent.start) / t.dtype.size() as u64;
-        let mut tensors: Vec<&Tensor> = self.tensors.iter().collect();
-        tensors.retain(|t| elements(t) >= SIGNATURE_MIN_ELEMENTS);
-        tensors.sort_by(|a, b| {
-            let key = |t: &Tensor| (t.dtype as u8, t.shape.clone());
-            a.path.cmp(&b.path).then_with(|| key(a).cmp(&key(b)))
-        });
-        let mut hash = Xxh3::new();
-        for t in tensors {
-            // Lengths first, so that no two lists of tensors give the same bytes.
-            hash.update(&(t.path.len() as u64).to_le_bytes());
-            hash.update(t.path.as_bytes());
-            hash.update(&[t.dtype as u8]);
-            hash.update(&(t.shape.len() as u64).to_le_bytes());
-            for dim in &t.shape {
-                hash.update(&dim.to_le_bytes());
-            }
-        }
-        hash.digest()
     }
 }
 
@@ -434,29 +367,20 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
             last => dcp::describe(src, zips.into_iter().chain(last).collect()),
         };
     }
-    if let Some(description) = safetensors::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = hdf5::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = elasticdl::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = npy::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = legacy::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = pickled::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = gguf::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = flax::describe(src, size)? {
-        return Ok(description);
+    let readers = [
+        safetensors::describe,
+        hdf5::describe,
+        elasticdl::describe,
+        npy::describe,
+        legacy::describe,
+        pickled::describe,
+        gguf::describe,
+        flax::describe,
+    ];
+    for describe in readers {
+        if let Some(description) = describe(src, size)? {
+            return Ok(description);
+        }
     }
     read::bad(magic::words(src, size)?)
 }

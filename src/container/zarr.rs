@@ -1,7 +1,7 @@
 //! Chunks of zarr arrays, versions 2 and 3, without compression: each is a file with nothing but elements.
 //!
 //! Its array's description lies in a directory above: `.zarray` or `zarr.json`. A chunk of two or more dimensions is
-//! read here. Its name has as many numbers: `w/0.0`, `w/0/0`, `w/c/0/0`. The role follows from all names on the way to
+//! read here. Its name has as many numbers: `w/0.0`, `w/c.0.0`, `w/c/0/0`. The role follows from all names on the way to
 //! it. A moment of an optimizer is in another file than its partner, so only weights can become lossy, and only if two
 //! states show that they are trained.
 //!
@@ -34,14 +34,16 @@ fn place(below: &Path) -> Option<Vec<u64>> {
     name.strip_prefix("c.").unwrap_or(&name).split('.').take(MAX_DIMS + 1).map(number).collect()
 }
 
-/// How many parts of a path are numbers of a chunk, at most. Another file's name may be one number.
+/// Where the name of a chunk begins in a path, by the number of parts. `w/0/1` could be any file of that name.
 fn parts(path: &Path) -> Option<usize> {
-    let name = Path::new(path.file_name()?);
-    if place(name).is_some_and(|place| place.len() > 1) {
+    let is_chunk = |below: &Path| place(below).is_some_and(|place| place.len() > 1);
+    if is_chunk(Path::new(path.file_name()?)) {
         return Some(1);
     }
-    let numbers = path.iter().rev().map_while(|part| number(part.to_str()?)).take(MAX_DIMS).count();
-    Some(numbers).filter(|numbers| *numbers > 1)
+    let above =
+        path.ancestors().skip(1).take(MAX_DIMS + 1).find(|above| above.file_name().is_some_and(|name| name == "c"))?;
+    let below = path.strip_prefix(above.parent()?).ok()?;
+    is_chunk(below).then(|| below.iter().count())
 }
 
 /// Whether a file may be a chunk, by its path.
@@ -62,31 +64,26 @@ pub(super) fn describe<T: ReadAt>(
     size: u64,
     open: impl Fn(&Path) -> io::Result<T>,
 ) -> Option<Description> {
-    // The directory of an array may be a number, too.
-    let found = (1..=parts(path)? + 1).find_map(|up| {
-        let directory = path.ancestors().nth(up)?;
-        let readers = [(".zarray", Array::of_2 as fn(&Value) -> Option<Array>), ("zarr.json", Array::of_3)];
-        let array = readers.iter().find_map(|(name, read)| read(&json(&open(&directory.join(name)).ok()?)?))?;
-        Some((directory, array))
-    });
-    let (directory, array) = found?;
+    let directory = path.ancestors().nth(parts(path)?)?;
+    let readers = [(".zarray", Array::of_2 as fn(&Value) -> Option<Array>), ("zarr.json", Array::of_3)];
+    let array = readers.iter().find_map(|(name, read)| read(&json(&open(&directory.join(name)).ok()?)?))?;
     let place = place(path.strip_prefix(directory).ok()?).filter(|place| place.len() == array.shape.len())?;
     let elements = array.chunk.iter().try_fold(array.dtype.size() as u64, |size, dim| size.checked_mul(*dim))?;
     let is_within = place.iter().zip(&array.shape).zip(&array.chunk).all(|((at, all), one)| *at < all.div_ceil(*one));
     if elements != size || !is_within || place.len() < 2 {
         return None;
     }
-    let mut name = String::new();
+    // The group's own name may have a step in it.
+    let mut name = "./".to_string();
     path::push_text(&mut name, directory.file_name()?.to_str()?);
-    let role = role(directory, &name, array.dtype);
+    let role = role(directory, &name[2..], array.dtype);
     let is_whole = array.chunk == array.shape;
     if !is_whole {
         name.push_str(&format!("{place:?}"));
     }
     let mut tensor = Tensor::found(name, (array.dtype, array.chunk), role, 0..size);
     tensor.is_part_of(&array.shape);
-    let (tensors, tables, training) = (vec![tensor], Vec::new(), Training::default());
-    Some(Description { kind: Kind::Zarr, note: None, tensors, tables, training, best: None, zip: None })
+    Some(Description::new(Kind::Zarr, vec![tensor], Training::default()))
 }
 
 fn role(directory: &Path, name: &str, dtype: Dtype) -> (Role, &'static str) {

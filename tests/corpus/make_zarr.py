@@ -13,7 +13,6 @@ VALUES = np.random.default_rng(3).standard_normal((6, 5)).astype("float32")
 # Each name: the version, the directory's name of the chunk, and what zarr is told.
 ARRAYS = {
     "two": (2, "0.0", {"compressors": None}),
-    "two_nested": (2, "0/0", {"compressors": None, "chunk_key_encoding": {"name": "v2", "separator": "/"}}),
     "two_by_column": (2, "0.0", {"compressors": None, "order": "F"}),
     "two_compressed": (2, "0.0", {}),
     "two_parts": (2, "0.0", {"compressors": None, "chunks": (4, 5)}),

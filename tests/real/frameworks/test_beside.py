@@ -68,7 +68,15 @@ def test_a_universal_checkpoint_is_quantized_but_for_first_moments(tmp_path):
     shares = {part: np.mean([row["stored_bytes"] / row["logical_bytes"] for row in large if row["path"].endswith(f"/{part}.pt")])
               for part in PARTS}
     print(shares)
-    assert shares["fp32"] < 0.1 and shares["exp_avg_sq"] < 0.1 and shares["exp_avg"] > 0.5, shares
+    assert shares["fp32"] < 0.15 and shares["exp_avg_sq"] < 0.1 and shares["exp_avg"] > 0.5, shares
+
+
+def test_the_newest_checkpoint_is_exact_though_layers_have_numbers(tmp_path):
+    """`zero/2.weight` and `zero/4.weight` look like two states of one file."""
+    _, back = universal(tmp_path)
+    newest = tmp_path / "run" / f"global_step{COUNT - 1}_universal"
+    for file in newest.rglob("*.pt"):
+        assert back(file.relative_to(tmp_path / "run")).read_bytes() == file.read_bytes(), file
 
 
 @pytest.mark.parametrize("gone", PARTS)
