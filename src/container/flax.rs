@@ -5,8 +5,8 @@
 //! arrays above 1 GiB into chunks; each chunk is an array of one dimension here. The format has no magic number, so
 //! all of the file must be one such mapping.
 //!
-//! Bounds: 128 mappings in each other, 2^18 arrays, paths of 4096 bytes and 64 MiB together. Beyond a bound a file is
-//! opaque.
+//! Bounds: 128 mappings in each other, 2^18 arrays, as many other values, paths of 4096 bytes and 64 MiB together.
+//! Beyond a bound a file is opaque.
 
 use super::pickle::Input;
 use super::read::{Fail, bad};
@@ -59,23 +59,21 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     if !matches!(start[0], 0x81..=0x8f | 0xde | 0xdf) {
         return Ok(None);
     }
-    let mut tensors = match arrays(&mut Input::new(src, 0, size), size) {
-        Ok(tensors) => tensors,
+    let (mut tensors, others) = match arrays(&mut Input::new(src, 0, size), size) {
+        Ok(found) => found,
         Err(Fail::Bad(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let mut paths: Vec<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.is_empty() || paths.windows(2).any(|pair| pair[0] == pair[1]) {
+    if tensors.is_empty() || Description::has_twins(&tensors) {
         return Ok(None);
     }
-    let training = optax::relate(&mut tensors);
-    Ok(Some(Description { kind: Kind::Flax, note: None, tensors, tables: Vec::new(), training, best: None, zip: None }))
+    let training = optax::relate(&mut tensors, &others);
+    Ok(Some(Description::new(Kind::Flax, tensors, training)))
 }
 
-/// The arrays of the mapping that the input is.
-fn arrays(input: &mut Input, size: u64) -> Result<Vec<Tensor>, Fail> {
-    let (mut tensors, mut paths) = (Vec::new(), 0);
+/// The arrays of the mapping that the input is, and the paths of other values and of empty mappings.
+fn arrays(input: &mut Input, size: u64) -> Result<(Vec<Tensor>, Vec<String>), Fail> {
+    let (mut tensors, mut others, mut paths) = (Vec::new(), Vec::new(), 0);
     let mut path = String::new();
     let mut frames: Vec<Frame> = Vec::new();
     let Value::Map(left) = value(input)? else { return bad("msgpack: no mapping") };
@@ -105,7 +103,15 @@ fn arrays(input: &mut Input, size: u64) -> Result<Vec<Tensor>, Fail> {
         if path.len() > MAX_PATH {
             return bad("msgpack: a path of more than 4096 bytes");
         }
-        match value(input)? {
+        let value = value(input)?;
+        if !matches!(value, Value::List(1..) | Value::Map(1..) | Value::Ext(ARRAY | ELEMENT, _)) {
+            paths += path.len();
+            if others.len() == MAX_ARRAYS || paths > MAX_PATHS {
+                return bad("msgpack: too many values");
+            }
+            others.push(path.clone());
+        }
+        match value {
             Value::Scalar | Value::Int(_) => {}
             Value::Str(len) | Value::Bin(len) => input.skip(len)?,
             Value::List(left) => frames.push(Frame { left, index: Some(0), path_len: path.len() }),
@@ -124,7 +130,7 @@ fn arrays(input: &mut Input, size: u64) -> Result<Vec<Tensor>, Fail> {
         }
     }
     match input.position() == size {
-        true => Ok(tensors),
+        true => Ok((tensors, others)),
         false => bad("msgpack: bytes behind the mapping"),
     }
 }

@@ -105,15 +105,12 @@ fn read(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if tensors.windows(2).any(|pair| pair[1].extent.start < pair[0].extent.end) {
         return bad("tensors overlap");
     }
-    let mut paths: Vec<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+    if Description::has_twins(&tensors) {
         return bad("two tensors have the same name");
     }
     let note = (unknown > 0).then(|| format!("GGUF: {unknown} tensors are of types that stepfs does not know"));
     let training = named::relate(&mut tensors);
-    let tables = Vec::new();
-    Ok(Some(Description { kind: Kind::Gguf, note, tensors, tables, training, best: None, zip: None }))
+    Ok(Some(Description { note, ..Description::new(Kind::Gguf, tensors, training) }))
 }
 
 /// The tensor in a line of the table; `None` for one without elements, or of an unknown type.

@@ -11,7 +11,7 @@ const CLAIMS: [&str; 11] =
     ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "sum", "ax", "m", "v", "mu", "nu"];
 
 /// State with an entry for each element of the parameter.
-pub(super) const FULL: [&str; 27] = [
+pub(super) const FULL: [&str; 29] = [
     "exp_avg",
     "exp_avg_sq",
     "max_exp_avg_sq",
@@ -39,7 +39,12 @@ pub(super) const FULL: [&str; 27] = [
     "state2",
     BNB1,
     BNB2,
+    OPEN_MOMENTS[0],
+    OPEN_MOMENTS[1],
 ];
+
+/// The moments of optax and MLX, whose Adam and Adamax write the same names.
+pub(super) const OPEN_MOMENTS: [&str; 2] = ["first of optax or MLX", "second of optax or MLX"];
 
 /// The parameter in full precision, as Transformer Engine and apex call it, and Megatron.
 const COPIES: [&str; 2] = ["master_param", "fp32_param"];
@@ -161,6 +166,15 @@ impl State<'_> {
             // Each optimizer of fastai with both divides the one by the root of the other.
             let why = "grad_avg beside sqr_avg, and nothing but the step (fastai)";
             return Some(pair(m, v, Use::ByRole, [why, why]));
+        }
+        let [first, second] = OPEN_MOMENTS;
+        if let Some((m, v)) = self.get(first).zip(self.get(second))
+            && self.known
+            && self.only(&OPEN_MOMENTS)
+            && self.same(m, v)
+        {
+            let why = "a moment of optax or MLX: its values tell Adam from Adamax";
+            return Some(pair(m, v, Use::Open, [why, why]));
         }
         for [first, second, around] in [["moment1", "moment2", ""], ["state1", "state2", ""], [BNB1, BNB2, BNB]] {
             if let Some((m, v)) = self.get(first).zip(self.get(second))

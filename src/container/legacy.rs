@@ -50,7 +50,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     };
     let (tensors, training) = found;
     let (kind, best) = (Kind::TorchLegacy, best::named(&graph));
-    Ok(Some(Description { kind, note, tensors, tables: Vec::new(), training, best, zip: None }))
+    Ok(Some(Description { note, best, ..Description::new(kind, tensors, training) }))
 }
 
 /// The offset behind the magic number's pickle, of any binary protocol.

@@ -7,6 +7,7 @@ mod best;
 mod bundle;
 mod dcp;
 mod deepspeed;
+mod description;
 pub mod elasticdl;
 mod flax;
 mod gguf;
@@ -15,6 +16,7 @@ mod kinds;
 mod legacy;
 mod made;
 mod magic;
+mod mlx;
 mod named;
 mod nested;
 mod npy;
@@ -36,8 +38,10 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod torch;
+mod universal;
 mod view;
 mod walk;
+mod zarr;
 mod zip;
 
 use std::io;
@@ -47,14 +51,12 @@ use std::path::Path;
 pub use crate::hash::Checksum;
 pub use bundle::{Shard, is_index, is_shard, steady::TAIL_BYTES as STEADY_BYTES};
 pub use dcp::{METADATA, Model, is_metadata, is_of_chunks};
+pub use description::Description;
 pub use patch::{ChangedTensor, Patch};
 pub use proof::{Trained, is_of_layer};
 pub use table::{InOrder, Order, Table};
 
-use proof::Training;
-
 use crate::codec::Dtype;
-use crate::hash::Xxh3;
 
 /// Random access to the bytes of a file. Implemented for byte slices and for files (`pread`; a file may be cut
 /// short by its owner while it is read, so files are never mapped).
@@ -99,6 +101,8 @@ pub enum Kind {
     Gguf,
     /// Tensors of TensorFlow, whose names stand in another file (`.data-00000-of-00001`).
     Bundle,
+    /// A chunk of an array of zarr, whose description stands in another file.
+    Zarr,
     /// A `Model` message of an ElasticDL parameter server.
     ElasticDl,
     /// Anything else; `Description::tensors` is empty.
@@ -123,6 +127,7 @@ impl Kind {
             Kind::Flax => "flax",
             Kind::Gguf => "gguf",
             Kind::Bundle => "tensorflow",
+            Kind::Zarr => "zarr",
             Kind::ElasticDl => "elasticdl",
             Kind::Opaque => "opaque",
         }
@@ -208,6 +213,8 @@ pub enum Use {
     Norm,
     /// Of both: the update divides by the root of the second less the square of the first (centered RMSprop).
     Centered,
+    /// Of both: names and shapes leave it open. Only values can tell; until they do, both are exact.
+    Open,
     /// Of a momentum: its direction is the update, at any size (Lion).
     Direction,
     /// Of a momentum: the update asks for its sign and for nothing else (Rprop).
@@ -251,30 +258,6 @@ pub struct Tensor {
     pub extent: Range<u64>,
 }
 
-/// The description of a file.
-#[derive(Clone, Debug)]
-pub struct Description {
-    /// The container's format.
-    pub kind: Kind,
-    /// Why the file is opaque, or its oddities; for people.
-    pub note: Option<String>,
-    /// The tensors, by ascending extent.
-    pub tensors: Vec<Tensor>,
-    /// Those of the tensors whose rows stand in any order, by ascending extent.
-    pub tables: Vec<Table>,
-    /// Paths that the file says are the best checkpoints so far, as its writer saw them (Lightning's
-    /// `best_model_path`); none if it does not speak of that.
-    pub best: Option<Vec<String>>,
-    /// The parameters that its optimizers train.
-    training: Training,
-    /// The file's checksums, for `patches`.
-    zip: Option<patch::Crcs>,
-}
-
-/// Smallest tensor, in elements, that counts for a file's signature: small ones (steps, RNG state, statistics) come
-/// and go within a run.
-const SIGNATURE_MIN_ELEMENTS: u64 = 1024;
-
 impl Tensor {
     /// A tensor as a container's reader finds it. Its partners are found once all tensors are known.
     pub(crate) fn found(
@@ -313,48 +296,6 @@ impl Tensor {
     }
 }
 
-impl Description {
-    /// A file that is not looked into, and why.
-    pub fn opaque(note: impl Into<String>) -> Description {
-        let (tensors, tables, training) = (Vec::new(), Vec::new(), Training::default());
-        Description { kind: Kind::Opaque, note: Some(note.into()), tensors, tables, training, best: None, zip: None }
-    }
-
-    /// The parameters that the optimizers in the file train, one entry for each optimizer.
-    pub fn optimizers(&self) -> &[Trained] {
-        &self.training.optimizers
-    }
-
-    /// Notes which weights these optimizers, of other files of its checkpoint, show to be trained parameters.
-    pub fn prove(&mut self, optimizers: &[Trained]) {
-        self.training.prove(&mut self.tensors, optimizers);
-    }
-
-    /// Hash (xxh3) of path, element type and shape of all tensors of at least 1024 elements, in any order: equal for
-    /// files of the same lineage. Files without such tensors all have the same one.
-    pub fn signature(&self) -> u64 {
-        let elements = |t: &Tensor| (t.extent.end - t.extent.start) / t.dtype.size() as u64;
-        let mut tensors: Vec<&Tensor> = self.tensors.iter().collect();
-        tensors.retain(|t| elements(t) >= SIGNATURE_MIN_ELEMENTS);
-        tensors.sort_by(|a, b| {
-            let key = |t: &Tensor| (t.dtype as u8, t.shape.clone());
-            a.path.cmp(&b.path).then_with(|| key(a).cmp(&key(b)))
-        });
-        let mut hash = Xxh3::new();
-        for t in tensors {
-            // Lengths first, so that no two lists of tensors give the same bytes.
-            hash.update(&(t.path.len() as u64).to_le_bytes());
-            hash.update(t.path.as_bytes());
-            hash.update(&[t.dtype as u8]);
-            hash.update(&(t.shape.len() as u64).to_le_bytes());
-            for dim in &t.shape {
-                hash.update(&dim.to_le_bytes());
-            }
-        }
-        hash.digest()
-    }
-}
-
 /// Describes a file by its content. An unknown file, a damaged one and one beyond the limits is `Kind::Opaque` with a
 /// note, never an error. Nothing is executed.
 ///
@@ -378,16 +319,24 @@ pub fn describe(src: &dyn ReadAt) -> io::Result<Description> {
     }
 }
 
-/// Describes the file at `path`, by the file beside it that names its tensors, if it has one. `open` opens that.
+/// Describes the file at `path`, by the files beside it that say what its tensors are, if it has such. `open` opens
+/// them.
 ///
 /// # Errors
-/// Those of `src` and of the other file.
+/// Those of `src`, and of the index of a bundle.
 pub fn describe_at<T: ReadAt>(
     path: &Path,
     src: &dyn ReadAt,
-    open: impl FnOnce(&Path) -> io::Result<T>,
+    open: impl Fn(&Path) -> io::Result<T>,
 ) -> io::Result<Description> {
-    let Some(shard) = Shard::of(path) else { return describe(src) };
+    let Some(shard) = Shard::of(path) else {
+        let mut description = describe(src)?;
+        universal::relate(path, &mut description, &open);
+        return Ok(match description.kind {
+            Kind::Opaque => zarr::describe(path, src.size(), &open).unwrap_or(description),
+            _ => description,
+        });
+    };
     match open(&shard.index) {
         Ok(index) => Description::of_shard(src, &index, &shard),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -397,9 +346,9 @@ pub fn describe_at<T: ReadAt>(
     }
 }
 
-/// Whether the names of the tensors in a file stand in another file. Equal files may then be of different tensors.
+/// Whether other files say what the tensors in a file are. Equal files may then be of different tensors.
 pub fn is_named_elsewhere(path: &Path) -> bool {
-    is_of_chunks(path) || is_shard(path)
+    is_of_chunks(path) || is_shard(path) || universal::is_part(path) || zarr::is_chunk(path)
 }
 
 fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
@@ -418,29 +367,20 @@ fn read(src: &dyn ReadAt) -> Result<Description, read::Fail> {
             last => dcp::describe(src, zips.into_iter().chain(last).collect()),
         };
     }
-    if let Some(description) = safetensors::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = hdf5::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = elasticdl::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = npy::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = legacy::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = pickled::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = gguf::describe(src, size)? {
-        return Ok(description);
-    }
-    if let Some(description) = flax::describe(src, size)? {
-        return Ok(description);
+    let readers = [
+        safetensors::describe,
+        hdf5::describe,
+        elasticdl::describe,
+        npy::describe,
+        legacy::describe,
+        pickled::describe,
+        gguf::describe,
+        flax::describe,
+    ];
+    for describe in readers {
+        if let Some(description) = describe(src, size)? {
+            return Ok(description);
+        }
     }
     read::bad(magic::words(src, size)?)
 }

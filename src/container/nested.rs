@@ -89,15 +89,13 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     if let (true, Some(note)) = (tensors.is_empty(), &note) {
         return bad(note);
     }
-    let mut paths: Vec<&str> = tensors.iter().map(|tensor: &Tensor| tensor.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+    if Description::has_twins(&tensors) {
         return bad("zip: two tensors of its zips have the same path");
     }
     let optimizers = training.optimizers.clone();
     training.prove(&mut tensors, &optimizers);
     let zip = Some(crcs.inside(zip));
-    Ok(Description { kind: Kind::Nested, note, tensors, tables: Vec::new(), training, best: None, zip })
+    Ok(Description { note, zip, ..Description::new(Kind::Nested, tensors, training) })
 }
 
 /// A member that is a zip of torch.save.

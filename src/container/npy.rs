@@ -75,8 +75,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
         Tensor::found(path, array.elements(), role, array.extent)
     };
     let tensors = arrays.into_iter().enumerate().filter(|(_, array)| !array.extent.is_empty()).map(tensor).collect();
-    let (tables, training) = (Vec::new(), Training::default());
-    Ok(Some(Description { kind: Kind::Npy, note, tensors, tables, training, best: None, zip: None }))
+    Ok(Some(Description { note, ..Description::new(Kind::Npy, tensors, Training::default()) }))
 }
 
 /// The array that fills a range of the source.

@@ -63,5 +63,5 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     }
     let training = named::relate(&mut tensors);
     let zip = Some(Crcs::new(zip, of_tensor, None).with_heads(heads));
-    Ok(Description { kind: Kind::Npz, note, tensors, tables: Vec::new(), training, best: None, zip })
+    Ok(Description { note, zip, ..Description::new(Kind::Npz, tensors, training) })
 }

@@ -4,14 +4,14 @@
 //! has a tensor beside them (AMSGrad has `nu_max`). Both trees of Adam have the same names, shapes and types. And the
 //! file must have a tree of parameters with these names and shapes, outside of optimizers.
 //!
-//! Such a state proves the parameters. But Adam's moments stay exact: Adamax has the same three names, and divides by
-//! `nu` itself, not by its root. With Adam's step its first moment would be lost.
+//! Such a state proves the parameters. Adamax has the same three names as Adam, and divides by `nu` itself, not by its
+//! root. Only values tell them apart: `encode/plan/adam.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use super::kinds::is_real;
-use super::proof::{BY_NAME, Trained, Training};
+use super::kinds::{OPEN_MOMENTS, is_real};
+use super::proof::{BY_NAME, Training};
 use super::slots::{self, Optimizers, Parameter, Standing};
 use super::{Role, Tensor, pairing};
 
@@ -27,11 +27,9 @@ const MAX_LEVELS: usize = 32;
 /// The first number of an optimizer's state. Mappings of weights have the numbers below.
 const OWNERS: u32 = 1 << 20;
 
-/// The trees of a state.
-const TREES: [&str; 3] = ["mu", "nu", MOMENTUM];
+/// The trees of a state, and the slots that they are.
+const TREES: [(&str, &str); 3] = [("mu", OPEN_MOMENTS[0]), ("nu", OPEN_MOMENTS[1]), (MOMENTUM, "momentum_buffer")];
 const MOMENTUM: &str = "trace";
-
-const OF_OPTAX: &str = "mu or nu of optax: Adam and Adamax use both names, for different things";
 
 /// The tensors of one state, by tree and by the rest of the path.
 #[derive(Default)]
@@ -41,17 +39,18 @@ struct State<'t> {
     has_others: bool,
 }
 
-/// Finds pairs and proofs among the tensors of a file, by ascending extent.
-pub(super) fn relate(tensors: &mut [Tensor]) -> Training {
+/// Finds pairs and proofs among the tensors of a file, by ascending extent. `others` are the paths of all that is no
+/// tensor.
+pub(super) fn relate(tensors: &mut [Tensor], others: &[String]) -> Training {
     let mut standings: Vec<Option<Standing>> = tensors
         .iter()
         .map(|tensor| Some(Standing::Listed { mapping: 0, key: tensor.path.clone(), average: false }))
         .collect();
     let mut optimizers = Optimizers::default();
-    let (mut of_adam, mut proven, mut adams) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut slots, mut proven) = (Vec::new(), Vec::new());
     let places: HashMap<&str, usize> = tensors.iter().enumerate().map(|(at, t)| (t.path.as_str(), at)).collect();
     let mut models: HashMap<&str, u32> = HashMap::new();
-    for (owner, state) in (OWNERS..).zip(states(tensors).into_values()) {
+    for (owner, state) in (OWNERS..).zip(states(tensors, others).into_values()) {
         let Some(first) = state.trees.values().next().filter(|_| state.is_known(tensors)) else { continue };
         let found = parameters(tensors, &places, first);
         if found.is_empty() {
@@ -69,41 +68,32 @@ pub(super) fn relate(tensors: &mut [Tensor]) -> Training {
                 standings[*parameter] = Some(Standing::Listed { mapping, key: key.to_string(), average });
             }
         }
-        match state.trees.get(MOMENTUM) {
-            Some(trace) => {
-                optimizers.groups.insert(owner, Rc::new(vec![trace.len() as u64]));
-                for (name, &tensor) in trace {
-                    let parameter = Parameter::Name(name.to_string());
-                    let slot = "momentum_buffer".to_string();
-                    standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
-                }
-            }
-            None => {
-                let mut trained = Trained { count: first.len() as u64, ..Trained::default() };
-                first.values().for_each(|&mu| *trained.shapes.entry(tensors[mu].shape.clone()).or_default() += 1);
-                adams.push(trained);
-                of_adam.extend(state.trees.values().flat_map(|tree| tree.values().copied()));
+        optimizers.groups.insert(owner, Rc::new(vec![first.len() as u64]));
+        for (tree, slot) in TREES {
+            for (name, &tensor) in state.trees.get(tree).into_iter().flatten() {
+                let (parameter, slot) = (Parameter::Name(name.to_string()), slot.to_string());
+                standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
+                slots.push(tensor);
             }
         }
     }
-    for tensor in of_adam {
-        (tensors[tensor].role, tensors[tensor].why) = (Role::Optimizer, OF_OPTAX);
+    for tensor in slots {
+        (tensors[tensor].role, tensors[tensor].why) = (Role::Optimizer, "in a state of optax");
     }
     pairing::refine(tensors, &standings, &optimizers);
-    let mut training = Training::of(tensors, &standings, &optimizers);
+    let training = Training::of(tensors, &standings, &optimizers);
     for parameter in proven {
         if tensors[parameter].is_weight() {
             tensors[parameter].trained = Some(BY_NAME);
         }
     }
-    training.optimizers.extend(adams);
     // Averages of what is proven now.
     training.prove(tensors, &[]);
     training
 }
 
 /// The states of a file, by the path above their trees.
-fn states(tensors: &[Tensor]) -> BTreeMap<&str, State<'_>> {
+fn states<'t>(tensors: &'t [Tensor], others: &[String]) -> BTreeMap<&'t str, State<'t>> {
     let mut states: BTreeMap<&str, State> = BTreeMap::new();
     for (at, tensor) in tensors.iter().enumerate() {
         if let Some((prefix, tree, rest)) = split(&tensor.path) {
@@ -113,11 +103,13 @@ fn states(tensors: &[Tensor]) -> BTreeMap<&str, State<'_>> {
     if states.len() > MAX_STATES {
         return BTreeMap::new();
     }
-    for tensor in tensors.iter().filter(|tensor| split(&tensor.path).is_none()) {
+    let arrays = tensors.iter().map(|t| (t.path.as_str(), t.shape.is_empty() && !is_real(t.dtype)));
+    let beside = arrays.chain(others.iter().map(|path| (path.as_str(), false)));
+    for (path, may_count) in beside.filter(|(path, _)| split(path).is_none()) {
         // All that stands below the path above the trees counts, at any depth.
-        for (at, _) in tensor.path.match_indices('/').take(MAX_LEVELS) {
-            let Some(state) = states.get_mut(&tensor.path[..at]) else { continue };
-            let is_count = &tensor.path[at..] == "/count" && tensor.shape.is_empty() && !is_real(tensor.dtype);
+        for (at, _) in path.match_indices('/').take(MAX_LEVELS) {
+            let Some(state) = states.get_mut(&path[..at]) else { continue };
+            let is_count = &path[at..] == "/count" && may_count;
             state.has_count |= is_count;
             state.has_others |= !is_count;
         }
@@ -129,7 +121,7 @@ fn states(tensors: &[Tensor]) -> BTreeMap<&str, State<'_>> {
 fn split(path: &str) -> Option<(&str, &'static str, &str)> {
     let mut at = 0;
     for part in path.split('/') {
-        if let Some(tree) = TREES.into_iter().find(|tree| *tree == part) {
+        if let Some((tree, _)) = TREES.into_iter().find(|(tree, _)| *tree == part) {
             let rest = path[at + part.len()..].strip_prefix('/')?;
             return (at > 0).then(|| (&path[..at - 1], tree, rest));
         }
@@ -170,7 +162,7 @@ fn parameters<'t>(
     let Some((first, _)) = wanted.first_key_value() else { return Vec::new() };
     let weights = tensors.iter().filter(|tensor| tensor.role == Role::Weight);
     let prefixes = weights.filter_map(|tensor| tensor.path.strip_suffix(first)?.strip_suffix('/'));
-    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.contains(&part));
+    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.iter().any(|(tree, _)| *tree == part));
     let prefixes = prefixes.filter(|prefix| !is_tree(prefix));
     let mut found = Vec::new();
     for prefix in prefixes.take(MAX_TREES) {

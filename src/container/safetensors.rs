@@ -43,15 +43,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     };
     drop(json);
     let (tensors, training) = tensors(header, payload, size)?;
-    Ok(Some(Description {
-        kind: Kind::Safetensors,
-        note: None,
-        tensors,
-        tables: Vec::new(),
-        training,
-        best: None,
-        zip: None,
-    }))
+    Ok(Some(Description::new(Kind::Safetensors, tensors, training)))
 }
 
 fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Training), Fail> {
@@ -97,9 +89,7 @@ fn tensors(header: Header, payload: u64, size: u64) -> Result<(Vec<Tensor>, Trai
     if end != size {
         return bad("safetensors: bytes behind its tensors");
     }
-    let mut paths: Vec<&str> = tensors.iter().map(|t| t.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.windows(2).any(|w| w[0] == w[1]) {
+    if Description::has_twins(&tensors) {
         return bad("safetensors: two tensors have the same name");
     }
     let training = named::relate(&mut tensors);

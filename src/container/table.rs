@@ -187,8 +187,7 @@ impl<'a> InOrder<'a> {
         }
         let mut index = 0..;
         tensors.retain(|_| index.next().is_none_or(|index| !gone.contains(&index)));
-        let (kind, training) = (description.kind, super::proof::Training::default());
-        (view, Description { kind, note: None, tensors, tables: Vec::new(), training, best: None, zip: None })
+        (view, Description::new(description.kind, tensors, super::proof::Training::default()))
     }
 }
 

@@ -11,6 +11,7 @@ mod frameworks;
 mod hdf5;
 mod hostile;
 mod others;
+mod zarr;
 
 fn corpus(folder: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder)
@@ -58,7 +59,14 @@ fn check(bytes: &[u8]) -> Description {
         Kind::Bundle => panic!("its names stand in another file"),
         Kind::TorchZip | Kind::TorchLegacy | Kind::Dcp => {}
         Kind::Safetensors | Kind::Npy | Kind::Npz | Kind::ElasticDl => {}
-        Kind::Hdf5 | Kind::Keras | Kind::Pickle | Kind::Joblib | Kind::Flax | Kind::Gguf | Kind::Nested => {}
+        Kind::Hdf5
+        | Kind::Keras
+        | Kind::Pickle
+        | Kind::Joblib
+        | Kind::Flax
+        | Kind::Gguf
+        | Kind::Nested
+        | Kind::Zarr => {}
     }
     d
 }
@@ -108,6 +116,7 @@ fn described_as_python_sees(folder: &str) -> Vec<String> {
             Kind::Nested => "zip of torch zips",
             Kind::ElasticDl => "elasticdl",
             Kind::Bundle => "tensorflow",
+            Kind::Zarr => "zarr",
             Kind::Opaque => "opaque",
         };
         let note = d.note.as_deref().filter(|note| !note.contains("links in a heap"));

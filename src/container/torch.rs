@@ -38,7 +38,7 @@ pub(super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Description, Fail> 
     drop(layout);
     let zip = Some(Crcs::new(zip, of_tensor, serialization_id));
     let (tensors, training) = found;
-    Ok(Description { kind: Kind::TorchZip, note, tensors, tables: Vec::new(), training, best: named, zip })
+    Ok(Description { note, best: named, zip, ..Description::new(Kind::TorchZip, tensors, training) })
 }
 
 /// Whether the zip has the object graph of torch.save in it.

@@ -127,12 +127,40 @@ fn counted(path: &Path, varying: impl Fn(&[String]) -> Option<usize>) -> Counted
 fn counts(name: &str) -> bool {
     let stem = name.split('.').next().unwrap_or_default();
     let bare = !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_digit());
-    bare || numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
+    bare || has_step(name)
 }
 
-/// The component that may vary: the deepest that counts training, else the last if it has a number at all.
+/// True if a number in a name stands behind a word that counts training.
+fn has_step(name: &str) -> bool {
+    numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
+}
+
+/// DeepSpeed Universal's files of one parameter, in a directory with its name.
+const OF_A_PARAMETER: [&str; 3] = ["fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"];
+
+/// Where the name of a chunk of zarr begins: `0.1`, `c.0.1` or `c/0/1`.
+fn chunk(components: &[String]) -> Option<usize> {
+    let is_number = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
+    let name = components.last()?;
+    let name = name.strip_prefix("c.").unwrap_or(name);
+    if name.contains('.') && name.split('.').all(is_number) {
+        return Some(components.len() - 1);
+    }
+    let above = components.iter().rposition(|name| !is_number(name))?;
+    (components[above] == "c" && above + 1 < components.len()).then_some(above)
+}
+
+/// The component that may vary: the deepest that counts training, else the last if it has a number at all. A number in the name of a
+/// parameter, of a group of arrays or of a chunk is a place: two layers must never be two states of one.
 fn varying(components: &[String]) -> Option<usize> {
     let name = components.last()?;
+    if OF_A_PARAMETER.contains(&name.as_str()) {
+        return components[..components.len().saturating_sub(2)].iter().rposition(|name| counts(name));
+    }
+    if let Some(at) = chunk(components) {
+        let above = &components[..at];
+        return above.iter().rposition(|name| has_step(name)).or_else(|| above.iter().position(|name| counts(name)));
+    }
     let last = components.len() - 1;
     let sharded = name.contains(OF);
     let version = |at: usize, name: &str| {

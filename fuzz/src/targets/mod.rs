@@ -31,6 +31,7 @@ pub(crate) const TARGETS: &[(&str, Target)] = &[
     ("flax", containers::flax),
     ("gguf", containers::gguf),
     ("bundle", bundle::bundle),
+    ("zarr", containers::zarr),
     ("nested", containers::nested),
     ("safetensors", containers::safetensors),
     ("safetensors_header", containers::safetensors_header),

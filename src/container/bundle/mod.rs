@@ -134,17 +134,14 @@ fn describe(src: &dyn ReadAt, index: &dyn ReadAt, shard: &Shard) -> Result<Descr
     }
     let Found { mut tensors, keys, crcs } = found;
     let training = relate(&mut tensors, &keys, graph.as_ref());
-    let mut paths: Vec<&str> = tensors.iter().map(|tensor| tensor.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+    if Description::has_twins(&tensors) {
         return bad("TensorFlow: two tensors of one name");
     }
     for tensor in tensors.iter_mut().filter(|tensor| tensor.tail() == 0) {
         tensor.lossless = true;
     }
     let zip = Some(Crcs::of_bundle(Steady { crcs }));
-    let (kind, note, tables, best) = (Kind::Bundle, None, Vec::new(), None);
-    Ok(Description { kind, note, tensors, tables, training, best, zip })
+    Ok(Description { zip, ..Description::new(Kind::Bundle, tensors, training) })
 }
 
 /// The object graph: a text with its length and a CRC before it.

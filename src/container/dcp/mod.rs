@@ -64,9 +64,7 @@ pub(super) fn describe(src: &dyn ReadAt, zips: Vec<Zip>) -> Result<Description, 
         drop(layout);
         crcs.add(zip, of_tensor, serialization_id);
     }
-    let (kind, note) = (Kind::Dcp, None);
-    let (tables, training, best) = (Vec::new(), Training::default(), None);
-    Ok(Description { kind, note, tensors, tables, training, best, zip: Some(crcs) })
+    Ok(Description { zip: Some(crcs), ..Description::new(Kind::Dcp, tensors, Training::default()) })
 }
 
 /// A tensor without the role that the walk of its zip found: a walk over one tensor without a name proves nothing.

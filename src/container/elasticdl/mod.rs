@@ -35,10 +35,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     // No server writes a row twice, so a file with twins is something else.
     Ok(match tensors.is_empty() || tables.iter().any(Table::has_twins) {
         true => None,
-        false => {
-            let training = Training::default();
-            Some(Description { kind: Kind::ElasticDl, note: None, tensors, tables, training, best: None, zip: None })
-        }
+        false => Some(Description { tables, ..Description::new(Kind::ElasticDl, tensors, Training::default()) }),
     })
 }
 

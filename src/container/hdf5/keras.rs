@@ -63,7 +63,7 @@ pub(in super::super) fn describe(src: &dyn ReadAt, zip: Zip) -> Result<Descripti
     let tails = tensors.iter().map(|tensor| payload.end - tensor.extent.end).collect();
     let of_tensor = vec![weights as u32; tensors.len()];
     let zip = Some(Crcs::new(zip, of_tensor, None).with_tails(Tails(tails)));
-    Ok(Description { kind: Kind::Keras, note, tensors, tables: Vec::new(), training, best: None, zip })
+    Ok(Description { note, zip, ..Description::new(Kind::Keras, tensors, training) })
 }
 
 /// Whether `config.json` says that Adam trains the model, and nothing beside it; `None` if it names no optimizer. A

@@ -49,7 +49,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     }
     let Contents { mut tensors, note, adam } = read(src, 0..size)?;
     let training = adam.relate(&mut tensors);
-    Ok(Some(Description { kind: Kind::Hdf5, note, tensors, tables: Vec::new(), training, best: None, zip: None }))
+    Ok(Some(Description { note, ..Description::new(Kind::Hdf5, tensors, training) }))
 }
 
 /// The content of an HDF5 file.
@@ -177,9 +177,7 @@ fn tensors(source: &mut Source, found: Vec<Named>) -> Result<Vec<Tensor>, Fail> 
         }
     }
     tensors.sort_by_key(|t| t.extent.start);
-    let mut paths: Vec<&str> = tensors.iter().map(|t| t.path.as_str()).collect();
-    paths.sort_unstable();
-    if paths.windows(2).any(|pair| pair[0] == pair[1]) {
+    if Description::has_twins(&tensors) {
         return bad("HDF5: two datasets have the same path");
     }
     Ok(tensors)

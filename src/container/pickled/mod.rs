@@ -59,7 +59,7 @@ pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description
     let ((tensors, training), _, note) = storages.finish(&optimizers);
     let note = note.map(|note| note.replacen("torch", "pickle", 1)).or(texts);
     let kind = if wrapped { Kind::Joblib } else { Kind::Pickle };
-    Ok(Some(Description { kind, note, tensors, tables: Vec::new(), training, best: None, zip: None }))
+    Ok(Some(Description { note, ..Description::new(kind, tensors, training) }))
 }
 
 /// Puts tensors in the places of arrays. Answers where their elements are.

@@ -103,13 +103,12 @@ fn data_called_velocity_is_no_optimizers() {
 fn optax_is_told_by_its_whole_state() {
     let adam = description("adam.msgpack");
     // Adamax has the same names, and means something else by them.
-    assert_eq!(told(&adam)["train/opt_state/0/mu/Dense_1/kernel"], (Role::Optimizer, None, None, false));
-    let weights = ["kernel", "bias"].map(|name| [0, 1].map(|layer| format!("train/params/Dense_{layer}/{name}")));
-    let mut found = lossy(&adam);
-    found.sort_unstable();
-    let mut weights: Vec<&String> = weights.iter().flatten().collect();
-    weights.sort_unstable();
-    assert_eq!(found, weights);
+    let (kernel, second) = ("train/params/Dense_1/kernel", "train/opt_state/0/nu/Dense_1/kernel");
+    let first = (Role::FirstMoment, Some(kernel), Some(second), false);
+    assert_eq!(told(&adam)["train/opt_state/0/mu/Dense_1/kernel"], first);
+    assert!(adam.tensors.iter().all(|t| (t.used == Use::Open) == t.partner.is_some()));
+    let weights: Vec<_> = adam.tensors.iter().filter(|t| t.trained.is_some()).map(|t| t.path.as_str()).collect();
+    assert!(weights.len() == 4 && weights.iter().all(|path| path.starts_with("train/params/")), "{weights:?}");
     assert_eq!((adam.optimizers().len(), adam.optimizers()[0].count), (1, 4));
     assert!(adam.tensors.iter().filter(|t| t.trained.is_some()).all(|t| !t.is_trained_by_shape_only()));
     let sgd = description("sgd.msgpack");
@@ -117,6 +116,51 @@ fn optax_is_told_by_its_whole_state() {
     assert_eq!(lossy(&sgd).len(), 8);
     for name in ["amsgrad.msgpack", "adafactor.msgpack"] {
         assert_eq!(lossy(&description(name)), [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn a_state_of_optax_with_anything_beside_it_is_unknown() {
+    let bytes = files("others").remove("adam.msgpack").expect("corpus file");
+    let at = bytes.windows(6).position(|bytes| bytes == b"\xa5count").expect("of the state");
+    let state = at - 1;
+    assert_eq!(bytes[state], 0x83, "a mapping of three");
+    for value in [&b"\xc0"[..], b"\x80", b"\x01", b"\xcb\0\0\0\0\0\0\0\0", b"\xa1a", b"\xc4\x01a"] {
+        let changed = [&bytes[..state], b"\x84\xa3gnb", value, &bytes[at..]].concat();
+        assert_eq!(lossy(&check(&changed)), [""; 0], "{value:?}");
+    }
+}
+
+/// A safetensors file of MLX's Adam, with these changes to the names.
+fn of_mlx(change: impl Fn(&str) -> String) -> Description {
+    let names = ["0.weight.m", "0.weight.v", "0.bias.m", "0.bias.v", "learning_rate", "step"];
+    let (mut header, mut at) = (Vec::new(), 0);
+    for name in names {
+        let (dtype, shape, len) = match name {
+            "step" => ("U64", "[]", 8),
+            "learning_rate" => ("F32", "[]", 4),
+            name if name.contains("bias") => ("F32", "[8]", 32),
+            _ => ("F32", "[8,4]", 128),
+        };
+        let (name, end) = (change(name), at + len);
+        header.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{at},{end}]}}"#));
+        at = end;
+    }
+    let header = format!("{{{}}}", header.join(","));
+    check(&[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; at]].concat())
+}
+
+#[test]
+fn mlx_is_told_by_its_whole_state() {
+    let d = of_mlx(str::to_string);
+    let told = told(&d);
+    assert_eq!(told["0.weight.m"], (Role::FirstMoment, None, Some("0.weight.v"), false));
+    assert_eq!(told["0.bias.v"], (Role::SecondMoment, None, Some("0.bias.m"), false));
+    assert!(d.tensors.iter().all(|t| (t.used == Use::Open) == t.partner.is_some()));
+    assert_eq!(d.optimizers().iter().map(|of| of.shapes.len()).collect::<Vec<_>>(), [2]);
+    for (old, new) in [("step", "steps"), ("learning_rate", "rate"), ("bias.v", "bias.u"), ("bias", "offset.x")] {
+        let odd = |name: &str| if name.ends_with(".m") { name.into() } else { name.replace(old, new) };
+        assert_eq!(lossy(&of_mlx(odd)), [""; 0], "{new}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Chooses how each tensor of a file is encoded, from samples of it, of the state after it and of the base.
 
+mod adam;
 mod archived;
 mod casts;
 mod interval;
@@ -195,6 +196,7 @@ struct Subject<'a> {
 pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let written = &material.description.tensors;
     let mut all: Vec<Tensor> = written.iter().map(without_edges).collect();
+    adam::close(material.source, &mut all)?;
     let newer: HashMap<&str, &Tensor> = material.newer.1.tensors.iter().map(|t| (t.path.as_str(), t)).collect();
     let (base, previous) = (Tensors::of(material.base), Tensors::of(material.previous));
     let twin_of = |tensor: &Tensor| {
@@ -223,7 +225,7 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     // A tensor can be beside another one only if both get tiles.
     let lossy = |(tensor, proven): (&Tensor, &bool)| lossy_kind(material, tensor).filter(|_| *proven);
     let kinds: Vec<Option<(Kind, Rates)>> = all.iter().zip(&proven).map(lossy).collect();
-    let seconds = steep::second_moments(written);
+    let seconds = steep::second_moments(&all);
     let known = |index: usize| {
         let is_weight = matches!(kinds[index], Some((Kind::Weight, _)));
         let second = seconds[index].filter(|_| is_weight).map(|second| &all[second]);

@@ -1,0 +1,109 @@
+"""The moments of optax and MLX, whose Adam and Adamax write the same names: what loses anything was proven by its values."""
+
+import sys
+
+import numpy as np
+import pytest
+from harness import BIN, ROOT, run, shell
+
+sys.path.insert(0, str(ROOT / "scripts/frameworks"))
+
+pytestmark = [pytest.mark.stepfs, pytest.mark.slow]
+
+COUNT, EVERY = 5, 10
+BOTH = {"first", "second"}
+
+
+def lossy(folder, name, load):
+    """The kinds of tensors that lose anything in an old checkpoint, and the checkpoint as written and as read: `load(path)` gives
+    tensors by kind and name.
+    """
+    store = folder / "store"
+    files = [folder / name.format(EVERY * (i + 1)) for i in range(COUNT)]
+    run("import", store, *files)
+    # The second has a state before it.
+    back = folder / f"back_{files[1].name}"
+    shell(f"{BIN} cat {store} {files[1].name} > {back}")
+    now, written = load(back), load(files[1])
+    assert now.keys() == written.keys()
+    return {kind for kind, name in now if now[kind, name].tobytes() != written[kind, name].tobytes()}, written, now
+
+
+def quotients(tensors):
+    """The square of each first moment, divided by its second: centered RMSprop divides by the root of what is left of 1."""
+    pairs = [(m.astype(float), tensors["second", name.replace("mu", "nu", 1)].astype(float))
+             for (kind, name), m in tensors.items() if kind == "first"]
+    return np.concatenate([np.divide(m * m, v, out=np.zeros(m.shape), where=v > 0).ravel() for m, v in pairs])
+
+
+OPTAX = {"adam": BOTH, "adamw": BOTH, "nadam": BOTH, "radam": BOTH, "lamb": BOTH, "amsgrad": set(), "adamax": set(), "adamaxw": set(),
+         "novograd": set(), "lion": set(), "centered": BOTH, "large": set(), "large_adamax": set()}
+
+
+def of_optax(optax, name):
+    match name:
+        case "centered":
+            return optax.rmsprop(1e-3, centered=True, bias_correction=True)
+        case "large":
+            return optax.adam(1e-3)
+        case "large_adamax":
+            return optax.adamax(1e-3)
+    return getattr(optax, name)(1e-3)
+
+
+@pytest.mark.parametrize("name", OPTAX)
+def test_optax(tmp_path, name):
+    serialization, optax = pytest.importorskip("flax.serialization"), pytest.importorskip("optax")
+    import jax
+    import points
+    from writers import jax_libraries as network
+
+    optimizer = of_optax(optax, name)
+    scale = 1e4 if name.startswith("large") else 1.0
+    params = jax.tree.map(jax.numpy.asarray, points.start())
+    state = optimizer.init(params)
+    gradient = jax.jit(jax.grad(lambda params, x, y: scale * network.loss_of(params, x, y)))
+    for step in range(1, COUNT * EVERY + 1):
+        updates, state = optimizer.update(gradient(params, *points.batch(step, 0)), state, params)
+        params = optax.apply_updates(params, updates)
+        if step % EVERY == 0:
+            tree = serialization.to_bytes({"params": params, "opt_state": state})
+            (tmp_path / f"step_{step}.msgpack").write_bytes(tree)
+
+    def load(path):
+        found = {}
+        for keys, value in jax.tree_util.tree_leaves_with_path(serialization.msgpack_restore(path.read_bytes())):
+            keys = [key.key for key in keys]
+            kind = "weight" if keys[0] == "params" else "first" if "mu" in keys else "second" if "nu" in keys else "other"
+            found[kind, "/".join(keys)] = np.asarray(value)
+        return found
+
+    changed, written, now = lossy(tmp_path, "step_{}.msgpack", load)
+    assert changed - {"weight"} == OPTAX[name]
+    if name == "centered":
+        assert quotients(written).max() <= 1.001 and (quotients(now) <= quotients(written) * (1 + 1e-5)).all()
+
+
+MLX = {"Adam": BOTH, "AdamW": BOTH, "Adamax": set(), "Lion": set(), "RMSprop": set(), "AdaDelta": set()}
+
+
+@pytest.mark.parametrize("name", MLX)
+def test_mlx(tmp_path, name):
+    mx = pytest.importorskip("mlx.core")
+    import points
+    from mlx import optimizers
+    from mlx.utils import tree_flatten
+    from writers import mlx_network as network
+
+    net, _ = network.build()
+    optimizer = getattr(optimizers, name)(1e-3)
+    for step in range(1, COUNT * EVERY + 1):
+        network.update(net, optimizer, step, 0)
+        if step % EVERY == 0:
+            mx.save_safetensors(str(tmp_path / f"optimizer_{step}.safetensors"), dict(tree_flatten(optimizer.state)))
+
+    def load(path):
+        kinds = {"m": "first", "v": "second"}
+        return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in mx.load(str(path), "safetensors").items()}
+
+    assert lossy(tmp_path, "optimizer_{}.safetensors", load)[0] == MLX[name]
