@@ -50,9 +50,6 @@ const GREY: RGBColor = RGBColor(120, 120, 120);
 const LIGHT: RGBColor = RGBColor(222, 222, 222);
 
 /// Writes the picture; the file appears when it is whole.
-///
-/// # Errors
-/// Why it cannot be drawn or written.
 pub fn plot(report: &Report, path: &Path, picture: Picture) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT)
         .map_err(|_| "the font cannot be read")?;
