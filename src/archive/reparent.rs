@@ -103,9 +103,6 @@ impl Move<'_> {
     }
 
     /// Bytes that the object would take, roughly.
-    ///
-    /// # Errors
-    /// A [`ReadError`] when something does not decode.
     pub(super) fn estimate(&self) -> io::Result<f64> {
         let leaf = self.old.leaf();
         let len = |entry: &TensorEntry| (entry.extent.end - entry.extent.start) as f64;

@@ -13,9 +13,6 @@ use super::{Chain, ReadError, walk};
 const BATCH: usize = 32;
 
 /// Decodes a unit.
-///
-/// # Errors
-/// [`ReadError`] names object and tensor.
 pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, ReadError> {
     match unit {
         Unit::Tile { tensor, tile } => walk::decode(chain, tensor as usize, tile as usize),
@@ -25,9 +22,6 @@ pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, Rea
 
 /// Passes the file's bytes to `sink` in order, with the offset and the unit of each run. If its tables have ids, the
 /// rows come in the order of those ([`super::order()`]). Decodes in parallel on the caller's pool.
-///
-/// # Errors
-/// The first [`ReadError`], or the error of `sink`.
 pub fn stream<E: From<ReadError>>(
     chain: &Chain,
     layout: &Layout,

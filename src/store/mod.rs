@@ -2,9 +2,6 @@
 //!
 //! Each commit is one rename. Published files are never modified in place: new content gets a new file. A crash at any
 //! instant leaves a store that [`Store::open`] repairs: unfinished work is in `tmp/`, and open finishes or undoes it.
-//!
-//! Every function that returns an `io::Result` passes on the device's errors. An `# Errors` section names only further
-//! ones.
 
 mod access;
 pub mod beneath;

@@ -126,9 +126,6 @@ impl Objects {
     }
 
     /// [`Objects::load`] from another device than the disk.
-    ///
-    /// # Errors
-    /// As of [`Objects::load`].
     pub fn load_on(io: Io, directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         let mut ids = Vec::new();
         let shards = match fs::read_dir(directory) {

@@ -97,9 +97,6 @@ impl Examined {
 
 /// Examines the suspects, or the whole store. While the store is mounted, a suspect may only have changed between
 /// listing and reading. The next look clears it.
-///
-/// # Errors
-/// The device's errors about directories.
 pub(super) fn examine(
     store: &Store,
     objects: &Objects,

@@ -68,9 +68,6 @@ pub struct Report {
 }
 
 /// Reads and decodes everything in a store, and says how a repair would mend each damage. Changes nothing.
-///
-/// # Errors
-/// The device's errors about directories.
 pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut round = Round::look(store, None, progress)?;
     let all = (round.found.files, round.found.objects, round.found.decoded_bytes);

@@ -34,9 +34,6 @@ impl Objects {
     }
 
     /// Brings an object that only a remote has. Does nothing for any other object.
-    ///
-    /// # Errors
-    /// As of [`Elsewhere::bring`].
     pub fn bring(self: &Arc<Self>, id: Id) -> io::Result<()> {
         match self.elsewhere.get() {
             Some(elsewhere) if self.is_elsewhere(id) => elsewhere.bring(self, id),
