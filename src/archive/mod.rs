@@ -30,7 +30,6 @@ mod restores;
 mod retention;
 mod scan;
 mod sealer;
-mod side_by_side;
 mod source;
 mod status;
 mod threads;

@@ -33,7 +33,7 @@ pub use marks::{
 };
 pub use object::Id;
 pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects};
-pub use parallel::in_parallel;
+pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
 pub use replace::{replace_stub, sync_replaced};
