@@ -12,7 +12,7 @@ use crate::archive::lossy_words;
 use crate::compare::natural;
 use crate::hash::hex;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_of_remote, is_pinned, recalled_from};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, recalled_from};
 
 use super::target::{Target, attribute};
 
@@ -92,27 +92,7 @@ pub(super) fn survey(target: &Target) -> Result<Vec<Entry>> {
 
 /// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
 pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
-    let root = store.tree();
-    let mut files = Vec::new();
-    let mut rest = vec![path.to_path_buf()];
-    while let Some(found) = rest.pop() {
-        let mut look = || -> std::io::Result<()> {
-            let metadata = beneath::metadata(&root, &found)?;
-            if metadata.is_file() {
-                files.push(found.clone());
-            } else if metadata.is_dir() {
-                let directory = beneath::open_dir(&root, &found)?;
-                for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
-                    rest.push(found.join(entry?.file_name()));
-                }
-            }
-            Ok(())
-        };
-        match look() {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && found != path => {}
-            result => result.with_context(|| format!("{}", root.join(&found).display()))?,
-        }
-    }
+    let mut files = files_below(&store.tree(), path)?;
     files.sort_by(|a, b| natural::order(a, b));
     Ok(files)
 }

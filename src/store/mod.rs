@@ -24,6 +24,7 @@ pub mod step_pattern;
 mod store;
 mod stub;
 mod transfer;
+mod walk;
 
 pub use access::exposed;
 pub use error::{Damage, Error};
@@ -42,3 +43,4 @@ pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
 pub use store::Store;
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, write_beside};
+pub use walk::files_below;
