@@ -32,7 +32,7 @@ pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use order::order;
 pub use reader::Reader;
 pub(crate) use stream::decode_unit;
-pub use stream::stream;
+pub use stream::{check_hash, stream};
 
 /// The shared data of all readers of a store.
 #[derive(Debug)]

@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::recall::{Chain, ReadError};
+use crate::recall::{Chain, ReadError, check_hash};
 use crate::store::durable::Io;
 use crate::store::object::{Object, path_of};
 use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, files_below, is_of_remote};
 
 use super::damaged_object::{Found, find, open_plain};
-use super::rebuild::decodes;
 use super::stubs;
 
 /// Something that cannot be read.
@@ -161,8 +160,8 @@ pub(super) fn examine(
     for header in headers {
         progress(Progress::Object(header.id));
         found.objects += 1;
-        let decoded = Chain::open(objects, header.id).map_err(io::Error::from);
-        if let Err(error) = decoded.and_then(|chain| decodes(&chain, header.decoded_hash)) {
+        let decoded = Chain::open(objects, header.id).and_then(|chain| check_hash(&chain, header.decoded_hash));
+        if let Err(error) = decoded.map_err(io::Error::from) {
             // An object may have been collected since it was listed; a file that names it may not.
             let paths = found.names.get(&header.id).cloned().unwrap_or_default();
             if error.kind() != io::ErrorKind::NotFound || !paths.is_empty() {

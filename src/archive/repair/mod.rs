@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::recall::Chain;
+use crate::recall::{Chain, check_hash};
 use crate::store::durable::{self, CrashPoint};
 use crate::store::object::{Header, Object, path_of};
 use crate::store::{Id, Objects, Store, Stub};
@@ -288,7 +288,7 @@ impl<'a> Round<'a> {
                 && other.id != header.id
         };
         let twin = self.objects.all().into_iter().filter(same).find(|other| {
-            Chain::open(&self.objects, other.id).is_ok_and(|chain| rebuild::decodes(&chain, other.decoded_hash).is_ok())
+            Chain::open(&self.objects, other.id).and_then(|chain| check_hash(&chain, other.decoded_hash)).is_ok()
         })?;
         let remedy = format!("object {} decodes to the same: its files name that one", twin.id);
         self.found.names.contains_key(&header.id).then_some(Plan { remedy, fix: Fix::Twin(twin.id) })
