@@ -111,7 +111,7 @@ type Parents = HashMap<Id, Option<Id>>;
 fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     let objects = store.objects();
     let parent = |id: &Id| {
-        let read = || Object::header_of(&objects, *id).ok().and_then(|(header, _)| header.parent);
+        let read = || Object::header_of(store.io(), &objects, *id).ok().and_then(|(header, _)| header.parent);
         *parents.entry(*id).or_insert_with(read)
     };
     std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).count() as u32
@@ -152,7 +152,7 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
         // It comes from the remote when it is read.
-        let is_away = entry.damage.is_some() && Object::header_of(&store.objects(), stub.object).is_err();
+        let is_away = entry.damage.is_some() && Object::header_of(store.io(), &store.objects(), stub.object).is_err();
         if is_away && is_of_remote(&store.tree(), path)? {
             (entry.state, entry.damage) = ("remote".into(), None);
         }

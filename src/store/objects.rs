@@ -146,7 +146,7 @@ impl Objects {
             }
         }
         let mut inside = Inside::default();
-        let headers = in_parallel(&ids, |id| Object::header_on(&io, directory, *id));
+        let headers = in_parallel(&ids, |id| Object::header_of(&io, directory, *id));
         for (id, found) in ids.into_iter().zip(headers) {
             match found {
                 Ok((header, stored)) => inside.insert(header, stored),

@@ -179,9 +179,7 @@ impl Prepared {
         }
         Ok(true)
     }
-}
 
-impl Prepared {
     /// Leaves the note for the next mount, since the directory's restored times could not be made durable.
     pub fn keep_note(&self) {
         self.keep_note.store(true, Ordering::Relaxed);

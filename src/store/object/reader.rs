@@ -39,12 +39,7 @@ pub struct Object {
 
 impl Object {
     /// Reads only the header of an object, and the space it occupies.
-    pub fn header_of(objects: &Path, id: Id) -> io::Result<(Header, u64)> {
-        Object::header_on(&Io::disk(), objects, id)
-    }
-
-    /// [`Object::header_of`] from another device than the disk.
-    pub fn header_on(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
+    pub fn header_of(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
         let file = open_by_id(io, objects, id)?;
         let header = read_header(&file, id)?;
         Ok((header, file.metadata()?.blocks() * 512))

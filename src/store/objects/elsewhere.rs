@@ -74,7 +74,7 @@ impl Objects {
         receive().inspect_err(|_| {
             self.io.discard(&part, WRITTEN);
         })?;
-        let (header, stored) = Object::header_on(&self.io, &self.directory, id)?;
+        let (header, stored) = Object::header_of(&self.io, &self.directory, id)?;
         let mut inside = self.lock();
         if header.parent.is_some_and(|parent| !inside.known.contains_key(&parent)) {
             drop(inside);
