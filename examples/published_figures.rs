@@ -148,7 +148,7 @@ fn encode(
             let mut payload = Vec::new();
             let state = system.encode(fit, &tile, &mut payload).ok_or("a value that is not finite")?;
             if system.decode(&payload, tile.previous.as_ref(), tile.values.len())? != state {
-                return Err(format!("{} does not decode to what it encoded", system.name()).into());
+                return Err(format!("{system:?} does not decode to what it encoded").into());
             }
             payloads.push(payload);
             after.push(state);

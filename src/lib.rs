@@ -21,6 +21,8 @@
 //!
 //! `docs/DESIGN.md` gives the reasons, `docs/FORMAT.md` describes every durable byte, and `docs/SEMANTICS.md` lists the
 //! guarantees for programs that use the mount.
+//!
+//! Every function passes on the errors of the functions that it calls. An `# Errors` section names only further ones.
 
 pub mod archive;
 pub mod cli;

@@ -26,7 +26,7 @@ use crate::store::{Id, Objects};
 pub(super) use claims::{Closed, Step, Task};
 use entries::Entries;
 pub(super) use entry::{Entry, Failed, Held, Sealed, State, modified_ns};
-use lineage::rank;
+use lineage::{Lineage, Print, Rank, rank};
 use named::Named;
 pub(super) use named::{Says, is_torch, is_trainer_state, may_speak};
 
@@ -200,35 +200,31 @@ impl Catalog {
 
     /// The pin of a file or directory is gone.
     pub(super) fn unpinned(&mut self, path: &Path) {
-        let held = self.entries.below(path).filter(|(_, entry)| entry.held == Some(Held::Pinned));
-        let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
-        held.iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
+        let is_pinned = |_: &Path, entry: &Entry| entry.held == Some(Held::Pinned);
+        self.entries.edit_below(path, is_pinned, |entry| entry.held = None);
     }
 
     /// The profile at and below a path has changed: objects made for the old one are void, as are steps under
     /// way. Released files stay. So do copies of released objects, because a copy loses nothing under any
     /// profile.
     pub(super) fn profile_changed(&mut self, path: &Path, objects: &Objects) {
-        let lossy = |entry: &Entry| match &entry.state {
+        let lossy = |_: &Path, entry: &Entry| match &entry.state {
             State::Sealed(_) => true,
             State::Archived(sealed, _) => !sealed.copy,
             State::Staged | State::Closed | State::Durable(_) | State::Released(_) | State::Resident(_) => false,
         };
-        let concerned = self.entries.below(path).filter(|(_, entry)| lossy(entry));
-        let concerned: Vec<PathBuf> = concerned.map(|(path, _)| path.clone()).collect();
-        for path in concerned {
-            let number = self.number();
-            self.entries.edit(&path, |entry| {
-                entry.version = number;
-                entry.forget_failure();
-                // Under an exact profile it loses nothing when it goes.
-                entry.held = entry.held.filter(|held| *held != Held::Best);
-                if let State::Archived(sealed, object) = &entry.state {
-                    objects.unname(*object);
-                    entry.state = State::Sealed(Arc::clone(sealed));
-                }
-            });
-        }
+        let next = &mut self.next;
+        self.entries.edit_below(path, lossy, |entry| {
+            *next += 1;
+            entry.version = *next;
+            entry.forget_failure();
+            // Under an exact profile it loses nothing when it goes.
+            entry.held = entry.held.filter(|held| *held != Held::Best);
+            if let State::Archived(sealed, object) = &entry.state {
+                objects.unname(*object);
+                entry.state = State::Sealed(Arc::clone(sealed));
+            }
+        });
     }
 
     /// The files in a directory, not below it, of which this holds.
@@ -249,23 +245,21 @@ impl Catalog {
 
     /// A user wants everything at and below a path to be released that may be, now.
     pub(super) fn asked_to_release(&mut self, path: &Path) {
-        let wanted = |entry: &Entry| entry.busy || entry.failed.is_some() || entry.held == Some(Held::Recalled);
-        let stuck = self.entries.below(path).filter(|(_, entry)| wanted(entry));
-        let stuck: Vec<PathBuf> = stuck.map(|(path, _)| path.clone()).collect();
-        for path in stuck {
-            let number = self.number();
-            self.entries.edit(&path, |entry| {
-                entry.forget_failure();
-                entry.busy = false;
-                if entry.held == Some(Held::Recalled) {
-                    entry.held = None;
-                    // It is looked at anew: it may be a copy of an object although it is the newest.
-                    if matches!(entry.state, State::Sealed(_)) {
-                        (entry.state, entry.version) = (State::Closed, number);
-                    }
+        let stuck =
+            |_: &Path, entry: &Entry| entry.busy || entry.failed.is_some() || entry.held == Some(Held::Recalled);
+        let next = &mut self.next;
+        self.entries.edit_below(path, stuck, |entry| {
+            entry.forget_failure();
+            entry.busy = false;
+            if entry.held == Some(Held::Recalled) {
+                entry.held = None;
+                // It is looked at anew: it may be a copy of an object although it is the newest.
+                if matches!(entry.state, State::Sealed(_)) {
+                    *next += 1;
+                    (entry.state, entry.version) = (State::Closed, *next);
                 }
-            });
-        }
+            }
+        });
         self.entries.hasten(path);
     }
 
@@ -283,24 +277,24 @@ impl Catalog {
 
     /// Whether a newer state of the same lineage is sealed.
     pub(super) fn has_newer(&self, path: &Path, sealed: &Sealed) -> bool {
-        let index = self.entries.index();
-        let is = |entry: &Entry| index.has_newer(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
-        self.entries.get(path).is_some_and(is)
+        self.ask(path, sealed, Lineage::has_newer)
     }
 
     /// Whether a newer state of the same lineage is sealed, and one with higher steps in its name (mostly the same
     /// one): only then may this one lose anything.
     pub(super) fn is_history(&self, path: &Path, sealed: &Sealed) -> bool {
-        let index = self.entries.index();
-        let is = |entry: &Entry| index.is_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
-        self.entries.get(path).is_some_and(is)
+        self.ask(path, sealed, Lineage::is_history)
     }
 
     /// Whether an archived file is history still.
     fn stays_history(&self, path: &Path, sealed: &Sealed) -> bool {
-        let index = self.entries.index();
-        let stays = |entry: &Entry| index.stays_history(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
-        self.entries.get(path).is_some_and(stays)
+        self.ask(path, sealed, Lineage::stays_history)
+    }
+
+    fn ask(&self, path: &Path, sealed: &Sealed, is: fn(&Lineage, &Rank, Print) -> bool) -> bool {
+        let lineage = self.entries.index().lineage(sealed.lineage);
+        let entry = self.get(path).zip(lineage);
+        entry.is_some_and(|(entry, lineage)| is(lineage, &rank(entry), (sealed.len, sealed.sample)))
     }
 
     /// Notes that an attempt failed.
@@ -310,14 +304,11 @@ impl Catalog {
 
     /// Forgets all failures, and that handles were open.
     pub(super) fn retry(&mut self) {
-        let stuck = self.entries.iter().filter(|(_, entry)| entry.busy || entry.failed.is_some());
-        let stuck: Vec<PathBuf> = stuck.map(|(path, _)| path.clone()).collect();
-        for path in stuck {
-            self.entries.edit(&path, |entry| {
-                entry.forget_failure();
-                entry.busy = false;
-            });
-        }
+        let stuck = |_: &Path, entry: &Entry| entry.busy || entry.failed.is_some();
+        self.entries.edit_below(Path::new(""), stuck, |entry| {
+            entry.forget_failure();
+            entry.busy = false;
+        });
     }
 
     /// Another state changed without a note: it is to be sealed again, unless it has had another fate meanwhile.

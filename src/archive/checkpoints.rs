@@ -54,9 +54,6 @@ impl Member {
 }
 
 /// The verdict on each checkpoint of a store, by path. `condition` describes a regular file inside the tree.
-///
-/// # Errors
-/// The device's errors about the tree's directories.
 pub fn policy(store: &Store, condition: &dyn Fn(&Path) -> Condition) -> io::Result<Vec<(Checkpoint, Verdict)>> {
     let rules = store.settings().retention();
     let now_ns = wall_ns();

@@ -6,26 +6,25 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::store::Objects;
+
 use super::catalog::Catalog;
 use super::{Archive, FileId, found_at};
 
 impl Archive {
     /// A handle that can write was opened (or the file was created or truncated): queued steps for the file are void.
     pub fn opened_for_writing(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |archive, catalog| catalog.opened_for_writing(&path, &archive.objects));
+        self.tell(path, Catalog::opened_for_writing);
     }
 
     /// A released file is resident again, with its bytes, because a user wants that.
     pub fn recalled(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |archive, catalog| catalog.recalled(&path, &archive.objects));
+        self.tell(path, Catalog::recalled);
     }
 
     /// The pin of a file or directory is gone.
     pub fn unpinned(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |_, catalog| catalog.unpinned(&path));
+        self.tell(path, |catalog, path, _| catalog.unpinned(path));
     }
 
     /// Whether a file's bytes are known to be durable, as they are or as a stub.
@@ -35,15 +34,13 @@ impl Archive {
 
     /// The profile of a file or a directory was set or removed: steps under way are void.
     pub fn profile_changed(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |archive, catalog| catalog.profile_changed(&path, &archive.objects));
+        self.tell(path, Catalog::profile_changed);
     }
 
     /// A user wants everything at and below a path to be released now that may be, without waiting for the rest of a
     /// checkpoint.
     pub(super) fn asked_to_release(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |_, catalog| catalog.asked_to_release(&path));
+        self.tell(path, |catalog, path, _| catalog.asked_to_release(path));
     }
 
     /// The last handle of a file that was written is gone. It waits for no others.
@@ -53,20 +50,18 @@ impl Archive {
 
     /// The last handle of a file that was written is gone, and the file has so many bytes.
     pub fn written(&self, path: &Path, len: u64) {
-        let (path, written) = (path.to_path_buf(), Some((len, Instant::now())));
-        self.note(move |archive, catalog| catalog.closed(&path, written, &archive.objects));
+        let written = Some((len, Instant::now()));
+        self.tell(path, move |catalog, path, objects| catalog.closed(path, written, objects));
     }
 
     /// The last handle of a file that was only read is gone: a release that found it busy may go on.
     pub fn closed(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |archive, catalog| catalog.closed(&path, None, &archive.objects));
+        self.tell(path, |catalog, path, objects| catalog.closed(path, None, objects));
     }
 
     /// A program set the modification time of a file, as `cp -p` and `rsync` do after the last close.
     pub fn time_set(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |archive, catalog| catalog.time_set(&path, &archive.objects));
+        self.tell(path, Catalog::time_set);
     }
 
     /// A file or directory has a new name. The file that had that name is gone.
@@ -120,8 +115,7 @@ impl Archive {
 
     /// A link was made or removed.
     pub fn link_changed(&self, path: &Path) {
-        let path = path.to_path_buf();
-        self.note(move |_, catalog| catalog.link_changed(&path));
+        self.tell(path, |catalog, path, _| catalog.link_changed(path));
     }
 
     /// A file got a second name.
@@ -149,6 +143,12 @@ impl Archive {
     fn a_name_went(&self, catalog: &mut Catalog) {
         let waiting = std::mem::take(&mut *self.several_names.lock().unwrap_or_else(PoisonError::into_inner));
         waiting.iter().for_each(|path| catalog.closed(path, None, &self.objects));
+    }
+
+    /// Notes an event of one path.
+    fn tell(&self, path: &Path, event: impl FnOnce(&mut Catalog, &Path, &Objects) + Send + 'static) {
+        let path = path.to_path_buf();
+        self.note(move |archive, catalog| event(catalog, &path, &archive.objects));
     }
 
     pub(super) fn note(&self, note: impl FnOnce(&Archive, &mut Catalog) + Send + 'static) {

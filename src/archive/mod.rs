@@ -30,7 +30,6 @@ mod restores;
 mod retention;
 mod scan;
 mod sealer;
-mod side_by_side;
 mod source;
 mod status;
 mod threads;
@@ -109,18 +108,12 @@ pub struct Archive {
 
 impl Archive {
     /// [`Archive::open_with`] the memory that is usual on this machine.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when directories cannot be read.
     pub fn open(store: Store) -> Result<Arc<Archive>, Error> {
         Archive::open_with(store, usual_memory())
     }
 
     /// Reads the tree and the objects of a store; nothing is changed before [`Archive::start`]. Keeps at most `memory`
     /// bytes of decoded states.
-    ///
-    /// # Errors
-    /// [`Error::Io`] when directories cannot be read.
     pub fn open_with(store: Store, memory: u64) -> Result<Arc<Archive>, Error> {
         // At the same time: with nothing cached both wait for the device.
         let (objects, found) = std::thread::scope(|scope| {

@@ -65,9 +65,6 @@ pub trait Namespace: Send + Sync {
 
     /// Removes a name of a file (or of anything but a directory) if `still` returns true. Meanwhile no program can
     /// open or change the file. Programs that have it open keep it. `Busy`: a program is about to write to it.
-    ///
-    /// # Errors
-    /// Those of the device and of `still`.
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome>;
 
     /// Removes a directory. `Busy`: there is something in it.

@@ -4,15 +4,14 @@ use std::io;
 
 use crate::container::{InOrder, describe};
 use crate::encode::{StepResult, original};
-use crate::hash::Xxh3Of128;
-use crate::recall::{Chain, Layout, stream};
+use crate::recall::{Chain, check_hash};
 use crate::store::durable::DeviceFile;
 use crate::store::object::{Header, Id};
 use crate::store::{Profile, Profiles};
 
+use super::Archive;
 use super::catalog::Sealed;
 use super::scan;
-use super::{Archive, ReadError};
 
 impl Archive {
     /// An existing object for this file, so that a copy is stored once. It decodes to these very bytes (a copy of a
@@ -88,22 +87,14 @@ impl Archive {
 
     /// Whether an object decodes to the archived bytes.
     pub(super) fn decodes(&self, header: &Header) -> bool {
-        let mut hash = Xxh3Of128::new();
         // From the device, never from memory.
-        let decoded = Chain::open(&self.objects, header.id).and_then(|chain| {
-            let layout = Layout::of(chain.leaf());
-            self.workers.install(|| {
-                stream(&chain, &layout, |_, _, bytes| {
-                    hash.update(bytes);
-                    Ok::<(), ReadError>(())
-                })
-            })
-        });
+        let decoded = Chain::open(&self.objects, header.id)
+            .and_then(|chain| self.workers.install(|| check_hash(&chain, header.decoded_hash)));
         if let Err(error) = &decoded {
             // No new object may use its states from memory.
             [error.object, header.id].into_iter().for_each(|id| self.recall.memory().forget(id));
             log::error!("{error}; a copy of its file is archived anew");
         }
-        decoded.is_ok() && hash.digest() == header.decoded_hash
+        decoded.is_ok()
     }
 }

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
-use crate::store::{Prepared, Stub, beneath, is_pinned};
+use crate::store::{Prepared, Stub, beneath, is_pinned, side_by_side};
 
 use super::catalog::{Held, Sealed, State, Step, Task};
-use super::side_by_side::side_by_side;
 use super::threads::Pause;
 use super::{Archive, Outcome};
 

@@ -66,7 +66,7 @@ impl Move<'_> {
     /// then.
     pub(super) fn carry_out(&self, objects: &Objects, (io, tmp): (&Io, &Path)) -> io::Result<()> {
         let leaf = self.old.leaf();
-        let mut writer = ObjectWriter::rewrite_on(io, tmp, leaf.header().id)?;
+        let mut writer = ObjectWriter::rewrite(io, tmp, leaf.header().id)?;
         let mut index = leaf.index().clone();
         let mut states = Vec::new();
         let twins = self.twins();
@@ -103,9 +103,6 @@ impl Move<'_> {
     }
 
     /// Bytes that the object would take, roughly.
-    ///
-    /// # Errors
-    /// A [`ReadError`] when something does not decode.
     pub(super) fn estimate(&self) -> io::Result<f64> {
         let leaf = self.old.leaf();
         let len = |entry: &TensorEntry| (entry.extent.end - entry.extent.start) as f64;

@@ -160,9 +160,6 @@ impl Archive {
     /// The stub in `file`, if the file at `path` is one. Reads one block. A damaged stub names no object: it can be
     /// removed, renamed and overwritten, but reading it is an error. So is one that became zeros, although its bytes
     /// do not show it.
-    ///
-    /// # Errors
-    /// The device's errors.
     pub fn stub(&self, path: &Path, file: &fs::File) -> io::Result<Option<Stub>> {
         let stub = match Stub::read(file, self.store.id()) {
             Ok(None) if self.is_damaged_stub(path) || self.has_lost_its_stub(path, file)? => {
@@ -228,9 +225,6 @@ impl Archive {
     }
 
     /// Opens a released file for reading. Blocks on the device: never on a thread that answers the kernel.
-    ///
-    /// # Errors
-    /// [`ReadError`] names the object that is missing or damaged.
     pub fn reader(&self, stub: &Stub) -> Result<std::sync::Arc<Reader>, ReadError> {
         self.recall.reader(stub.object).and_then(|reader| {
             // A stub that promises another length than its object has is damaged, or from another time.

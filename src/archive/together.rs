@@ -12,10 +12,10 @@ use std::time::Instant;
 
 use crate::encode::StepResult;
 use crate::store::durable::{CrashPoint, DeviceFile};
+use crate::store::side_by_side;
 
 use super::Archive;
 use super::catalog::{Step, Task};
-use super::side_by_side::side_by_side;
 use super::threads::Pause;
 
 impl Archive {

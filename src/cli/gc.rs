@@ -127,7 +127,7 @@ fn planned(target: &Target) -> Result<Report> {
         let unit = checkpoint.unit;
         matched[unit.rule] = true;
         let (verdict, why) = match verdict {
-            Verdict::Keep(keep) => ("keep", keep.to_string()),
+            Verdict::Keep(why) => ("keep", why.into_owned()),
             Verdict::Remove(why) => ("remove", why),
         };
         checkpoints.push(Line {

@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::archive::lossy_words;
+use crate::compare::natural;
 use crate::hash::hex;
 use crate::store::object::{Id, Object};
-use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, is_of_remote, is_pinned, recalled_from};
+use crate::store::{MAX_CHAIN, STUB_BYTES, Store, Stub, beneath, files_below, is_of_remote, is_pinned, recalled_from};
 
-use super::natural;
 use super::target::{Target, attribute};
 
 /// Properties of a file.
@@ -92,27 +92,7 @@ pub(super) fn survey(target: &Target) -> Result<Vec<Entry>> {
 
 /// Paths inside the tree of the regular files at or below `path`. Skips files that disappear meanwhile.
 pub(super) fn files(store: &Store, path: &Path) -> Result<Vec<PathBuf>> {
-    let root = store.tree();
-    let mut files = Vec::new();
-    let mut rest = vec![path.to_path_buf()];
-    while let Some(found) = rest.pop() {
-        let mut look = || -> std::io::Result<()> {
-            let metadata = beneath::metadata(&root, &found)?;
-            if metadata.is_file() {
-                files.push(found.clone());
-            } else if metadata.is_dir() {
-                let directory = beneath::open_dir(&root, &found)?;
-                for entry in fs::read_dir(beneath::by_descriptor(&directory))? {
-                    rest.push(found.join(entry?.file_name()));
-                }
-            }
-            Ok(())
-        };
-        match look() {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && found != path => {}
-            result => result.with_context(|| format!("{}", root.join(&found).display()))?,
-        }
-    }
+    let mut files = files_below(&store.tree(), path)?;
     files.sort_by(|a, b| natural::order(a, b));
     Ok(files)
 }
@@ -131,7 +111,7 @@ type Parents = HashMap<Id, Option<Id>>;
 fn chain_len(store: &Store, parents: &mut Parents, id: Id) -> u32 {
     let objects = store.objects();
     let parent = |id: &Id| {
-        let read = || Object::header_of(&objects, *id).ok().and_then(|(header, _)| header.parent);
+        let read = || Object::header_of(store.io(), &objects, *id).ok().and_then(|(header, _)| header.parent);
         *parents.entry(*id).or_insert_with(read)
     };
     std::iter::successors(Some(id), parent).take(MAX_CHAIN as usize + 1).count() as u32
@@ -172,7 +152,7 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
         entry.stored_bytes = STUB_BYTES as u64;
         add_object(store, parents, stub.object, &mut entry);
         // It comes from the remote when it is read.
-        let is_away = entry.damage.is_some() && Object::header_of(&store.objects(), stub.object).is_err();
+        let is_away = entry.damage.is_some() && Object::header_of(store.io(), &store.objects(), stub.object).is_err();
         if is_away && is_of_remote(&store.tree(), path)? {
             (entry.state, entry.damage) = ("remote".into(), None);
         }

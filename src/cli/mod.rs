@@ -18,7 +18,6 @@ mod manual;
 mod mount;
 mod mount_helper;
 mod mount_options;
-mod natural;
 mod notify;
 mod pin;
 mod profile;

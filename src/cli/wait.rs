@@ -27,9 +27,6 @@ pub(super) fn wait_for(
 
 /// Like [`wait_for`], but also ends when `enough` says so: while programs save, there may always be work left. `enough`
 /// is asked once `before` is done.
-///
-/// # Errors
-/// As of [`wait_for`].
 pub(super) fn wait_until(
     mut queue: impl FnMut() -> Result<Queue>,
     mut before: impl FnMut() -> Result<Option<&'static str>>,

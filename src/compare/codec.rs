@@ -3,10 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use anyhow::{Result, bail};
+
 use crate::published::registry::SystemId;
 use crate::store::Profile;
 
-use super::{Error, Series, plain};
+use super::{Series, plain};
 
 /// A way of keeping checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +22,6 @@ pub enum Codec {
     /// Bytes of the same weight together, each of these planes entropy-coded: the lossless codec, each file alone.
     Planes,
 }
-
-/// An unknown name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct UnknownCodec(String);
 
 /// Levels that zstd has.
 const LEVELS: std::ops::RangeInclusive<u8> = 1..=22;
@@ -57,11 +54,11 @@ impl Codec {
     }
 
     /// # Errors
-    /// [`Error::TooLarge`] for files that it cannot keep.
-    pub(super) fn is_for(self, series: &Series) -> Result<(), Error> {
+    /// A file is too large for it.
+    pub(super) fn is_for(self, series: &Series) -> Result<()> {
         match (self, series.largest()) {
             (Codec::ZstdPatch(_), Some((path, len))) if len > plain::MAX_PATCHED => {
-                Err(Error::TooLarge { path: path.to_path_buf(), codec: self })
+                bail!("{}: more than {self} can have; leave it out (--codecs)", path.display())
             }
             _ => Ok(()),
         }
@@ -80,13 +77,13 @@ impl fmt::Display for Codec {
 }
 
 impl FromStr for Codec {
-    type Err = UnknownCodec;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Codec, UnknownCodec> {
+    fn from_str(text: &str) -> Result<Codec, String> {
         let level = |text: &str| {
             // No sign and no zeros before it: each has one name.
             let level = text.parse().ok().filter(|level: &u8| LEVELS.contains(level) && level.to_string() == text);
-            level.ok_or_else(|| UnknownCodec(format!("{text:?} is no level of zstd; write 1 to 22")))
+            level.ok_or_else(|| format!("{text:?} is no level of zstd; write 1 to 22"))
         };
         if text == PLANES {
             Ok(Codec::Planes)
@@ -99,7 +96,7 @@ impl FromStr for Codec {
         } else {
             // A known system with a bad number gets that system's error.
             let system = |id| Codec::Profile(Profile::Published(id));
-            text.parse().map(system).map_err(UnknownCodec)
+            text.parse().map(system)
         }
     }
 }

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::{Error, Result, anyhow};
+
 use crate::archive::{Archive, AtRest};
 use crate::clock;
 use crate::container::ReadAt;
@@ -21,7 +23,7 @@ use crate::store::{Objects, Profile, STUB_BYTES, Store, Stub};
 use super::report::{Measured, RoleKept, SKELETON};
 use super::series::State;
 use super::values::Size;
-use super::{Error, Series, Steps};
+use super::{Series, Steps, of_file};
 
 /// How often the queue is polled.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -33,8 +35,8 @@ const FIRST: Duration = Duration::from_secs(1_700_000_000);
 const BETWEEN: Duration = Duration::from_secs(60);
 
 /// Puts the series into a new store below `dir`, archives all of it, and measures the result.
-pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Steps) -> Result<Measured, Error> {
-    let failed = |why: String| Error::Archive { codec: profile.name().into_owned(), why };
+pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Steps) -> Result<Measured> {
+    let failed = |why: String| anyhow!("{}: {why}", profile.name());
     let open = || -> Result<Store, crate::store::Error> {
         let mut store = Store::open(&dir.join("store"))?;
         store.set_default_profile(profile)?;
@@ -50,22 +52,22 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Ste
     let spent = archive(store, series, steps, &failed)?;
     let store = Store::look(&root).map_err(|error| failed(error.to_string()))?;
     let objects = Objects::load(&store.objects(), |id, error| log::error!("object {id}: {error}"));
-    let objects = objects.map_err(Error::io(&root))?;
+    let objects = objects.map_err(of_file(&root))?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let pool = pool.map_err(|error| failed(error.to_string()))?;
-    let decoded = tempfile::tempfile_in(dir).map_err(Error::io(dir))?;
+    let decoded = tempfile::tempfile_in(dir).map_err(of_file(dir))?;
     let mut measured = Measured::default();
     measured.encode = spent;
     let mut counted = HashSet::new();
     for (at, (state, name)) in series.states.iter().zip(&names).enumerate() {
         steps.check()?;
-        let file = File::open(name).map_err(Error::io(name))?;
-        match Stub::read(&file, store.id()).map_err(Error::io(name))? {
+        let file = File::open(name).map_err(of_file(name))?;
+        match Stub::read(&file, store.id()).map_err(of_file(name))? {
             Some(stub) => {
                 let chain = Chain::open(&objects, stub.object).map_err(|error| failed(error.to_string()))?;
                 // Two files with the same bytes are one object.
                 let is_first = counted.insert(stub.object);
-                let len = fs::metadata(path_of(&store.objects(), stub.object)).map_err(Error::io(&root))?.len();
+                let len = fs::metadata(path_of(&store.objects(), stub.object)).map_err(of_file(&root))?.len();
                 let bytes = weigh(chain.leaf(), if is_first { len } else { 0 }, &mut measured.roles);
                 let spent = pool.install(|| decode(&chain, &decoded)).map_err(|error| failed(error.to_string()))?;
                 measured.decode += spent;
@@ -82,7 +84,7 @@ pub(super) fn measure(series: &Series, profile: Profile, dir: &Path, steps: &Ste
 }
 
 /// The newest of the older files whose bytes differ from the newest file's.
-fn follower(series: &Series) -> Result<Option<&State>, Error> {
+fn follower(series: &Series) -> Result<Option<&State>> {
     let Some((newest, older)) = series.states.split_last() else { return Ok(None) };
     for state in older.iter().rev() {
         if !same(state, newest)? {
@@ -93,15 +95,15 @@ fn follower(series: &Series) -> Result<Option<&State>, Error> {
 }
 
 /// Whether two files have the same bytes.
-fn same(a: &State, b: &State) -> Result<bool, Error> {
+fn same(a: &State, b: &State) -> Result<bool> {
     if a.len != b.len {
         return Ok(false);
     }
     let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     for at in (0..a.len).step_by(left.len()) {
         let count = left.len().min((a.len - at) as usize);
-        a.file.read_exact_at(&mut left[..count], at).map_err(Error::io(&a.path))?;
-        b.file.read_exact_at(&mut right[..count], at).map_err(Error::io(&b.path))?;
+        a.file.read_exact_at(&mut left[..count], at).map_err(of_file(&a.path))?;
+        b.file.read_exact_at(&mut right[..count], at).map_err(of_file(&b.path))?;
         if left[..count] != right[..count] {
             return Ok(false);
         }
@@ -110,7 +112,7 @@ fn same(a: &State, b: &State) -> Result<bool, Error> {
 }
 
 /// Copies a file to its place in the tree; each is a minute newer than the one before.
-fn put(state: &State, name: &Path, at: u32) -> Result<(), Error> {
+fn put(state: &State, name: &Path, at: u32) -> Result<()> {
     let copy = || -> io::Result<()> {
         let to = scratch::create_new(name)?;
         // Shares blocks where the file system can.
@@ -120,11 +122,11 @@ fn put(state: &State, name: &Path, at: u32) -> Result<(), Error> {
         }
         to.set_modified(SystemTime::UNIX_EPOCH + FIRST + BETWEEN * at)
     };
-    copy().map_err(Error::io(&state.path))
+    copy().map_err(of_file(&state.path))
 }
 
 /// Lets the archive do all it can, and answers the processor time of all its threads.
-fn archive(store: Store, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<Duration, Error> {
+fn archive(store: Store, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<Duration> {
     let at_rest = AtRest::of(&store);
     let archive = Archive::open(store).map_err(|error| failed(error.to_string()))?;
     let start = clock::of_process();
@@ -135,7 +137,7 @@ fn archive(store: Store, series: &Series, steps: &Steps, failed: &impl Fn(String
     done.map(|()| spent)
 }
 
-fn wait(archive: &Archive, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<(), Error> {
+fn wait(archive: &Archive, series: &Series, steps: &Steps, failed: &impl Fn(String) -> Error) -> Result<()> {
     let mut stalled: Option<Instant> = None;
     loop {
         steps.check()?;

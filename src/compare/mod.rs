@@ -6,8 +6,8 @@
 //! removes.
 
 mod codec;
-mod error;
 mod kept;
+pub(crate) mod natural;
 mod plain;
 mod plot;
 mod report;
@@ -15,11 +15,13 @@ mod series;
 mod trial;
 mod values;
 
+use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use codec::{Codec, UnknownCodec};
-pub use error::Error;
+use anyhow::{Error, Result, anyhow};
+
+pub use codec::Codec;
 pub use plot::plot;
 pub use report::{Chain, Errors, Kept, Relative, Report, RoleKept};
 pub use series::Series;
@@ -29,16 +31,22 @@ use report::Measured;
 
 /// The caller's watch: it may end the work, and hears of its progress.
 pub struct Watch<'a> {
-    /// Set to end it: soon after, [`Error::Interrupted`] is returned.
+    /// Set to end it: soon after, an error says so.
     pub stop: &'a AtomicBool,
     /// The current work, and the number of finished [`steps`].
     pub progress: &'a dyn Fn(&str, u64),
 }
 
 impl Watch<'_> {
-    fn check(&self) -> Result<(), Error> {
-        if self.stop.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) }
+    fn check(&self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) { Err(anyhow!("interrupted")) } else { Ok(()) }
     }
+}
+
+/// Names the file that an error is about.
+fn of_file(path: &Path) -> impl Fn(io::Error) -> Error + use<> {
+    let path = path.display().to_string();
+    move |error| Error::new(error).context(path.clone())
 }
 
 /// How far one codec is.
@@ -50,7 +58,7 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<()> {
         self.watch.check()
     }
 
@@ -66,10 +74,7 @@ pub fn steps(series: &Series, codecs: usize) -> u64 {
 
 /// Keeps the series by each of the codecs, and measures. All files that it writes are below `dir`, and gone when it
 /// returns. Takes room for the series twice there, and for the decoded states of one file in memory.
-///
-/// # Errors
-/// The devices' errors; [`Error::Interrupted`]; files that cannot be compared, by name.
-pub fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Result<Report, Error> {
+pub fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> Result<Report> {
     codecs.iter().try_for_each(|codec| codec.is_for(series))?;
     (watch.progress)("updates", 0);
     let scale = series.scale(watch)?;
@@ -77,7 +82,7 @@ pub fn compare(series: &Series, codecs: &[Codec], dir: &Path, watch: &Watch) -> 
     for (number, codec) in codecs.iter().enumerate() {
         let steps = Steps { watch, done: steps(series, number), name: codec.to_string() };
         // One directory each, so that the room of one is free before the next begins.
-        let dir = tempfile::Builder::new().prefix("codec-").tempdir_in(dir).map_err(Error::io(dir))?;
+        let dir = tempfile::Builder::new().prefix("codec-").tempdir_in(dir).map_err(of_file(dir))?;
         let measured: Measured = match *codec {
             Codec::Profile(profile) => kept::measure(series, profile, dir.path(), &steps)?,
             Codec::Zstd(level) => plain::zstd(series, level, false, dir.path(), &steps)?,

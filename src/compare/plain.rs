@@ -5,6 +5,8 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::{Error, Result, anyhow};
+
 use crate::clock::timed;
 use crate::codec::{Dtype, TILE_BYTES, lossless};
 use crate::container::ReadAt;
@@ -13,7 +15,7 @@ use crate::store::object::gaps;
 use super::report::{Measured, RoleKept, SKELETON};
 use super::series::State;
 use super::values::Size;
-use super::{Codec, Error, Series, Steps};
+use super::{Codec, Series, Steps, of_file};
 
 /// Bytes handed over at once. An interruption waits for one such piece.
 const CHUNK: usize = 1 << 20;
@@ -29,16 +31,16 @@ const TILE_LENGTH_BYTES: u64 = 4;
 /// `zstd`, or with `patch` the work of `zstd --patch-from`: the file before as reference, a window over all of it,
 /// matches over long distances. The first file of a series is compressed alone. To read one file, all before it are
 /// read.
-pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &Steps) -> Result<Measured, Error> {
+pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &Steps) -> Result<Measured> {
     let codec = if patch { Codec::ZstdPatch(level) } else { Codec::Zstd(level) };
     let mut measured = Measured::default();
     // The file before, and the time to decode all files before it.
     let mut before: Option<Vec<u8>> = None;
     let mut on_the_way = Duration::ZERO;
     for (at, state) in series.states.iter().enumerate() {
-        let fail = Error::io(&state.path);
+        let fail = of_file(&state.path);
         let prefix = before.as_deref();
-        let packed = tempfile::tempfile_in(dir).map_err(Error::io(dir))?;
+        let packed = tempfile::tempfile_in(dir).map_err(of_file(dir))?;
         let window = window_log(state.len.max(prefix.map_or(0, |bytes| bytes.len() as u64)));
         let encode = || -> io::Result<zstd::stream::write::Encoder<'_, BufWriter<&File>>> {
             let to = BufWriter::with_capacity(CHUNK, &packed);
@@ -83,7 +85,7 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
         })?;
         drop(decoder);
         if !is_same {
-            return Err(Error::Wrong { codec, path: state.path.clone() });
+            return Err(wrong(codec, state));
         }
         on_the_way = if patch { on_the_way + spent } else { spent };
         measured.decode += on_the_way;
@@ -98,25 +100,30 @@ pub(super) fn zstd(series: &Series, level: u8, patch: bool, dir: &Path, steps: &
     Ok(measured)
 }
 
+/// A lossless codec did not return its input.
+fn wrong(codec: Codec, state: &State) -> Error {
+    anyhow!("{codec}: {} does not come back as it was", state.path.display())
+}
+
 /// A window over this many bytes.
 fn window_log(bytes: u64) -> u32 {
     (bytes.max(1).ilog2() + 1).clamp(MIN_WINDOW_LOG, MAX_WINDOW_LOG)
 }
 
 /// Hands on the bytes of a file.
-fn each_chunk(state: &State, steps: &Steps, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<(), Error> {
+fn each_chunk(state: &State, steps: &Steps, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> Result<()> {
     let mut chunk = vec![0; CHUNK];
     for at in (0..state.len).step_by(CHUNK) {
         steps.check()?;
         let count = CHUNK.min((state.len - at) as usize);
-        ReadAt::read_exact_at(&state.file, &mut chunk[..count], at).map_err(Error::io(&state.path))?;
-        take(&chunk[..count]).map_err(Error::io(&state.path))?;
+        ReadAt::read_exact_at(&state.file, &mut chunk[..count], at).map_err(of_file(&state.path))?;
+        take(&chunk[..count]).map_err(of_file(&state.path))?;
     }
     Ok(())
 }
 
 /// Each tile of each tensor by the lossless codec without a parent, and all bytes between tensors the same way.
-pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured, Error> {
+pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured> {
     let mut measured = Measured::default();
     for (at, state) in series.states.iter().enumerate() {
         let mut planes = Planes { state, measured: &mut measured, payload: Vec::new(), decoded: Vec::new() };
@@ -127,7 +134,7 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured, Error> 
             for start in tensor.extent.clone().step_by(TILE_BYTES) {
                 steps.check()?;
                 let count = TILE_BYTES.min((tensor.extent.end - start) as usize);
-                state.file.read_exact_at(&mut tile[..count], start).map_err(Error::io(&state.path))?;
+                state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
                 stored += planes.tile(tensor.dtype, &tile[..count])?;
             }
             let len = tensor.extent.end - tensor.extent.start;
@@ -143,7 +150,7 @@ pub(super) fn planes(series: &Series, steps: &Steps) -> Result<Measured, Error> 
             for start in gap.clone().step_by(TILE_BYTES) {
                 steps.check()?;
                 let count = TILE_BYTES.min((gap.end - start) as usize);
-                state.file.read_exact_at(&mut tile[..count], start).map_err(Error::io(&state.path))?;
+                state.file.read_exact_at(&mut tile[..count], start).map_err(of_file(&state.path))?;
                 waiting.extend_from_slice(&tile[..count]);
                 if waiting.len() >= TILE_BYTES {
                     stored += planes.tile(Dtype::U8, &waiting[..TILE_BYTES])?;
@@ -171,7 +178,7 @@ struct Planes<'a> {
 
 impl Planes<'_> {
     /// Encodes and decodes a tile; answers the bytes it takes.
-    fn tile(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<u64, Error> {
+    fn tile(&mut self, dtype: Dtype, bytes: &[u8]) -> Result<u64> {
         let Planes { state, measured, payload, decoded } = self;
         payload.clear();
         decoded.clear();
@@ -180,7 +187,7 @@ impl Planes<'_> {
         let result = timed(&mut measured.decode, || lossless::decode(dtype, payload, None, decoded));
         match result.is_ok() && decoded == bytes {
             true => Ok(payload.len() as u64 + TILE_LENGTH_BYTES),
-            false => Err(Error::Wrong { codec: Codec::Planes, path: state.path.clone() }),
+            false => Err(wrong(Codec::Planes, state)),
         }
     }
 }

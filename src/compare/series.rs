@@ -1,6 +1,5 @@
 //! The files that are compared: checkpoints of one run, oldest first.
 
-use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
@@ -9,11 +8,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use anyhow::{Error, Result, anyhow, bail};
+
 use crate::archive::model_signature;
 use crate::container::{Description, InOrder, Kind, ReadAt, Role, Tensor, describe_at};
 
 use super::values::{Place, Size, sizes};
-use super::{Error, Watch};
+use super::{Watch, natural, of_file};
 
 /// Checkpoints of one run, in the order in which they were written.
 pub struct Series {
@@ -42,16 +43,16 @@ pub(super) struct Scale {
 }
 
 impl State {
-    fn open(path: &Path) -> Result<State, Error> {
+    fn open(path: &Path) -> Result<State> {
         // O_NONBLOCK: a pipe must not wait for a writer. O_NOATIME: in a mount this is no restore; only the owner may set it.
         let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
-        let file = open(libc::O_NOATIME).or_else(|_| open(0)).map_err(Error::io(path))?;
-        let metadata = file.metadata().map_err(Error::io(path))?;
+        let file = open(libc::O_NOATIME).or_else(|_| open(0)).map_err(of_file(path))?;
+        let metadata = file.metadata().map_err(of_file(path))?;
         let mut description = match metadata.is_file() {
-            true => describe_at(path, &file, |index| File::open(index)).map_err(Error::io(path))?,
+            true => describe_at(path, &file, |index| File::open(index)).map_err(of_file(path))?,
             false => Description::opaque("neither a file nor a directory"),
         };
-        description.hold_unsteady(&file).map_err(Error::io(path))?;
+        description.hold_unsteady(&file).map_err(of_file(path))?;
         Ok(State {
             path: path.to_path_buf(),
             file,
@@ -87,13 +88,13 @@ impl Series {
     ///
     /// # Errors
     /// Files that cannot be read, are no checkpoints or of another model; and less than two files.
-    pub fn open(paths: &[PathBuf]) -> Result<Series, Error> {
+    pub fn open(paths: &[PathBuf]) -> Result<Series> {
         let (mut states, mut skipped) = (Vec::new(), Vec::new());
         for path in paths {
-            if !fs::metadata(path).map_err(Error::io(path))?.is_dir() {
+            if !fs::metadata(path).map_err(of_file(path))?.is_dir() {
                 let state = State::open(path)?;
                 if let Some(why) = state.not_understood() {
-                    return Err(Error::NotACheckpoint { path: path.clone(), why });
+                    return Err(not_a_checkpoint(path, &why));
                 }
                 states.push(state);
                 continue;
@@ -107,15 +108,14 @@ impl Series {
                 }
             }
             if states.len() == before {
-                let why = "a directory without checkpoints in it; name the files themselves".to_string();
-                return Err(Error::NotACheckpoint { path: path.clone(), why });
+                let why = "a directory without checkpoints in it; name the files themselves";
+                return Err(not_a_checkpoint(path, why));
             }
         }
-        let [first, rest @ ..] = &states[..] else {
-            return Err(Error::One(paths.first().cloned().unwrap_or_default()));
-        };
+        let [first, rest @ ..] = &states[..] else { bail!("name at least two checkpoints of one run, oldest first") };
         if rest.is_empty() {
-            return Err(Error::One(first.path.clone()));
+            let path = first.path.display();
+            bail!("{path}: only one checkpoint; name at least two of one run, oldest first");
         }
         rest.iter().try_for_each(|other| is_of_the_same_model(first, other))?;
         let has_model = states.iter().any(|state| state.description.tensors.iter().any(is_parameter));
@@ -155,17 +155,17 @@ impl Series {
     }
 
     /// The size of the update that led to the last file.
-    pub(super) fn last_update(&self, watch: &Watch) -> Result<Size, Error> {
+    pub(super) fn last_update(&self, watch: &Watch) -> Result<Size> {
         let from = self.states.len() - 2;
         Ok(self.scale_of(from..from + 1, watch)?.update)
     }
 
     /// The size of the parameters and of their updates.
-    pub(super) fn scale(&self, watch: &Watch) -> Result<Scale, Error> {
+    pub(super) fn scale(&self, watch: &Watch) -> Result<Scale> {
         self.scale_of(0..self.states.len(), watch)
     }
 
-    fn scale_of(&self, files: Range<usize>, watch: &Watch) -> Result<Scale, Error> {
+    fn scale_of(&self, files: Range<usize>, watch: &Watch) -> Result<Scale> {
         let mut scale = Scale { weights: Size::default(), update: Size::default() };
         for (at, state) in self.states.iter().enumerate().take(files.end).skip(files.start) {
             watch.check()?;
@@ -182,7 +182,7 @@ impl Series {
                     Some(newer) => Place { file: &after, extent: newer.extent.clone() },
                     None => Place { file: &own, extent: tensor.extent.clone() },
                 };
-                let (value, update) = sizes(tensor.dtype, &place, &other).map_err(Error::io(&state.path))?;
+                let (value, update) = sizes(tensor.dtype, &place, &other).map_err(of_file(&state.path))?;
                 scale.weights.merge(&value);
                 if newer.is_some() && at + 1 < self.states.len() {
                     scale.update.merge(&update);
@@ -193,16 +193,20 @@ impl Series {
     }
 
     /// The errors of a file's parameters in `decoded`, which has the layout of [`State::in_order`].
-    pub(super) fn errors(&self, state: &State, decoded: &dyn ReadAt) -> Result<Size, Error> {
+    pub(super) fn errors(&self, state: &State, decoded: &dyn ReadAt) -> Result<Size> {
         let own = state.in_order();
         let mut errors = Size::default();
         for tensor in state.description.tensors.iter().filter(|tensor| self.counts(tensor)) {
             let place = |file| Place { file, extent: tensor.extent.clone() };
-            let (_, error) = sizes(tensor.dtype, &place(&own), &place(decoded)).map_err(Error::io(&state.path))?;
+            let (_, error) = sizes(tensor.dtype, &place(&own), &place(decoded)).map_err(of_file(&state.path))?;
             errors.merge(&error);
         }
         Ok(errors)
     }
+}
+
+fn not_a_checkpoint(path: &Path, why: &str) -> Error {
+    anyhow!("{}: not a checkpoint that stepfs understands: {why}", path.display())
 }
 
 /// True for the tensors that published systems quantize, and that decide a model's quality.
@@ -211,45 +215,22 @@ pub(super) fn is_parameter(tensor: &Tensor) -> bool {
 }
 
 /// The regular files right below a directory but hidden ones, in natural order.
-fn files(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in fs::read_dir(directory).map_err(Error::io(directory))? {
-        let path = entry.map_err(Error::io(directory))?.path();
+    for entry in fs::read_dir(directory).map_err(of_file(directory))? {
+        let path = entry.map_err(of_file(directory))?.path();
         let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        if !hidden && fs::metadata(&path).map_err(Error::io(&path))?.is_file() {
+        if !hidden && fs::metadata(&path).map_err(of_file(&path))?.is_file() {
             files.push(path);
         }
     }
-    files.sort_by(|a, b| natural(a.as_os_str().as_encoded_bytes(), b.as_os_str().as_encoded_bytes()));
+    files.sort_by(|a, b| natural::order(a, b));
     Ok(files)
 }
 
-/// Names in the order in which people count: runs of digits by their number.
-fn natural(mut a: &[u8], mut b: &[u8]) -> Ordering {
-    let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    loop {
-        let (m, n) = (digits(a), digits(b));
-        if m > 0 && n > 0 {
-            let number = |text: &[u8]| text.iter().position(|byte| *byte != b'0').unwrap_or(text.len());
-            let (x, y) = (&a[number(&a[..m])..m], &b[number(&b[..n])..n]);
-            // Of two numbers without leading zeros the longer one is larger. Of equal numbers the one with fewer
-            // zeros goes first.
-            let order = x.len().cmp(&y.len()).then_with(|| x.cmp(y)).then(m.cmp(&n));
-            if order.is_ne() {
-                return order;
-            }
-            (a, b) = (&a[m..], &b[n..]);
-        } else {
-            match (a.split_first(), b.split_first()) {
-                (Some((x, rest)), Some((y, other))) if x == y => (a, b) = (rest, other),
-                _ => return a.cmp(b),
-            }
-        }
-    }
-}
-
-fn is_of_the_same_model(first: &State, other: &State) -> Result<(), Error> {
-    let different = |why| Error::Different { first: first.path.clone(), path: other.path.clone(), why };
+fn is_of_the_same_model(first: &State, other: &State) -> Result<()> {
+    let different =
+        |why: String| anyhow!("{} is not of the same model as {}: {why}", other.path.display(), first.path.display());
     let (a, b) = (&first.description, &other.description);
     if a.kind != b.kind {
         return Err(different(format!("one is a {}, the other a {}", a.kind.name(), b.kind.name())));
@@ -268,19 +249,4 @@ fn is_of_the_same_model(first: &State, other: &State) -> Result<(), Error> {
     });
     let added = || b.tensors.iter().find(|t| find(a, &t.path).is_none()).map(|t| format!("{} is new in it", t.path));
     Err(different(words.or_else(added).unwrap_or_else(|| "its tensors have other roles".into())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_in_the_order_in_which_people_count() {
-        let mut names =
-            ["step_10.pt", "step_9.pt", "step_009.pt", "a", "step_100.pt", "step_10.bin", "step.pt", "1", "02"];
-        names.sort_by(|a, b| natural(a.as_bytes(), b.as_bytes()));
-        let expected =
-            ["1", "02", "a", "step.pt", "step_9.pt", "step_009.pt", "step_10.bin", "step_10.pt", "step_100.pt"];
-        assert_eq!(names, expected);
-    }
 }

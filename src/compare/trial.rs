@@ -8,6 +8,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Result, anyhow};
+
 use crate::archive::model_signature;
 use crate::container::{InOrder, Role, Tensor};
 use crate::encode::{Base, Difference, Facts, Place, Workers, Written};
@@ -20,7 +22,7 @@ use crate::store::object::{Id, rows_and_width};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Profiles};
 
 use super::series::{State, is_parameter};
-use super::{Error, Series, Watch};
+use super::{Series, Watch, of_file};
 
 /// A series whose last file profiles are tried on.
 pub struct Trial<'a> {
@@ -45,9 +47,9 @@ impl<'a> Trial<'a> {
     /// Measures the series' updates.
     ///
     /// # Errors
-    /// [`Error::Unfit`] for a file that a store keeps as it is, or for files between which nothing was trained; device errors.
-    pub fn of(series: &'a Series, watch: &Watch) -> Result<Trial<'a>, Error> {
-        let unfit = |state: &State, why: String| Error::Unfit { path: state.path.clone(), why };
+    /// A store keeps the file as it is, or nothing was trained between the files.
+    pub fn of(series: &'a Series, watch: &Watch) -> Result<Trial<'a>> {
+        let unfit = |state: &State, why: String| anyhow!("{}: {why}", state.path.display());
         for state in &series.states {
             if state.len < MIN_RELEASE_BYTES {
                 let why = format!("it is below {MIN_RELEASE_BYTES} bytes, and stepfs keeps such files as they are");
@@ -63,7 +65,7 @@ impl<'a> Trial<'a> {
                 "its weights are the same as in the file before; name checkpoints between which the model was trained";
             return Err(unfit(series.last(), why.into()));
         }
-        let intact = |state: &State| state.description.is_intact(&state.file).map_err(Error::io(&state.path));
+        let intact = |state: &State| state.description.is_intact(&state.file).map_err(of_file(&state.path));
         Ok(Trial { series, intact: series.states.iter().map(intact).collect::<Result<_, _>>()?, update })
     }
 
@@ -192,9 +194,6 @@ impl<'a> Trial<'a> {
     }
 
     /// Writes the last file as it decodes, with the checksums of its container.
-    ///
-    /// # Errors
-    /// Device errors.
     pub fn write(&self, kept: &Kept, to: &File) -> io::Result<()> {
         match &kept.last {
             Some(chain) => Ok(recall::copy(chain, &|bytes, at| scratch::write_all_at(to, bytes, at))?),

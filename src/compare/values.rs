@@ -46,9 +46,6 @@ pub(super) struct Place<'a> {
 
 /// The size of a tensor's values, and of their differences to another tensor's. Numbers that are not finite have no
 /// size. If both tensors have the same bits in one there is no difference, else an infinite one.
-///
-/// # Errors
-/// Those of the files.
 pub(super) fn sizes(dtype: Dtype, a: &Place, b: &Place) -> io::Result<(Size, Size)> {
     let (mut value, mut difference) = (Size::default(), Size::default());
     let (mut left, mut right) = (Vec::new(), Vec::new());

@@ -89,9 +89,6 @@ impl Difference<'_> {
     }
 
     /// Whether an object of this file, which was made ahead, loses no more than one that is made now would.
-    ///
-    /// # Errors
-    /// The device's errors; a base that cannot be decoded.
     pub(crate) fn is_met_by(&self, made: &Object) -> StepResult<bool> {
         let planned = self.workers.install(|| plan::plan(&self.material()))?;
         Ok(plan::is_met_by(&planned.plans, &made.index().tensors))

@@ -23,9 +23,6 @@ pub(super) enum Pending<'scope> {
 
 impl Pending<'_> {
     /// The hash.
-    ///
-    /// # Errors
-    /// The device's errors; [`StepError::Cancelled`].
     pub(super) fn wait(self) -> StepResult<[u8; 32]> {
         match self {
             Pending::Made(hash) => Ok(hash),
@@ -35,9 +32,6 @@ impl Pending<'_> {
 }
 
 /// Runs `work` while `written` is hashed.
-///
-/// # Errors
-/// Those of `work`, or the system's if it refuses a thread.
 pub(super) fn beside<T>(
     written: &(dyn ReadAt + Sync),
     len: u64,
@@ -64,9 +58,6 @@ pub(super) fn beside<T>(
 }
 
 /// SHA-256 of the first `len` bytes of a file.
-///
-/// # Errors
-/// The device's errors; [`StepError::Cancelled`].
 pub(crate) fn hash_of(
     file: &(dyn ReadAt + Sync),
     len: u64,

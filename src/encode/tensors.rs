@@ -37,9 +37,6 @@ pub(super) struct Encoded {
 }
 
 /// Encodes the file into `writer`. Memory: the tiles that `workers` have in flight, whatever the size of the file.
-///
-/// # Errors
-/// [`StepError::Cancelled`]; the device's errors.
 pub(super) fn encode(job: &Job, workers: &Workers, writer: &mut ObjectWriter) -> StepResult<Encoded> {
     let done: Vec<OnceLock<Done>> = job.plans.iter().map(|_| OnceLock::new()).collect();
     let first_moments = first_moments(job);

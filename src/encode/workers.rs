@@ -83,9 +83,6 @@ impl<T> Drop for Reply<T> {
 
 impl Workers {
     /// `threads` of the lowest priority: training comes first.
-    ///
-    /// # Errors
-    /// When they cannot be started.
     pub(crate) fn new(threads: usize) -> io::Result<Workers> {
         let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -159,9 +156,6 @@ impl Workers {
 
     /// The same for items of so many bytes each. Consecutive items form a batch while their lengths sum to at most
     /// one tile; one thread makes a batch. To wake a thread takes about as long as to decode 20 KiB.
-    ///
-    /// # Errors
-    /// As [`Workers::in_order`].
     pub(crate) fn in_order_of_lengths<I: Send, T: Send, E: From<io::Error>>(
         &self,
         items: impl Iterator<Item = (usize, I)>,

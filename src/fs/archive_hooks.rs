@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::Weak;
 
 use super::inodes::Table;
-use super::node::file_id;
 use super::place::Place;
 use super::{Core, generation};
 use crate::archive::{FileId, Namespace, Outcome, found_at, unless_occupied};
@@ -16,7 +15,7 @@ impl Core {
     /// Whether the file is at rest and still at that path.
     fn at_rest(&self, table: &mut Table, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let found = found_at(table.root(), path)?;
-        if found.as_ref().map(file_id) != Some(expect) {
+        if found.as_ref().map(FileId::of) != Some(expect) {
             return Ok(Outcome::Changed);
         }
         let ino = table.number(expect);
@@ -88,7 +87,7 @@ impl Namespace for Core {
         let generation = generation::of(&reached);
         let committed = commit(&reached);
         // Also after a failure, which may have come after the rename.
-        let now = file_id(&reached.symlink_metadata()?);
+        let now = FileId::of(&reached.symlink_metadata()?);
         if now != expect {
             let ino = table.number(expect);
             table.replaced(expect, now, generation);
@@ -112,7 +111,7 @@ impl Namespace for Core {
     fn remove(&self, path: &Path, expect: FileId, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<Outcome> {
         let mut table = self.table();
         let found = match found_at(table.root(), path)? {
-            Some(found) if file_id(&found) == expect && !found.is_dir() => found,
+            Some(found) if FileId::of(&found) == expect && !found.is_dir() => found,
             _ => return Ok(Outcome::Changed),
         };
         let ino = table.number(expect);
@@ -129,7 +128,7 @@ impl Namespace for Core {
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         let mut table = self.table();
         match found_at(table.root(), path)? {
-            Some(found) if file_id(&found) == expect && found.is_dir() => {
+            Some(found) if FileId::of(&found) == expect && found.is_dir() => {
                 self.take_away_unasked(&mut table, path, &found)
             }
             _ => Ok(Outcome::Changed),

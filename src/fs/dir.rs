@@ -14,7 +14,6 @@ use super::attr::attributes;
 use super::errno::{Fault, Result};
 use super::generation::NONE;
 use super::inodes::kind;
-use super::node::file_id;
 use super::numbers::ROOT;
 use crate::archive::FileId;
 
@@ -36,7 +35,7 @@ pub(super) struct Directory {
 impl Directory {
     /// Lists it anew, without `.` and `..`.
     fn list(&self) -> Result<Arc<Vec<Listed>>> {
-        let dev = file_id(&self.file.metadata()?).dev;
+        let dev = FileId::of(&self.file.metadata()?).dev;
         let mut listed = Vec::new();
         for entry in std::fs::read_dir(format!("/proc/self/fd/{}", self.file.as_raw_fd()))? {
             let entry = entry?;

@@ -15,7 +15,6 @@ use super::attr::Attributes;
 use super::errno::{Fault, Result};
 use super::generation::NONE;
 use super::inodes::Table;
-use super::node::file_id;
 use super::numbers::ROOT;
 use super::reply::entry;
 use crate::archive::FileId;
@@ -83,7 +82,7 @@ impl Core {
         for _ in 0..ROUNDS {
             let Some(path) = path_of(&root, file)? else { break };
             let mut table = self.table();
-            if !table.reach(&path).and_then(|path| path.symlink_metadata()).is_ok_and(|now| file_id(&now) == file) {
+            if !table.reach(&path).and_then(|path| path.symlink_metadata()).is_ok_and(|now| FileId::of(&now) == file) {
                 // It has another name by now.
                 continue;
             }

@@ -18,18 +18,16 @@ use std::sync::Arc;
 use fuser::{FileType, Generation};
 
 use super::errno::{Fault, Result};
-use super::node::{Node, file_id};
+use super::node::Node;
 use super::numbers::{Numbers, ROOT};
 use super::place::Place;
 use super::{generation, sys};
 use crate::archive::{Archive, FileId};
+use crate::store::MIN_RELEASE_BYTES;
 use crate::store::beneath::{self, Reached};
 
 /// Longest name of a file, as in every file system of Linux.
 const NAME_MAX: usize = 255;
-
-/// Files below this size are never released, so there is no stub to look for.
-const SMALLEST_RELEASED: u64 = 64 * 1024;
 
 /// The kernel's name for this kind of file.
 pub(super) fn kind(file_type: std::fs::FileType) -> FileType {
@@ -62,7 +60,7 @@ pub(super) struct Table {
 impl Table {
     /// A table that knows the root of `tree` (absolute).
     pub(super) fn new(tree: &Path) -> io::Result<Self> {
-        let file = file_id(&tree.metadata()?);
+        let file = FileId::of(&tree.metadata()?);
         let mut root = Node::new(FileType::Directory, file, None);
         root.lookups = 1;
         Ok(Self {
@@ -171,7 +169,7 @@ impl Table {
     /// The node of the file at `parent`/`name`, which `metadata` describes, with that name. The caller counts the
     /// lookup.
     pub(super) fn admit(&mut self, archive: &Archive, parent: u64, name: &OsStr, metadata: &Metadata) -> Result<u64> {
-        let file = file_id(metadata);
+        let file = FileId::of(metadata);
         let ino = self.numbers.of(file);
         if self.nodes.get(&parent).and_then(|dir| dir.children.get(name)) == Some(&ino) {
             return Ok(ino);
@@ -179,7 +177,7 @@ impl Table {
         if !self.nodes.contains_key(&ino) {
             let kind = kind(metadata.file_type());
             let path = self.child(parent, name)?;
-            let large = kind == FileType::RegularFile && metadata.len() >= SMALLEST_RELEASED;
+            let large = kind == FileType::RegularFile && metadata.len() >= MIN_RELEASE_BYTES;
             let (stub, unread) = if large && archive.may_be_stub(&path) {
                 let place = Place::named(self.reach(&path)?);
                 match place.open(true, false).and_then(|opened| archive.stub(&path, &opened)) {
@@ -231,11 +229,11 @@ impl Table {
 
     /// Before a file loses a name: holds the file if programs that know it can reach it in no other way.
     pub(super) fn before_removal(&mut self, path: &Path, metadata: &Metadata) -> Removal {
-        let ino = self.numbers.of(file_id(metadata));
+        let ino = self.numbers.of(FileId::of(metadata));
         let known = self.nodes.contains_key(&ino);
         let hold = || self.reach(path).and_then(|path| sys::open_path(&path)).ok().map(Arc::new);
         let held = if known { hold() } else { None };
-        Removal { ino, file: file_id(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
+        Removal { ino, file: FileId::of(metadata), last: metadata.is_dir() || metadata.nlink() <= 1, held }
     }
 
     /// After the name is gone: updates the table.

@@ -13,6 +13,7 @@ use super::Core;
 use super::errno::{Fault, Result};
 use super::node::{Handle, Source};
 use super::privileges::drop_bits;
+use super::reply::done;
 use super::sys;
 use crate::store::beneath;
 use crate::store::durable::CrashPoint;
@@ -52,13 +53,6 @@ fn write_full(file: &File, data: &[u8], offset: u64) -> io::Result<usize> {
         }
     }
     Ok(done)
-}
-
-fn done(reply: ReplyEmpty, result: Result<()>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(fault) => reply.error(fault.into()),
-    }
 }
 
 impl Core {

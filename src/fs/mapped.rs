@@ -17,7 +17,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::Core;
-use super::node::file_id;
 use super::sys;
 use crate::archive::FileId;
 use crate::store::durable::scratch;
@@ -163,7 +162,7 @@ impl Core {
         let table = self.table();
         let Ok(reached) = table.reach(path) else { return true };
         let len = match reached.symlink_metadata() {
-            Ok(metadata) if file_id(&metadata) == expect => metadata.len(),
+            Ok(metadata) if FileId::of(&metadata) == expect => metadata.len(),
             _ => return true,
         };
         if being_written(&reached).unwrap_or(false) {

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::{File, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs::File;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
@@ -15,11 +14,6 @@ use crate::archive::FileId;
 use crate::recall::Reader;
 use crate::store::{Id, Stub};
 use crate::sync::{AtomicU64, Mutex, MutexGuard};
-
-/// The file of the store that a stat describes.
-pub(super) fn file_id(metadata: &Metadata) -> FileId {
-    FileId { dev: metadata.dev(), ino: metadata.ino() }
-}
 
 /// The daemon's record of an inode that the kernel refers to.
 pub(super) struct Node {

@@ -16,7 +16,7 @@ use fuser::FileType;
 use super::Core;
 use super::errno::{Fault, Result};
 use super::inodes::Table;
-use super::node::{Opened, Source, file_id};
+use super::node::{Opened, Source};
 use crate::archive::FileId;
 use crate::clock;
 use crate::recall::Reader;
@@ -199,7 +199,7 @@ impl Core {
         });
         let (mut table, now) =
             self.carry_attributes(ino, &original, (wanted != RecallGoal::Empty).then_some(before), &new.0)?;
-        let file = file_id(&now);
+        let file = FileId::of(&now);
         let stale = table.node(ino)?.opened.as_ref().is_some_and(Opened::passes_through);
         let nameless = table.place(ino)?.follow();
         if nameless && stale {
@@ -207,7 +207,7 @@ impl Core {
             return Err(libc::ETXTBSY.into());
         }
         let opened = Arc::new(open_either(&new.0)?);
-        let replacement = file_id(&opened.metadata()?);
+        let replacement = FileId::of(&opened.metadata()?);
         let paths = table.paths(ino);
         let held = stale.then_some(original);
         let put = if nameless { Put::default() } else { self.put(&table, ino, &now, &new.0)? };
@@ -288,7 +288,7 @@ impl Core {
     fn put(&self, table: &Table, ino: u64, stub: &Metadata, new: &Path) -> Result<Put> {
         let names = if stub.nlink() > 1 {
             let mut found = Vec::new();
-            every_name(table, Path::new(""), file_id(stub), &mut found)?;
+            every_name(table, Path::new(""), FileId::of(stub), &mut found)?;
             found
         } else {
             vec![table.place(ino)?.path]
@@ -313,7 +313,7 @@ fn every_name(table: &Table, directory: &Path, file: FileId, found: &mut Vec<Rea
         let (path, metadata) = (directory.join(entry.file_name()), entry.metadata()?);
         if metadata.is_dir() {
             every_name(table, &path, file, found)?;
-        } else if file_id(&metadata) == file {
+        } else if FileId::of(&metadata) == file {
             found.push(table.reach(&path)?);
         }
     }

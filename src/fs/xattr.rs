@@ -53,18 +53,13 @@ impl Core {
 
     fn getxattr(&self, ino: u64, name: &OsStr) -> Result<Vec<u8>> {
         match classify(name) {
-            Name::Own("pin") => {
-                let table = self.table();
-                let place = table.place(ino)?;
-                Ok(place.getxattr(OsStr::new(PIN))?)
-            }
             // Not under the lock: the archive may have to count a lot for its answer.
-            Name::Own(own) => {
+            Name::Own(own) if own != "pin" => {
                 let path = self.named(ino)?;
                 self.archive.attribute(&path, own).ok_or(Fault::Code(libc::ENODATA))
             }
             Name::Acl => Err(libc::EOPNOTSUPP.into()),
-            Name::File => {
+            Name::Own(_) | Name::File => {
                 let table = self.table();
                 let place = table.place(ino)?;
                 Ok(place.getxattr(name)?)
@@ -134,7 +129,7 @@ impl Core {
             Name::Own(mark @ ("pin" | "profile")) => {
                 let table = self.table();
                 let place = table.place(ino)?;
-                place.removexattr(OsStr::new(if mark == "pin" { PIN } else { PROFILE }))?;
+                place.removexattr(name)?;
                 table.paths(ino).iter().for_each(|path| match mark {
                     "pin" => self.archive.unpinned(path),
                     _ => self.archive.profile_changed(path),

@@ -78,21 +78,6 @@ impl CheckNRun {
 }
 
 impl System for CheckNRun {
-    fn name(&self) -> String {
-        let kind = match self.method {
-            Some(Method::Symmetric) => "-symmetric".to_string(),
-            Some(Method::Asymmetric) if self.bits < 8 => "-asymmetric".to_string(),
-            Some(Method::Adaptive(search)) => format!("-adaptive-{}-{}", search.bins, search.percent),
-            _ => String::new(),
-        };
-        let policy = match self.policy {
-            Policy::Intermittent => "",
-            Policy::OneShot => "-one-shot",
-            Policy::Consecutive => "-consecutive",
-        };
-        format!("check-n-run{kind}{policy}-{}", self.bits)
-    }
-
     fn policy(&self) -> Policy {
         self.policy
     }

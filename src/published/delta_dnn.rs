@@ -2,9 +2,9 @@
 //! for the whole model.
 //!
 //! M = floor((A - B) / (2 log(1 + e)) + 1/2) and A' = B + 2 log(1 + e) M. The relative error bound e is the system's
-//! parameter; M is then coded without loss. A score of accuracy and size selects the bound ([`choose_bound`]). Known
-//! here from public descriptions and from Inshrinkerator's section 11. The paper passes M to a general compressor; here
-//! it goes through [`ints`]. A first state, or one whose M exceed 30 bits, is stored without loss.
+//! parameter; M is then coded without loss. The paper selects it by a score of accuracy and size; here the user does.
+//! Known here from public descriptions and from Inshrinkerator's section 11. The paper passes M to a general compressor;
+//! here it goes through [`ints`]. A first state, or one whose M exceed 30 bits, is stored without loss.
 //!
 //! Payload: [`ID`]; 0 and a lossless tile, or 1, the step as f64 and an `ints` payload.
 
@@ -36,12 +36,6 @@ impl DeltaDnn {
 }
 
 impl System for DeltaDnn {
-    fn name(&self) -> String {
-        // The bound's exponent, if it is a power of ten.
-        let text = format!("{:e}", self.bound);
-        format!("delta-dnn-{}", text.strip_prefix("1e-").unwrap_or(&text))
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
         Ok(vec![(2.0 * self.bound.ln_1p()).to_le_bytes().to_vec(); tensors.len()])
     }
@@ -108,38 +102,6 @@ fn add(before: &[f32], step: f64, m: &[i32]) -> Vec<f32> {
     before.iter().zip(m).map(one).collect()
 }
 
-/// The measured results of a bound.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Measured {
-    /// Remaining accuracy, relative to that without loss.
-    pub accuracy: f64,
-    /// Compression ratio.
-    pub ratio: f64,
-}
-
-/// The bound with the best score: `weight` times the remaining accuracy, plus 1 - `weight` times the ratio relative to
-/// the best ratio of all. Of equals the smallest. `None` without candidates, or if none could be scored.
-///
-/// # Errors
-/// An error of `measure`.
-pub fn choose_bound<E>(
-    bounds: &[f64],
-    weight: f64,
-    mut measure: impl FnMut(f64) -> Result<Measured, E>,
-) -> Result<Option<f64>, E> {
-    let mut measured = bounds.iter().map(|&bound| Ok((bound, measure(bound)?))).collect::<Result<Vec<_>, E>>()?;
-    measured.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let best_ratio = measured.iter().map(|(_, measured)| measured.ratio).fold(0.0, f64::max);
-    let mut best: Option<(f64, f64)> = None;
-    for (bound, Measured { accuracy, ratio }) in measured {
-        let score = weight * accuracy + (1.0 - weight) * if best_ratio > 0.0 { ratio / best_ratio } else { 0.0 };
-        if score.is_finite() && best.is_none_or(|(least, _)| score > least) {
-            best = Some((score, bound));
-        }
-    }
-    Ok(best.map(|(_, bound)| bound))
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::conformance::{Made, Noise, checkpoint, conforms};
@@ -151,7 +113,6 @@ mod tests {
             conforms(&DeltaDnn::new(bound).unwrap());
         }
         assert!([0.0, -1.0, 1.5, f64::NAN].iter().all(|&bound| DeltaDnn::new(bound).is_none()));
-        assert_eq!(DeltaDnn::new(0.001).unwrap().name(), "delta-dnn-3");
     }
 
     #[test]
@@ -170,18 +131,5 @@ mod tests {
             layer.previous = Some(states);
             layer.values.iter_mut().for_each(|w| *w += 0.002 * noise.normal());
         }
-    }
-
-    #[test]
-    fn bounds_are_scored() {
-        let measure = |bound: f64| Ok::<_, ()>(Measured { accuracy: 1.0 - bound, ratio: (bound * 1e6).ln() });
-        let bounds = [1e-1, 1e-2, 1e-3, 1e-4];
-        assert_eq!(choose_bound(&bounds, 1.0, measure), Ok(Some(1e-4)));
-        assert_eq!(choose_bound(&bounds, 0.0, measure), Ok(Some(1e-1)));
-        assert_eq!(choose_bound(&bounds, 0.9, measure), Ok(Some(1e-2)));
-        assert_eq!(choose_bound(&[], 0.5, measure), Ok(None));
-        assert_eq!(choose_bound(&bounds, 0.5, |_| Err("no")), Err("no"));
-        let broken = |_| Ok::<_, ()>(Measured { accuracy: f64::NAN, ratio: 1.0 });
-        assert_eq!(choose_bound(&bounds, 0.5, broken), Ok(None));
     }
 }

@@ -157,10 +157,6 @@ impl Cells {
 }
 
 impl System for Gobo {
-    fn name(&self) -> String {
-        format!("gobo-{}", self.bits)
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
         tensors.iter().map(|tensor| self.fit_one(*tensor)).collect()
     }
@@ -248,7 +244,6 @@ mod tests {
     fn all_conform() {
         [1, 3, 8].into_iter().for_each(|bits| conforms(&Gobo::new(bits).unwrap()));
         assert!(Gobo::new(0).is_none() && Gobo::new(9).is_none());
-        assert_eq!(Gobo::new(3).unwrap().name(), "gobo-3");
     }
 
     /// Bell-shaped weights of deviation .02. One in 5000 is beyond 3.74 deviations; the rest is within the limit of 8

@@ -133,11 +133,6 @@ impl Lc {
 }
 
 impl System for Lc {
-    fn name(&self) -> String {
-        let word = if self.by_tensor { "lc-layer" } else { "lc" };
-        self.bits.map_or(word.to_string(), |bits| format!("{word}-{bits}"))
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Fit>> {
         let each: Vec<Ranges> = tensors.iter().map(|tensor| Lc::ranges(*tensor)).collect::<io::Result<_>>()?;
         if self.by_tensor {

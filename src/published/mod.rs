@@ -77,16 +77,10 @@ pub struct State {
     pub bins: Option<Vec<u16>>,
 }
 
-/// A published system with its parameters.
-pub trait System: Send + Sync {
-    /// The name in `stepfs.toml` and on the command line: `lc-3`, `check-n-run-4`.
-    fn name(&self) -> String;
-
+/// A published system with its parameters; [`registry`] has its name.
+pub trait System: Send + Sync + std::fmt::Debug {
     /// Examines a whole checkpoint; returns the parameters for each tensor's tiles. `position`: states since the chain
     /// began.
-    ///
-    /// # Errors
-    /// An error of reading the tensors.
     fn fit(&self, tensors: &[&dyn Tensor], position: u32) -> std::io::Result<Vec<Fit>>;
 
     /// Appends the payload of a tile to `out` and returns its decoded state, bit for bit as [`System::decode`] will

@@ -64,13 +64,6 @@ fn range(tensor: &dyn Tensor) -> io::Result<Option<(f32, f32)>> {
 }
 
 impl System for QdCompressor {
-    fn name(&self) -> String {
-        match (self.least, self.most) {
-            (8, 256) => "qd-compressor".to_string(),
-            (least, most) => format!("qd-compressor-{least}-{most}"),
-        }
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
         let one = |tensor: &&dyn Tensor| {
             let Some((min, max)) = range(*tensor)? else { return Ok(Vec::new()) };
@@ -156,7 +149,6 @@ mod tests {
             conforms(&QdCompressor::new(least, most).unwrap());
         }
         assert!([(5, 8), (8, 512), (16, 8), (2, 8)].iter().all(|&(a, b)| QdCompressor::new(a, b).is_none()));
-        assert_eq!(QdCompressor::new(8, 256).unwrap().name(), "qd-compressor");
     }
 
     /// A layer that fills its range gets all bins, one with a few far values fewer; the error is at most half a step.

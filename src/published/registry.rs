@@ -354,8 +354,8 @@ mod tests {
                         let id = SystemId::inshrinkerator(&config).unwrap();
                         let name = id.to_string();
                         assert_eq!(name.parse(), Ok(id));
-                        assert_eq!((id.configuration(), id.system().name()), (Some(config), name.clone()));
-                        assert!(decoder(id.family()).is_ok() && seen.insert(name));
+                        assert_eq!(id.configuration(), Some(config));
+                        assert!(decoder(id.family()).is_ok() && seen.insert(format!("{:?}", id.system())));
                     }
                 }
             }
@@ -396,13 +396,14 @@ mod tests {
 
     #[test]
     fn names_are_read_as_they_are_written_and_no_other_way() {
+        let mut seen = std::collections::HashSet::new();
         for family in FAMILIES {
             assert!(family.id > 0 && FAMILIES.iter().filter(|other| other.id == family.id).count() == 1);
             assert!(family.usual.iter().all(|number| family.has(*number)), "{}", family.word);
             for number in family.numbers.iter().flat_map(|numbers| numbers.clone()) {
                 let id = SystemId::new(family, number);
                 assert_eq!(id.to_string().parse(), Ok(id));
-                assert_eq!(id.system().name(), id.to_string());
+                assert!(seen.insert(format!("{:?}", id.system())), "{id} is another system by another name");
             }
         }
         for wrong in

@@ -94,10 +94,6 @@ fn blocks((_, width): (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> Con
 }
 
 impl System for Scar {
-    fn name(&self) -> String {
-        format!("{}-{}", if self.priority { "scar-priority" } else { "scar" }, self.percent)
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], position: u32) -> io::Result<Vec<Fit>> {
         if !self.priority {
             return Ok(self.turn(tensors, position));

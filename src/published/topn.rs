@@ -35,10 +35,6 @@ fn elements(_: (u64, u64), tile: &Tile, each: &mut dyn FnMut(Item) -> ControlFlo
 }
 
 impl System for TopN {
-    fn name(&self) -> String {
-        format!("topn-{}", self.percent)
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], _: u32) -> io::Result<Vec<Fit>> {
         largest_percent(tensors, self.percent, elements)
     }

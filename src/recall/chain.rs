@@ -50,9 +50,6 @@ pub struct Step<'a> {
 
 impl Chain {
     /// Opens an object and its ancestors.
-    ///
-    /// # Errors
-    /// [`ReadError`] names the missing or damaged object.
     pub fn open(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
         let mut attempt = 1;
         loop {
@@ -74,9 +71,6 @@ impl Chain {
     }
 
     /// Opens an object and those of its ancestors that exist; tensors that need the others cannot be decoded.
-    ///
-    /// # Errors
-    /// [`ReadError`] if the object itself is missing or damaged.
     pub fn open_part(objects: &Objects, id: Id) -> Result<Chain, ReadError> {
         let mut chain = vec![objects.open(id).map_err(|error| ReadError::object(id, error))?];
         while let Some(next) = chain[chain.len() - 1].header().parent.filter(|_| chain.len() <= MAX_CHAIN as usize) {

@@ -3,8 +3,6 @@
 //! A read costs the tiles that it touches and their chain, not the file. However many readers need a unit, it is
 //! decoded once, into a file of the cache. Later opens read that file by passthrough. Every checksum is verified: bytes
 //! that differ from the archived ones are an error, never an answer.
-//!
-//! Every function that returns an `io::Result` passes on the device's errors.
 
 mod beside;
 mod cache;
@@ -34,7 +32,7 @@ pub use memory::{Memory, MemoryStatus, usual_memory};
 pub use order::order;
 pub use reader::Reader;
 pub(crate) use stream::decode_unit;
-pub use stream::stream;
+pub use stream::{check_hash, stream};
 
 /// The shared data of all readers of a store.
 #[derive(Debug)]
@@ -50,9 +48,6 @@ pub struct Recall {
 
 impl Recall {
     /// Readers for `objects` that decode into `cache` on `threads` threads, with `memory` bytes of decoded states.
-    ///
-    /// # Errors
-    /// Threads cannot be started.
     pub fn new(objects: Arc<Objects>, cache: Cache, memory: u64, threads: usize) -> std::io::Result<Arc<Recall>> {
         let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -65,9 +60,6 @@ impl Recall {
     }
 
     /// Opens an object and its ancestors, to be decoded with states in memory.
-    ///
-    /// # Errors
-    /// [`ReadError`] names the missing or damaged object.
     pub fn chain(&self, id: Id) -> Result<Chain, ReadError> {
         self.objects.bring(id).map_err(|error| ReadError::object(id, error))?;
         let chain = Chain::open(&self.objects, id)?;
@@ -80,9 +72,6 @@ impl Recall {
     }
 
     /// Opens the file of an object. Blocks on the device.
-    ///
-    /// # Errors
-    /// [`ReadError`] names the missing or damaged object.
     pub fn reader(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let known = |readers: &HashMap<Id, Weak<Reader>>| readers.get(&id).and_then(Weak::upgrade);
         if let Some(reader) = known(&self.readers.lock().unwrap_or_else(PoisonError::into_inner)) {
@@ -108,9 +97,6 @@ impl Recall {
     }
 
     /// Opens the readable part of an object's file; ancestors may be missing.
-    ///
-    /// # Errors
-    /// [`ReadError`] if the object itself is missing or damaged.
     pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let chain = Chain::open_part(&self.objects, id)?;
         let order = order(&chain)?;

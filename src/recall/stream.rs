@@ -5,6 +5,8 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::entropy::scratch;
+use crate::hash::Xxh3Of128;
+use crate::store::Damage;
 
 use super::layout::{Layout, Unit};
 use super::{Chain, ReadError, walk};
@@ -13,9 +15,6 @@ use super::{Chain, ReadError, walk};
 const BATCH: usize = 32;
 
 /// Decodes a unit.
-///
-/// # Errors
-/// [`ReadError`] names object and tensor.
 pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, ReadError> {
     match unit {
         Unit::Tile { tensor, tile } => walk::decode(chain, tensor as usize, tile as usize),
@@ -25,9 +24,6 @@ pub(crate) fn decode_unit(chain: &Chain, unit: Unit) -> Result<Arc<Vec<u8>>, Rea
 
 /// Passes the file's bytes to `sink` in order, with the offset and the unit of each run. If its tables have ids, the
 /// rows come in the order of those ([`super::order()`]). Decodes in parallel on the caller's pool.
-///
-/// # Errors
-/// The first [`ReadError`], or the error of `sink`.
 pub fn stream<E: From<ReadError>>(
     chain: &Chain,
     layout: &Layout,
@@ -71,5 +67,19 @@ pub fn stream<E: From<ReadError>>(
 
 /// The error for a skeleton that is shorter than the file needs.
 pub(super) fn short(chain: &Chain) -> ReadError {
-    ReadError::object(chain.leaf().header().id, crate::store::Damage("its skeleton is cut short"))
+    ReadError::object(chain.leaf().header().id, Damage("its skeleton is cut short"))
+}
+
+/// Decodes a file, and checks the hash of all its bytes.
+///
+/// # Errors
+/// It is another hash.
+pub fn check_hash(chain: &Chain, expected: u128) -> Result<(), ReadError> {
+    let mut hash = Xxh3Of128::new();
+    stream(chain, &Layout::of(chain.leaf()), |_, _, bytes| {
+        hash.update(bytes);
+        Ok::<(), ReadError>(())
+    })?;
+    let wrong = || ReadError::object(chain.leaf().header().id, Damage("it does not decode to the archived bytes"));
+    if hash.digest() == expected { Ok(()) } else { Err(wrong()) }
 }

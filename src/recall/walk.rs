@@ -14,9 +14,6 @@ use super::memory::Claim;
 use super::{Chain, ReadError};
 
 /// Decodes tile `tile` of the leaf's tensor `tensor` and checks its bytes.
-///
-/// # Errors
-/// [`ReadError`] names the object and tensor that cannot be read or decoded.
 pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadError> {
     let leaf = chain.leaf();
     let entry = &leaf.index().tensors[tensor];
@@ -32,9 +29,6 @@ pub fn decode(chain: &Chain, tensor: usize, tile: usize) -> Result<Bytes, ReadEr
 
 /// Decodes tile `tile` of the leaf's tensor `tensor` to its [`State`]. Starts at the nearest ancestor in memory, and
 /// stores the super-steps on its way there.
-///
-/// # Errors
-/// [`ReadError`] names the object and tensor that cannot be read or decoded.
 pub fn state(chain: &Chain, tensor: usize, tile: usize) -> Result<Arc<State>, ReadError> {
     state_from(chain, 0, tensor, tile)
 }
@@ -231,9 +225,6 @@ fn run(
 }
 
 /// Decodes chunk `chunk` of the skeleton.
-///
-/// # Errors
-/// [`ReadError`] names the object.
 pub fn skeleton(object: &Object, chunk: usize) -> Result<Vec<u8>, ReadError> {
     let fail = |error: io::Error| ReadError::object(object.header().id, error);
     let tile = &object.index().skeleton[chunk];

@@ -59,9 +59,6 @@ pub fn open(root: &Path, path: &Path, flags: libc::c_int) -> io::Result<File> {
 
 /// Opens an `O_PATH` handle for `path` below `root`, for any kind of file. It needs no permission, and gives only
 /// metadata and [`by_descriptor`].
-///
-/// # Errors
-/// As of [`open`].
 pub fn hold(root: &Path, path: &Path) -> io::Result<File> {
     open(root, path, libc::O_PATH)
 }
@@ -75,17 +72,11 @@ pub fn open_file(root: &Path, path: &Path) -> io::Result<File> {
 }
 
 /// Opens a directory to list it or to make it durable.
-///
-/// # Errors
-/// As of [`open`].
 pub fn open_dir(root: &Path, path: &Path) -> io::Result<File> {
     open(root, path, libc::O_RDONLY | libc::O_DIRECTORY)
 }
 
 /// The metadata of `path` below `root`.
-///
-/// # Errors
-/// As of [`open`].
 pub fn metadata(root: &Path, path: &Path) -> io::Result<Metadata> {
     hold(root, path)?.metadata()
 }

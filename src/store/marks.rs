@@ -102,9 +102,6 @@ pub fn recalled_from(file: &DeviceFile) -> Option<Id> {
 }
 
 /// True if the file at `path` inside the tree shows a name of a remote, whose object may not be here.
-///
-/// # Errors
-/// Device errors.
 pub fn is_of_remote(tree: &Path, path: &Path) -> io::Result<bool> {
     Ok(read_at(tree, path, REMOTE)?.is_some())
 }

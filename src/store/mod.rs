@@ -2,9 +2,6 @@
 //!
 //! Each commit is one rename. Published files are never modified in place: new content gets a new file. A crash at any
 //! instant leaves a store that [`Store::open`] repairs: unfinished work is in `tmp/`, and open finishes or undoes it.
-//!
-//! Every function that returns an `io::Result` passes on the device's errors. An `# Errors` section names only further
-//! ones.
 
 mod access;
 pub mod beneath;
@@ -27,6 +24,7 @@ pub mod step_pattern;
 mod store;
 mod stub;
 mod transfer;
+mod walk;
 
 pub use access::exposed;
 pub use error::{Damage, Error};
@@ -36,7 +34,7 @@ pub use marks::{
 };
 pub use object::Id;
 pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects};
-pub use parallel::in_parallel;
+pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
 pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
 pub use replace::{replace_stub, sync_replaced};
@@ -45,3 +43,4 @@ pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};
 pub use store::Store;
 pub use stub::{MIN_RELEASE_BYTES, STUB_BYTES, Stub};
 pub use transfer::{export_file, import_file, write_beside};
+pub use walk::files_below;

@@ -128,9 +128,6 @@ impl Objects {
     }
 
     /// [`Objects::load`] from another device than the disk.
-    ///
-    /// # Errors
-    /// As of [`Objects::load`].
     pub fn load_on(io: Io, directory: &Path, mut damaged: impl FnMut(Id, io::Error)) -> io::Result<Objects> {
         let mut ids = Vec::new();
         let shards = match fs::read_dir(directory) {
@@ -151,7 +148,7 @@ impl Objects {
             }
         }
         let mut inside = Inside::default();
-        let headers = in_parallel(&ids, |id| Object::header_on(&io, directory, *id));
+        let headers = in_parallel(&ids, |id| Object::header_of(&io, directory, *id));
         for (id, found) in ids.into_iter().zip(headers) {
             match found {
                 Ok((header, stored)) => inside.insert(header, stored),

@@ -179,9 +179,7 @@ impl Prepared {
         }
         Ok(true)
     }
-}
 
-impl Prepared {
     /// Leaves the note for the next mount, since the directory's restored times could not be made durable.
     pub fn keep_note(&self) {
         self.keep_note.store(true, Ordering::Relaxed);
@@ -219,9 +217,6 @@ pub fn copy_attributes(from: &File, metadata: &Metadata, to: &DeviceFile, at: Cr
 }
 
 /// Like [`copy_attributes`], for a file with new bytes and its own times.
-///
-/// # Errors
-/// As of [`copy_attributes`].
 pub fn copy_to_new_bytes(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     copy_owner(metadata, to, at)?;
     copy_extended(from, to, at, &OF_BYTES)?;
@@ -230,9 +225,6 @@ pub fn copy_to_new_bytes(from: &File, metadata: &Metadata, to: &DeviceFile, at: 
 
 /// Copies mode, extended attributes and times from `from`, which has these metadata, to `to`. The owner differs, so the
 /// set-user-id and set-group-id bits are not copied.
-///
-/// # Errors
-/// As of [`copy_attributes`].
 pub fn copy_but_owner(from: &File, metadata: &Metadata, to: &DeviceFile, at: CrashPoint) -> io::Result<()> {
     copy_extended(from, to, at, &[])?;
     to.set(&Attribute::Mode(metadata.mode() & 0o1777), at)?;

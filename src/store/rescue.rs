@@ -1,14 +1,13 @@
 //! Rebuilds a damaged or missing `stepfs.toml`. Every stub has the store's id; users must set everything else again.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::durable::{CrashPoint, Io, parent};
 use super::object::{Id, path_of};
 use super::settings::{self, Settings};
-use super::{Error, Profile, STUB_BYTES, Stub};
+use super::{Error, Profile, STUB_BYTES, Stub, files_below};
 
 /// Number of stubs to read. All have the same id, except those that were copied from other stores.
 const MOST_STUBS: usize = 10_000;
@@ -63,27 +62,19 @@ fn ids(io: &Io, tree: &Path) -> io::Result<HashMap<Id, usize>> {
 }
 
 fn each(io: &Io, tree: &Path, counts: impl Fn(&Stub) -> bool) -> io::Result<HashMap<Id, usize>> {
-    let (mut ids, mut rest, mut seen): (HashMap<Id, usize>, Vec<PathBuf>, usize) = Default::default();
-    rest.push(tree.to_path_buf());
-    while let Some(directory) = rest.pop() {
-        for entry in fs::read_dir(directory)? {
-            let entry = entry?;
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                rest.push(entry.path());
-            }
-            if !kind.is_file() || seen >= MOST_STUBS {
-                continue;
-            }
-            let file = io.open_with(&entry.path(), libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
-            let mut block = [0; STUB_BYTES];
-            if file.read_exact_at(&mut block, 0).is_err() {
-                continue;
-            }
-            if let Some(stub) = Stub::decode(&block).ok().flatten().filter(&counts) {
-                seen += 1;
-                *ids.entry(stub.store).or_default() += 1;
-            }
+    let (mut ids, mut seen): (HashMap<Id, usize>, usize) = Default::default();
+    for path in files_below(tree, Path::new(""))? {
+        let file = io.open_with(&tree.join(path), libc::O_NOFOLLOW | libc::O_NONBLOCK)?;
+        let mut block = [0; STUB_BYTES];
+        if file.read_exact_at(&mut block, 0).is_err() {
+            continue;
+        }
+        if let Some(stub) = Stub::decode(&block).ok().flatten().filter(&counts) {
+            seen += 1;
+            *ids.entry(stub.store).or_default() += 1;
+        }
+        if seen == MOST_STUBS {
+            break;
         }
     }
     Ok(ids)

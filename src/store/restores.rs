@@ -73,9 +73,6 @@ pub struct Restores {
 
 impl Restores {
     /// Loads the records of a store.
-    ///
-    /// # Errors
-    /// `InvalidData` if the file is damaged.
     pub fn load(store: &Store) -> io::Result<Restores> {
         match store.io().read(&path(store.root()), MOST_BYTES + 1) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Restores::default()),

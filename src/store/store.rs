@@ -37,17 +37,11 @@ pub struct Store {
 impl Store {
     /// Opens a store for writing: takes its lock, then finishes or undoes the work that a crash interrupted. Creates
     /// the store if the directory is missing or empty.
-    ///
-    /// # Errors
-    /// [`Error`], with a message for the user.
     pub fn open(root: &Path) -> Result<Store, Error> {
         Store::open_on(Io::disk(), root)
     }
 
     /// [`Store::open`] on another device than the disk.
-    ///
-    /// # Errors
-    /// As of [`Store::open`].
     pub fn open_on(io: Io, root: &Path) -> Result<Store, Error> {
         let made = if root.join(SETTINGS).exists() { None } else { Some(create(&io, root)?) };
         let root = fs::canonicalize(root).map_err(Error::io(root))?;
@@ -101,9 +95,6 @@ impl Store {
     }
 
     /// Opens a store for reading, mounted or not. Changes nothing.
-    ///
-    /// # Errors
-    /// [`Error`], with a message for the user.
     pub fn look(root: &Path) -> Result<Store, Error> {
         if !root.join(SETTINGS).exists() {
             return Err(Error::Missing(root.to_path_buf()));
@@ -115,9 +106,6 @@ impl Store {
     }
 
     /// True if a process has the store open for writing.
-    ///
-    /// # Errors
-    /// [`Error::Missing`]; device errors.
     pub fn is_locked(root: &Path) -> Result<bool, Error> {
         let path = root.join(LOCK);
         match beneath::open_plain(&path) {
@@ -128,9 +116,6 @@ impl Store {
     }
 
     /// Checks that a file can be locked like a store's.
-    ///
-    /// # Errors
-    /// The lock's error.
     pub fn can_lock(path: &Path) -> io::Result<()> {
         set_lock(&OpenOptions::new().read(true).write(true).open(path)?)
     }

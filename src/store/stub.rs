@@ -91,18 +91,12 @@ impl Stub {
     }
 
     /// [`Stub::read`] of a file that was opened through its device.
-    ///
-    /// # Errors
-    /// As of [`Stub::read`].
     pub fn read_on(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
         Stub::read_of(file, file.as_file(), store)
     }
 
     /// The stub of another store in a regular file. It is an ordinary file, unless this store's settings have a wrong
     /// id.
-    ///
-    /// # Errors
-    /// As of [`Stub::read`].
     pub fn foreign(file: &DeviceFile, store: Id) -> io::Result<Option<Stub>> {
         let len = file.metadata()?.len();
         let stub = Stub::of_any(file, file.as_file(), len)?;

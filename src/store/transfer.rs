@@ -91,9 +91,6 @@ pub fn export_file<E: From<io::Error>>(
 
 /// Writes a file from a store to any path, over an existing file. `write` gets an empty file beside it. It is as
 /// durable and as whole as with [`export_file`].
-///
-/// # Errors
-/// As of [`export_file`].
 pub fn write_beside<T, E: From<io::Error>>(
     store: &Store,
     target: &Path,

@@ -96,9 +96,6 @@ impl<'a> Check<'a> {
     }
 
     /// Compares the block at byte `start` of the tile.
-    ///
-    /// # Errors
-    /// As of [`Check::add_all`].
     pub fn add(&mut self, start: usize, written: &[u8], decoded: &[u8]) -> Result<(), Corrupt> {
         self.hash.update(decoded);
         if let Some([before, after]) = &mut self.crc {

@@ -94,9 +94,6 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
 }
 
 /// Estimated bits of a state in this coding; `None` if the coding cannot express it.
-///
-/// # Errors
-/// As of [`encode`].
 pub fn estimate(spec: TileSpec, state: &State, parent: Option<&State>) -> Result<Option<f64>, Corrupt> {
     let Some(bytes) = state.plain_bytes() else {
         let mut out = Vec::with_capacity(TILE_BYTES / 8);

@@ -160,7 +160,7 @@ fn objects_are_plain_files_in_plain_directories() {
     // Nothing is written through a link either. Others may share its directory: ids are random.
     let there = || fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
     let before = there();
-    let writer = ObjectWriter::rewrite(&rest.root().join("tmp"), id).unwrap();
+    let writer = ObjectWriter::rewrite(&Io::disk(), &rest.root().join("tmp"), id).unwrap();
     assert!(writer.finish(&header, &rest.root().join("objects")).is_err());
     assert_eq!(there(), before);
 }
@@ -339,7 +339,7 @@ fn a_shape_that_lies_reserves_nothing() {
     let at = index.tensors.iter().position(|tensor| matches!(tensor.coding, Coding::LogKey { .. })).unwrap();
     object.factors(at).unwrap();
     for shape in [vec![1 << 34, 2], vec![2, 1 << 34], vec![u64::MAX, u64::MAX], vec![64, 1 << 20]] {
-        let mut writer = ObjectWriter::rewrite(&rest.root().join("tmp"), id).unwrap();
+        let mut writer = ObjectWriter::rewrite(&Io::disk(), &rest.root().join("tmp"), id).unwrap();
         let mut bytes = Vec::new();
         index.tensors[at].shape = shape.clone();
         let mut copy = index.clone();

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use stepfs::archive::ReadError;
 use stepfs::codec::moment::Rule;
 use stepfs::recall::Chain;
+use stepfs::store::durable::Io;
 use stepfs::store::object::{Object, ObjectWriter, TensorEntry, Tile};
 use stepfs::store::{Id, Objects};
 use stepfs::tile::Coding;
@@ -154,7 +155,7 @@ impl<'a> Hurt<'a> {
         fs::write(&self.path, &self.whole).unwrap();
         let objects = self.root.join("objects");
         let object = Object::open(&objects, self.changed).unwrap();
-        let mut writer = ObjectWriter::rewrite(&self.root.join("tmp"), self.changed).unwrap();
+        let mut writer = ObjectWriter::rewrite(&Io::disk(), &self.root.join("tmp"), self.changed).unwrap();
         let mut index = object.index().clone();
         let (mut number, mut bytes) = (0, Vec::new());
         for tile in tiles(&mut index.tensors).into_iter().chain(&mut index.skeleton) {

@@ -7,6 +7,7 @@ use stepfs::codec::moment::Rule;
 use stepfs::codec::{Dtype, Rows};
 use stepfs::container::Role;
 use stepfs::recall::{Chain, Layout, ReadError, stream, walk};
+use stepfs::store::durable::Io;
 use stepfs::store::object::{
     FOOTER_BYTES, Footer, HEADER_BYTES, Header, Index, ObjectWriter, TensorEntry, Tile, gaps, path_of, tiles_of,
 };
@@ -173,7 +174,7 @@ pub(crate) fn chain(data: &[u8]) {
         let mut parent = None;
         for number in 0..depth {
             let id = Id([1 + number as u8; 16]);
-            let mut writer = ObjectWriter::rewrite(tmp, id).expect("room");
+            let mut writer = ObjectWriter::rewrite(&Io::disk(), tmp, id).expect("room");
             let mut at = 0;
             let mut index = Index::default();
             for (dtype, shape) in &shapes {
@@ -248,7 +249,7 @@ fn agree(objects: &Path, tmp: &Path, id: Id) {
     if !sound {
         return;
     }
-    let mut writer = ObjectWriter::rewrite(tmp, id).expect("room");
+    let mut writer = ObjectWriter::rewrite(&Io::disk(), tmp, id).expect("room");
     let mut payload = Vec::new();
     let tensors = index.tensors.iter_mut().flat_map(|tensor| tensor.factors.iter_mut().chain(&mut tensor.tiles));
     for tile in tensors.chain(&mut index.skeleton) {

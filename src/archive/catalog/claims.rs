@@ -112,8 +112,11 @@ impl Catalog {
     /// Whether the state before a file waits to be archived.
     pub(in crate::archive) fn is_behind_another(&self, path: &Path, sealed: &Sealed) -> bool {
         let Some(entry) = self.get(path) else { return false };
-        let before = self.entries.index().before(sealed.lineage, &rank(entry), (sealed.len, sealed.sample));
-        before.and_then(|path| self.get(&path)).is_some_and(|before| before.held.is_none() && before.failed.is_none())
+        let index = self.entries.index();
+        let lineage = index.lineage(sealed.lineage);
+        let before = lineage.and_then(|lineage| lineage.before(&rank(entry), (sealed.len, sealed.sample)));
+        let before = before.and_then(|rank| self.get(&index.path(rank)?));
+        before.is_some_and(|before| before.held.is_none() && before.failed.is_none())
     }
 
     /// The step is taken, or failed.

@@ -87,6 +87,18 @@ impl Entries {
         }
     }
 
+    /// Changes those at and below a path of which this holds.
+    pub(super) fn edit_below(
+        &mut self,
+        path: &Path,
+        holds: impl Fn(&Path, &Entry) -> bool,
+        mut change: impl FnMut(&mut Entry),
+    ) {
+        let held = self.below(path).filter(|(path, entry)| holds(path, entry));
+        let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
+        held.iter().for_each(|path| self.edit(path, &mut change));
+    }
+
     /// See [`Index::claim`].
     pub(super) fn claim(&mut self, sequence: u64) {
         self.index.claim(sequence);

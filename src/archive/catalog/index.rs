@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::group::{Group, Ready};
-use super::lineage::{Lineage, Print, Rank};
+use super::lineage::{Lineage, Rank};
 use super::member::{Claim, Member, Work};
 use super::{Entry, State};
 
@@ -327,7 +327,7 @@ impl Index {
         Some(Next::Archive(member.path.clone(), self.path(after)?))
     }
 
-    fn path(&self, rank: &Rank) -> Option<PathBuf> {
+    pub(super) fn path(&self, rank: &Rank) -> Option<PathBuf> {
         self.members.get(&rank.2).map(|member| member.path.clone())
     }
 
@@ -351,25 +351,9 @@ impl Index {
         member.group.as_ref().and_then(|directory| self.groups.get(directory)).is_none_or(Group::is_open)
     }
 
-    /// The last older state of the lineage `id` that is sealed and has other bytes than `print` says.
-    pub(super) fn before(&self, id: u64, rank: &Rank, print: Print) -> Option<PathBuf> {
-        self.path(self.lineages.get(&id)?.before(rank, print)?)
-    }
-
-    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says.
-    pub(super) fn has_newer(&self, id: u64, rank: &Rank, print: Print) -> bool {
-        self.lineages.get(&id).is_some_and(|lineage| lineage.has_newer(rank, print))
-    }
-
-    /// Whether a newer sealed state of the lineage `id` exists with other bytes than `print` says, and one with
-    /// higher steps.
-    pub(super) fn is_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
-        self.lineages.get(&id).is_some_and(|lineage| lineage.is_history(rank, print))
-    }
-
-    /// Whether an archived file of the lineage `id` is history still.
-    pub(super) fn stays_history(&self, id: u64, rank: &Rank, print: Print) -> bool {
-        self.lineages.get(&id).is_some_and(|lineage| lineage.stays_history(rank, print))
+    /// The sealed and the archived states of a lineage.
+    pub(super) fn lineage(&self, id: u64) -> Option<&Lineage> {
+        self.lineages.get(&id)
     }
 
     /// Whether some files were not examined yet. Files that wait for each other are no checkpoints.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::named::Named;
-use super::{Catalog, Held, Says};
+use super::{Catalog, Entry, Held, Says};
 
 impl Catalog {
     /// Notes the statement of a file or link, or that it has none. Returns the paths that are named only since.
@@ -54,10 +54,9 @@ impl Catalog {
         let links = change(&mut self.named);
         self.links.extend(links);
         for path in self.named.take_dropped() {
-            let held = self.entries.below(&path).filter(|(_, entry)| entry.held == Some(Held::Best));
-            let held: Vec<PathBuf> = held.map(|(path, _)| path.clone()).collect();
-            let free = held.into_iter().filter(|path| self.named.by(path).is_none());
-            free.collect::<Vec<_>>().iter().for_each(|path| self.entries.edit(path, |entry| entry.held = None));
+            let named = &self.named;
+            let is_free = |path: &Path, entry: &Entry| entry.held == Some(Held::Best) && named.by(path).is_none();
+            self.entries.edit_below(&path, is_free, |entry| entry.held = None);
         }
     }
 }

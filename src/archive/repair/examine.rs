@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::recall::{Chain, ReadError};
+use crate::recall::{Chain, ReadError, check_hash};
 use crate::store::durable::Io;
 use crate::store::object::{Object, path_of};
-use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, is_of_remote};
+use crate::store::{Id, MIN_RELEASE_BYTES, Objects, Restores, Store, Stub, files_below, is_of_remote};
 
 use super::damaged_object::{Found, find, open_plain};
-use super::rebuild::decodes;
 use super::stubs;
 
 /// Something that cannot be read.
@@ -97,9 +96,6 @@ impl Examined {
 
 /// Examines the suspects, or the whole store. While the store is mounted, a suspect may only have changed between
 /// listing and reading. The next look clears it.
-///
-/// # Errors
-/// The device's errors about directories.
 pub(super) fn examine(
     store: &Store,
     objects: &Objects,
@@ -114,7 +110,9 @@ pub(super) fn examine(
             || names.get(id).is_some_and(|paths| paths.iter().any(of_path))
     };
     let by_time = stubs::ByTime::of(objects);
-    for path in files(&store.tree())? {
+    let mut all = files_below(&store.tree(), Path::new(""))?;
+    all.sort();
+    for path in all {
         found.files += 1;
         let gone = || fs::symlink_metadata(store.tree().join(&path)).is_err();
         match stub(store, &path) {
@@ -162,8 +160,8 @@ pub(super) fn examine(
     for header in headers {
         progress(Progress::Object(header.id));
         found.objects += 1;
-        let decoded = Chain::open(objects, header.id).map_err(io::Error::from);
-        if let Err(error) = decoded.and_then(|chain| decodes(&chain, header.decoded_hash)) {
+        let decoded = Chain::open(objects, header.id).and_then(|chain| check_hash(&chain, header.decoded_hash));
+        if let Err(error) = decoded.map_err(io::Error::from) {
             // An object may have been collected since it was listed; a file that names it may not.
             let paths = found.names.get(&header.id).cloned().unwrap_or_default();
             if error.kind() != io::ErrorKind::NotFound || !paths.is_empty() {
@@ -241,30 +239,6 @@ pub(super) fn unreadable(store: &Store) -> io::Result<(Objects, BTreeMap<Id, Str
         unreadable.insert(id, error.to_string());
     })?;
     Ok((known, unreadable))
-}
-
-/// Paths inside the tree of its regular files.
-fn files(tree: &Path) -> io::Result<Vec<PathBuf>> {
-    let (mut files, mut rest) = (Vec::new(), vec![PathBuf::new()]);
-    while let Some(directory) = rest.pop() {
-        let absolute = if directory.as_os_str().is_empty() { tree.to_path_buf() } else { tree.join(&directory) };
-        let entries = match fs::read_dir(&absolute) {
-            // Removed since it was listed.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !directory.as_os_str().is_empty() => continue,
-            entries => entries?,
-        };
-        for entry in entries {
-            let entry = entry?;
-            let path = directory.join(entry.file_name());
-            match entry.file_type()? {
-                kind if kind.is_dir() => rest.push(path),
-                kind if kind.is_file() => files.push(path),
-                _ => {}
-            }
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 fn stub(store: &Store, path: &Path) -> io::Result<Option<Stub>> {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use crate::recall::Chain;
+use crate::recall::{Chain, check_hash};
 use crate::store::durable::{self, CrashPoint};
 use crate::store::object::{Header, Object, path_of};
 use crate::store::{Id, Objects, Store, Stub};
@@ -68,9 +68,6 @@ pub struct Report {
 }
 
 /// Reads and decodes everything in a store, and says how a repair would mend each damage. Changes nothing.
-///
-/// # Errors
-/// The device's errors about directories.
 pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut round = Round::look(store, None, progress)?;
     let all = (round.found.files, round.found.objects, round.found.decoded_bytes);
@@ -291,7 +288,7 @@ impl<'a> Round<'a> {
                 && other.id != header.id
         };
         let twin = self.objects.all().into_iter().filter(same).find(|other| {
-            Chain::open(&self.objects, other.id).is_ok_and(|chain| rebuild::decodes(&chain, other.decoded_hash).is_ok())
+            Chain::open(&self.objects, other.id).and_then(|chain| check_hash(&chain, other.decoded_hash)).is_ok()
         })?;
         let remedy = format!("object {} decodes to the same: its files name that one", twin.id);
         self.found.names.contains_key(&header.id).then_some(Plan { remedy, fix: Fix::Twin(twin.id) })

@@ -9,8 +9,8 @@ use crate::codec::floor::Keep;
 use crate::codec::moment::Rule;
 use crate::container::{InOrder, describe_at};
 use crate::encode::skeleton;
-use crate::hash::{Xxh3Of128, xxh3_64};
-use crate::recall::{Chain, Layout, ReadError, stream, walk};
+use crate::hash::xxh3_64;
+use crate::recall::{Chain, check_hash, walk};
 use crate::store::object::{Header, Index, Object, ObjectWriter, TensorEntry, Tile, path_of, tiles_of};
 use crate::store::{Damage, Objects, Store};
 use crate::tile::{self, Around, Coding, TileSpec};
@@ -65,7 +65,7 @@ impl Rebuild<'_> {
             (Some(_), None) => return Err(Damage("its base is missing").into()),
         };
         let chain = Chain::of_rewritten(writer.reopen(header.clone())?, parent.as_ref());
-        decodes(&chain, header.decoded_hash)?;
+        check_hash(&chain, header.decoded_hash)?;
         set_aside(self.store, &path_of(&self.store.objects(), header.id))?;
         self.objects.replace(writer, header, chain.leaf().stored())
     }
@@ -180,21 +180,6 @@ impl Rebuild<'_> {
     }
 }
 
-/// Whether a chain decodes to a file of this hash.
-pub(super) fn decodes(chain: &Chain, expected: u128) -> io::Result<()> {
-    let mut hash = Xxh3Of128::new();
-    stream(chain, &Layout::of(chain.leaf()), |_, _, bytes| {
-        hash.update(bytes);
-        Ok::<(), ReadError>(())
-    })?;
-    match hash.digest() == expected {
-        true => Ok(()),
-        false => {
-            Err(ReadError::object(chain.leaf().header().id, Damage("it does not decode to the archived bytes")).into())
-        }
-    }
-}
-
 /// Writes an object anew of which only the header is left. A file of the tree has its bytes. The object becomes
 /// lossless and depends on no other.
 ///
@@ -249,7 +234,7 @@ pub(super) fn anew(store: &Store, objects: &Objects, header: &Header, file: &std
     writer.close(&index)?;
     let header = Header { parent: None, depth: 0, position: 0, ..header.clone() };
     let chain = Chain::of_rewritten(writer.reopen(header.clone())?, None);
-    decodes(&chain, header.decoded_hash)?;
+    check_hash(&chain, header.decoded_hash)?;
     set_aside(store, &path_of(&store.objects(), header.id))?;
     objects.replace(writer, header, chain.leaf().stored())
 }

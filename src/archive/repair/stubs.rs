@@ -104,9 +104,6 @@ pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()>
 }
 
 /// The object of a regular file that was a stub and became zeros.
-///
-/// # Errors
-/// The device's errors.
 pub fn lost_stub(objects: &Objects, file: &DeviceFile) -> io::Result<Option<Id>> {
     match file.metadata()?.blocks() * 512 <= STUB_BYTES as u64 {
         true => ByTime::of(objects).object_of(file),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::cli::format::{name, size, table};
-use crate::cli::natural;
+use crate::compare::natural;
 use crate::container::METADATA;
 
 use super::report::Report;

@@ -59,9 +59,6 @@ pub(super) struct Row {
 }
 
 /// Describes a file, or the directory of a distributed checkpoint.
-///
-/// # Errors
-/// Device errors, with the path.
 pub(super) fn of(path: &Path) -> Result<Report> {
     if path.is_dir() { of_model(path) } else { of_file(path) }.with_context(|| path.display().to_string())
 }

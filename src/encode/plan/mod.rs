@@ -99,9 +99,6 @@ impl Plan {
     }
 
     /// The lossless coding of a tensor, chosen only if the tensor does not fit its codec.
-    ///
-    /// # Errors
-    /// The device's errors; a base that cannot be decoded.
     pub(super) fn lossless(&self, source: &dyn ReadAt, base: Option<&Chain>) -> io::Result<Coding> {
         lossless_choice(source, &self.tensor, base.zip(self.parent)).map(|choice| choice.coding)
     }
@@ -190,9 +187,6 @@ struct Subject<'a> {
 }
 
 /// Chooses the coding of each tensor.
-///
-/// # Errors
-/// The device's errors; a base that cannot be decoded.
 pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     let written = &material.description.tensors;
     let mut all: Vec<Tensor> = written.iter().map(without_edges).collect();

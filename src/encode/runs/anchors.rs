@@ -84,9 +84,6 @@ fn add(hash: u64, byte: u8) -> u64 {
 }
 
 /// Searches a file for the anchors of runs. Takes one pass over the file for each width of elements, on all threads.
-///
-/// # Errors
-/// What the device reports.
 pub(super) fn search(source: &(dyn ReadAt + Sync), anchors: &[(usize, Vec<Anchor>)]) -> io::Result<Counts> {
     let mut counts = Counts::new();
     let mut strides: Vec<usize> = anchors.iter().flat_map(|(_, of)| of.iter().map(|anchor| anchor.stride)).collect();

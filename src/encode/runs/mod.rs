@@ -44,9 +44,6 @@ pub(super) fn are_in(description: &Description) -> bool {
 }
 
 /// Finds the runs of a file. `sample` is its fingerprint, for the names of new runs.
-///
-/// # Errors
-/// What the device reports; a base that cannot be decoded.
 pub(super) fn find(
     source: &(dyn ReadAt + Sync),
     description: &Description,
@@ -82,9 +79,6 @@ pub(super) fn find(
 }
 
 /// The share of itself that a file of runs would take, by its samples.
-///
-/// # Errors
-/// What the device reports.
 pub(crate) fn share(file: &dyn ReadAt) -> io::Result<f64> {
     let bytes = fingerprint::read(file)?;
     let shares: f64 = bytes.chunks(SAMPLE_BYTES).map(|sample| kind(sample, 0).1 * sample.len() as f64).sum();

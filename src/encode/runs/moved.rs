@@ -37,9 +37,6 @@ pub(super) struct Matches {
 }
 
 /// Finds the runs of a state in a file.
-///
-/// # Errors
-/// What the device reports; a state that cannot be decoded.
 pub(super) fn find(source: &(dyn ReadAt + Sync), base: &Chain) -> io::Result<Matches> {
     let entries = base.leaf().index().tensors.iter().enumerate();
     let runs: Vec<_> = entries.filter(|(_, entry)| !entry.coding.is_lossy() && !entry.tiles.is_empty()).collect();

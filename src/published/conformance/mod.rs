@@ -95,7 +95,7 @@ fn same(a: &State, b: &State) -> bool {
 pub(crate) fn checkpoint(system: &dyn System, tensors: &[Made], position: u32) -> Vec<(Vec<State>, usize)> {
     let all: Vec<&dyn Tensor> = tensors.iter().map(|tensor| tensor as &dyn Tensor).collect();
     let fits = system.fit(&all, position).unwrap();
-    assert_eq!(fits, system.fit(&all, position).unwrap(), "{}: a fit is not deterministic", system.name());
+    assert_eq!(fits, system.fit(&all, position).unwrap(), "{system:?}: a fit is not deterministic");
     assert_eq!(fits.len(), tensors.len());
     let one = |(tensor, fit): (&Made, &Fit)| {
         let mut bytes = 0;
@@ -105,13 +105,13 @@ pub(crate) fn checkpoint(system: &dyn System, tensors: &[Made], position: u32) -
             let Some(state) = system.encode(fit, &tile, &mut payload) else {
                 // Such a system keeps a tensor without a previous state as it is.
                 let alone = tile.previous.as_ref().is_none_or(|state| state.values.len() != tile.values.len());
-                assert!(alone && !system.stands_alone(), "{}: {}", system.name(), tensor.name);
+                assert!(alone && !system.stands_alone(), "{system:?}: {}", tensor.name);
                 return State { values: tile.values, bins: None };
             };
             let repeated = system.encode(fit, &tile, &mut again).unwrap();
-            assert!(payload[..3] == [7; 3] && payload[3..] == again, "{}", system.name());
+            assert!(payload[..3] == [7; 3] && payload[3..] == again, "{system:?}");
             let decoded = system.decode(&again, tile.previous.as_ref(), tile.values.len()).unwrap();
-            assert!(same(&state, &decoded) && same(&state, &repeated), "{}: {}", system.name(), tensor.name);
+            assert!(same(&state, &decoded) && same(&state, &repeated), "{system:?}: {}", tensor.name);
             assert_eq!(state.values.len(), tile.values.len());
             assert!(state.values.iter().all(|x| x.is_finite()));
             bytes += again.len();
@@ -160,8 +160,8 @@ fn reshaped(system: &dyn System) {
     let with = checkpoint(system, std::slice::from_ref(&tensor), 1).remove(0);
     tensor.previous = None;
     let without = checkpoint(system, std::slice::from_ref(&tensor), 1).remove(0);
-    assert_eq!(with.1, without.1, "{}", system.name());
-    assert!(with.0.iter().zip(&without.0).all(|(a, b)| same(a, b)), "{}", system.name());
+    assert_eq!(with.1, without.1, "{system:?}");
+    assert!(with.0.iter().zip(&without.0).all(|(a, b)| same(a, b)), "{system:?}");
 }
 
 /// Four states of a training; `round` rounds to the tensors' type.
@@ -191,7 +191,7 @@ fn unfit(system: &dyn System) {
         tensor.values[73] = bad;
         let fits = system.fit(&[&tensor], 0).unwrap();
         let mut out = vec![1, 2];
-        assert!(system.encode(&fits[0], &tensor.tile(0).unwrap(), &mut out).is_none(), "{}", system.name());
+        assert!(system.encode(&fits[0], &tensor.tile(0).unwrap(), &mut out).is_none(), "{system:?}");
         assert_eq!(out, [1, 2]);
     }
 }
@@ -225,8 +225,8 @@ fn damage(system: &dyn System, payload: &[u8], tile: &Tile, noise: &mut Noise) {
     let previous = tile.previous.as_ref();
     let try_one = |payload: &[u8], previous: Option<&State>, len: usize| {
         if let Ok(state) = system.decode(payload, previous, len) {
-            assert_eq!(state.values.len(), len, "{}", system.name());
-            assert!(state.bins.is_none_or(|bins| bins.len() == len), "{}", system.name());
+            assert_eq!(state.values.len(), len, "{system:?}");
+            assert!(state.bins.is_none_or(|bins| bins.len() == len), "{system:?}");
         }
     };
     for end in (0..payload.len()).step_by(1 + payload.len() / 50) {

@@ -107,15 +107,6 @@ impl Inshrinkerator {
 }
 
 impl System for Inshrinkerator {
-    fn name(&self) -> String {
-        let name = Named::nearest(&self.config).map_or_else(String::new, |named| named.to_string());
-        match self.coding {
-            Coding::Huffman => name + "-huffman",
-            Coding::RunLength => name + "-rle",
-            Coding::Rearranged => name,
-        }
-    }
-
     fn fit(&self, tensors: &[&dyn Tensor], _position: u32) -> io::Result<Vec<Fit>> {
         // Each kind of state separately, and in it each type of layer.
         let mut types: BTreeMap<(&str, Layer), Scores> = BTreeMap::new();

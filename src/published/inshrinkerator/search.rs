@@ -206,9 +206,6 @@ impl<E, F: FnMut(&Config) -> Result<f64, E>> Trials<'_, F> {
 /// Finds the configuration that compresses most with at most `threshold` of degradation, as `degradation` measures it
 /// (0: none; the paper: relative, per checkpoint). `before`: the configuration of the previous checkpoint. `None` if no
 /// configuration is good enough.
-///
-/// # Errors
-/// An error of `degradation`.
 pub fn search<E>(
     space: &Space,
     before: Option<&Config>,

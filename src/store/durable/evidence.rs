@@ -80,9 +80,6 @@ impl Witness {
     }
 
     /// Makes a file's bytes and attributes durable. Nobody may write to it meanwhile: an error during the call counts.
-    ///
-    /// # Errors
-    /// As of [`super::Io::sync_file`].
     pub fn sync(&self, file: &DeviceFile, at: CrashPoint) -> io::Result<Synced> {
         let told = place(file.as_file()).ok().and_then(|place| self.told().remove(&place));
         let noted = noted(file.as_file()).and(told.map_or(Ok(()), |code| Err(io::Error::from_raw_os_error(code))));

@@ -34,9 +34,6 @@ impl DeviceFile {
     }
 
     /// Writes all of `bytes` at `offset`. Not durable before [`DeviceFile::sync`].
-    ///
-    /// # Errors
-    /// Device errors, including `StorageFull`.
     pub fn write_all_at(&self, mut bytes: &[u8], mut offset: u64, at: CrashPoint) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.io.device().write_at(&self.file, bytes, offset, at) {
@@ -88,17 +85,11 @@ impl DeviceFile {
     }
 
     /// Begins to send its bytes to the device.
-    ///
-    /// # Errors
-    /// As of [`super::Device::begin_sync`].
     pub fn begin_sync(&self) -> io::Result<()> {
         self.io.device().begin_sync(&self.file)
     }
 
     /// Makes its bytes and attributes durable.
-    ///
-    /// # Errors
-    /// As of [`Io::sync_file`].
     pub fn sync(&self, at: CrashPoint) -> io::Result<()> {
         self.io.sync_file(&self.file, at)
     }

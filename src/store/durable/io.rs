@@ -117,9 +117,6 @@ impl Io {
     }
 
     /// Removes a file that may already be gone.
-    ///
-    /// # Errors
-    /// Device errors, except for a missing file.
     pub fn remove(&self, path: &Path, at: CrashPoint) -> io::Result<()> {
         match self.device.remove_file(path, at) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -14,17 +14,11 @@ pub fn create_new(path: &Path) -> io::Result<File> {
 }
 
 /// Writes all of `bytes` at `offset`.
-///
-/// # Errors
-/// Device errors, including `StorageFull`.
 pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     FileExt::write_all_at(file, bytes, offset)
 }
 
 /// Removes a file that may already be gone.
-///
-/// # Errors
-/// Device errors, except for a missing file.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -12,9 +12,6 @@ impl Id {
     pub const NONE: Id = Id([0; 16]);
 
     /// A new id.
-    ///
-    /// # Errors
-    /// The system provides no random bytes.
     pub fn random() -> std::io::Result<Id> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;

@@ -50,35 +50,18 @@ pub struct Object {
 
 impl Object {
     /// Reads only the header of an object, and the space it occupies.
-    ///
-    /// # Errors
-    /// `InvalidData` with a [`Damage`] if it is damaged.
-    pub fn header_of(objects: &Path, id: Id) -> io::Result<(Header, u64)> {
-        Object::header_on(&Io::disk(), objects, id)
-    }
-
-    /// [`Object::header_of`] from another device than the disk.
-    ///
-    /// # Errors
-    /// As of [`Object::header_of`].
-    pub fn header_on(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
+    pub fn header_of(io: &Io, objects: &Path, id: Id) -> io::Result<(Header, u64)> {
         let file = open_by_id(io, objects, id)?;
         let header = read_header(&file, id)?;
         Ok((header, file.metadata()?.blocks() * 512))
     }
 
     /// Opens the object with this id.
-    ///
-    /// # Errors
-    /// `InvalidData` with a [`Damage`] if it is damaged.
     pub fn open(objects: &Path, id: Id) -> io::Result<Object> {
         Object::open_on(&Io::disk(), objects, id)
     }
 
     /// [`Object::open`] from another device than the disk.
-    ///
-    /// # Errors
-    /// As of [`Object::open`].
     pub fn open_on(io: &Io, objects: &Path, id: Id) -> io::Result<Object> {
         let file = open_by_id(io, objects, id)?;
         let header = read_header(&file, id)?;

@@ -60,16 +60,11 @@ impl ObjectWriter {
 
     /// Starts another encoding of an existing object. It decodes to the same bytes, and takes the object's name when
     /// finished.
-    pub fn rewrite(tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
-        ObjectWriter::rewrite_on(&Io::disk(), tmp, id)
-    }
-
-    /// [`ObjectWriter::rewrite`] on another device than the disk.
-    pub fn rewrite_on(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
+    pub fn rewrite(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
         ObjectWriter::begin(io, tmp, id, AGAIN)
     }
 
-    /// [`ObjectWriter::rewrite_on`] for a damaged object. Removes the file of an earlier attempt from `tmp`.
+    /// [`ObjectWriter::rewrite`] for a damaged object. Removes the file of an earlier attempt from `tmp`.
     pub fn repair_on(io: &Io, tmp: &Path, id: Id) -> io::Result<ObjectWriter> {
         io.remove(&in_tmp(tmp, id), REPAIRED.written)?;
         ObjectWriter::begin(io, tmp, id, REPAIRED)

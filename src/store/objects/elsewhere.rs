@@ -46,9 +46,6 @@ impl Objects {
     }
 
     /// Brings an object that only a remote has. Does nothing for any other object.
-    ///
-    /// # Errors
-    /// As of [`Elsewhere::bring`].
     pub fn bring(self: &Arc<Self>, id: Id) -> io::Result<()> {
         match self.elsewhere.get() {
             Some(elsewhere) if self.is_elsewhere(id) => elsewhere.bring(self, id),
@@ -102,7 +99,7 @@ impl Objects {
         receive().inspect_err(|_| {
             self.io.discard(&part, WRITTEN);
         })?;
-        let (header, stored) = Object::header_on(&self.io, &self.directory, id)?;
+        let (header, stored) = Object::header_of(&self.io, &self.directory, id)?;
         let mut inside = self.lock();
         if header.parent.is_some_and(|parent| !inside.known.contains_key(&parent)) {
             drop(inside);

@@ -53,7 +53,7 @@ impl Store {
     }
 
     fn reparent(&self, id: Id, parent: Option<Id>) {
-        let mut writer = ObjectWriter::rewrite(&self.dir.path().join("tmp"), id).unwrap();
+        let mut writer = ObjectWriter::rewrite(&Io::disk(), &self.dir.path().join("tmp"), id).unwrap();
         writer.close(&Index::default()).unwrap();
         let former = self.objects.get(id).unwrap().0;
         self.objects.replace(writer, Header { parent, ..former }, 1).unwrap();
@@ -241,7 +241,7 @@ fn a_new_parent_stays_when_the_directory_could_not_be_synced_after_the_rename() 
     let other = store.add(None, 1);
     let heir = store.add(Some(dying), 2);
     [heir, other].iter().for_each(|id| store.objects.name(*id));
-    let mut writer = ObjectWriter::rewrite(&store.dir.path().join("tmp"), heir).unwrap();
+    let mut writer = ObjectWriter::rewrite(&Io::disk(), &store.dir.path().join("tmp"), heir).unwrap();
     writer.close(&Index::default()).unwrap();
     let header = Header { parent: Some(other), ..store.objects.get(heir).unwrap().0 };
     // Names in it can be changed, but it cannot be opened: as without free descriptors, or if its sync fails.
@@ -259,9 +259,12 @@ fn a_new_parent_stays_when_the_directory_could_not_be_synced_after_the_rename() 
     unsafe { libc::setfsuid(0) };
     mode(&shard, 0o755);
     assert_eq!(result.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-    assert_eq!(Object::header_of(&objects, heir).unwrap().0.parent, Some(other));
+    assert_eq!(Object::header_of(&Io::disk(), &objects, heir).unwrap().0.parent, Some(other));
     // The file that named the new parent is removed before the next attempt.
     store.objects.unname(other);
     collect(&store.objects, &HashSet::new());
-    assert!(Object::header_of(&objects, other).is_ok(), "what the object on the device is a difference to is gone");
+    assert!(
+        Object::header_of(&Io::disk(), &objects, other).is_ok(),
+        "what the object on the device is a difference to is gone"
+    );
 }

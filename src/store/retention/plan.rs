@@ -7,8 +7,8 @@
 //! - one newer than that, since it may still be being written;
 //! - the complete one that was written last, in case steps began anew.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 
 use super::Rule;
@@ -16,6 +16,9 @@ use super::Rule;
 /// No job pauses longer than this between two files of one checkpoint, nanoseconds. A checkpoint that did not change
 /// for an hour is not being written.
 pub const SETTLED_NS: i64 = 3600 * 1_000_000_000;
+
+/// Why a checkpoint stays that may be the next one.
+const NOT_COMPLETE: Cow<'static, str> = Cow::Borrowed("not complete, may still be being written");
 
 /// The kind of a checkpoint in the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,57 +60,11 @@ pub struct Unit {
     pub pinned: bool,
 }
 
-/// Why a checkpoint stays.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Keep {
-    /// `user.stepfs.pin` on it, above it or in it.
-    Pinned,
-    /// Open for writing, or not durable yet.
-    BeingWritten,
-    /// The newest complete one of its series.
-    Newest,
-    /// Newer than that, and not complete.
-    NotComplete,
-    /// Complete, and written last.
-    WrittenLast,
-    /// Written after the newest, a moment ago: steps have begun anew.
-    JustWritten,
-    /// Fewer complete ones than this are newer.
-    Last(u64),
-    /// Its step is a multiple of this.
-    Every(u64),
-    /// Younger than this.
-    For(String),
-    /// `keep_checkpoint_max = 0`.
-    All,
-    /// `keep_checkpoint_max` only applies to directories.
-    NoVersion,
-}
-
-impl fmt::Display for Keep {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Keep::Pinned => out.write_str("pinned"),
-            Keep::BeingWritten => out.write_str("being written"),
-            Keep::Newest => out.write_str("the newest complete one"),
-            Keep::NotComplete => out.write_str("not complete, may still be being written"),
-            Keep::WrittenLast => out.write_str("the one written last"),
-            Keep::JustWritten => out.write_str("written after the one with the largest step, less than an hour ago"),
-            Keep::Last(1) => out.write_str("no newer one is complete"),
-            Keep::Last(count) => write!(out, "among the last {count}"),
-            Keep::Every(number) => write!(out, "its step is a multiple of {number}"),
-            Keep::For(span) => write!(out, "younger than {span}"),
-            Keep::All => out.write_str("keep_checkpoint_max = 0 keeps all"),
-            Keep::NoVersion => out.write_str("no version directory"),
-        }
-    }
-}
-
 /// The decision about a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It stays.
-    Keep(Keep),
+    /// It stays; the text gives the reason.
+    Keep(Cow<'static, str>),
     /// It is removed; the text names the limits it failed.
     Remove(String),
 }
@@ -128,7 +85,7 @@ pub fn plan(units: &[Unit], rules: &[Rule], now_ns: i64) -> Vec<Verdict> {
     for (at, unit) in units.iter().enumerate() {
         series.entry((unit.rule, unit.kind, &unit.series)).or_default().push(at);
     }
-    let mut verdicts = vec![Verdict::Keep(Keep::NotComplete); units.len()];
+    let mut verdicts = vec![Verdict::Keep(NOT_COMPLETE); units.len()];
     for ((rule, _, _), mut members) in series {
         let Some(rule) = rules.get(rule) else { continue };
         members.sort_by_key(|&at| (&units[at].steps, units[at].modified_ns, &units[at].path));
@@ -157,21 +114,21 @@ fn one_pass(
     for (place, &at) in members.iter().enumerate().rev() {
         let unit = &units[at];
         let kept = match newest {
-            _ if unit.pinned => Some(Keep::Pinned),
-            _ if unit.being_written => Some(Keep::BeingWritten),
-            _ if newest == Some(place) => Some(Keep::Newest),
+            _ if unit.pinned => Some("pinned".into()),
+            _ if unit.being_written => Some("being written".into()),
+            _ if newest == Some(place) => Some("the newest complete one".into()),
             // A checkpoint that was half removed at a power failure is never taken for a half-written one. Its step and
             // the times of its files are older than a complete one's, and removing other files does not change them. An
             // empty directory has only its own time; it waits for an hour.
             Some(newest) if place < newest => {
                 let after = unit.modified_ns > units[members[newest]].modified_ns;
                 match after && now_ns.saturating_sub(unit.modified_ns) < SETTLED_NS {
-                    true => Some(Keep::JustWritten),
-                    false if last_written == Some(at) => Some(Keep::WrittenLast),
+                    true => Some("written after the one with the largest step, less than an hour ago".into()),
+                    false if last_written == Some(at) => Some("the one written last".into()),
                     false => wanted(unit, rule, newer, now_ns),
                 }
             }
-            _ => Some(Keep::NotComplete),
+            _ => Some(NOT_COMPLETE),
         };
         newer += u64::from(complete[place]);
         verdicts[at] = match kept {
@@ -211,26 +168,30 @@ fn complete(units: &[Unit], rule: &Rule, now_ns: i64, members: &[usize]) -> Vec<
     complete
 }
 
-/// The part of the rule that keeps a checkpoint; `newer` complete ones are newer.
-fn wanted(unit: &Unit, rule: &Rule, newer: u64, now_ns: i64) -> Option<Keep> {
-    let last = rule.keep_last.filter(|count| newer < *count).map(Keep::Last);
-    let every = || {
-        // A number too large for 64 bits may be a multiple.
-        let multiple = |number: &u64| unit.step.is_some_and(|step| step == u64::MAX || step % number == 0);
-        rule.keep_every.filter(multiple).map(Keep::Every)
+/// Why the rule keeps a checkpoint; `newer` complete ones are newer.
+fn wanted(unit: &Unit, rule: &Rule, newer: u64, now_ns: i64) -> Option<Cow<'static, str>> {
+    let last = |count: u64| match count {
+        1 => "no newer one is complete".into(),
+        count => format!("among the last {count}").into(),
     };
-    let young = || {
-        let age = now_ns.saturating_sub(unit.modified_ns);
-        let span = rule.keep_for.as_ref().filter(|(span, _)| age < i64::try_from(*span).unwrap_or(i64::MAX));
-        span.map(|(_, text)| Keep::For(text.clone()))
-    };
-    let versions = || match rule.keep_checkpoint_max {
-        Some(0) => Some(Keep::All),
-        Some(_) if unit.kind == Kind::File => Some(Keep::NoVersion),
-        Some(max) if newer < max => Some(Keep::Last(max)),
-        _ => None,
-    };
-    last.or_else(every).or_else(young).or_else(versions)
+    if let Some(count) = rule.keep_last.filter(|count| newer < *count) {
+        return Some(last(count));
+    }
+    // A number too large for 64 bits may be a multiple.
+    let is_multiple = |number: &u64| unit.step.is_some_and(|step| step == u64::MAX || step % number == 0);
+    if let Some(number) = rule.keep_every.filter(is_multiple) {
+        return Some(format!("its step is a multiple of {number}").into());
+    }
+    let age = now_ns.saturating_sub(unit.modified_ns);
+    let is_young = |span: u64| age < i64::try_from(span).unwrap_or(i64::MAX);
+    if let Some((_, text)) = rule.keep_for.as_ref().filter(|(span, _)| is_young(*span)) {
+        return Some(format!("younger than {text}").into());
+    }
+    match rule.keep_checkpoint_max? {
+        0 => Some("keep_checkpoint_max = 0 keeps all".into()),
+        _ if unit.kind == Kind::File => Some("no version directory".into()),
+        max => (newer < max).then(|| last(max)),
+    }
 }
 
 /// Why no part of the rule keeps a checkpoint.

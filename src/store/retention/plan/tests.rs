@@ -84,7 +84,7 @@ fn names_without_a_number_are_ordered_by_time() {
         (unit.steps, unit.step, unit.modified_ns) = (Vec::new(), None, NOW - age * HOUR);
     }
     let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
-    assert_eq!(verdicts[0], Verdict::Keep(Keep::Newest));
+    assert_eq!(verdicts[0], Verdict::Keep("the newest complete one".into()));
     assert!(verdicts[1].removes() && verdicts[2].removes());
 }
 
@@ -95,7 +95,7 @@ fn series_do_not_mix() {
     some[1].rule = 1;
     some[2].kind = Kind::File;
     let verdicts = plan(&some, &[rule("keep_last = 1"), rule("keep_for = \"0s\"")], NOW);
-    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Keep(Keep::Newest)), "{verdicts:?}");
+    assert!(verdicts.iter().all(|verdict| *verdict == Verdict::Keep("the newest complete one".into())), "{verdicts:?}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn a_run_that_goes_on_from_an_earlier_step_is_not_pruned_under_its_feet() {
     some[1].files = 3;
     some[1].modified_ns = NOW - 2 * HOUR;
     let verdicts = plan(&some, &[rule("keep_last = 1")], NOW);
-    assert_eq!(verdicts[1], Verdict::Keep(Keep::WrittenLast));
+    assert_eq!(verdicts[1], Verdict::Keep("the one written last".into()));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn reasons_are_words() {
     let verdicts = plan(&units([7, 8, 9]), &[rule("keep_last = 2\nkeep_every = 5\nkeep_for = \"2h\"")], NOW);
     let Verdict::Remove(why) = &verdicts[0] else { panic!("{verdicts:?}") };
     assert_eq!(why, "not among the last 2, 7 is no multiple of 5, older than 2h");
-    assert_eq!(verdicts[1], Verdict::Keep(Keep::Last(2)));
+    assert_eq!(verdicts[1], Verdict::Keep("among the last 2".into()));
 }
 
 fn any_unit() -> impl Strategy<Value = Unit> {

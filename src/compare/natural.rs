@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Compares two paths by their components. Runs of digits compare as numbers, everything else by its bytes.
-pub(super) fn order(a: &Path, b: &Path) -> Ordering {
+pub(crate) fn order(a: &Path, b: &Path) -> Ordering {
     // `1` and `01` are equal numbers.
     runs(a).cmp(runs(b)).then_with(|| a.cmp(b))
 }
@@ -43,5 +43,8 @@ mod tests {
         let expected =
             ["1", "a", "a/9", "a/10/x", "a-b", "b/1", "step_020.pt", "step_20.pt", "step_100.pt", "step_.pt"];
         assert_eq!(paths, expected);
+        let mut names = ["step_10.pt", "step_9.pt", "a", "step_100.pt", "step_10.bin", "step.pt", "1", "02"];
+        names.sort_by(|a, b| order(Path::new(a), Path::new(b)));
+        assert_eq!(names, ["1", "02", "a", "step.pt", "step_9.pt", "step_10.bin", "step_10.pt", "step_100.pt"]);
     }
 }
