@@ -171,6 +171,9 @@ impl Archive {
             (self.describe(path, source)?, self.describe(after.state.1, after.state.0)?);
         // Archive the sealed content, or nothing.
         if lineage::signature(&description) != sealed.signature {
+            // A file beside it that describes it came or went: it is examined anew.
+            self.catalog().has_changed(path, sealed);
+            self.notify();
             return Err(StepError::Superseded);
         }
         self.name_chunks(path, &mut description)?;

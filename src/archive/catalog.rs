@@ -312,8 +312,9 @@ impl Catalog {
     }
 
     /// Another state changed without a note: it is to be sealed again, unless it has had another fate meanwhile.
-    pub(super) fn has_changed(&mut self, path: &Path, was: &Arc<Sealed>) {
-        let same = |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if Arc::ptr_eq(sealed, was));
+    pub(super) fn has_changed(&mut self, path: &Path, was: &Sealed) {
+        let same =
+            |entry: &Entry| matches!(&entry.state, State::Sealed(sealed) if std::ptr::eq(Arc::as_ptr(sealed), was));
         if self.get(path).is_some_and(same) {
             self.entries.edit(path, |entry| {
                 entry.state = State::Closed;

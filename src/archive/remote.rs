@@ -103,16 +103,21 @@ impl Local for Archive {
 
     fn shape(&self, path: &Path) -> Shape {
         use ResidentReason::{Incompressible, NotUnderstood, Small, Unfinished};
-        match self.catalog().get(path).map(|entry| (&entry.state, entry.held)) {
+        let catalog = self.catalog();
+        let entry = catalog.get(path);
+        let is_given_up = entry.and_then(|entry| entry.failed.as_ref()).is_some_and(|failed| failed.retry.is_none());
+        match entry.map(|entry| (&entry.state, entry.held)) {
+            Some((State::Closed | State::Durable(_), _)) if is_given_up => return Shape::Stuck,
             None | Some((State::Staged | State::Closed | State::Durable(_), _)) => return Shape::Unsettled,
             Some((State::Sealed(_), Some(Held::Pinned | Held::Best))) => return Shape::Whole,
             Some((State::Sealed(_), _)) => {}
             Some((State::Archived(_, id) | State::Released(id), _)) => return Shape::Object(*id),
             Some((State::Resident(Small | Incompressible | NotUnderstood(_) | Unfinished), _)) => return Shape::Whole,
             // Its bytes are not known, or not known to be durable.
-            Some((State::Resident(_), _)) => return Shape::Unsettled,
+            Some((State::Resident(_), _)) => return Shape::Stuck,
         }
         // Not under the catalog's lock: marks are read from the device.
+        drop(catalog);
         let stays_exact = || -> io::Result<bool> {
             let is_quantized = self.store.settings().remote.as_ref().is_some_and(|of| of.newest == Newest::Quantized);
             Ok(self.catalog().named_best_by(path).is_some()

@@ -30,5 +30,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let mut out = std::io::stdout().lock();
     read(&store, &objects(&store)?, &args.path, &mut |_, bytes| out.write_all(bytes))?;
     out.flush()?;
-    Ok(ExitCode::SUCCESS)
+    // A node that cannot be read may have a newer file of this name.
+    let is_incomplete = brought.tell_missing();
+    Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }

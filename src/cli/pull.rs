@@ -2,7 +2,8 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +16,7 @@ use crate::store::object::path_of;
 
 use super::format::{name, progress};
 use super::listing::{files, stub};
-use super::remote_url::Brought;
+use super::remote_url::{Brought, existing};
 use super::target::Target;
 use super::{interrupted, remote};
 
@@ -42,13 +43,18 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
     super::log_to_stderr("warn");
-    let wanted = args.path.clone().filter(|path| path != Path::new(".")).unwrap_or_default();
-    let mounted = Target::of(&args.store).ok().and_then(|target| target.mount);
-    if let Some(mount) = mounted {
+    // `.` and `./run` are the same paths without the dot.
+    let plain = |path: &PathBuf| path.components().filter(|part| *part != Component::CurDir).collect::<PathBuf>();
+    let wanted = args.path.as_ref().map(plain).unwrap_or_default();
+    if let Some((mount, inside)) = Target::of(&args.store).ok().and_then(|target| Some((target.mount?, target.path))) {
         if args.remote.is_some() {
             bail!("{} is mounted: its remote is fixed until it is unmounted", mount.display());
         }
-        return through(&mount, &wanted);
+        return through(&mount, &inside.join(wanted));
+    }
+    if let Some(url) = &args.remote {
+        // A mistyped URL must not become the store's remote.
+        existing(url)?;
     }
     let mut store = Store::open(&args.store)?;
     if let Some(url) = &args.remote {
@@ -72,7 +78,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted; what came stays, and the same command goes on from there");
     }
-    let is_incomplete = Brought::of(args.store, copied?).tell_missing();
+    let missing = copied?;
+    if missing.found == 0 && missing.nodes.is_empty() {
+        let what = if wanted.as_os_str().is_empty() { "any file".into() } else { wanted.display().to_string() };
+        bail!("{} has not {what}; `stepfs ls {0}` lists its files", settings.url);
+    }
+    let is_incomplete = Brought::of(args.store, missing).tell_missing();
     Ok(ExitCode::from(if is_incomplete { super::DAMAGED } else { 0 }))
 }
 
@@ -82,19 +93,21 @@ fn through(mount: &Path, wanted: &Path) -> Result<ExitCode> {
     let objects = store.objects();
     let is_away =
         |path: &PathBuf| stub(&store, path).is_ok_and(|of| of.is_some_and(|of| !path_of(&objects, of.object).exists()));
-    let away: Vec<PathBuf> = files(&store, wanted)?.into_iter().filter(is_away).collect();
+    let all = files(&store, wanted)?;
+    if all.is_empty() {
+        bail!("{}: there is no such file", mount.join(wanted).display());
+    }
+    let away: Vec<PathBuf> = all.into_iter().filter(is_away).collect();
     let len = |path: &PathBuf| mount.join(path).metadata().map_or(0, |metadata| metadata.len());
     let bar = progress(away.iter().map(len).sum(), true);
     let mut failed = false;
     for path in &away {
         bar.set_message(name(&path.display().to_string()));
         let read = || -> io::Result<u64> {
-            let copied = io::copy(&mut bar.wrap_read(File::open(mount.join(path))?), &mut io::sink())?;
-            if is_away(path) {
-                Err(io::Error::other("it was read, but there is no room to keep it"))
-            } else {
-                Ok(copied)
-            }
+            // Without O_NOATIME each read would count as a restore of the checkpoint.
+            let file = File::options().read(true).custom_flags(libc::O_NOATIME).open(mount.join(path))?;
+            let copied = io::copy(&mut bar.wrap_read(file), &mut io::sink())?;
+            if is_away(path) { Err(io::Error::other("it was read, and is not kept")) } else { Ok(copied) }
         };
         if let Err(error) = read() {
             failed = true;

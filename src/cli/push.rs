@@ -15,7 +15,7 @@ use crate::store::Store;
 use super::format::{name, progress, size};
 use super::target::{Target, attribute};
 use super::wait::wait_for;
-use super::{interrupted, remote, status};
+use super::{interrupted, remote, sync};
 
 /// How often to ask how far pushing has come.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -48,9 +48,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         if let Some(url) = args.remote {
             bail!("{} is mounted: `stepfs umount` it first, or mount it with --remote {url}", mount.display());
         }
-        wait_for_archive(mount)?;
-        wait_for_mount(mount)?;
-        return Ok(ExitCode::SUCCESS);
+        return sync::sync(mount, true);
     }
     let mut store = Store::open(&target.store)?;
     if let Some(url) = &args.remote {
@@ -63,24 +61,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     let namespace = Arc::new(AtRest::of(&store));
     let archive = Archive::open(store)?;
     archive.start(namespace);
-    let push = || -> Result<()> {
-        wait_for(
+    let push = || -> Result<ExitCode> {
+        let done = wait_for(
             || if stop.load(Ordering::Relaxed) { bail!("interrupted") } else { Ok(archive.queue()) },
             || Ok(None),
         )?;
         archive.connect(place, settings)?;
-        wait_for_remote(|| archive.remote_progress().context("the remote has gone"), &stop)
+        wait_for_remote(|| archive.remote_progress().context("the remote has gone"), &stop)?;
+        sync::no_failures(&done)
     };
     let pushed = push();
     archive.stop();
-    pushed.map(|()| ExitCode::SUCCESS)
-}
-
-/// Waits until a mount has archived what it may.
-fn wait_for_archive(mount: &Path) -> Result<()> {
-    xattr::set(mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
-    let asked = status::queue_of_mount(mount)?.newest;
-    super::wait::wait_until(|| status::queue_of_mount(mount), || Ok(None), |now| now.has_done(asked)).map(drop)
+    pushed
 }
 
 /// Waits until all present changes of a mount are on its remote.
@@ -102,7 +94,7 @@ pub(super) fn wait_for_mount(mount: &Path) -> Result<()> {
 fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool) -> Result<()> {
     let wanted = ask()?.changes;
     let bar = progress(0, true);
-    let mut most = 0;
+    let (mut most, mut files) = (0, 0);
     let mut failing: Option<Instant> = None;
     loop {
         let now = ask()?;
@@ -113,6 +105,11 @@ fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool) -> Res
         let left = || format!("{} files ({}) are not on the remote yet", now.files, size(now.bytes));
         if stop.load(Ordering::Relaxed) {
             bail!("interrupted: {}; the same command goes on from there", left());
+        }
+        // While other files travel, one that cannot be read stops nothing.
+        let is_moving = now.stuck < now.files && now.stuck > 0 || now.files > 0 && now.files != files;
+        if std::mem::replace(&mut files, now.files) != now.files || is_moving {
+            failing = None;
         }
         match &now.failing {
             Some(why) if failing.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {

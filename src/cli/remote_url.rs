@@ -38,7 +38,7 @@ impl Brought {
 
     /// Says what could not be brought; answers whether something could not.
     pub(super) fn tell_missing(&self) -> bool {
-        let Missing { names, nodes } = &self.missing;
+        let Missing { names, nodes, .. } = &self.missing;
         names.iter().for_each(|(path, why)| eprintln!("{}: {}", name(&path.display().to_string()), name(why)));
         nodes
             .iter()
@@ -63,7 +63,7 @@ pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
 }
 
 /// Opens a remote that must be there: a command that reads creates none.
-fn existing(url: &str) -> Result<Arc<dyn Place>> {
+pub(super) fn existing(url: &str) -> Result<Arc<dyn Place>> {
     if remote::directory_of(url).is_some_and(|directory| !directory.is_dir()) {
         bail!("{url}: there is no such directory");
     }

@@ -48,10 +48,9 @@ const MAX_SERVERS: i64 = 10_000;
 /// The files of a version on a remote.
 fn bring_version(url: &Path, inside: &Path) -> Result<Brought> {
     let brought = bring(url, inside)?;
-    brought.tell_missing();
-    match brought.missing.names.is_empty() {
-        true => Ok(brought),
-        false => bail!("{}:{} is not complete", url.display(), inside.display()),
+    match brought.tell_missing() {
+        false => Ok(brought),
+        true => bail!("{}:{} is not complete", url.display(), inside.display()),
     }
 }
 

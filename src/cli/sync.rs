@@ -1,9 +1,11 @@
 //! `stepfs sync`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+
+use crate::archive::Queue;
 
 use super::push;
 use super::status::queue_of_mount;
@@ -24,13 +26,28 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
-    let mount = Target::mounted(&args.dir)?;
-    xattr::set(&mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
-    let asked = queue_of_mount(&mount)?.newest;
-    let done = wait_until(|| queue_of_mount(&mount), || Ok(None), |now| now.has_done(asked))?;
-    if args.remote {
-        push::wait_for_mount(&mount)?;
+    sync(&Target::mounted(&args.dir)?, args.remote)
+}
+
+/// Waits for a mount, and for its remote if `remote` says so.
+///
+/// # Errors
+/// The work cannot go on, or some files stay as they are; the message gives the reason.
+pub(super) fn sync(mount: &Path, remote: bool) -> Result<ExitCode> {
+    xattr::set(mount, "user.stepfs.sync", b"1").with_context(|| format!("{}", mount.display()))?;
+    let asked = queue_of_mount(mount)?.newest;
+    let done = wait_until(|| queue_of_mount(mount), || Ok(None), |now| now.has_done(asked))?;
+    if remote {
+        push::wait_for_mount(mount)?;
     }
+    no_failures(&done)
+}
+
+/// Success, unless the archive has given up on files.
+///
+/// # Errors
+/// Names these files.
+pub(super) fn no_failures(done: &Queue) -> Result<ExitCode> {
     match done.failed.is_empty() {
         true => Ok(ExitCode::SUCCESS),
         false => bail!("not archived, kept as written: {}", done.failed.join("; ")),

@@ -25,6 +25,7 @@ pub use codec::Codec;
 pub use plot::plot;
 pub use report::{Chain, Errors, Kept, Relative, Report, RoleKept};
 pub use series::Series;
+pub(crate) use series::open_aside;
 pub use trial::Trial;
 
 use report::Measured;

@@ -42,14 +42,19 @@ pub(super) struct Scale {
     pub(super) update: Size,
 }
 
+/// Opens a file to look at it. A pipe does not wait for a writer. In a mount this is no restore.
+pub(crate) fn open_aside(path: &Path) -> io::Result<File> {
+    let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
+    // Only the owner of a file may set it.
+    open(libc::O_NOATIME).or_else(|_| open(0))
+}
+
 impl State {
     fn open(path: &Path) -> Result<State> {
-        // O_NONBLOCK: a pipe must not wait for a writer. O_NOATIME: in a mount this is no restore; only the owner may set it.
-        let open = |flags| File::options().read(true).custom_flags(libc::O_NONBLOCK | flags).open(path);
-        let file = open(libc::O_NOATIME).or_else(|_| open(0)).map_err(of_file(path))?;
+        let file = open_aside(path).map_err(of_file(path))?;
         let metadata = file.metadata().map_err(of_file(path))?;
         let mut description = match metadata.is_file() {
-            true => describe_at(path, &file, |index| File::open(index)).map_err(of_file(path))?,
+            true => describe_at(path, &file, open_aside).map_err(of_file(path))?,
             false => Description::opaque("neither a file nor a directory"),
         };
         description.hold_unsteady(&file).map_err(of_file(path))?;

@@ -15,6 +15,8 @@ use super::node::{Handle, Source};
 use super::privileges::drop_bits;
 use super::reply::done;
 use super::sys;
+use super::workers::Workers;
+use crate::recall::Reader;
 use crate::store::beneath;
 use crate::store::durable::CrashPoint;
 
@@ -66,6 +68,11 @@ impl Core {
         self.handle(fh)?.file().ok_or(Fault::Code(libc::EBADF))
     }
 
+    /// The threads that answer a decoded read: a fsync never waits behind reads that wait for a remote.
+    fn workers_of(&self, reader: &Reader) -> &Workers {
+        if reader.is_far() { &self.far_workers } else { &self.workers }
+    }
+
     pub(super) fn read(self: &Arc<Self>, fh: FileHandle, offset: u64, size: u32, reply: ReplyData) {
         let handle = self.handle(fh);
         if let Ok(Some(restore)) = handle.as_ref().map(|handle| &handle.restore)
@@ -88,7 +95,7 @@ impl Core {
                     Err(error) => reply.error(Fault::from(error).into()),
                 }
             }),
-            Ok(Source::Reader(reader)) => self.workers.submit(Box::new(move || {
+            Ok(Source::Reader(reader)) => self.workers_of(&reader).submit(Box::new(move || {
                 let left = reader.len().saturating_sub(offset).min(u64::from(size));
                 let mut buffer = vec![0; left as usize];
                 match reader.read_at(offset, &mut buffer) {

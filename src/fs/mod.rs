@@ -72,6 +72,8 @@ struct Core {
     /// Open directories by handle number. Taken for moments only.
     directories: Mutex<HashMap<u64, Arc<dir::Directory>>>,
     workers: workers::Workers,
+    /// For reads that may wait for a remote.
+    far_workers: workers::Workers,
     invalidations: Arc<notify::Invalidations>,
     mappings: mapped::Mappings,
     early: early::Early,
@@ -106,6 +108,7 @@ impl Core {
             handles: Mutex::default(),
             directories: Mutex::default(),
             workers: workers::Workers::default(),
+            far_workers: workers::Workers::default(),
             invalidations: Arc::default(),
             mappings: mapped::Mappings::default(),
             early: early::Early::default(),

@@ -185,6 +185,7 @@ pub fn serve(
     }
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
     core.workers.stop();
+    core.far_workers.stop();
     core.invalidations.stop();
     core.mappings.stop();
     core.early.stop();

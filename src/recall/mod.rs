@@ -79,6 +79,7 @@ impl Recall {
         }
         // Of a large object on a remote, a read brings what it needs.
         let opened = self.objects.open_elsewhere(id).map_err(|error| ReadError::object(id, error))?;
+        let is_far = opened.is_some();
         let chain = match opened {
             Some(objects) => Chain::of_opened(objects).with_memory(&self.memory),
             None => self.chain(id)?,
@@ -88,7 +89,7 @@ impl Recall {
         if let Some(reader) = known(&readers) {
             return Ok(reader);
         }
-        let reader = Reader::new(Arc::clone(self), chain, order);
+        let reader = Reader::new(Arc::clone(self), chain, order, is_far);
         readers.retain(|_, reader| reader.strong_count() > 0);
         readers.insert(id, Arc::downgrade(&reader));
         drop(readers);
@@ -100,7 +101,7 @@ impl Recall {
     pub fn part(self: &Arc<Self>, id: Id) -> Result<Arc<Reader>, ReadError> {
         let chain = Chain::open_part(&self.objects, id)?;
         let order = order(&chain)?;
-        Ok(Reader::new(Arc::clone(self), chain, order))
+        Ok(Reader::new(Arc::clone(self), chain, order, false))
     }
 
     /// Passes the whole decoded file of an object to `put`, in pieces with their offsets.

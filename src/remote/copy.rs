@@ -47,7 +47,9 @@ struct Copy {
 /// What could not be copied.
 #[derive(Debug, Default)]
 pub struct Missing {
-    /// Names, each with the reason.
+    /// Names that were asked for and that the remote has.
+    pub found: usize,
+    /// Names that are missing, each with the reason.
     pub names: BTreeMap<PathBuf, String>,
     /// Nodes of which part cannot be read, each with the reason. They may have more names.
     pub nodes: Vec<String>,
@@ -74,7 +76,7 @@ pub fn copy(from: &Origin, store: Store, wanted: &Path) -> Result<Missing> {
     };
     let shared = Shared::new(settings, tree::load(&copy.store, url));
     Reader::refresh(place.as_ref(), &shared.view)?;
-    let mut missing = Missing { names: take_all(&copy, &shared)?, nodes: Vec::new() };
+    let mut missing = Missing { names: take_all(&copy, &shared)?, ..Missing::default() };
     missing.names.retain(|path, _| path.starts_with(wanted));
     tree::save(&copy.store, url, node, &shared.prune())?;
     let files = walk(&copy)?;
@@ -115,14 +117,15 @@ fn needed_by(
     missing.nodes = view.nodes().iter().filter_map(broken).collect();
     let (mut needed, mut total, mut seen) = (Vec::new(), 0, HashSet::new());
     for (path, _, shown) in view.files().filter(|(path, ..)| path.starts_with(wanted)) {
+        missing.found += 1;
         let Content::Object { owner, id } = &shown.content else { continue };
         match view.chain(owner, *id) {
             Some(chain) if files.get(path).is_some_and(|found| found.foreign.is_some()) => {
                 let away = chain.into_iter().filter(|of| seen.insert(of.id) && objects.get(of.id).is_none());
-                total += away.map(|encoding| encoding.len).sum::<u64>();
+                total = away.fold(total, |total: u64, encoding| total.saturating_add(encoding.len));
                 needed.push((path.clone(), *id));
             }
-            Some(_) => {}
+            Some(_) => drop(missing.names.insert(path.clone(), "another file of this store has its place".into())),
             None => drop(missing.names.insert(path.clone(), "an object of it is missing on the remote".into())),
         }
     }

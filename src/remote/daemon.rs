@@ -48,6 +48,9 @@ pub struct Progress {
     pub node: String,
     /// Files that are not pushed yet, of those that can be.
     pub files: u64,
+    /// Of these, files that cannot be pushed; known once all others have been.
+    #[serde(default)]
+    pub stuck: u64,
     /// Bytes of them, as programs see them.
     pub bytes: u64,
     /// Age of the oldest of them, seconds.
@@ -168,6 +171,7 @@ impl Daemon {
             url: shared.settings.url.clone(),
             node: shared.settings.node.clone(),
             files: backlog.files,
+            stuck: backlog.stuck,
             bytes: backlog.bytes,
             oldest_seconds: backlog.oldest_ns.map(age),
             pushed: shared.pushed.load(Ordering::Relaxed),
@@ -194,7 +198,8 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     let (mut seen, mut tidy_at, mut failing) = (None, Instant::now() + TIDY_EVERY, None);
     while !shared.is_stopped() {
         let changes = local.changes();
-        let now = || (changes, lock(&shared.view).version(), shared.asked.load(Ordering::Relaxed));
+        let asked = shared.asked.load(Ordering::Relaxed);
+        let now = || (changes, lock(&shared.view).version(), asked);
         let is_again = pusher.again().is_some_and(|at| at <= Instant::now());
         let due = seen != Some(now()) || is_again || shared.waiting.is_any_closer();
         let tidy = tidy_at <= Instant::now();

@@ -351,6 +351,9 @@ fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
             let id = Id(fields.u128()?.to_le_bytes()).some().ok_or(Damage("an object has no id"))?;
             let parent = Id(fields.u128()?.to_le_bytes()).some();
             let (hash, len) = (fields.u128()?, fields.varint()?);
+            if i64::try_from(len).is_err() {
+                return Err(Damage("an object is longer than any file"));
+            }
             Ok(Record::Object(Encoding { id, parent, hash, len, lossy: kind == 4 }))
         }
         2 => {

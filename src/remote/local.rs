@@ -21,6 +21,8 @@ pub enum Shape {
     Newest,
     /// Durable, and no object will be made of it: its bytes are in the tree.
     Whole,
+    /// It cannot be read, or its bytes may not be durable, and nothing changes that by itself: `user.stepfs.why` says why.
+    Stuck,
     /// A program waits until the remote has the bytes that are in the tree, durable or not.
     Awaited,
     /// An object holds its bytes.

@@ -21,6 +21,8 @@ pub(super) enum Want {
     Ahead,
     /// All bytes, as an object that is made for it.
     Whole,
+    /// They cannot be had; the pusher says so.
+    Stuck,
 }
 
 /// What to do.
@@ -137,10 +139,12 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
     }
     match file.shape {
         Shape::Unsettled => None,
+        Shape::Stuck => (!pushed.is_some_and(|record| is_same_file(file, record))).then_some(Want::Stuck),
         Shape::Object(id) => {
             let has = |record: &&Shown| matches!(&record.content, Content::Object { id: of, .. } if *of == id);
             let same = |record: &Shown| same_attributes(record) && record.modified_ns == file.modified_ns;
-            if pushed.filter(has).is_some_and(same) {
+            // A name of which an object has gone there shows nothing to others.
+            if pushed.filter(has).filter(|record| is_whole(view, record)).is_some_and(same) {
                 return None;
             }
             // A renamed copy of another node's name, or new attributes of an object that is there.

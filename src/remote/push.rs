@@ -85,8 +85,8 @@ impl Pusher {
         self.failed.retain(|path, _| names.contains(path));
         let asked = shared.asked.load(Ordering::Relaxed);
         let is_due = |failed: &Failed| failed.asked != asked || failed.again <= Instant::now();
-        plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(is_due) || closers.wait_for(path));
-        let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole);
+        plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(is_due));
+        let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole | Want::Stuck);
         let (costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
         let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
         shared.set_backlog(&backlog(&left, &files));
@@ -108,12 +108,13 @@ impl Pusher {
         left = costly.iter().map(|(path, _)| path.clone()).collect();
         let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).cloned().collect();
         shared.waiting.pushed(&closers, &unpushed);
-        let mut waits = Vec::new();
-        for (done, (path, want)) in costly.into_iter().enumerate() {
+        let (mut later, mut pushed, mut is_cut_short) = (Vec::new(), 0, false);
+        for (path, want) in costly {
             shared.set_backlog(&backlog(&left, &files));
             // Something newer may have to go first; but each round pushes one.
-            if shared.is_stopped() || done > 0 && local.changes() != before {
-                return Ok(false);
+            is_cut_short = shared.is_stopped() || pushed > 0 && local.changes() != before;
+            if is_cut_short {
+                break;
             }
             left.retain(|other| *other != path);
             let Some(found) = files.get(&path) else { continue };
@@ -122,23 +123,25 @@ impl Pusher {
                     records.push(put(&path, found, content));
                     append(writer, shared, records)?;
                     self.failed.remove(&path);
+                    pushed += 1;
                     unpushed.retain(|other| *other != path);
                     shared.waiting.pushed(&closers, &unpushed);
                 }
-                Ok(Outcome::Later) => waits.push(path),
+                Ok(Outcome::Later) => later.push(path),
                 Ok(Outcome::Failed(why)) => self.note_failure(path, why, asked),
                 Err(Error::Local(error)) => self.note_failure(path, error.to_string(), asked),
                 Err(error) => return Err(error),
             }
         }
-        let others = !self.missing.is_empty() || !waits.is_empty();
+        let others = is_cut_short || !self.missing.is_empty() || !later.is_empty();
         self.again = self.failed.values().map(|failed| failed.again).min().filter(|_| !others);
-        waits.extend(self.failed.keys().cloned());
-        shared.set_backlog(&backlog(&waits, &files));
         let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
         shared.waiting.give_up(&closers, &failed);
         shared.fails(FILES, self.failing());
-        Ok(self.missing.is_empty() && waits.is_empty())
+        if !is_cut_short {
+            shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&[later, failed].concat(), &files) });
+        }
+        Ok(!others && self.failed.is_empty())
     }
 
     /// When a round is due although nothing changes, if the last one left nothing but files that cannot be pushed.
@@ -251,6 +254,7 @@ fn put(path: &Path, found: &Found, content: Content) -> Record {
 fn backlog(left: &[PathBuf], files: &BTreeMap<PathBuf, Found>) -> Backlog {
     let found = || left.iter().filter_map(|path| files.get(path));
     Backlog {
+        stuck: 0,
         files: left.len() as u64,
         bytes: found().map(|file| file.len).sum(),
         oldest_ns: found().map(|file| file.modified_ns).min(),
@@ -309,6 +313,7 @@ fn push_one(
     (want, found): (Want, &Found),
 ) -> Result<Outcome> {
     match want {
+        Want::Stuck => Ok(Outcome::Failed("it cannot be read, or is not durable; user.stepfs.why says why".into())),
         Want::Object(id) => push_object(local, writer, shared, id),
         Want::Ahead => match local.ahead(path)? {
             Ahead::Object(hold) => {

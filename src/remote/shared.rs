@@ -43,6 +43,8 @@ pub struct Settings {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Backlog {
     pub(super) files: u64,
+    /// Of these, files that cannot be pushed; known once all others have been.
+    pub(super) stuck: u64,
     pub(super) bytes: u64,
     /// Modification time of the oldest.
     pub(super) oldest_ns: Option<i64>,

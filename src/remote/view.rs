@@ -5,10 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::journal::{Content, Encoding, Kind, Place, Record, Segment, Shown};
-use crate::store::Id;
-
-/// Longest chain that is followed: a damaged journal may have a cycle.
-const MAX_CHAIN: usize = 64;
+use crate::store::{Id, MAX_CHAIN};
 
 /// Orders all changes of one name: a Lamport time, then the node's name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -167,7 +164,7 @@ impl View {
         let objects = &self.nodes.get(owner)?.objects;
         let mut chain = vec![objects.get(&id)?];
         while let Some(parent) = chain.last().and_then(|encoding| encoding.parent) {
-            if chain.len() > MAX_CHAIN {
+            if chain.len() > MAX_CHAIN as usize {
                 return None;
             }
             chain.push(objects.get(&parent)?);

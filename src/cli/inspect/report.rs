@@ -1,13 +1,13 @@
 //! Describes one file, or one distributed checkpoint.
 
 use std::collections::{BTreeSet, HashSet};
-use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cli::target::{Target, attribute};
+use crate::compare::open_aside;
 use crate::container::{Kind, METADATA, Model, Tensor, describe_at, is_of_chunks};
 use crate::store::Store;
 use crate::store::object::Object;
@@ -156,13 +156,6 @@ fn rows(tensors: &[Tensor], kept: &Kept, placed: bool) -> Vec<Row> {
         }
     };
     tensors.iter().map(row).collect()
-}
-
-/// Opens a file so that stepfs does not take the read for a restore.
-fn open_aside(path: &Path) -> std::io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    // `O_NOATIME` fails for other users than the owner.
-    File::options().read(true).custom_flags(libc::O_NOATIME).open(path).or_else(|_| File::open(path))
 }
 
 /// An attribute that the daemon gives for a file in a mount.
