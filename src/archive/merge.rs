@@ -13,7 +13,7 @@ use super::housekeeper::{Housekeeper, Merging};
 use super::reparent::{Move, parent_words};
 use super::{Archive, LONGEST_PAUSE};
 
-/// Several heirs together must grow by this share less than the size of the object that goes.
+/// A merge with several heirs must free at least this share of the size of the objects that go.
 const LEAST_GAIN: f64 = 0.05;
 /// A single heir must free this share of its new size. Otherwise a run that keeps its last few checkpoints would
 /// write its keyframe again with each, for a few percent.

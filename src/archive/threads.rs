@@ -22,7 +22,7 @@ use super::{Archive, LONGEST_PAUSE, SOON};
 /// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job close their
 /// files together. A test's scheduler tries orders of few threads better than of many.
 const SEALERS: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
-/// Files that are archived side by side, at most. Not this bounds memory but the tiles in flight do ([`super::in_flight`]); each
+/// Files that are archived side by side, at most. The tiles in flight (`encode/workers.rs`) bound memory, not this number. Each
 /// file adds its index and one tile.
 const ENCODERS: usize = if cfg!(feature = "shuttle") { 1 } else { 8 };
 /// A thread looks for work at least this often, without being told.

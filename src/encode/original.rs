@@ -58,6 +58,9 @@ pub(super) fn beside<T>(
 }
 
 /// SHA-256 of the first `len` bytes of a file.
+///
+/// # Errors
+/// [`StepError::Cancelled`].
 pub(crate) fn hash_of(
     file: &(dyn ReadAt + Sync),
     len: u64,

@@ -20,6 +20,9 @@ const LEVEL_OF_SHORT: i32 = 15;
 const SHORT: u64 = 1 << 20;
 
 /// Writes the bytes between the tensors, patched, in chunks.
+///
+/// # Errors
+/// [`StepError::Cancelled`].
 pub(super) fn encode(
     job: &Job,
     writer: &mut ObjectWriter,

@@ -6,12 +6,12 @@
 //!
 //! - `mount`, `mounts`: mounting, signals, unmounting, mounts left dead.
 //! - this file: the state of a mount. `adapter`: the protocol's operations, each one line.
-//! - `names`, `attr`, `xattr`, `dir`: operations without an open file. `inodes`, `node`, `numbers`: the kernel's
+//! - `name_ops`, `attr`, `xattr`, `dir`: operations without an open file. `inodes`, `node`, `numbers`: the kernel's
 //!   nodes.
 //! - `open`, `io`, `transition`, `mapped`: handles, their bytes, the way back from a stub to a file, and mappings
 //!   that are left after the last close.
 //! - `handles`: files that the kernel asks for by number.
-//! - `namespace`: how the archive releases a file unnoticed by programs.
+//! - `archive_hooks`: how the archive releases a file unnoticed by programs.
 //! - `early`: sends large files to the device while programs write them.
 //! - `errno`, `reply`, `sys`, `workers`, `notify`: small tools.
 //!

@@ -1,7 +1,7 @@
 //! Open and release: who serves the bytes of a file while it is open.
 //!
-//! The first open of a node decides; the kernel refuses to mix (measured; it answers EIO): passthrough cannot be
-//! joined by an open that the daemon serves, nor the reverse, and passthrough needs the same backing file each time.
+//! The first open of a node decides who serves it until the last release: the kernel (passthrough), or the daemon. The kernel
+//! answers EIO if a later open differs, or names another backing file (measured).
 //! So each node has one mode from its first open to its last release, and every open gets an answer that fits it:
 //!
 //! | node                    | passthrough allowed                 | otherwise                                        |

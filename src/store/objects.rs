@@ -59,7 +59,7 @@ struct Inside {
     shared: HashSet<Id>,
     /// Objects that no file names, where a merge would free too little for the bytes it writes: more must go first.
     deferred: HashSet<Id>,
-    /// Parents that an object may have on the device, although its replacement failed.
+    /// Parents from replacements that failed: the file on the device may already name one of them.
     tried: HashMap<Id, Vec<Id>>,
     /// Objects that were taken out, and that [`Objects::remove`] has not removed yet.
     going: HashSet<Id>,
@@ -380,6 +380,7 @@ impl Objects {
     pub fn remove(&self, garbage: &[Id]) {
         garbage.iter().for_each(|id| self.io.discard(&path_of(&self.directory, *id), CrashPoint::ObjectRemoved));
         let mut inside = self.lock();
-        inside.going.retain(|id| !garbage.contains(id));
+        // One that the device refuses to remove stays until `Io::sweep` has removed it.
+        inside.going.retain(|id| !garbage.contains(id) || path_of(&self.directory, *id).exists());
     }
 }

@@ -95,6 +95,9 @@ impl Store {
     }
 
     /// Opens a store for reading, mounted or not. Changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a store there.
     pub fn look(root: &Path) -> Result<Store, Error> {
         if !root.join(SETTINGS).exists() {
             return Err(Error::Missing(root.to_path_buf()));
@@ -106,6 +109,9 @@ impl Store {
     }
 
     /// True if a process has the store open for writing.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a store there.
     pub fn is_locked(root: &Path) -> Result<bool, Error> {
         let path = root.join(LOCK);
         match beneath::open_plain(&path) {

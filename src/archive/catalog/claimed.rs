@@ -4,7 +4,7 @@ use super::index::Index;
 use super::member::{Claim, Work};
 
 impl Index {
-    /// Whether a closed file can be sealed, now or once a thread is done with what it was before.
+    /// Whether a closed file can be sealed: now, or once a thread has finished with its previous content.
     pub(super) fn is_any_closed(&self) -> bool {
         let is_another = |(sequence, claim): (&u64, &Claim)| {
             let member = self.members.get(sequence).filter(|member| member.version != claim.version);
@@ -66,7 +66,7 @@ impl Index {
         !self.claims.is_empty()
     }
 
-    /// Whether it is not known yet of some closed file, which can be looked at now, what it names as the best of a run.
+    /// Whether some closed file has not been read yet for what it names as the best of its run.
     pub(super) fn may_learn(&self) -> bool {
         self.is_any_closed() || self.claims.values().any(|claim| claim.may_speak)
     }

@@ -61,8 +61,8 @@ impl<A: Ord + Clone, B: Ord + Clone> Order<A, B> {
             || self.last.as_ref().is_some_and(|(last, of_last)| key < last && print != *of_last)
     }
 
-    /// Whether a later state is sealed, and one with other bytes is sealed or archived. This suffices for a file that
-    /// was history when it was archived: if the last state has its bytes, the states between may be under way too.
+    /// Whether a later state is sealed, and one with other bytes is sealed or archived. A file that was
+    /// history when it was archived needs no more: the states between may be under way, and the last may repeat its bytes.
     fn stays_history(&self, key: &(A, B, u64), print: Print) -> bool {
         let later = (Bound::Excluded(key), Bound::Unbounded);
         let mut sealed = self.sealed.range::<(A, B, u64), _>(later).peekable();

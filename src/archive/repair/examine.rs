@@ -114,7 +114,7 @@ pub(super) fn examine(
     all.sort();
     for path in all {
         found.files += 1;
-        let gone = || fs::symlink_metadata(store.tree().join(&path)).is_err();
+        let gone = || is_gone(&store.tree().join(&path));
         match stub(store, &path) {
             Ok(Some(stub)) => {
                 let other = |length: u64| length != stub.logical_len;
@@ -200,7 +200,7 @@ pub(super) fn examine(
         }
     }
     for path in found.resident.clone().iter().filter(|path| of_path(path)) {
-        let gone = || fs::symlink_metadata(store.tree().join(path)).is_err();
+        let gone = || is_gone(&store.tree().join(path));
         if let Err(error) = read_through(store.io(), &store.tree().join(path))
             && !gone()
         {
@@ -265,4 +265,9 @@ fn read_through(io: &Io, path: &Path) -> io::Result<()> {
             count => at += count as u64,
         }
     }
+}
+
+/// True if nothing has this name. A name whose file the device cannot read is there.
+fn is_gone(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }

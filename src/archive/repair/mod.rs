@@ -367,8 +367,8 @@ impl<'a> Round<'a> {
                 }
                 set_aside(self.store, &to)?;
                 if fs::symlink_metadata(&to).is_ok() {
-                    // Another object is there, which has another name: it has one in `damaged/` now, from where it is
-                    // taken.
+                    // Another object still lies here under this wrong name. `set_aside` gave it a second name in `damaged/`, from
+                    // where the repair takes it.
                     io.remove(&to, CrashPoint::RepairInPlace)?;
                 }
                 io.make_dirs(durable::parent(&to), 0o777, CrashPoint::ShardMade)?;
