@@ -64,7 +64,7 @@ fn a_part_brings_that_part_and_much_brings_the_whole() {
 
 #[test]
 fn a_damaged_part_is_an_error_and_no_answer() {
-    let Away { place, recall, id, bytes, .. } = away();
+    let Away { machine: _machine, place, recall, id, bytes } = away();
     let (name, whole) = place.names().into_iter().find(|(name, _)| name.contains("/objects/")).unwrap();
     let mut wrong = whole.clone();
     let middle = wrong.len() / 2;
