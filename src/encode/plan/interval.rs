@@ -32,7 +32,7 @@ fn factor(interval: f64) -> f64 {
     (USUAL / interval).powf(EXPONENT).clamp(1.0, MOST)
 }
 
-/// What the optimizer counts: torch has a `step` of each parameter, Keras one of all.
+/// What the optimizer counts: torch has a `step` of each parameter, Keras one of all, optax a `count` in each state.
 fn step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64>> {
     let is_one = |t: &&Tensor| t.role == Role::Optimizer && t.shape.iter().product::<u64>() == 1;
     let Some(tensor) = description.tensors.iter().filter(is_one).find(|t| is_step(description.kind, t)) else {
@@ -47,7 +47,7 @@ fn step(source: &dyn ReadAt, description: &Description) -> io::Result<Option<f64
     Ok(Some(value).filter(|value| value.is_finite() && *value >= 0.0))
 }
 
-/// Whether a number of the optimizer is its count of iterations. torch keeps it as fp32, Keras as an integer.
+/// Whether a number of the optimizer is its count of iterations. torch keeps it as fp32, Keras and optax as an integer.
 fn is_step(kind: Kind, tensor: &Tensor) -> bool {
     let separators = ['/', '.'];
     let (above, name) = tensor.path.rsplit_once(separators).unwrap_or_default();
@@ -57,6 +57,7 @@ fn is_step(kind: Kind, tensor: &Tensor) -> bool {
                 || (above.starts_with("optimizer_weights/") && name == "iteration");
             is_count && [Dtype::I32, Dtype::I64].contains(&tensor.dtype)
         }
+        Kind::Flax => name == "count" && tensor.dtype == Dtype::I32,
         _ => name == "step" && above.split(separators).any(|part| part == "state") && tensor.dtype == Dtype::F32,
     }
 }
@@ -82,7 +83,9 @@ mod tests {
         }
         assert!(known(Kind::Keras, "optimizer/vars/0", Dtype::I64));
         assert!(known(Kind::Hdf5, "optimizer_weights/adam/iteration", Dtype::I64));
+        assert!(known(Kind::Flax, "opt_state/0/count", Dtype::I32));
         for (kind, path, dtype) in [
+            (Kind::Flax, "opt_state/0/count", Dtype::F32),
             (Kind::Keras, "optimizer/vars/1", Dtype::I64),
             (Kind::Keras, "optimizer/vars/0", Dtype::F32),
             (Kind::TorchZip, "optimizer/vars/0", Dtype::I64),
