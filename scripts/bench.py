@@ -26,11 +26,14 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests/real/support"))
+
+import harness  # noqa: E402
+import torch  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
 MB = 1 << 20
 PARTS = ("save", "again", "load", "cold", "memory", "codec")
 
@@ -38,32 +41,21 @@ PARTS = ("save", "again", "load", "cold", "memory", "codec")
 MEMORY = "64M"
 
 
-class Daemon:
+class Daemon(harness.Mount):
     """A mounted store, and the peak memory of its daemon."""
 
-    def __init__(self, stepfs, base):
-        self.stepfs, self.base = stepfs, base
-        self.store, self.dir, self.log = base / "store", base / "mnt", base / "stepfs.log"
-        self.dir.mkdir()
-        self.pid, self.peak, self.peak_anonymous = None, {}, {}
+    def __init__(self, base):
+        super().__init__(base)
+        self.peak, self.peak_anonymous = {}, {}
 
-    def run(self, *arguments):
-        done = subprocess.run([self.stepfs, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"stepfs {' '.join(map(str, arguments))}: exit code {done.returncode}\n{done.stderr}")
-        return done.stdout
+    def arguments(self):
+        # --memory limits decoded states; this measures all other memory.
+        return [*super().arguments(), "--memory", MEMORY]
 
     def mount(self):
-        # --memory limits decoded states; this measures all other memory.
-        self.run("mount", self.store, self.dir, "--log", self.log, "--memory", MEMORY)
-        needle = os.fsencode(self.store)
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and needle in (entry / "cmdline").read_bytes().split(b"\0"):
-                    self.pid = int(entry.name)
-            except OSError:
-                pass
+        super().mount()
         threading.Thread(target=self.watch, args=(self.pid,), daemon=True).start()
+        return self
 
     def memory(self, pid, field):
         found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.M)
@@ -81,14 +73,8 @@ class Daemon:
     def note_peak(self, during):
         self.peak[during] = max(self.peak.get(during, 0), self.memory(self.pid, "VmHWM"))
 
-    def umount(self):
-        self.run("umount", self.dir)
-        pid, self.pid = self.pid, None
-        while os.path.exists(f"/proc/{pid}"):
-            time.sleep(0.02)
-
-    def sync(self):
-        self.run("sync", self.dir)
+    def sync(self, timeout=3600):
+        super().sync(timeout)
 
     def cold(self):
         """A fresh daemon, no decoded files, nothing of the store in the page cache."""
@@ -97,13 +83,6 @@ class Daemon:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         drop_caches(self.store)
         self.mount()
-
-    def close(self):
-        subprocess.run([self.stepfs, "umount", self.dir], capture_output=True)
-        if os.path.ismount(self.dir):
-            subprocess.run(["fusermount3", "-u", "-z", self.dir], capture_output=True)
-        if os.path.ismount(self.dir):
-            sys.exit(f"bench.py: could not unmount {self.dir}; files left in {self.base}")
 
 
 def drop_caches(folder):
@@ -226,7 +205,7 @@ def bench_cold(daemon, plain, arguments):
     gc.collect()
     archiving = timed(daemon.sync)
     daemon.note_peak("archiving")
-    rows = {row["path"].strip("/"): row for row in json.loads(daemon.run("ls", "--json", daemon.dir))}
+    rows = {row["path"].strip("/"): row for row in daemon.ls()}
     target = daemon.dir / "step_2.safetensors"
     if rows[target.name]["state"] != "released":
         sys.exit(f"bench.py: {target.name} is {rows[target.name]['state']}, not released")
@@ -267,19 +246,9 @@ def bench_cold(daemon, plain, arguments):
 
 
 def bench_codec():
-    """The Rust benchmark's own numbers. Lines that are JSON objects are parsed; the rest is kept as text."""
-    if not (ROOT / "benches" / "codec.rs").exists():
-        return {"name": "codec", "skipped": "benches/codec.rs is not there"}
+    """What the Rust benchmark prints."""
     done = subprocess.run(["cargo", "bench", "--locked", "--bench", "codec"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode:
-        return {"name": "codec", "skipped": f"cargo bench failed:\n{done.stderr[-2000:]}"}
-    rows, text = [], []
-    for line in done.stdout.splitlines():
-        try:
-            rows.append(json.loads(line) if line.startswith("{") else text.append(line) or None)
-        except ValueError:
-            text.append(line)
-    return {"name": "codec", "rows": [row for row in rows if row], "text": "\n".join(text).strip()}
+    return {"name": "codec", "text": f"cargo bench failed:\n{done.stderr[-2000:]}" if done.returncode else done.stdout.strip()}
 
 
 def table(results):
@@ -301,7 +270,7 @@ def table(results):
                 yield line(f"daemon's peak memory, {during}", "", f"{peak:.0f} MB", "", "< 600 MB", "ok" if peak < 600 else "MISSED")
         elif r["name"] == "codec":
             yield ""
-            yield r.get("skipped") or "\n".join([*(json.dumps(row) for row in r["rows"]), r["text"]])
+            yield r["text"]
 
 
 def main():
@@ -327,7 +296,8 @@ def main():
         sys.exit(f"bench.py: needs about {needed} MB in {base.parent}, {free} MB are free. Try --dir, --size, --big or --quick")
     plain = base / "plain"
     plain.mkdir()
-    daemon, results = Daemon(arguments.stepfs, base), []
+    harness.BIN = arguments.stepfs
+    daemon, results = Daemon(base), []
     try:
         if parts - {"codec"}:
             daemon.mount()
@@ -341,6 +311,8 @@ def main():
             results.append(bench_codec())
     finally:
         daemon.close()
+        if left := harness.mounts_below(base):
+            sys.exit(f"bench.py: {left} could not be unmounted; files left in {base}")
         shutil.rmtree(base)
     report = {"cores": os.cpu_count(), "kernel": platform.release(), "torch": torch.__version__, "runs": arguments.runs, "results": results}
     if arguments.json == "-":

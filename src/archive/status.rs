@@ -226,15 +226,9 @@ impl Archive {
 
     /// Opens a released file for reading. Blocks on the device: never on a thread that answers the kernel.
     pub fn reader(&self, stub: &Stub) -> Result<std::sync::Arc<Reader>, ReadError> {
-        self.recall.reader(stub.object).and_then(|reader| {
-            // A stub that promises another length than its object has is damaged, or from another time.
-            match reader.len() == stub.logical_len {
-                true => Ok(reader),
-                false => {
-                    Err(ReadError::object(stub.object, crate::store::Damage("it is not as long as its stub says")))
-                }
-            }
-        })
+        let reader = self.recall.reader(stub.object)?;
+        ReadError::unless_as_long(stub, reader.len())?;
+        Ok(reader)
     }
 
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
@@ -331,9 +325,8 @@ impl Archive {
     pub fn recall(&self, stub: &Stub, from: &fs::File) -> Result<std::path::PathBuf, ReadError> {
         let fail = |error| ReadError::object(stub.object, error);
         // As a reader is told, too: it would become another file.
-        let known = self.objects.get(stub.object);
-        if known.is_some_and(|(header, _)| header.logical_len != stub.logical_len) {
-            return Err(ReadError::object(stub.object, crate::store::Damage("it is not as long as its stub says")));
+        if let Some((header, _)) = self.objects.get(stub.object) {
+            ReadError::unless_as_long(stub, header.logical_len)?;
         }
         let target = self.store.tmp().join(format!("recall-{}", crate::store::Id::random().map_err(fail)?));
         let decode = || -> Result<(), ReadError> {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::archive::repair::lost_stub;
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
-use crate::store::{Damage, Objects, Store, Stub};
+use crate::store::{Objects, Store, Stub};
 
 /// Passes the bytes of a file in the store's tree to `sink`, in order. The file may be released or resident.
 pub(super) fn read(
@@ -24,10 +24,9 @@ pub(super) fn read(
     let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
     if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
-        if chain.leaf().header().logical_len != stub.logical_len {
-            let error = ReadError::object(stub.object, Damage("it is not as long as its stub says"));
-            return Err(io::Error::from(error)).with_context(name);
-        }
+        ReadError::unless_as_long(&stub, chain.leaf().header().logical_len)
+            .map_err(io::Error::from)
+            .with_context(name)?;
         let layout = Layout::of(chain.leaf());
         let order = order(&chain).map_err(io::Error::from).with_context(name)?;
         if order.is_kept() {

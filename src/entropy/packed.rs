@@ -37,19 +37,24 @@ pub(super) fn split(values: &mut [i32], width: u32, out: &mut Vec<u8>) {
     let level = Level::detect();
     for values in values.chunks_mut(UNIT) {
         let mut words = [[0; LANES]; MOST_WIDTH as usize];
-        match <&mut [i32; UNIT]>::try_from(&mut *values) {
-            Ok(unit) => split_unit(level, unit, width, &mut words),
-            Err(_) => {
-                let mut unit = [0; UNIT];
-                unit[..values.len()].copy_from_slice(values);
-                split_unit(level, &mut unit, width, &mut words);
-                values.copy_from_slice(&unit[..values.len()]);
-            }
-        }
+        as_unit(values, |unit| split_unit(level, unit, width, &mut words));
         for row in &words[..width as usize] {
             out.extend_from_slice(row.map(u32::to_le_bytes).as_flattened());
         }
     }
+}
+
+/// Changes values as a whole unit. Those that are missing are 0.
+#[inline(always)]
+fn as_unit<T>(values: &mut [i32], change: impl FnOnce(&mut [i32; UNIT]) -> T) -> T {
+    if let Ok(unit) = <&mut [i32; UNIT]>::try_from(&mut *values) {
+        return change(unit);
+    }
+    let mut unit = [0; UNIT];
+    unit[..values.len()].copy_from_slice(values);
+    let answer = change(&mut unit);
+    values.copy_from_slice(&unit[..values.len()]);
+    answer
 }
 
 multiversion! {
@@ -84,17 +89,7 @@ pub(super) fn join(values: &mut [i32], width: u32, packed: &[u8]) -> Result<(), 
         for (word, bytes) in words.as_flattened_mut().iter_mut().zip(packed.as_chunks().0) {
             *word = u32::from_le_bytes(*bytes);
         }
-        let fits = match <&mut [i32; UNIT]>::try_from(&mut *values) {
-            Ok(unit) => join_unit(level, unit, width, &words),
-            Err(_) => {
-                let mut unit = [0; UNIT];
-                unit[..values.len()].copy_from_slice(values);
-                let fits = join_unit(level, &mut unit, width, &words);
-                values.copy_from_slice(&unit[..values.len()]);
-                fits
-            }
-        };
-        if !fits {
+        if !as_unit(values, |unit| join_unit(level, unit, width, &words)) {
             return Err(Corrupt("value beyond 32 bits"));
         }
     }

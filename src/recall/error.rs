@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::codec::Corrupt;
-use crate::store::Id;
+use crate::store::{Damage, Id, Stub};
 
 /// A failed read: the kernel gets EIO, and the log names object and tensor.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +30,12 @@ impl ReadError {
     /// One tensor in it.
     pub fn tensor(object: Id, path: &str, source: impl Into<io::Error>) -> ReadError {
         ReadError { object, tensor: Some(path.to_string()), source: source.into() }
+    }
+
+    /// Checks the length of a stub's object. If they differ, the stub is damaged, or from another time.
+    pub fn unless_as_long(stub: &Stub, len: u64) -> Result<(), ReadError> {
+        let wrong = || ReadError::object(stub.object, Damage("it is not as long as its stub says"));
+        if len == stub.logical_len { Ok(()) } else { Err(wrong()) }
     }
 
     /// True if bytes are missing or wrong; false if the device is only unable to read them now.

@@ -51,11 +51,8 @@ impl<'a> Fields<'a> {
 
     /// A count of items of at least `each` bytes in the remaining bytes, so it may bound an allocation.
     pub(crate) fn count(&mut self, each: usize) -> Result<usize, Damage> {
-        let count = self.u32()? as usize;
-        if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
-            return Err(Damage("a count is larger than the rest"));
-        }
-        Ok(count)
+        let count = self.u32()?;
+        self.fits(count.into(), each)
     }
 
     pub(crate) fn text(&mut self) -> Result<String, Damage> {
@@ -70,11 +67,13 @@ impl<'a> Fields<'a> {
 
     /// Like [`Fields::count`], with the count as a varint.
     pub(crate) fn varcount(&mut self, each: usize) -> Result<usize, Damage> {
-        let count = usize::try_from(self.varint()?).map_err(|_| Damage("a count is larger than the rest"))?;
-        if count.checked_mul(each).is_none_or(|total| total > self.bytes.len()) {
-            return Err(Damage("a count is larger than the rest"));
-        }
-        Ok(count)
+        let count = self.varint()?;
+        self.fits(count, each)
+    }
+
+    fn fits(&self, count: u64, each: usize) -> Result<usize, Damage> {
+        let fits = |count: &usize| count.checked_mul(each).is_some_and(|total| total <= self.bytes.len());
+        usize::try_from(count).ok().filter(fits).ok_or(Damage("a count is larger than the rest"))
     }
 
     /// A string with its length as a varint.

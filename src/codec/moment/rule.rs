@@ -47,12 +47,23 @@ pub(super) trait Divide {
     const INWARD: bool = false;
     /// True if only 0 decodes to 0.
     const SIGNS: bool = false;
+    /// True if d is the square root of v, false if it is v.
+    const SQUARE: bool;
     /// d of an element.
-    fn divisor<F: Float>(v: f64) -> f64;
+    #[inline(always)]
+    fn divisor<F: Float>(v: f64) -> f64 {
+        if Self::SQUARE { F::sqrt(v) } else { v }
+    }
     /// m / d, computed in f32 for the types that f32 holds.
-    fn quotient<F: Float>(m: f64, v: f64) -> f64;
+    #[inline(always)]
+    fn quotient<F: Float>(m: f64, v: f64) -> f64 {
+        if Self::SQUARE { F::quotient(m, v) } else { F::ratio(m, v) }
+    }
     /// m / d, in f64.
-    fn exact(m: f64, v: f64) -> f64;
+    #[inline(always)]
+    fn exact(m: f64, v: f64) -> f64 {
+        if Self::SQUARE { m / v.sqrt() } else { m / v }
+    }
     /// Rounds a number of steps for an element m to a whole one; `outward` is added first.
     #[inline(always)]
     fn rounded(steps: f64, _m: f64, outward: f64, _shrink: f64) -> f64 {
@@ -72,52 +83,19 @@ pub(super) struct Inward;
 pub(super) struct Sign;
 
 impl Divide for Root {
+    const SQUARE: bool = true;
     const GROWS: f64 = 0.5 + OUTWARD;
-    #[inline(always)]
-    fn divisor<F: Float>(v: f64) -> f64 {
-        F::sqrt(v)
-    }
-    #[inline(always)]
-    fn quotient<F: Float>(m: f64, v: f64) -> f64 {
-        F::quotient(m, v)
-    }
-    #[inline(always)]
-    fn exact(m: f64, v: f64) -> f64 {
-        m / v.sqrt()
-    }
 }
 
 impl Divide for Norm {
+    const SQUARE: bool = false;
     const GROWS: f64 = 0.5 + OUTWARD;
-    #[inline(always)]
-    fn divisor<F: Float>(v: f64) -> f64 {
-        v
-    }
-    #[inline(always)]
-    fn quotient<F: Float>(m: f64, v: f64) -> f64 {
-        F::ratio(m, v)
-    }
-    #[inline(always)]
-    fn exact(m: f64, v: f64) -> f64 {
-        m / v
-    }
 }
 
 impl Divide for Inward {
+    const SQUARE: bool = true;
     const GROWS: f64 = 0.0;
     const INWARD: bool = true;
-    #[inline(always)]
-    fn divisor<F: Float>(v: f64) -> f64 {
-        Root::divisor::<F>(v)
-    }
-    #[inline(always)]
-    fn quotient<F: Float>(m: f64, v: f64) -> f64 {
-        Root::quotient::<F>(m, v)
-    }
-    #[inline(always)]
-    fn exact(m: f64, v: f64) -> f64 {
-        Root::exact(m, v)
-    }
     #[inline(always)]
     fn rounded(steps: f64, _m: f64, _outward: f64, shrink: f64) -> f64 {
         // Toward 0, and from a whole number to the one before, so that no rounding can exceed the original.
@@ -126,21 +104,10 @@ impl Divide for Inward {
 }
 
 impl Divide for Sign {
+    const SQUARE: bool = false;
     const GROWS: f64 = 1.0;
     const LEAST: f64 = 1.0;
     const SIGNS: bool = true;
-    #[inline(always)]
-    fn divisor<F: Float>(v: f64) -> f64 {
-        v
-    }
-    #[inline(always)]
-    fn quotient<F: Float>(m: f64, v: f64) -> f64 {
-        F::ratio(m, v)
-    }
-    #[inline(always)]
-    fn exact(m: f64, v: f64) -> f64 {
-        m / v
-    }
     #[inline(always)]
     fn rounded(steps: f64, m: f64, _outward: f64, _shrink: f64) -> f64 {
         // The nearest odd number: no symbol of 0 lies between the two signs.
