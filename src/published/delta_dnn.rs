@@ -3,8 +3,8 @@
 //!
 //! M = floor((A - B) / (2 log(1 + e)) + 1/2) and A' = B + 2 log(1 + e) M. The relative error bound e is the system's
 //! parameter; M is then coded without loss. The paper selects it by a score of accuracy and size; here the user does.
-//! Known here from public descriptions and from Inshrinkerator's section 11. The paper passes M to a general compressor;
-//! here it goes through [`ints`]. A first state, or one whose M exceed 30 bits, is stored without loss.
+//! Known here from public descriptions and from Inshrinkerator's section 11. The paper passes M to a general
+//! compressor; here it goes through [`ints`]. A first state, or one whose M exceed 30 bits, is stored without loss.
 //!
 //! Payload: [`ID`]; 0 and a lossless tile, or 1, the step as f64 and an `ints` payload.
 
