@@ -74,7 +74,7 @@ class Daemon(harness.Mount):
         self.peak[during] = max(self.peak.get(during, 0), self.memory(self.pid, "VmHWM"))
 
     def sync(self, timeout=3600):
-        super().sync(timeout)
+        super().sync(timeout=timeout)
 
     def cold(self):
         """A fresh daemon, no decoded files, nothing of the store in the page cache."""

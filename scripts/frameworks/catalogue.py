@@ -59,7 +59,7 @@ TWO = [
     Entry("deepspeed-3", "DeepSpeed, ZeRO 3", "zero", ("deepspeed",), "3", environment=2, ranks=2,
           note="The bf16 weights are not in the files: DeepSpeed rounds them from the masters."),
     Entry("deepspeed-universal", "DeepSpeed's Universal checkpoint", "zero", ("deepspeed",), "universal", environment=2, ranks=2,
-          note="Each parameter and each moment is a file of its own. Together they show what they are. The first moments stay exact, "
+          note="Each parameter and each moment is a file of its own. Together they show what they are. The moments stay exact, "
                "because an object never needs another file. Files of less than 64 KiB stay whole; there are many in so small a model."),
     Entry("torchtitan", "torchtitan's CheckpointManager, FSDP2, `keep_latest_k`", "titan", ("torchtitan", "torch"), environment=2, ranks=2,
           note="The weights lie at the root of the checkpoint, beside `optimizer`. stepfs knows them by the optimizer's names."),
@@ -79,7 +79,7 @@ TWO = [
           note="Orbax compresses with zstd. Each save gives its files new random names, so no file has a state before it "
                "([CONTAINERS.md](CONTAINERS.md))."),
     Entry("flax", "Flax's `save_checkpoint` (msgpack), `keep`", "jax_libraries", ("flax", "jax"), "flax", environment=2,
-          note="optax's Adam proves the weights, and the values of its moments that they are not Adamax's."),
+          note="optax's Adam proves the weights. Its moments stay exact: Adamax and others have the same names for other things."),
     Entry("equinox", "Equinox's `tree_serialise_leaves`", "jax_libraries", ("equinox", "jax"), "equinox", environment=2,
           note="Arrays of numpy one after another in one file, without names. Nothing says what they hold, so they lose nothing."),
     Entry("paddle", "Paddle, `.pdparams` and `.pdopt`", "paddle_save", ("paddlepaddle",), environment=2,

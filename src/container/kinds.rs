@@ -43,8 +43,8 @@ pub(super) const FULL: [&str; 29] = [
     OPEN_MOMENTS[1],
 ];
 
-/// The moments of optax and MLX, whose Adam and Adamax write the same names.
-pub(super) const OPEN_MOMENTS: [&str; 2] = ["first of optax or MLX", "second of optax or MLX"];
+/// The moments of MLX, whose Adam and Adamax write the same names.
+pub(super) const OPEN_MOMENTS: [&str; 2] = ["first of MLX", "second of MLX"];
 
 /// The parameter in full precision, as Transformer Engine and apex call it, and Megatron.
 const COPIES: [&str; 2] = ["master_param", "fp32_param"];
@@ -173,7 +173,7 @@ impl State<'_> {
             && self.only(&OPEN_MOMENTS)
             && self.same(m, v)
         {
-            let why = "a moment of optax or MLX: its values tell Adam from Adamax";
+            let why = "a moment of MLX: its values tell Adam from Adamax";
             return Some(pair(m, v, Use::Open, [why, why]));
         }
         for [first, second, around] in [["moment1", "moment2", ""], ["state1", "state2", ""], [BNB1, BNB2, BNB]] {

@@ -4,14 +4,14 @@
 //! has a tensor beside them (AMSGrad has `nu_max`). Both trees of Adam have the same names, shapes and types. And the
 //! file must have a tree of parameters with these names and shapes, outside of optimizers.
 //!
-//! Such a state proves the parameters. Adamax has the same three names as Adam, and divides by `nu` itself, not by its
-//! root. Only values tell them apart: `encode/plan/adam.rs`.
+//! Such a state proves the parameters. But `mu` and `nu` stay exact, because optax's Adam shares their names with others.
+//! Adamax divides by `nu` itself, not by its root. Ano takes the sign of `mu`, and ACProp divides a fresh gradient.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use super::kinds::{OPEN_MOMENTS, is_real};
-use super::proof::{BY_NAME, Training};
+use super::kinds::is_real;
+use super::proof::{BY_NAME, Trained, Training};
 use super::slots::{self, Optimizers, Parameter, Standing};
 use super::{Role, Tensor, pairing};
 
@@ -27,9 +27,11 @@ const MAX_LEVELS: usize = 32;
 /// The first number of an optimizer's state. Mappings of weights have the numbers below.
 const OWNERS: u32 = 1 << 20;
 
-/// The trees of a state, and the slots that they are.
-const TREES: [(&str, &str); 3] = [("mu", OPEN_MOMENTS[0]), ("nu", OPEN_MOMENTS[1]), (MOMENTUM, "momentum_buffer")];
+/// The trees of a state.
+const TREES: [&str; 3] = ["mu", "nu", MOMENTUM];
 const MOMENTUM: &str = "trace";
+
+const OF_OPTAX: &str = "a state of optax: several of its optimizers use the names mu and nu, for different things";
 
 /// The tensors of one state, by tree and by the rest of the path.
 #[derive(Default)]
@@ -47,7 +49,7 @@ pub(super) fn relate(tensors: &mut [Tensor], others: &[String]) -> Training {
         .map(|tensor| Some(Standing::Listed { mapping: 0, key: tensor.path.clone(), average: false }))
         .collect();
     let mut optimizers = Optimizers::default();
-    let (mut slots, mut proven) = (Vec::new(), Vec::new());
+    let (mut of_states, mut proven, mut adams) = (Vec::new(), Vec::new(), Vec::new());
     let places: HashMap<&str, usize> = tensors.iter().enumerate().map(|(at, t)| (t.path.as_str(), at)).collect();
     let mut models: HashMap<&str, u32> = HashMap::new();
     for (owner, state) in (OWNERS..).zip(states(tensors, others).into_values()) {
@@ -68,25 +70,33 @@ pub(super) fn relate(tensors: &mut [Tensor], others: &[String]) -> Training {
                 standings[*parameter] = Some(Standing::Listed { mapping, key: key.to_string(), average });
             }
         }
-        optimizers.groups.insert(owner, Rc::new(vec![first.len() as u64]));
-        for (tree, slot) in TREES {
-            for (name, &tensor) in state.trees.get(tree).into_iter().flatten() {
-                let (parameter, slot) = (Parameter::Name(name.to_string()), slot.to_string());
-                standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
-                slots.push(tensor);
+        of_states.extend(state.trees.values().flat_map(|tree| tree.values().copied()));
+        match state.trees.get(MOMENTUM) {
+            Some(trace) => {
+                optimizers.groups.insert(owner, Rc::new(vec![trace.len() as u64]));
+                for (name, &tensor) in trace {
+                    let (parameter, slot) = (Parameter::Name(name.to_string()), "momentum_buffer".to_string());
+                    standings[tensor] = Some(Standing::Slot { owner, parameter, slot });
+                }
+            }
+            None => {
+                let mut trained = Trained { count: first.len() as u64, ..Trained::default() };
+                first.values().for_each(|&mu| *trained.shapes.entry(tensors[mu].shape.clone()).or_default() += 1);
+                adams.push(trained);
             }
         }
     }
-    for tensor in slots {
-        (tensors[tensor].role, tensors[tensor].why) = (Role::Optimizer, "in a state of optax");
+    for tensor in of_states {
+        (tensors[tensor].role, tensors[tensor].why) = (Role::Optimizer, OF_OPTAX);
     }
     pairing::refine(tensors, &standings, &optimizers);
-    let training = Training::of(tensors, &standings, &optimizers);
+    let mut training = Training::of(tensors, &standings, &optimizers);
     for parameter in proven {
         if tensors[parameter].is_weight() {
             tensors[parameter].trained = Some(BY_NAME);
         }
     }
+    training.optimizers.extend(adams);
     // Averages of what is proven now.
     training.prove(tensors, &[]);
     training
@@ -121,7 +131,7 @@ fn states<'t>(tensors: &'t [Tensor], others: &[String]) -> BTreeMap<&'t str, Sta
 fn split(path: &str) -> Option<(&str, &'static str, &str)> {
     let mut at = 0;
     for part in path.split('/') {
-        if let Some((tree, _)) = TREES.into_iter().find(|(tree, _)| *tree == part) {
+        if let Some(tree) = TREES.into_iter().find(|tree| *tree == part) {
             let rest = path[at + part.len()..].strip_prefix('/')?;
             return (at > 0).then(|| (&path[..at - 1], tree, rest));
         }
@@ -162,7 +172,7 @@ fn parameters<'t>(
     let Some((first, _)) = wanted.first_key_value() else { return Vec::new() };
     let weights = tensors.iter().filter(|tensor| tensor.role == Role::Weight);
     let prefixes = weights.filter_map(|tensor| tensor.path.strip_suffix(first)?.strip_suffix('/'));
-    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.iter().any(|(tree, _)| *tree == part));
+    let is_tree = |prefix: &&str| prefix.split('/').any(|part| TREES.contains(&part));
     let prefixes = prefixes.filter(|prefix| !is_tree(prefix));
     let mut found = Vec::new();
     for prefix in prefixes.take(MAX_TREES) {

@@ -1,22 +1,23 @@
 //! DeepSpeed's Universal checkpoint: each parameter has a directory with `fp32.pt`, `exp_avg.pt` and `exp_avg_sq.pt`.
 //! Each of them is a torch zip with one tensor, `param`.
 //!
-//! A file alone says nothing of its tensor. All three together do, if their tensors have one shape and type: no other
-//! program writes such a directory. An object never needs another file, so the first moment stays exact: its codec
-//! would need the second.
+//! A file alone says nothing of its tensor. All three together do, if their tensors have one shape and type, and if the
+//! directory's name is that of a parameter: DeepSpeed's converter writes the three of buffers, too. Only `fp32.pt` loses
+//! anything. An object never needs another file, so no moment can be quantized beside its partner, and both stay exact.
 
 use std::io;
 use std::path::Path;
 
 use super::kinds::is_real;
 use super::proof::BY_NAME;
+use super::role::{self, Context};
 use super::{Description, Kind, ReadAt, Role, Tensor, describe};
 
 /// The files of one parameter, and the role of the tensor in each.
 const PARTS: [(&str, Role, &str); 3] = [
     ("fp32.pt", Role::Weight, "fp32.pt beside the moments of one parameter (DeepSpeed Universal)"),
-    ("exp_avg.pt", Role::Optimizer, "exp_avg.pt of DeepSpeed Universal: exact, as exp_avg_sq is in another file"),
-    ("exp_avg_sq.pt", Role::SecondMoment, "exp_avg_sq.pt beside exp_avg.pt and fp32.pt (DeepSpeed Universal)"),
+    ("exp_avg.pt", Role::Optimizer, "exp_avg.pt of DeepSpeed Universal: its partner is in another file"),
+    ("exp_avg_sq.pt", Role::Optimizer, "exp_avg_sq.pt of DeepSpeed Universal: its partner is in another file"),
 ];
 
 fn part(path: &Path) -> Option<usize> {
@@ -33,6 +34,10 @@ pub(super) fn is_part(path: &Path) -> bool {
 pub(super) fn relate<T: ReadAt>(path: &Path, description: &mut Description, open: impl Fn(&Path) -> io::Result<T>) {
     let Some(own) = part(path) else { return };
     let Some(tensor) = only_tensor(description) else { return };
+    let parameter = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
+    if role::tensor(Context::Open, true, parameter, tensor.dtype).0 != Role::Weight {
+        return;
+    }
     let bears_out = |name: &str| {
         let other = open(&path.with_file_name(name)).and_then(|file| describe(&file));
         let is_like = |other: &Tensor| other.shape == tensor.shape && other.dtype == tensor.dtype;

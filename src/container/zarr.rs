@@ -1,9 +1,8 @@
 //! Chunks of zarr arrays, versions 2 and 3, without compression: each is a file with nothing but elements.
 //!
 //! Its array's description lies in a directory above: `.zarray` or `zarr.json`. A chunk of two or more dimensions is
-//! read here. Its name has as many numbers: `w/0.0`, `w/c.0.0`, `w/c/0/0`. The role follows from all names on the way to
-//! it. A moment of an optimizer is in another file than its partner, so only weights can become lossy, and only if two
-//! states show that they are trained.
+//! read here. Its name has as many numbers: `w/0.0`, `w/c.0.0`, `w/c/0/0`. Chunks lose nothing: data, averages and
+//! moments are stored under any name, and no file says which of them a chunk is.
 //!
 //! Bounds: descriptions of 1 MiB, 32 dimensions.
 
@@ -14,15 +13,11 @@ use serde_json::Value;
 
 use super::kinds::is_real;
 use super::proof::Training;
-use super::role::{self, Context};
 use super::{Description, Kind, ReadAt, Role, Tensor, path};
 use crate::codec::Dtype;
 
 const MAX_JSON: u64 = 1 << 20;
 const MAX_DIMS: usize = 32;
-
-/// Directories of an optimizer's state that have no other meaning to `role`, but may have a model's names below them.
-const STATE: [&str; 5] = ["m", "v", "nu", "trace", "opt_state"];
 
 fn number(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
@@ -76,7 +71,7 @@ pub(super) fn describe<T: ReadAt>(
     // The group's own name may have a step in it.
     let mut name = "./".to_string();
     path::push_text(&mut name, directory.file_name()?.to_str()?);
-    let role = role(directory, &name[2..], array.dtype);
+    let role = (Role::Other, "a chunk of a zarr array, which does not say what it is");
     let is_whole = array.chunk == array.shape;
     if !is_whole {
         name.push_str(&format!("{place:?}"));
@@ -84,18 +79,6 @@ pub(super) fn describe<T: ReadAt>(
     let mut tensor = Tensor::found(name, (array.dtype, array.chunk), role, 0..size);
     tensor.is_part_of(&array.shape);
     Some(Description::new(Kind::Zarr, vec![tensor], Training::default()))
-}
-
-fn role(directory: &Path, name: &str, dtype: Dtype) -> (Role, &'static str) {
-    let above = directory.parent().into_iter().flat_map(Path::iter).map(|part| part.to_str().unwrap_or("?"));
-    if above.clone().chain(name.split('.')).any(|part| STATE.contains(&part)) {
-        return (Role::Optimizer, "below a name of optimizer state, in a zarr array");
-    }
-    let context = above.fold(Context::Open, role::below);
-    match role::tensor(context, true, name, dtype) {
-        (Role::Weight, _) => (Role::Weight, "floating point, in a zarr array"),
-        other => other,
-    }
 }
 
 fn json(file: &dyn ReadAt) -> Option<Value> {

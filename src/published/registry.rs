@@ -394,6 +394,26 @@ mod tests {
         assert_eq!(bits("lc-2", 20, 100), "lc-2");
     }
 
+    /// Names are in users' settings: each means its parameters.
+    #[test]
+    fn a_name_means_its_parameters() {
+        let systems: [(&str, Box<dyn System>); 9] = [
+            ("lc-3", Box::new(Lc { bits: Some(3), by_tensor: false })),
+            ("lc-layer-3", Box::new(Lc { bits: Some(3), by_tensor: true })),
+            ("scar-priority-10", Box::new(Scar { percent: 10, priority: true })),
+            ("topn-1", Box::new(TopN { percent: 1 })),
+            ("check-n-run-4", Box::new(CheckNRun::new(4).unwrap())),
+            ("check-n-run-one-shot-4", Box::new(CheckNRun::new(4).unwrap().with_policy(Policy::OneShot))),
+            ("inshrinkerator-5", Box::new(Inshrinkerator::new(Config::new(32)).unwrap())),
+            ("delta-dnn-3", Box::new(DeltaDnn::new(1e-3).unwrap())),
+            ("gobo-4", Box::new(Gobo::new(4).unwrap())),
+        ];
+        for (name, system) in systems {
+            let named = name.parse::<SystemId>().unwrap().system();
+            assert_eq!(format!("{named:?}"), format!("{system:?}"), "{name}");
+        }
+    }
+
     #[test]
     fn names_are_read_as_they_are_written_and_no_other_way() {
         let mut seen = std::collections::HashSet::new();

@@ -135,8 +135,10 @@ fn has_step(name: &str) -> bool {
     numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
 }
 
-/// DeepSpeed Universal's files of one parameter, in a directory with its name.
-const OF_A_PARAMETER: [&str; 3] = ["fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"];
+/// Whether a path is that of one of DeepSpeed Universal's files: `zero/PARAMETER/fp32.pt`.
+fn is_of_a_parameter(components: &[String]) -> bool {
+    matches!(components, [.., above, _, name] if above == "zero" && name.ends_with(".pt"))
+}
 
 /// Where the name of a chunk of zarr begins: `0.1`, `c.0.1` or `c/0/1`.
 fn chunk(components: &[String]) -> Option<usize> {
@@ -154,7 +156,7 @@ fn chunk(components: &[String]) -> Option<usize> {
 /// parameter, of a group of arrays or of a chunk is a place: two layers must never be two states of one.
 fn varying(components: &[String]) -> Option<usize> {
     let name = components.last()?;
-    if OF_A_PARAMETER.contains(&name.as_str()) {
+    if is_of_a_parameter(components) {
         return components[..components.len().saturating_sub(2)].iter().rposition(|name| counts(name));
     }
     if let Some(at) = chunk(components) {

@@ -90,11 +90,15 @@ fn deepspeed_lists_the_views_of_its_flat_weights() {
 
 /// The role of the tensor in one file of a directory.
 fn role_in(directory: &BTreeMap<String, Vec<u8>>, name: &str) -> (Role, bool) {
+    role_of(Path::new("zero/wpe.weight"), directory, name)
+}
+
+fn role_of(parameter: &Path, directory: &BTreeMap<String, Vec<u8>>, name: &str) -> (Role, bool) {
     let open = |path: &Path| {
-        let name = path.strip_prefix("zero/wpe.weight").expect("a file beside").to_string_lossy();
+        let name = path.strip_prefix(parameter).expect("a file beside").to_string_lossy();
         directory.get(&*name).ok_or(io::Error::from(io::ErrorKind::NotFound))
     };
-    let path = Path::new("zero/wpe.weight").join(name);
+    let path = parameter.join(name);
     assert!(is_named_elsewhere(&path));
     let description = describe_at(&path, &directory[name], open).expect("in memory");
     let [tensor] = &description.tensors[..] else { panic!("{name}: {description:?}") };
@@ -108,11 +112,14 @@ fn a_universal_checkpoint_of_deepspeed_is_known_by_all_files_of_a_parameter() {
     let expected = [
         ("fp32.pt", (Role::Weight, true)),
         ("exp_avg.pt", (Role::Optimizer, false)),
-        ("exp_avg_sq.pt", (Role::SecondMoment, false)),
+        ("exp_avg_sq.pt", (Role::Optimizer, false)),
     ];
     for (name, role) in expected {
         assert_eq!(role_in(&whole, name), role, "{name}");
     }
+    // DeepSpeed's converter writes the same files of a buffer.
+    let buffer = Path::new("zero/quantizer.layers.0.codebook.embed_avg");
+    assert_eq!(role_of(buffer, &whole, "fp32.pt"), (Role::Other, false));
     // Without one of the others, or with one of another shape or format, nothing is known.
     for (gone, _) in expected {
         let shape = b"K\x10K\x10";

@@ -37,7 +37,7 @@ fn plain_chunks_are_tensors() {
             let [tensor] = &d.tensors[..] else { panic!("{array}: {d:?}") };
             let name = Path::new(directory).file_name().and_then(|name| name.to_str()).expect("a name");
             let is = (d.kind, tensor.path.strip_prefix("./"), tensor.role);
-            assert_eq!(is, (Kind::Zarr, Some(name), Role::Weight), "{array}");
+            assert_eq!(is, (Kind::Zarr, Some(name), Role::Other), "{array}");
             assert_eq!((tensor.dtype, &tensor.shape[..], tensor.trained), (dtype, &[6, 5][..], None), "{array}");
             assert_eq!(tensor.extent, 0..30 * dtype.size() as u64);
         }
@@ -60,23 +60,6 @@ fn other_chunks_are_opaque() {
     for path in ["run/0", "run/c/0", "run/w.0", "run/model.pt", "run/0.x", "run/+1.2", "run/.0", "run/0.", "0", "w/0/0"]
     {
         assert!(!is_named_elsewhere(Path::new(path)), "{path}");
-    }
-}
-
-#[test]
-fn state_of_an_optimizer_is_never_a_weight() {
-    for directory in [
-        "run/opt_state.0.mu.dense_1.kernel",
-        "run/opt_state.0.nu.dense_1.kernel",
-        "run/opt_state/0/nu/dense_1/kernel",
-        "run/optimizer/kernel",
-        "run/state/nu/dense_1/kernel",
-        "run/state/m/dense_1/kernel",
-        "run/exp_avg/kernel",
-        "run/replay_buffer/kernel",
-    ] {
-        let d = described("two", directory, "0.0");
-        assert!(d.kind == Kind::Zarr && !d.tensors[0].is_weight(), "{directory}: {}", d.tensors[0].why);
     }
 }
 

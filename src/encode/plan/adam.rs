@@ -1,21 +1,15 @@
-//! Tells by values which optimizer keeps two moments, where names and shapes leave it open.
+//! Tells by values whether two moments are Adam's, where names and shapes leave it open.
 //!
-//! optax and MLX name Adam's moments as Adamax's. Of both, m is a mean of gradients g with the decay b1. Adam divides
+//! MLX names Adam's moments as Adamax's. Of both, m is a mean of gradients g with the decay b1. Adam divides
 //! by the root of v, a mean of g^2. Adamax divides by v itself, the largest |g| so far, which fades by b2 at each step:
 //!
 //! - For Adamax v >= b2^k |g| of k steps before. So |m| <= (1 - b1) sum (b1 / b2)^k v < v (1 - b1) / (1 - b1 / b2). This
-//!   is 1.01 v for b1 = .9 and b2 = .999, and below [`TIMES`] v unless b2 is almost b1 or less. There m can pass the
-//!   bound only where gradients have vanished, and then it has vanished itself. Adamax adds its epsilon to v, and
-//!   roundings are relative.
+//!   is 1.01 v for b1 = .9 and b2 = .999, and below [`TIMES`] v unless b2 is almost b1 or less. Adamax adds its epsilon to v,
+//!   and roundings are relative. MLX's own decays are .9 and .999.
 //! - For Adam both shrink with the gradients, v with their square. So |m| is far above v where gradients are small.
 //!
-//! So most of the large elements of m prove that v is no norm of Adamax. Where gradients are large, nothing is proven,
+//! So most of the large elements of m prove that they are not Adamax's. Where gradients are large, nothing is proven,
 //! and both moments stay exact.
-//!
-//! optax's centered RMSprop may have these names, too. Its update divides by the root of v - m^2, with one decay for
-//! both. By Cauchy and Schwarz its m^2 is at most v. If no m^2 is beyond v, the pair is treated as centered. That is safe
-//! for Adam, too: m then never grows in units of the root of v. ADOPT is `moments::first`'s to reject. Yogi, RAdam, NAdam
-//! and AdaBelief divide by the root of v, as Adam does.
 
 use std::io;
 
@@ -24,16 +18,12 @@ use crate::container::{ReadAt, Role, Tensor, Use};
 
 use super::lattice::{mean_square, read, sample};
 
-/// Times v that an m must be, so that it is none of Adamax.
+/// An m of Adamax is below so many times its v.
 const TIMES: f64 = 8.0;
 /// Least share of the elements of at least the root mean square that must be so large.
 const LEAST_SHARE: f64 = 0.5;
 /// Fewer samples prove nothing.
 const LEAST_SAMPLES: usize = 16;
-/// Times v that a square of m must be, so that it is none of centered RMSprop. Sums in 16 bits stop to grow too early: at a third of
-/// what v should be.
-const SQUARE_TIMES: f64 = 1.25;
-const SQUARE_TIMES_OF_16_BITS: f64 = 4.0;
 /// Smaller elements say nothing: their squares are no normal numbers of 32 bits.
 const LEAST: f64 = 1e-15;
 
@@ -44,47 +34,40 @@ pub(super) fn close(source: &dyn ReadAt, tensors: &mut [Tensor]) -> io::Result<(
             continue;
         }
         let Some(second) = tensors[first].partner else { continue };
-        let used = decide(source, &tensors[first], &tensors[second])?;
+        let is_adam = is_adam(source, &tensors[first], &tensors[second])?;
         for tensor in [first, second] {
-            match used {
-                Some(used) => tensors[tensor].used = used,
-                None => tensors[tensor].role = Role::Optimizer,
+            match is_adam {
+                true => tensors[tensor].used = Use::ByRole,
+                false => tensors[tensor].role = Role::Optimizer,
             }
         }
     }
     Ok(())
 }
 
-fn decide(source: &dyn ReadAt, first: &Tensor, second: &Tensor) -> io::Result<Option<Use>> {
+fn is_adam(source: &dyn ReadAt, first: &Tensor, second: &Tensor) -> io::Result<bool> {
     let mut pairs: Vec<(f64, f64)> = Vec::new();
     sample(first, |range| {
         let (m, v) = (read(source, first, &range)?, read(source, second, &range)?);
         pairs.extend(values(first.dtype, &m).into_iter().zip(values(second.dtype, &v)));
         Ok(())
     })?;
-    Ok(judge(&pairs, if second.dtype.size() == 2 { SQUARE_TIMES_OF_16_BITS } else { SQUARE_TIMES }))
+    Ok(judge(&pairs))
 }
 
-/// How an optimizer uses these moments; `None` if they do not show it.
-fn judge(pairs: &[(f64, f64)], square_times: f64) -> Option<Use> {
+/// Whether these moments prove that they are Adam's.
+fn judge(pairs: &[(f64, f64)]) -> bool {
     let sane = |(m, v): &(f64, f64)| m.is_finite() && v.is_finite() && *v >= 0.0;
     let firsts: Vec<f64> = pairs.iter().map(|(m, _)| *m).filter(|m| *m != 0.0).collect();
     let least = mean_square(&firsts).sqrt().max(LEAST);
     let large: Vec<_> = pairs.iter().filter(|(m, _)| m.abs() >= least).collect();
     let proofs = large.iter().filter(|(m, v)| m.abs() > TIMES * v).count();
-    let is_proven =
-        pairs.iter().all(sane) && large.len() >= LEAST_SAMPLES && proofs as f64 >= LEAST_SHARE * large.len() as f64;
-    let is_beyond = |(m, v): &(f64, f64)| m.abs() >= LEAST && m * m > square_times * v;
-    is_proven.then(|| if pairs.iter().any(is_beyond) { Use::ByRole } else { Use::Centered })
+    pairs.iter().all(sane) && large.len() >= LEAST_SAMPLES && proofs as f64 >= LEAST_SHARE * large.len() as f64
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn told(pairs: &[(f64, f64)]) -> Option<Use> {
-        judge(pairs, SQUARE_TIMES)
-    }
 
     const B1: f64 = 0.9;
     const B2: f64 = 0.999;
@@ -125,11 +108,11 @@ mod tests {
     fn small_gradients_prove_adam() {
         for scale in [1e-3, 1e-6, 1e-10] {
             let early = moments(gradients(80, scale, 1.0), B1, adam);
-            assert_eq!(told(&early), Some(Use::ByRole), "{scale}");
-            assert!(told(&moments(gradients(5000, scale, 1.0), B1, adam)).is_some(), "{scale}");
+            assert!(judge(&early), "{scale}");
+            assert!(judge(&moments(gradients(5000, scale, 1.0), B1, adam)), "{scale}");
         }
         // Where they are large nobody can tell.
-        assert_eq!(told(&moments(gradients(80, 100.0, 1.0), B1, adam)), None);
+        assert!(!judge(&moments(gradients(80, 100.0, 1.0), B1, adam)));
     }
 
     #[test]
@@ -139,31 +122,22 @@ mod tests {
                 for grows in [0.8, 0.95, 1.0, 1.05, 1.3] {
                     let norm = |v: f64, g: f64, _: f64| (b2 * v).max(g.abs() + 1e-8);
                     let state = moments(gradients(60, scale, grows), b1, norm);
-                    assert_eq!(told(&state), None, "{b1} {b2} {scale} {grows}");
+                    assert!(!judge(&state), "{b1} {b2} {scale} {grows}");
                     let without_epsilon = |v: f64, g: f64, _: f64| (b2 * v).max(g.abs());
-                    assert_eq!(told(&moments(gradients(60, scale, grows), b1, without_epsilon)), None);
+                    assert!(!judge(&moments(gradients(60, scale, grows), b1, without_epsilon)));
                 }
             }
         }
     }
 
     #[test]
-    fn centered_rmsprop_never_passes_for_adam() {
-        for (scale, grows) in [(1e-3, 1.0), (1e-3, 1.2), (1e-6, 0.9), (1e-14, 1.0), (1.0, 1.0)] {
-            let centered = |v: f64, g: f64, _: f64| B1 * v + (1.0 - B1) * g * g;
-            let state = moments(gradients(60, scale, grows), B1, centered);
-            assert!(matches!(told(&state), None | Some(Use::Centered)), "{scale} {grows}");
-        }
-    }
-
-    #[test]
     fn what_is_no_pair_of_moments_proves_nothing() {
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&vec![(0.0, 0.0); 100]), None);
+        assert!(!judge(&[]));
+        assert!(!judge(&vec![(0.0, 0.0); 100]));
         let mut state = moments(gradients(80, 1e-3, 1.0), B1, adam);
         for odd in [(f64::NAN, 1.0), (1e-3, f64::INFINITY), (1e-3, -1e-9)] {
             state[7] = odd;
-            assert_eq!(told(&state), None);
+            assert!(!judge(&state));
         }
     }
 }

@@ -29,8 +29,8 @@ fn parameters_and_chunks_are_places() {
     is("global_step9_universal/zero/0.weight/fp32.pt", "global_step#_universal/zero/0.weight/fp32.pt");
     is("run/9/zero/step2.bias/exp_avg.pt", "run/#/zero/step2.bias/exp_avg.pt");
     is("zero/0.weight/exp_avg_sq.pt", "zero/0.weight/exp_avg_sq.pt");
-    is("0.weight/fp32.pt", "0.weight/fp32.pt");
-    is("fp32.pt", "fp32.pt");
+    is("step9/zero/2.weight/momentum_buffer.pt", "step#/zero/2.weight/momentum_buffer.pt");
+    is("checkpoint-10/other/fp32.pt", "checkpoint-#/other/fp32.pt");
     for chunk in ["0.1", "c.0.1", "c/0/1", "c/0"] {
         is(&format!("step_9.zarr/params/2/kernel/{chunk}"), &format!("step_#.zarr/params/2/kernel/{chunk}"));
         is(&format!("9/default/params.2.kernel/{chunk}"), &format!("#/default/params.2.kernel/{chunk}"));

@@ -58,17 +58,17 @@ def changed(back, folder, name):
     return found
 
 
-def test_a_universal_checkpoint_is_quantized_but_for_first_moments(tmp_path):
+def test_the_weights_of_a_universal_checkpoint_are_quantized(tmp_path):
     store, back = universal(tmp_path)
     for name in ("0.weight", "2.weight", "4.weight"):
-        assert changed(back, tmp_path, name) == {"fp32", "exp_avg_sq"}, name
+        assert changed(back, tmp_path, name) == {"fp32"}, name
     rows = run_json("ls", "--json", store)
     large = [row for row in rows if row.get("logical_bytes", 0) > 1 << 17 and f"global_step{COUNT - 1}" not in row["path"]]
     assert large
     shares = {part: np.mean([row["stored_bytes"] / row["logical_bytes"] for row in large if row["path"].endswith(f"/{part}.pt")])
               for part in PARTS}
     print(shares)
-    assert shares["fp32"] < 0.15 and shares["exp_avg_sq"] < 0.1 and shares["exp_avg"] > 0.5, shares
+    assert shares["fp32"] < 0.15 and min(shares["exp_avg_sq"], shares["exp_avg"]) > 0.5, shares
 
 
 def test_the_newest_checkpoint_is_exact_though_layers_have_numbers(tmp_path):
@@ -101,10 +101,14 @@ def test_chunks_of_zarr(tmp_path, version):
         if file.is_file() and back(file.relative_to(tmp_path / "run")).read_bytes() != file.read_bytes():
             lossy.add(str(file.relative_to(tmp_path / "run" / "step_1.zarr")))
     chunk = "0.0" if version == 2 else "c/0/0"
-    assert lossy == {f"params/{name}/weight/{chunk}" for name in (0, 2, 4)}
+    assert lossy == set()
+    rows = {row["path"]: row for row in run_json("ls", "--json", store)}
+    kept = [rows[f"step_1.zarr/params/{name}/weight/{chunk}"] for name in (0, 2, 4)]
+    # Planes, and a difference to the state before.
+    assert all(row["stored_bytes"] < 0.85 * row["logical_bytes"] for row in kept if row["logical_bytes"] > 1 << 17), kept
     # zarr reads what the store gives.
     whole = tmp_path / "whole"
     run("export", store, "step_1.zarr", whole)
     for name in (0, 2, 4):
         now, written = (zarr.open_group(root, mode="r")[f"params/{name}/weight"][:] for root in (whole, tmp_path / "run" / "step_1.zarr"))
-        assert 0 < np.linalg.norm(now - written) < 0.1 * np.linalg.norm(written)
+        assert (now == written).all()

@@ -1,4 +1,5 @@
-"""The moments of optax and MLX, whose Adam and Adamax write the same names: what loses anything was proven by its values."""
+"""The moments of optax and MLX, of which several optimizers write the same names: optax's stay exact, and MLX's show by their values
+whose they are."""
 
 import sys
 
@@ -15,9 +16,7 @@ BOTH = {"first", "second"}
 
 
 def lossy(folder, name, load):
-    """The kinds of tensors that lose anything in an old checkpoint, and the checkpoint as written and as read: `load(path)` gives
-    tensors by kind and name.
-    """
+    """The kinds of tensors that lose anything in an old checkpoint: `load(path)` gives tensors by kind and name."""
     store = folder / "store"
     files = [folder / name.format(EVERY * (i + 1)) for i in range(COUNT)]
     run("import", store, *files)
@@ -26,29 +25,14 @@ def lossy(folder, name, load):
     shell(f"{BIN} cat {store} {files[1].name} > {back}")
     now, written = load(back), load(files[1])
     assert now.keys() == written.keys()
-    return {kind for kind, name in now if now[kind, name].tobytes() != written[kind, name].tobytes()}, written, now
+    return {kind for kind, name in now if now[kind, name].tobytes() != written[kind, name].tobytes()}
 
 
-def quotients(tensors):
-    """The square of each first moment, divided by its second: centered RMSprop divides by the root of what is left of 1."""
-    pairs = [(m.astype(float), tensors["second", name.replace("mu", "nu", 1)].astype(float))
-             for (kind, name), m in tensors.items() if kind == "first"]
-    return np.concatenate([np.divide(m * m, v, out=np.zeros(m.shape), where=v > 0).ravel() for m, v in pairs])
-
-
-OPTAX = {"adam": BOTH, "adamw": BOTH, "nadam": BOTH, "radam": BOTH, "lamb": BOTH, "amsgrad": set(), "adamax": set(), "adamaxw": set(),
-         "novograd": set(), "lion": set(), "centered": BOTH, "large": set(), "large_adamax": set()}
+OPTAX = ["adam", "adamw", "nadam", "lamb", "amsgrad", "adamax", "novograd", "lion", "yogi", "adabelief", "centered"]
 
 
 def of_optax(optax, name):
-    match name:
-        case "centered":
-            return optax.rmsprop(1e-3, centered=True, bias_correction=True)
-        case "large":
-            return optax.adam(1e-3)
-        case "large_adamax":
-            return optax.adamax(1e-3)
-    return getattr(optax, name)(1e-3)
+    return optax.rmsprop(1e-3, centered=True) if name == "centered" else getattr(optax, name)(1e-3)
 
 
 @pytest.mark.parametrize("name", OPTAX)
@@ -59,10 +43,9 @@ def test_optax(tmp_path, name):
     from writers import jax_libraries as network
 
     optimizer = of_optax(optax, name)
-    scale = 1e4 if name.startswith("large") else 1.0
     params = jax.tree.map(jax.numpy.asarray, points.start())
     state = optimizer.init(params)
-    gradient = jax.jit(jax.grad(lambda params, x, y: scale * network.loss_of(params, x, y)))
+    gradient = jax.jit(jax.grad(lambda params, x, y: network.loss_of(params, x, y)))
     for step in range(1, COUNT * EVERY + 1):
         updates, state = optimizer.update(gradient(params, *points.batch(step, 0)), state, params)
         params = optax.apply_updates(params, updates)
@@ -78,10 +61,7 @@ def test_optax(tmp_path, name):
             found[kind, "/".join(keys)] = np.asarray(value)
         return found
 
-    changed, written, now = lossy(tmp_path, "step_{}.msgpack", load)
-    assert changed - {"weight"} == OPTAX[name]
-    if name == "centered":
-        assert quotients(written).max() <= 1.001 and (quotients(now) <= quotients(written) * (1 + 1e-5)).all()
+    assert lossy(tmp_path, "step_{}.msgpack", load) <= {"weight"}
 
 
 MLX = {"Adam": BOTH, "AdamW": BOTH, "Adamax": set(), "Lion": set(), "RMSprop": set(), "AdaDelta": set()}
@@ -106,4 +86,4 @@ def test_mlx(tmp_path, name):
         kinds = {"m": "first", "v": "second"}
         return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in mx.load(str(path), "safetensors").items()}
 
-    assert lossy(tmp_path, "optimizer_{}.safetensors", load)[0] == MLX[name]
+    assert lossy(tmp_path, "optimizer_{}.safetensors", load) == MLX[name]
