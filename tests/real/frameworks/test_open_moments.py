@@ -36,14 +36,17 @@ def quotients(tensors):
     return np.concatenate([np.divide(m * m, v, out=np.zeros(m.shape), where=v > 0).ravel() for m, v in pairs])
 
 
-OPTAX = {"adam": BOTH, "adamw": BOTH, "nadam": BOTH, "radam": BOTH, "lamb": BOTH, "amsgrad": set(), "adamax": set(), "adamaxw": set(),
-         "novograd": set(), "lion": set(), "centered": BOTH, "large": set(), "large_adamax": set()}
+OPTAX = {"adam": BOTH, "adamw": BOTH, "nadam": BOTH, "radam": BOTH, "lamb": BOTH, "yogi": BOTH, "adabelief": BOTH, "centered": BOTH,
+         "amsgrad": set(), "adamax": set(), "adamaxw": set(), "novograd": set(), "lion": set(), "adopt": set(), "large": set(),
+         "large_adamax": set()}
 
 
 def of_optax(optax, name):
     match name:
         case "centered":
             return optax.rmsprop(1e-3, centered=True, bias_correction=True)
+        case "adopt":
+            return optax.contrib.adopt(1e-3)
         case "large":
             return optax.adam(1e-3)
         case "large_adamax":
@@ -104,6 +107,7 @@ def test_mlx(tmp_path, name):
 
     def load(path):
         kinds = {"m": "first", "v": "second"}
-        return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in mx.load(str(path), "safetensors").items()}
+        tensors = mx.load(str(path), "safetensors")
+        return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in tensors.items()}
 
     assert lossy(tmp_path, "optimizer_{}.safetensors", load)[0] == MLX[name]
