@@ -1,9 +1,9 @@
 //! Chunks of zarr arrays, versions 2 and 3, without compression: each is a file with nothing but elements.
 //!
 //! Its array's description lies in a directory above: `.zarray` or `zarr.json`. A chunk of two or more dimensions is
-//! read here. Its name has as many numbers: `w/0.0`, `w/c.0.0`, `w/c/0/0`. The role follows from all names on the way to
-//! it. A moment of an optimizer is in another file than its partner, so only weights can become lossy, and only if two
-//! states show that they are trained.
+//! read here. Its name has as many numbers: `w/0.0`, `w/c.0.0`, `w/c/0/0`. The role follows from all names on the way
+//! to it. A moment of an optimizer is in another file than its partner, so only weights can become lossy, and only if
+//! two states show that they are trained.
 //!
 //! Bounds: descriptions of 1 MiB, 32 dimensions.
 

@@ -3,9 +3,9 @@
 //! optax and MLX name Adam's moments as Adamax's. Of both, m is a mean of gradients g with the decay b1. Adam divides
 //! by the root of v, a mean of g^2. Adamax divides by v itself, the largest |g| so far, which fades by b2 at each step:
 //!
-//! - For Adamax v >= b2^k |g| of k steps before. So |m| <= (1 - b1) sum (b1 / b2)^k v < v (1 - b1) / (1 - b1 / b2). This
-//!   is 1.01 v for b1 = .9 and b2 = .999, and below [`TIMES`] v unless b2 is almost b1 or less. There m can pass the
-//!   bound only where gradients have vanished, and then it has vanished itself. Adamax adds its epsilon to v, and
+//! - For Adamax v >= b2^k |g| of k steps before. So |m| <= (1 - b1) sum (b1 / b2)^k v < v (1 - b1) / (1 - b1 / b2).
+//!   This is 1.01 v for b1 = .9 and b2 = .999, and below [`TIMES`] v unless b2 is almost b1 or less. There m can pass
+//!   the bound only where gradients have vanished, and then it has vanished itself. Adamax adds its epsilon to v, and
 //!   roundings are relative.
 //! - For Adam both shrink with the gradients, v with their square. So |m| is far above v where gradients are small.
 //!
@@ -13,9 +13,9 @@
 //! and both moments stay exact.
 //!
 //! optax's centered RMSprop may have these names, too. Its update divides by the root of v - m^2, with one decay for
-//! both. By Cauchy and Schwarz its m^2 is at most v. If no m^2 is beyond v, the pair is treated as centered. That is safe
-//! for Adam, too: m then never grows in units of the root of v. ADOPT is `moments::first`'s to reject. Yogi, RAdam, NAdam
-//! and AdaBelief divide by the root of v, as Adam does.
+//! both. By Cauchy and Schwarz its m^2 is at most v. If no m^2 is beyond v, the pair is treated as centered. That is
+//! safe for Adam, too: m then never grows in units of the root of v. ADOPT is `moments::first`'s to reject. Yogi,
+//! RAdam, NAdam and AdaBelief divide by the root of v, as Adam does.
 
 use std::io;
 
@@ -30,8 +30,8 @@ const TIMES: f64 = 8.0;
 const LEAST_SHARE: f64 = 0.5;
 /// Fewer samples prove nothing.
 const LEAST_SAMPLES: usize = 16;
-/// Times v that a square of m must be, so that it is none of centered RMSprop. Sums in 16 bits stop to grow too early: at a third of
-/// what v should be.
+/// Times v that a square of m must be, so that it is none of centered RMSprop. Sums in 16 bits stop to grow too early:
+/// at a third of what v should be.
 const SQUARE_TIMES: f64 = 1.25;
 const SQUARE_TIMES_OF_16_BITS: f64 = 4.0;
 /// Smaller elements say nothing: their squares are no normal numbers of 32 bits.
