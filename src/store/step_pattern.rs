@@ -152,8 +152,8 @@ fn chunk(components: &[String]) -> Option<usize> {
     (components[above] == "c" && above + 1 < components.len()).then_some(above)
 }
 
-/// The component that may vary: the deepest that counts training, else the last if it has a number at all. A number in the name of a
-/// parameter, of a group of arrays or of a chunk is a place: two layers must never be two states of one.
+/// The component that may vary: the deepest that counts training, else the last if it has a number at all. A number in
+/// the name of a parameter, of a group of arrays or of a chunk is a place: two layers must never be two states of one.
 fn varying(components: &[String]) -> Option<usize> {
     let name = components.last()?;
     if is_of_a_parameter(components) {

@@ -84,6 +84,7 @@ def test_mlx(tmp_path, name):
 
     def load(path):
         kinds = {"m": "first", "v": "second"}
-        return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in mx.load(str(path), "safetensors").items()}
+        tensors = mx.load(str(path), "safetensors")
+        return {(kinds.get(name.rsplit(".")[-1], "other"), name): np.array(value) for name, value in tensors.items()}
 
     assert lossy(tmp_path, "optimizer_{}.safetensors", load) == MLX[name]
