@@ -90,6 +90,7 @@ impl Recall {
         }
         // Of a large object on a remote, a read brings what it needs.
         let opened = self.objects.open_elsewhere(id).map_err(|error| ReadError::object(id, error))?;
+        let is_far = opened.is_some();
         let chain = match opened {
             Some(objects) => Chain::of_opened(objects).with_memory(&self.memory),
             None => self.chain(id)?,
@@ -100,6 +101,9 @@ impl Recall {
             return Ok(reader);
         }
         let reader = Reader::new(Arc::clone(self), chain, order);
+        if is_far {
+            reader.begins_anywhere();
+        }
         readers.retain(|_, reader| reader.strong_count() > 0);
         readers.insert(id, Arc::downgrade(&reader));
         drop(readers);

@@ -73,6 +73,12 @@ impl Reader {
         })
     }
 
+    /// The first read says nothing of the next one: a program that reads a header goes on anywhere, and tiles that are
+    /// decoded ahead may cost more than time.
+    pub(super) fn begins_anywhere(&self) {
+        self.last_end.store(u64::MAX, Ordering::Relaxed);
+    }
+
     /// Logical length in bytes.
     pub fn len(&self) -> u64 {
         self.chain.leaf().header().logical_len
