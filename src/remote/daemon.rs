@@ -20,7 +20,7 @@ use super::local::{Found, Local, walk};
 use super::pauses::{FIRST_PAUSE, Pauses};
 use super::place::{Error, Place, Result};
 use super::plan::plan;
-use super::push::Pusher;
+use super::push::{Pusher, count};
 use super::reader::{Reader, lock};
 use super::shared::{LOOK_EVERY, PUSHING, SHOWING, Settings, Shared};
 use super::tree;
@@ -36,6 +36,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// How often to read the names of other nodes while no program looks: a request for each node costs money. What the
 /// tree shows is saved as often, so a name that is removed within this time before a crash may appear again.
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
+/// Names that are shown together. Each is an open file meanwhile.
+const AT_ONCE: usize = 256;
 /// How often to list all journals: a node that died may have left a segment that it did not tell of.
 const WHOLE_REFRESH: Duration = Duration::from_secs(6 * 3600);
 
@@ -253,6 +255,9 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 if since.elapsed() > PATIENCE || matches!(error, Error::Denied(_)) {
                     shared.waiting.fail_closers();
                 }
+                if let Err(error) = count(local, shared) {
+                    log::debug!("remote: what is left cannot be counted: {error}");
+                }
                 pauses.after(&error, shared);
             }
         }
@@ -344,13 +349,26 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
         let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
         takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
     };
-    // Several at once: each waits for the device.
-    let taken = in_parallel(&due, |(path, stamp, now)| match take(local, path, files.get(path), stamp, now.as_ref()) {
-        Ok(true) => None,
-        Ok(false) => Some((path.clone(), "a program has it open, or has changed it".into())),
-        Err(error) => Some((path.clone(), error.to_string())),
-    });
-    let failed: BTreeMap<PathBuf, String> = taken.into_iter().flatten().collect();
+    let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
+    for some in due.chunks(AT_ONCE) {
+        // All are written before the first one becomes durable: then one commit of the file system does for all.
+        let ready = in_parallel(some, |(_, stamp, now)| {
+            now.as_ref().map(|now| tree::make_ready(local.store(), stamp, now)).transpose()
+        });
+        let some: Vec<_> = some.iter().zip(ready).collect();
+        let taken = in_parallel(&some, |((path, _, now), ready)| {
+            let words = match (ready, now, files.get(path)) {
+                (Err(error), ..) => error.to_string(),
+                (Ok(ready), now, found) => match take(local, path, found, now.as_ref().zip(ready.as_ref())) {
+                    Ok(true) => return None,
+                    Ok(false) => "a program has it open, or has changed it".into(),
+                    Err(error) => error.to_string(),
+                },
+            };
+            Some((path.clone(), words))
+        });
+        failed.extend(taken.into_iter().flatten());
+    }
     // Before they count as shown: a name that is missing after a crash would pass for one that a user removed.
     let shown = due.iter().filter(|(path, ..)| !failed.contains_key(path));
     tree::sync_above(local.store(), shown.clone().map(|(path, ..)| path))?;
@@ -362,11 +380,10 @@ fn take(
     local: &dyn Local,
     path: &Path,
     found: Option<&Found>,
-    stamp: &Stamp,
-    now: Option<&Shown>,
+    now: Option<(&Shown, &tree::Ready)>,
 ) -> std::io::Result<bool> {
     match (now, found) {
-        (Some(now), _) => tree::show(local, path, found, stamp, now),
+        (Some((now, ready)), _) => tree::show(local, path, found, now, ready),
         (None, Some(found)) => tree::take_away(local, path, found),
         (None, None) => Ok(true),
     }

@@ -26,8 +26,8 @@ pub(super) const SMALL: u64 = 16 << 20;
 const BLOCK: u64 = 128 << 10;
 /// Blocks asked for at most, while a program reads one after another.
 const MOST_BLOCKS: u64 = 64;
-/// The whole chain comes once a program has read more than this part of its bytes, and more than the ends of all objects
-/// and the tiles that are decoded ahead.
+/// The whole chain comes once a program has read more than this part of its bytes, and more than the ends of all
+/// objects and the tiles that are decoded ahead.
 const PART: u64 = 8;
 const FEW: u64 = 8 << 20;
 

@@ -228,6 +228,15 @@ impl Pusher {
     }
 }
 
+/// Counts what is left, without a request: the remote is away.
+pub(super) fn count(local: &dyn Local, shared: &Shared) -> Result<()> {
+    let (files, shown) = (walk(local)?, shared.shown());
+    let plan = plan(&shared.settings.node, &lock(&shared.view), &files, &shown, shared.settings.newest);
+    let left: Vec<PathBuf> = plan.puts.into_iter().map(|(path, _)| path).collect();
+    shared.set_backlog(&backlog(&left, &files));
+    Ok(())
+}
+
 /// Appends a segment, and notes that the tree shows its names.
 fn append(writer: &mut Writer, shared: &Shared, records: Vec<Record>) -> Result<()> {
     let names: Vec<Option<PathBuf>> = records

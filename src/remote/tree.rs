@@ -18,25 +18,53 @@ use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath, in_paral
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
 const IN_PLACE: CrashPoint = CrashPoint::ImportInPlace;
 
-/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since. The name is
-/// durable after [`sync_above`].
+/// A file or link that is written in `tmp/`. When this is dropped, it is gone there.
+pub(super) struct Ready<'a> {
+    store: &'a Store,
+    part: PathBuf,
+    object: Option<Id>,
+    /// A file, which is not durable yet.
+    file: Option<DeviceFile>,
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        self.store.io().discard(&self.part, WRITTEN);
+    }
+}
+
+/// Writes a name that is to be shown.
 ///
 /// # Errors
 /// Device errors; `InvalidData` for a record that no stepfs writes.
-pub(super) fn show(
-    local: &dyn Local,
-    path: &Path,
-    found: Option<&Found>,
-    stamp: &Stamp,
-    shown: &Shown,
-) -> io::Result<bool> {
-    let store = local.store();
-    let part = store.tmp().join(format!("shown-{}", Id::random()?));
+pub(super) fn make_ready<'a>(store: &'a Store, stamp: &Stamp, shown: &Shown) -> io::Result<Ready<'a>> {
     let object = match &shown.content {
         Content::Object { id, .. } if shown.len >= MIN_RELEASE_BYTES => Some(*id),
         Content::Object { .. } => return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too small for a stub")),
         Content::Inline(_) | Content::Link(_) => None,
     };
+    let part = store.tmp().join(format!("shown-{}", Id::random()?));
+    let mut ready = Ready { store, part, object, file: None };
+    match &shown.content {
+        Content::Link(target) => symlink(OsStr::from_bytes(target), &ready.part)?,
+        _ => ready.file = Some(write(store, &ready.part, stamp, shown, object)?),
+    }
+    Ok(ready)
+}
+
+/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since. The name is
+/// durable after [`sync_above`].
+///
+/// # Errors
+/// Device errors.
+pub(super) fn show(
+    local: &dyn Local,
+    path: &Path,
+    found: Option<&Found>,
+    shown: &Shown,
+    ready: &Ready,
+) -> io::Result<bool> {
+    let (store, object) = (local.store(), ready.object);
     let before = present(store, path)?;
     let is_there = |now: &Metadata| found.is_some_and(|found| found.is(now));
     // A program has put something else there since the decision, or has removed it.
@@ -44,46 +72,38 @@ pub(super) fn show(
         return Ok(false);
     }
     let is_link = |metadata: &Metadata| metadata.file_type().is_symlink();
-    let show = || -> io::Result<bool> {
-        make_dirs(store, path.parent().unwrap_or(Path::new("")), (shown.uid, shown.gid))?;
-        if let Content::Link(target) = &shown.content {
-            symlink(OsStr::from_bytes(target), &part)?;
-        } else {
-            prepare(store, &part, stamp, shown, object)?;
+    make_dirs(store, path.parent().unwrap_or(Path::new("")), (shown.uid, shown.gid))?;
+    if let Some(file) = &ready.file {
+        file.sync(WRITTEN)?;
+    }
+    let io = store.io();
+    match &before {
+        Some(before) if shown_is_file(shown) && !is_link(before) => {
+            // Only the rename: nobody can open a file meanwhile.
+            let mut commit = |reached: &Path| match is_there(&fs::symlink_metadata(reached)?) {
+                true => io.device().rename(&ready.part, reached, IN_PLACE).map(|()| true),
+                false => Ok(false),
+            };
+            local.replace(path, before, object, &mut commit)
         }
-        let io = store.io();
-        match &before {
-            Some(before) if shown_is_file(shown) && !is_link(before) => {
-                // Only the rename: nobody can open a file meanwhile.
-                let mut commit = |reached: &Path| match is_there(&fs::symlink_metadata(reached)?) {
-                    true => io.device().rename(&part, reached, IN_PLACE).map(|()| true),
-                    false => Ok(false),
-                };
-                local.replace(path, before, object, &mut commit)
-            }
-            Some(before)
-                if !local
-                    .remove(path, before, &mut || Ok(present(store, path)?.is_some_and(|now| is_there(&now))))? =>
-            {
-                Ok(false)
-            }
-            _ => {
-                let target = beneath::reach(&store.tree(), path)?;
-                // Never over a file that a program has created meanwhile.
-                match io.device().link(&part, &target, IN_PLACE) {
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-                    linked => linked?,
-                }
-                if shown_is_file(shown) {
-                    local.appeared(path, object);
-                }
-                Ok(true)
-            }
+        Some(before)
+            if !local.remove(path, before, &mut || Ok(present(store, path)?.is_some_and(|now| is_there(&now))))? =>
+        {
+            Ok(false)
         }
-    };
-    let done = show();
-    store.io().discard(&part, WRITTEN);
-    done
+        _ => {
+            let target = beneath::reach(&store.tree(), path)?;
+            // Never over a file that a program has created meanwhile.
+            match io.device().link(&ready.part, &target, IN_PLACE) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+                linked => linked?,
+            }
+            if shown_is_file(shown) {
+                local.appeared(path, object);
+            }
+            Ok(true)
+        }
+    }
 }
 
 /// Makes names durable that were shown, each directory once.
@@ -103,8 +123,8 @@ fn shown_is_file(shown: &Shown) -> bool {
     !matches!(shown.content, Content::Link(_))
 }
 
-/// Writes the file in `tmp/`, durable.
-fn prepare(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Option<Id>) -> io::Result<()> {
+/// Writes the file in `tmp/`, and sends it to the device.
+fn write(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Option<Id>) -> io::Result<DeviceFile> {
     let file = store.io().create(part, WRITTEN)?;
     match (&shown.content, object) {
         (Content::Inline(bytes), _) => file.write_all_at(bytes, 0, WRITTEN)?,
@@ -121,7 +141,8 @@ fn prepare(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Opt
     set(&file, &Attribute::Mode(shown.mode & 0o777))?;
     let time = (shown.modified_ns.div_euclid(1_000_000_000), shown.modified_ns.rem_euclid(1_000_000_000));
     set(&file, &Attribute::Times(Times { accessed: time, modified: time }))?;
-    file.sync(WRITTEN)
+    file.begin_sync()?;
+    Ok(file)
 }
 
 fn set(file: &DeviceFile, attribute: &Attribute) -> io::Result<()> {

@@ -13,6 +13,15 @@ fn until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+fn show(
+    machine: &Machine,
+    path: &Path,
+    found: Option<&crate::remote::local::Found>,
+    (stamp, shown): (&crate::remote::view::Stamp, &crate::remote::journal::Shown),
+) -> io::Result<bool> {
+    tree::show(machine, path, found, shown, &tree::make_ready(&machine.store, stamp, shown)?)
+}
+
 /// Pushes once, with nothing known of former rounds. Returns whether all is done, and the files' failures in words.
 fn round(machine: &Machine, place: &Arc<Memory>, newest: Newest) -> (bool, Option<String>) {
     let shared = Shared::new(Settings { newest, ..settings("a") }, BTreeMap::new());
@@ -102,12 +111,12 @@ fn a_file_that_a_program_writes_meanwhile_stays() {
     let path = Path::new("run/config.json");
     let (stamp, shown) = view.winner(path).map(|(stamp, shown)| (stamp, shown.unwrap())).unwrap();
     let found = crate::remote::local::walk(&b).unwrap().remove(path).unwrap();
-    assert!(tree::show(&b, path, Some(&found), &stamp, shown).unwrap());
+    assert!(show(&b, path, Some(&found), (&stamp, shown)).unwrap());
     let found = crate::remote::local::walk(&b).unwrap().remove(path).unwrap();
     b.write("run/config.json", b"written meanwhile");
-    assert!(!tree::show(&b, path, Some(&found), &stamp, shown).unwrap());
+    assert!(!show(&b, path, Some(&found), (&stamp, shown)).unwrap());
     assert!(!tree::take_away(&b, path, &found).unwrap());
-    assert!(!tree::show(&b, path, None, &stamp, shown).unwrap());
+    assert!(!show(&b, path, None, (&stamp, shown)).unwrap());
     assert_eq!(fs::read(b.store.tree().join(path)).unwrap(), b"written meanwhile");
     let left = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().contains("shown-");
     assert!(!fs::read_dir(b.store.tmp()).unwrap().any(left));

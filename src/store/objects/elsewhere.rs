@@ -20,8 +20,8 @@ pub trait Elsewhere: Send + Sync + Debug {
     /// True if the object and all its ancestors can be brought. Answers at once.
     fn has(&self, id: Id) -> bool;
 
-    /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small that
-    /// it is better to bring them. Blocks on the network.
+    /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small
+    /// that it is better to bring them. Blocks on the network.
     ///
     /// # Errors
     /// As of [`Elsewhere::bring`].
