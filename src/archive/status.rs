@@ -231,6 +231,11 @@ impl Archive {
         Ok(reader)
     }
 
+    /// Whether a read of a file waits for a remote.
+    pub fn is_far(&self, stub: &Stub) -> bool {
+        self.objects.is_elsewhere(stub.object)
+    }
+
     /// The value of a `user.stepfs.*` attribute (name without the prefix) of the file or directory at `path`.
     ///
     /// - Every path has `store`, `status` and `gc` (JSON, the last for a run of retention), and `queue` (the quick

@@ -1,8 +1,6 @@
 //! `stepfs pull`
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,13 +8,14 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Result, bail};
 
+use crate::compare::open_aside;
 use crate::remote::{self as far, Origin, Step};
 use crate::store::Store;
 use crate::store::object::path_of;
 
 use super::format::{name, progress};
 use super::listing::{files, stub};
-use super::remote_url::{Brought, existing};
+use super::remote_url::{Brought, existing, view_of};
 use super::target::Target;
 use super::{interrupted, remote};
 
@@ -54,7 +53,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     if let Some(url) = &args.remote {
         // A mistyped URL must not become the store's remote.
-        existing(url)?;
+        if view_of(existing(url)?.as_ref())?.nodes().is_empty() {
+            bail!("{url} has no files of stepfs");
+        }
     }
     let mut store = Store::open(&args.store)?;
     if let Some(url) = &args.remote {
@@ -104,9 +105,7 @@ fn through(mount: &Path, wanted: &Path) -> Result<ExitCode> {
     for path in &away {
         bar.set_message(name(&path.display().to_string()));
         let read = || -> io::Result<u64> {
-            // Without O_NOATIME each read would count as a restore of the checkpoint.
-            let file = File::options().read(true).custom_flags(libc::O_NOATIME).open(mount.join(path))?;
-            let copied = io::copy(&mut bar.wrap_read(file), &mut io::sink())?;
+            let copied = io::copy(&mut bar.wrap_read(open_aside(&mount.join(path))?), &mut io::sink())?;
             if is_away(path) { Err(io::Error::other("it was read, and is not kept")) } else { Ok(copied) }
         };
         if let Err(error) = read() {

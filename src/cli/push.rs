@@ -107,8 +107,7 @@ fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool) -> Res
             bail!("interrupted: {}; the same command goes on from there", left());
         }
         // While other files travel, one that cannot be read stops nothing.
-        let is_moving = now.stuck < now.files && now.stuck > 0 || now.files > 0 && now.files != files;
-        if std::mem::replace(&mut files, now.files) != now.files || is_moving {
+        if std::mem::replace(&mut files, now.files) != now.files && now.tried < wanted {
             failing = None;
         }
         match &now.failing {

@@ -70,7 +70,7 @@ pub(super) fn existing(url: &str) -> Result<Arc<dyn Place>> {
     Ok(remote::open(url)?)
 }
 
-fn view_of(place: &dyn Place) -> Result<View> {
+pub(super) fn view_of(place: &dyn Place) -> Result<View> {
     let view = Mutex::default();
     Reader::refresh(place, &view)?;
     Ok(view.into_inner().unwrap_or_else(PoisonError::into_inner))

@@ -184,8 +184,8 @@ pub fn serve(
         let _ = thread.join();
     }
     // No program waits for the workers' replies any more, but their work (an fsync, a recall) is finished.
+    core.far_workers.abandon();
     core.workers.stop();
-    core.far_workers.stop();
     core.invalidations.stop();
     core.mappings.stop();
     core.early.stop();

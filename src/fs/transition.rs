@@ -14,7 +14,7 @@ use std::time::Duration;
 use fuser::FileType;
 
 use super::Core;
-use super::errno::{Fault, Result};
+use super::errno::Result;
 use super::inodes::Table;
 use super::node::{Opened, Source};
 use crate::archive::FileId;
@@ -145,17 +145,29 @@ impl Core {
         let core = Arc::clone(self);
         let transition = Transition { core: Arc::clone(self), ino };
         self.workers.submit(Box::new(move || {
-            let made = match wanted {
-                RecallGoal::Reader => {
-                    core.archive.reader(&stub).map(|reader| Some((stub, reader))).map_err(Fault::from)
-                }
-                RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Empty => {
-                    core.bring_back(ino, &stub, wanted).map(|()| None)
-                }
+            let finish = move |made| {
+                drop(transition);
+                again(made);
             };
-            drop(transition);
-            again(made);
+            if !core.archive.is_far(&stub) {
+                return finish(core.prepare(ino, stub, wanted));
+            }
+            // A fsync never waits behind opens that wait for a remote.
+            let far = Arc::clone(&core);
+            core.far_workers.submit(Box::new(move || {
+                let made = far.prepare(ino, stub, wanted);
+                far.workers.submit(Box::new(move || finish(made)));
+            }));
         }));
+    }
+
+    fn prepare(&self, ino: u64, stub: Stub, wanted: RecallGoal) -> Result<Prepared> {
+        match wanted {
+            RecallGoal::Reader => Ok(Some((stub.clone(), self.archive.reader(&stub)?))),
+            RecallGoal::Bytes | RecallGoal::Resident | RecallGoal::Empty => {
+                self.bring_back(ino, &stub, wanted).map(|()| None)
+            }
+        }
     }
 
     /// Makes a released file resident, then calls `done` from a worker; at once when it is.

@@ -80,7 +80,7 @@ pub fn copy(from: &Origin, store: Store, wanted: &Path) -> Result<Missing> {
     missing.names.retain(|path, _| path.starts_with(wanted));
     tree::save(&copy.store, url, node, &shared.prune())?;
     let files = walk(&copy)?;
-    let (needed, total) = needed_by(&lock(&shared.view), wanted, &files, &copy.objects, &mut missing);
+    let (needed, total) = needed_by(&lock(&shared.view), (node, wanted), &files, &copy.objects, &mut missing);
     watch(Step::Total(total));
     let watch = Arc::clone(watch);
     let fetcher = Fetcher::new(Arc::clone(place), Arc::clone(&shared.view), copy.store.tmp());
@@ -108,7 +108,7 @@ pub fn copy(from: &Origin, store: Store, wanted: &Path) -> Result<Missing> {
 /// is missing must not pass for what never was.
 fn needed_by(
     view: &View,
-    wanted: &Path,
+    (node, wanted): (&str, &Path),
     files: &BTreeMap<PathBuf, Found>,
     objects: &Objects,
     missing: &mut Missing,
@@ -116,7 +116,7 @@ fn needed_by(
     let broken = |(node, of): (&String, &super::view::Node)| Some(format!("node {node}: {}", of.broken.as_ref()?));
     missing.nodes = view.nodes().iter().filter_map(broken).collect();
     let (mut needed, mut total, mut seen) = (Vec::new(), 0, HashSet::new());
-    for (path, _, shown) in view.files().filter(|(path, ..)| path.starts_with(wanted)) {
+    for (path, stamp, shown) in view.files().filter(|(path, ..)| path.starts_with(wanted)) {
         missing.found += 1;
         let Content::Object { owner, id } = &shown.content else { continue };
         match view.chain(owner, *id) {
@@ -125,7 +125,15 @@ fn needed_by(
                 total = away.fold(total, |total: u64, encoding| total.saturating_add(encoding.len));
                 needed.push((path.clone(), *id));
             }
-            Some(_) => drop(missing.names.insert(path.clone(), "another file of this store has its place".into())),
+            // This store's own file.
+            Some(_) if stamp.node == node && files.contains_key(path) => {}
+            Some(_) => {
+                let why = match files.contains_key(path) {
+                    true => "another file of this store has its place",
+                    false => "it was removed in this store, and the next push removes it there",
+                };
+                missing.names.insert(path.clone(), why.into());
+            }
             None => drop(missing.names.insert(path.clone(), "an object of it is missing on the remote".into())),
         }
     }

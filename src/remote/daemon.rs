@@ -59,6 +59,9 @@ pub struct Progress {
     pub oldest_seconds: Option<u64>,
     /// All changes up to this one are pushed.
     pub pushed: u64,
+    /// All changes up to this one are pushed, but for files that cannot be.
+    #[serde(default)]
+    pub tried: u64,
     /// The present change.
     pub changes: u64,
     /// Names on the remote.
@@ -177,6 +180,7 @@ impl Daemon {
             bytes: backlog.bytes,
             oldest_seconds: backlog.oldest_ns.map(age),
             pushed: shared.pushed.load(Ordering::Relaxed),
+            tried: shared.tried.load(Ordering::Relaxed),
             changes,
             names: view.files().count() as u64,
             came: self.counted.came(),
@@ -240,10 +244,13 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 if done {
                     shared.pushed.fetch_max(changes, Ordering::Relaxed);
                 }
+                if done || pusher.again().is_some() {
+                    shared.tried.fetch_max(changes, Ordering::Relaxed);
+                }
                 // Own segments change the view; nothing new follows from them.
                 seen = (done || pusher.again().is_some()).then(now);
                 // A tree of many files takes its time: at most half of it, while programs save all the time.
-                if !shared.waiting.is_any_closer() || pusher.again().is_some() {
+                if !shared.waiting.is_any_closer() || pusher.has_failed() {
                     shared.pace.rest(LOOK_EVERY.max(begun.elapsed().min(FIRST_PAUSE)));
                 }
             }
@@ -281,7 +288,8 @@ fn wait_for_a_look(local: &dyn Local, shared: &Shared, most: Duration) {
 /// What the showing thread does until it is stopped.
 fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     let (mut pauses, mut seen) = (Pauses::of(SHOWING), None);
-    let mut saved = shared.shown();
+    // Unknown: a former round of this thread may have ended in a panic.
+    let mut saved = None;
     let (mut whole_at, mut told) = (Instant::now(), BTreeMap::new());
     while !shared.is_stopped() {
         let lookers = shared.waiting.take_lookers();
@@ -322,13 +330,14 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     save(local, shared, &mut saved);
 }
 
-fn save(local: &dyn Local, shared: &Shared, saved: &mut BTreeMap<PathBuf, Stamp>) {
+fn save(local: &dyn Local, shared: &Shared, saved: &mut Option<BTreeMap<PathBuf, Stamp>>) {
     let shown = shared.prune();
-    if shown == *saved {
+    if Some(&shown) == saved.as_ref() {
         return;
     }
-    match tree::save(local.store(), &shared.settings.url, &shared.settings.node, &shown) {
-        Ok(()) => *saved = shown,
+    let (url, node) = (&shared.settings.url, &shared.settings.node);
+    match shared.sync_shown(local.store()).and_then(|()| tree::save(local.store(), url, node, &shown)) {
+        Ok(()) => *saved = Some(shown),
         Err(error) => log::warn!("remote.shown cannot be written now: {error}"),
     }
 }
@@ -349,6 +358,7 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
         let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
         takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
     };
+    shared.will_show(due.iter().map(|(path, ..)| path));
     let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
     for some in due.chunks(AT_ONCE) {
         // All are written before the first one becomes durable: then one commit of the file system does for all.
@@ -369,9 +379,8 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
         });
         failed.extend(taken.into_iter().flatten());
     }
-    // Before they count as shown: a name that is missing after a crash would pass for one that a user removed.
+    shared.sync_shown(local.store())?;
     let shown = due.iter().filter(|(path, ..)| !failed.contains_key(path));
-    tree::sync_above(local.store(), shown.clone().map(|(path, ..)| path))?;
     shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
     Ok(failed)
 }

@@ -31,6 +31,8 @@ const INLINE_AT_ONCE: u64 = 32 << 20;
 /// How long a file that cannot be read is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The same at most for a file that has changed since: one that is written all the time costs an encoding each time.
+const PAUSE_OF_CHANGED: Duration = Duration::from_secs(2);
 
 /// The pusher's memory between rounds.
 #[derive(Default)]
@@ -44,8 +46,10 @@ pub(super) struct Pusher {
 }
 
 struct Failed {
+    /// The file that was tried. Another one does not wait long.
+    of: Found,
     why: String,
-    again: Instant,
+    since: Instant,
     pause: Duration,
     /// Nobody has asked to hasten since.
     asked: u64,
@@ -84,8 +88,12 @@ impl Pusher {
         let names: HashSet<&PathBuf> = plan.puts.iter().map(|(path, _)| path).collect();
         self.failed.retain(|path, _| names.contains(path));
         let asked = shared.asked.load(Ordering::Relaxed);
-        let is_due = |failed: &Failed| failed.asked != asked || failed.again <= Instant::now();
-        plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(is_due));
+        let is_due = |path: &PathBuf, failed: &Failed| {
+            let is_another = files.get(path) != Some(&failed.of);
+            let pause = if is_another { failed.pause.min(PAUSE_OF_CHANGED) } else { failed.pause };
+            failed.asked != asked || failed.since.elapsed() >= pause
+        };
+        plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(|failed| is_due(path, failed)));
         let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole | Want::Stuck);
         let (costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
         let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
@@ -128,13 +136,13 @@ impl Pusher {
                     shared.waiting.pushed(&closers, &unpushed);
                 }
                 Ok(Outcome::Later) => later.push(path),
-                Ok(Outcome::Failed(why)) => self.note_failure(path, why, asked),
-                Err(Error::Local(error)) => self.note_failure(path, error.to_string(), asked),
+                Ok(Outcome::Failed(why)) => self.note_failure(path, found, why, asked),
+                Err(Error::Local(error)) => self.note_failure(path, found, error.to_string(), asked),
                 Err(error) => return Err(error),
             }
         }
         let others = is_cut_short || !self.missing.is_empty() || !later.is_empty();
-        self.again = self.failed.values().map(|failed| failed.again).min().filter(|_| !others);
+        self.again = self.failed.values().map(|failed| failed.since + failed.pause).min().filter(|_| !others);
         let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
         shared.waiting.give_up(&closers, &failed);
         shared.fails(FILES, self.failing());
@@ -149,14 +157,19 @@ impl Pusher {
         self.again
     }
 
+    /// Whether some file cannot be pushed.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
     /// One file cannot be pushed. It is tried again after pauses that grow.
-    fn note_failure(&mut self, path: PathBuf, why: String, asked: u64) {
+    fn note_failure(&mut self, path: PathBuf, found: &Found, why: String, asked: u64) {
         let former = self.failed.get(&path);
         if former.is_none_or(|former| former.why != why) {
             log::warn!("remote: {} cannot be pushed now: {why}", path.display());
         }
         let pause = former.map_or(FIRST_PAUSE, |former| (former.pause * 2).min(LONGEST_PAUSE));
-        self.failed.insert(path, Failed { why, again: Instant::now() + pause, pause, asked });
+        self.failed.insert(path, Failed { of: found.clone(), why, since: Instant::now(), pause, asked });
     }
 
     /// The files that cannot be pushed, in words.
@@ -207,7 +220,7 @@ impl Pusher {
                     Ok(Some(bytes)) => Content::Inline(bytes),
                     other => {
                         let why = other.err().map_or(CHANGED.into(), |error| error.to_string());
-                        self.note_failure(path, why, shared.asked.load(Ordering::Relaxed));
+                        self.note_failure(path, found, why, shared.asked.load(Ordering::Relaxed));
                         continue;
                     }
                 },

@@ -1,16 +1,18 @@
 //! What the threads of a remote share, each part under a lock that is never held during a request or other I/O.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::pace::Pace;
 use super::reader::lock;
+use super::tree;
 use super::view::{Stamp, View};
 use super::waiting::Waiting;
-use crate::store::{Newest, Wait};
+use crate::store::{Newest, Store, Wait};
 
 /// How often to look whether something was closed or removed: a look at one number.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -57,12 +59,17 @@ pub(super) struct Shared {
     pub(super) pace: Pace,
     /// What the tree shows of the remote.
     shown: Mutex<BTreeMap<PathBuf, Stamp>>,
+    /// Directories with shown names that may not be durable. What the tree shows is not saved before: a name that is missing
+    /// after a crash would pass for one that a user removed. Taken for moments.
+    unsynced: Mutex<BTreeSet<PathBuf>>,
     pub(super) backlog: Mutex<Backlog>,
     pub(super) waiting: Waiting,
     /// Why pushing, showing, and the pushing of single files does not go on: [`PUSHING`], [`SHOWING`], [`FILES`].
     pub(super) failing: Mutex<[Option<String>; 3]>,
     /// All changes up to this one are pushed.
     pub(super) pushed: AtomicU64,
+    /// So are all up to this one, but for files that cannot be.
+    pub(super) tried: AtomicU64,
     /// Somebody waits: no pause.
     pub(super) asked: AtomicU64,
 }
@@ -74,16 +81,32 @@ impl Shared {
             settings,
             view: Arc::default(),
             shown: Mutex::new(shown),
+            unsynced: Mutex::default(),
             backlog: Mutex::default(),
             waiting: Waiting::default(),
             failing: Mutex::default(),
             pushed: AtomicU64::new(0),
+            tried: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         }
     }
 
     pub(super) fn shown(&self) -> BTreeMap<PathBuf, Stamp> {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes that these names are about to be shown.
+    pub(super) fn will_show<'a>(&self, names: impl Iterator<Item = &'a PathBuf>) {
+        let above = names.filter_map(|path| path.parent()).map(Path::to_path_buf);
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
+    }
+
+    /// Makes all names durable that were shown.
+    pub(super) fn sync_shown(&self, store: &Store) -> io::Result<()> {
+        let above = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        tree::sync(store, &above)?;
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).retain(|directory| !above.contains(directory));
+        Ok(())
     }
 
     /// Notes that the tree shows these changes, unless it shows later ones.

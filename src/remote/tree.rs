@@ -53,7 +53,7 @@ pub(super) fn make_ready<'a>(store: &'a Store, stamp: &Stamp, shown: &Shown) -> 
 }
 
 /// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since. The name is
-/// durable after [`sync_above`].
+/// durable after [`sync`].
 ///
 /// # Errors
 /// Device errors.
@@ -98,6 +98,8 @@ pub(super) fn show(
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
                 linked => linked?,
             }
+            // Programs never see a second name of it for long.
+            io.discard(&ready.part, WRITTEN);
             if shown_is_file(shown) {
                 local.appeared(path, object);
             }
@@ -106,12 +108,11 @@ pub(super) fn show(
     }
 }
 
-/// Makes names durable that were shown, each directory once.
-pub(super) fn sync_above<'a>(store: &Store, names: impl Iterator<Item = &'a PathBuf>) -> io::Result<()> {
-    let above: BTreeSet<&Path> = names.filter_map(|path| path.parent()).collect();
-    let above: Vec<&Path> = above.into_iter().collect();
-    let sync = |above: &&Path| store.io().sync_dir(&beneath::reach(&store.tree(), above)?, IN_PLACE);
-    let synced = in_parallel(&above, |above| match sync(above) {
+/// Makes the names in these directories durable.
+pub(super) fn sync(store: &Store, directories: &BTreeSet<PathBuf>) -> io::Result<()> {
+    let directories: Vec<&PathBuf> = directories.iter().collect();
+    let sync = |directory: &Path| store.io().sync_dir(&beneath::reach(&store.tree(), directory)?, IN_PLACE);
+    let synced = in_parallel(&directories, |directory| match sync(directory) {
         // A program has removed it since.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(()),
         synced => synced,

@@ -47,6 +47,16 @@ fn one_file_that_cannot_be_read_does_not_stop_the_others() {
 }
 
 #[test]
+fn a_file_that_never_settles_does_not_count_as_pushed() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.write("run/stuck.pt", &noise(200_000, 9));
+    machine.shapes.lock().unwrap().insert("run/stuck.pt".into(), Shape::Stuck);
+    let (done, failing) = round(&machine, &place, Newest::Exact);
+    assert!(!done && failing.as_ref().is_some_and(|why| why.contains("run/stuck.pt")), "{failing:?}");
+    assert_eq!(check(&place), NAMES);
+}
+
+#[test]
 fn a_damaged_object_does_not_count_as_pushed() {
     let (machine, place) = (run(), Arc::new(Memory::default()));
     let id = machine.release("run/damaged.pt", &noise(100_000, 8), None);

@@ -140,3 +140,27 @@ def test_a_mount_pulls_one_directory(remote, nodes):
     second.sees("a/file"), second.sees("b/file")
     run("pull", second.dir, "a")
     assert (second.state("a/file"), second.state("b/file")) == ("released", "remote")
+
+
+def test_a_pull_says_what_there_is_not(remote, stores):
+    first, second = stores(), stores()
+    first.mount()
+    (first / "data.bin").write_bytes(noise(2, 200_000))
+    first.sync()
+    first.umount()
+    run("push", first.store, "--remote", remote.url)
+    # A store's own files are there already.
+    run("pull", first.store)
+    # Another prefix, and a path that nothing has. Neither becomes the store's remote.
+    wrong = run("pull", second.store, "--remote", f"{remote.url}-of-nobody", check=False)
+    assert wrong.returncode == 1 and "-of-nobody" in wrong.stderr
+    assert not (second.store / "stepfs.toml").exists() or "-of-nobody" not in (second.store / "stepfs.toml").read_text()
+    nothing = run("pull", second.store, "run/stpe_100", "--remote", remote.url, check=False)
+    assert nothing.returncode == 1 and "run/stpe_100" in nothing.stderr
+    # Another file has the place of one of the remote's.
+    (second.store / "tree/data.bin").write_bytes(noise(3, 100_000))
+    taken = run("pull", second.store, check=False)
+    assert taken.returncode == DAMAGE and "data.bin" in taken.stderr
+    os.remove(second.store / "tree/data.bin")
+    removed = run("pull", second.store, "./data.bin", check=False)
+    assert removed.returncode == DAMAGE and "removed in this store" in removed.stderr
