@@ -66,7 +66,7 @@ struct Version {
     store: Option<Store>,
     /// Path in the store's tree, or any path if there is no store.
     path: PathBuf,
-    /// The store is that of a remote's files.
+    /// The store holds a remote's files.
     _brought: Option<Brought>,
 }
 

@@ -2,7 +2,7 @@
 //! Each of them is a torch zip with one tensor, `param`.
 //!
 //! A file alone says nothing of its tensor. All three together do, if their tensors have one shape and type, and if the
-//! directory's name is that of a parameter: DeepSpeed's converter writes the three of buffers, too. Only `fp32.pt` loses
+//! directory has a parameter's name: DeepSpeed's converter writes the three of buffers, too. Only `fp32.pt` loses
 //! anything. An object never needs another file, so no moment can be quantized beside its partner, and both stay exact.
 
 use std::io;

@@ -108,7 +108,7 @@ impl Elsewhere for Fetcher {
         while let Some(parent) = opened.last().and_then(|object| object.header().parent) {
             match objects.open(parent) {
                 Ok(object) if opened.len() <= MAX_CHAIN as usize => opened.push(object),
-                // Re-parented meanwhile, or damaged: whoever brings the chain sees which.
+                // Re-parented meanwhile, or damaged: bringing the chain shows which.
                 _ => return Ok(None),
             }
         }

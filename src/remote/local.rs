@@ -60,7 +60,7 @@ pub trait Local: Send + Sync {
     /// Takes an object back that [`Local::ahead`] made. No file names it, so the archive looks whether it is needed.
     fn let_go(&self, made: Hold);
 
-    /// Lets go what was kept for too long; called each minute.
+    /// Lets files go that were kept for too long; called each minute.
     fn tidy(&self) {}
 
     /// Grows with every change of a file or its name.

@@ -143,7 +143,7 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
         Shape::Object(id) => {
             let has = |record: &&Shown| matches!(&record.content, Content::Object { id: of, .. } if *of == id);
             let same = |record: &Shown| same_attributes(record) && record.modified_ns == file.modified_ns;
-            // A name of which an object has gone there shows nothing to others.
+            // If an object has gone there, the name shows nothing to others.
             if pushed.filter(has).filter(|record| is_whole(view, record)).is_some_and(same) {
                 return None;
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The function that ends a wait. That of a closer answers the program; if it is dropped, the answer is EIO.
+/// Ends a wait. A closer's answers the program; if it is dropped, the answer is EIO.
 pub type Then = Box<dyn FnOnce() + Send>;
 
 /// A program that waits for the remote gets an error after this time without an answer, or with a file that cannot be

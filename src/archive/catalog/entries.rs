@@ -87,7 +87,7 @@ impl Entries {
         }
     }
 
-    /// Changes those at and below a path of which this holds.
+    /// Changes the entries at and below a path for which `holds` is true.
     pub(super) fn edit_below(
         &mut self,
         path: &Path,
