@@ -148,9 +148,9 @@ class Mount:
 
     # --- answers of stepfs
 
-    def sync(self, *options, timeout=300):
+    def sync(self, timeout=300, remote=False):
         try:
-            run("sync", *options, self.dir, timeout=timeout)
+            run("sync", *(["--remote"] if remote else []), self.dir, timeout=timeout)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"stepfs sync does not end\n{self.what_it_does()}") from None
 

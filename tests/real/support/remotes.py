@@ -102,7 +102,7 @@ class Node(Mount):
         return super().mount()
 
     def pushed(self, timeout=300):
-        self.sync("--remote", timeout=timeout)
+        self.sync(timeout, remote=True)
 
     def progress(self):
         return run_json("status", "--json", self.dir)["remote"]
