@@ -191,7 +191,11 @@ class Hold(Reader):
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
                 data = mapped[:]
         else:
-            data = b"".join(os.pread(file.fileno(), PIECE, at) for at in range(0, size, PIECE))
+            data = bytearray()
+            # A daemon that dies during a read leaves a short one; the next one fails.
+            while len(data) < size and (piece := os.pread(file.fileno(), PIECE, len(data))):
+                data += piece
+            data = bytes(data)
         if judge:
             self.judge(path, since, *self.of_bytes(data))
         return digest(data)
