@@ -51,7 +51,7 @@ pub struct Missing {
     pub found: usize,
     /// Names that are missing, each with the reason.
     pub names: BTreeMap<PathBuf, String>,
-    /// Nodes of which part cannot be read, each with the reason. They may have more names.
+    /// Nodes that can be read only in part, each with the reason. They may have more names.
     pub nodes: Vec<String>,
 }
 

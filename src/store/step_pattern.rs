@@ -135,7 +135,7 @@ fn has_step(name: &str) -> bool {
     numbers(name).iter().any(|number| STEP_WORDS.contains(&number.word) && !number.is_place)
 }
 
-/// Whether a path is that of one of DeepSpeed Universal's files: `zero/PARAMETER/fp32.pt`.
+/// Whether a path leads to a file of DeepSpeed Universal: `zero/PARAMETER/fp32.pt`.
 fn is_of_a_parameter(components: &[String]) -> bool {
     matches!(components, [.., above, _, name] if above == "zero" && name.ends_with(".pt"))
 }
