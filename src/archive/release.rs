@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::encode::{StepError, StepResult};
 use crate::store::durable::CrashPoint;
 use crate::store::object::Id;
-use crate::store::{Prepared, Stub, beneath, is_pinned, side_by_side};
+use crate::store::{Committed, Prepared, Stub, beneath, is_pinned, side_by_side};
 
 use super::catalog::{Held, Sealed, State, Step, Task};
 use super::threads::Pause;
@@ -83,7 +83,7 @@ impl Archive {
         let mut released: BTreeMap<&Path, Vec<Prepared>> = BTreeMap::new();
         for ready in ready {
             let result = match ready {
-                Ok(Some(ready)) => self.put_stub(&ready).inspect(|done| {
+                Ok(Some(mut ready)) => self.put_stub(&mut ready).inspect(|done| {
                     if *done {
                         let directory = ready.task.path.parent().unwrap_or(Path::new(""));
                         released.entry(directory).or_default().push(ready.prepared);
@@ -130,12 +130,23 @@ impl Archive {
     }
 
     /// Puts a stub in the place of its file; answers whether it did.
-    fn put_stub(&self, ready: &Ready) -> StepResult<bool> {
-        let Some(namespace) = self.namespace() else { return Ok(false) };
+    fn put_stub(&self, ready: &mut Ready) -> StepResult<bool> {
+        let mut committed = self.try_to_put_stub(ready)?;
+        if committed == Some(Committed::DirectoryChanged) {
+            ready.prepared.without_note()?;
+            committed = self.try_to_put_stub(ready)?;
+        }
+        Ok(committed == Some(Committed::Done))
+    }
+
+    /// `None`: the file is in use.
+    fn try_to_put_stub(&self, ready: &Ready) -> StepResult<Option<Committed>> {
+        let Some(namespace) = self.namespace() else { return Ok(None) };
         let Ready { task, sealed, object, prepared } = ready;
         let (path, version, object) = (task.path.as_path(), task.version, *object);
         // Before asking, so that a close in between is not missed.
         self.catalog().set_busy(path, version, true);
+        let mut committed = None;
         let outcome = namespace.exclusively(path, sealed.file, &mut |absolute| {
             // Under the file system's lock: the path is this file's, and later notes come after this.
             self.catalog().set_busy(path, version, false);
@@ -163,7 +174,9 @@ impl Archive {
                 self.objects.unname(object);
                 return Ok(false);
             }
-            if !prepared.commit(absolute)? {
+            let done = prepared.commit(absolute)?;
+            committed = Some(done);
+            if done != Committed::Done {
                 return Ok(false);
             }
             self.catalog().advance(path, version, State::Released(object));
@@ -173,9 +186,8 @@ impl Archive {
             self.catalog().set_busy(path, version, false);
         }
         match outcome? {
-            Outcome::Done => Ok(true),
-            Outcome::Busy => Ok(false),
-            Outcome::Changed => Err(StepError::Superseded),
+            Outcome::Changed if committed != Some(Committed::DirectoryChanged) => Err(StepError::Superseded),
+            Outcome::Done | Outcome::Busy | Outcome::Changed => Ok(committed),
         }
     }
 }

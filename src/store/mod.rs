@@ -36,7 +36,7 @@ pub use object::Id;
 pub use objects::{Elsewhere, Hold, MAX_CHAIN, Merge, Objects};
 pub use parallel::{in_parallel, side_by_side};
 pub use profile::{Profile, Profiles};
-pub use release::{Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
+pub use release::{Committed, Prepared, StubNote, copy_attributes, copy_but_owner, copy_to_new_bytes};
 pub use replace::{replace_stub, sync_replaced};
 pub use restores::{Lineage, Restores};
 pub use settings::{FORMAT, Newest, RemoteSettings, Settings, Wait};

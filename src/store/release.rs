@@ -6,6 +6,10 @@
 //! 3. The stub is renamed over the file: the commit point. *A crash here: recovery carries out the note.*
 //! 4. The directory gets its times back, durably, and the note is removed. *A crash after that may bring the note back.
 //!    Programs may have changed the directory by then: a note older than such a change is void.*
+//!
+//! Names may come and go in a directory faster than a note becomes durable. Then the note is removed, durably, and the
+//! directory keeps the times that it has at the commit point. *A crash between 3 and 4 leaves it with the time of the
+//! rename.*
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
@@ -91,11 +95,23 @@ pub struct Prepared {
     /// Device and inode number of the stub.
     placed: (u64, u64),
     note: PathBuf,
-    directory_times: Times,
+    /// As the note has them. `None` without a note.
+    directory_times: Option<Times>,
     file: Fingerprint,
     /// The directory's times are not restored yet: the next mount needs the note.
     keep_note: AtomicBool,
     io: Io,
+}
+
+/// What became of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Committed {
+    /// The stub is in place.
+    Done,
+    /// The file has changed since [`Prepared::new`]; nothing was done.
+    FileChanged,
+    /// Its directory has other times than the note; nothing was done. [`Prepared::without_note`] permits another try.
+    DirectoryChanged,
 }
 
 /// Changes whenever content, attributes or number of names of a file do.
@@ -134,11 +150,12 @@ impl Prepared {
             return Ok(None);
         }
         let directory = beneath::metadata(&store.tree(), path.parent().unwrap_or(Path::new("")))?;
+        let times = Times::of(&directory);
         let mut prepared = Prepared {
             stub: store.tmp().join(format!("stub-{name}")),
             placed: (0, 0),
             note: store.tmp().join(format!("{NOTE_PREFIX}{name}")),
-            directory_times: Times::of(&directory),
+            directory_times: Some(times),
             file: Fingerprint::of(source),
             keep_note: AtomicBool::new(false),
             io: store.io().clone(),
@@ -148,7 +165,7 @@ impl Prepared {
         copy_attributes(&original, source, &file, CrashPoint::StubWritten)?;
         file.sync(CrashPoint::StubWritten)?;
         prepared.placed = place(&file.metadata()?);
-        let note = StubNote { path: path.to_path_buf(), object: stub.object, times: prepared.directory_times };
+        let note = StubNote { path: path.to_path_buf(), object: stub.object, times };
         let file = prepared.io.create(&prepared.note, CrashPoint::NoteWritten)?;
         file.write_all_at(&note.encode(), 0, CrashPoint::NoteWritten)?;
         file.sync(CrashPoint::NoteWritten)?;
@@ -156,14 +173,30 @@ impl Prepared {
         Ok(Some(prepared))
     }
 
-    /// Steps 3 and 4 for the file at `absolute`. The caller keeps all others away from it and its directory. `false` if
-    /// the file or its directory has changed since [`Prepared::new`]; nothing was done then.
-    pub fn commit(&self, absolute: &Path) -> io::Result<bool> {
+    /// Removes the note, durably: a note with older times than the directory's must not come back after the commit.
+    ///
+    /// # Errors
+    /// Device errors; the note may still be there then.
+    pub fn without_note(&mut self) -> io::Result<()> {
+        self.io.remove(&self.note, CrashPoint::NoteRemoved)?;
+        self.io.sync_dir(durable::parent(&self.note), CrashPoint::NoteRemoved)?;
+        self.directory_times = None;
+        Ok(())
+    }
+
+    /// Steps 3 and 4 for the file at `absolute`. The caller keeps all others away from it and its directory.
+    ///
+    /// # Errors
+    /// The file is gone, or device errors before the stub is in place.
+    pub fn commit(&self, absolute: &Path) -> io::Result<Committed> {
         let directory = durable::parent(absolute);
-        if Fingerprint::of(&fs::symlink_metadata(absolute)?) != self.file
-            || Times::of(&fs::metadata(directory)?).modified != self.directory_times.modified
-        {
-            return Ok(false);
+        if Fingerprint::of(&fs::symlink_metadata(absolute)?) != self.file {
+            return Ok(Committed::FileChanged);
+        }
+        let present = Times::of(&fs::metadata(directory)?);
+        let times = self.directory_times.unwrap_or(present);
+        if times.modified != present.modified {
+            return Ok(Committed::DirectoryChanged);
         }
         if let Err(error) = self.io.device().rename(&self.stub, absolute, CrashPoint::StubInPlace) {
             // The rename may have happened nevertheless: the stub must not be taken for a program's bytes.
@@ -173,11 +206,11 @@ impl Prepared {
             log::error!("{}: released, although the device says: {error}", absolute.display());
         }
         // From here on the file is released, whatever happens: an error would say that it is not.
-        if let Err(error) = self.io.set_times(directory, self.directory_times, CrashPoint::DirectoryTimes) {
+        if let Err(error) = self.io.set_times(directory, times, CrashPoint::DirectoryTimes) {
             log::error!("{}: cannot restore its times now ({error}); the next mount does", directory.display());
             self.keep_note.store(true, Ordering::Relaxed);
         }
-        Ok(true)
+        Ok(Committed::Done)
     }
 
     /// Leaves the note for the next mount, since the directory's restored times could not be made durable.
@@ -190,7 +223,7 @@ impl Drop for Prepared {
     /// Committed or not, the note is no longer needed if the directory has its times.
     fn drop(&mut self) {
         self.io.discard(&self.stub, CrashPoint::StubWritten);
-        if !self.keep_note.load(Ordering::Relaxed) {
+        if self.directory_times.is_some() && !self.keep_note.load(Ordering::Relaxed) {
             self.io.discard(&self.note, CrashPoint::NoteRemoved);
         }
     }

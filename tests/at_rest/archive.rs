@@ -356,10 +356,14 @@ impl Namespace for InUseUntil {
     }
 }
 
-/// A mount in which somebody moves the directory of each newly released file away.
-struct Moving(AtRest);
+/// A mount in which a program works in the directory of a file right before its release, and right after it.
+struct Beside {
+    rest: AtRest,
+    before: fn(&Path),
+    after: fn(&Path),
+}
 
-impl Namespace for Moving {
+impl Namespace for Beside {
     fn idle(&self, _: &Path, _: FileId) -> Outcome {
         Outcome::Done
     }
@@ -370,9 +374,11 @@ impl Namespace for Moving {
         expect: FileId,
         commit: &mut dyn FnMut(&Path) -> std::io::Result<bool>,
     ) -> std::io::Result<Outcome> {
-        self.0.exclusively(path, expect, &mut |absolute| {
+        self.rest.exclusively(path, expect, &mut |absolute| {
+            let directory = absolute.parent().unwrap();
+            (self.before)(directory);
             let done = commit(absolute)?;
-            fs::rename(absolute.parent().unwrap(), absolute.parent().unwrap().with_extension("gone"))?;
+            (self.after)(directory);
             Ok(done)
         })
     }
@@ -383,11 +389,11 @@ impl Namespace for Moving {
         expect: FileId,
         still: &mut dyn FnMut() -> std::io::Result<bool>,
     ) -> std::io::Result<Outcome> {
-        self.0.remove(path, expect, still)
+        self.rest.remove(path, expect, still)
     }
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> std::io::Result<Outcome> {
-        self.0.remove_directory(path, expect)
+        self.rest.remove_directory(path, expect)
     }
 }
 
@@ -398,11 +404,30 @@ fn a_directory_that_goes_right_after_its_release_leaves_nothing_in_tmp() {
         rest.write(&format!("checkpoint-{at}/model.safetensors"), &state);
     }
     let archive = rest.open();
-    archive.start(Arc::new(Moving(AtRest::of(archive.store()))));
+    let after = |directory: &Path| fs::rename(directory, directory.with_extension("gone")).unwrap();
+    archive.start(Arc::new(Beside { rest: AtRest::of(archive.store()), before: |_| (), after }));
     until(|| rest.path("checkpoint-0.gone").exists() && rest.path("checkpoint-1.gone").exists());
     archive.stop();
     let left: Vec<_> = fs::read_dir(rest.root().join("tmp")).unwrap().map(|left| left.unwrap().file_name()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_file_is_released_although_names_come_and_go_beside_it_all_the_time() {
+    let mut rest = Rest::new();
+    for (at, state) in states(3).into_iter().enumerate() {
+        rest.write(&step(at + 1), &state);
+    }
+    let archive = rest.open();
+    let before = |directory: &Path| {
+        fs::write(directory.join("lock"), "").unwrap();
+        fs::remove_file(directory.join("lock")).unwrap();
+    };
+    archive.start(Arc::new(Beside { rest: AtRest::of(archive.store()), before, after: |_| () }));
+    until(|| archive.queue().queued == 0);
+    archive.stop();
+    assert!((1..=2).all(|at| rest.stub(&step(at)).is_some()));
+    assert_eq!(fs::read_dir(rest.root().join("tmp")).unwrap().count(), 0);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::store::durable::{self, CrashPoint, DeviceFile};
 use crate::store::object::{Header, Id};
-use crate::store::{MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub};
+use crate::store::{Committed, MIN_RELEASE_BYTES, Objects, Prepared, STUB_BYTES, Store, Stub};
 
 use super::super::catalog::{State, modified_ns};
 use super::super::resident::ResidentReason;
@@ -97,7 +97,7 @@ pub(super) fn replace(store: &Store, path: &Path, stub: &Stub) -> io::Result<()>
     let metadata = fs::symlink_metadata(&absolute).unwrap_or(metadata);
     let changed = || io::Error::other("it was changed meanwhile");
     let prepared = Prepared::new(store, path, &metadata, stub)?.ok_or_else(changed)?;
-    if !prepared.commit(&absolute)? {
+    if prepared.commit(&absolute)? != Committed::Done {
         return Err(changed());
     }
     store.io().sync_dir(durable::parent(&absolute), CrashPoint::RepairInPlace)

@@ -92,7 +92,7 @@ fn a_stub_has_the_attributes_of_its_file_and_the_directory_its_times() {
     let directory = fixture.times();
     let before = fs::metadata(&path).unwrap();
     let prepared = fixture.prepare();
-    assert!(prepared.commit(&path).unwrap());
+    assert_eq!(prepared.commit(&path).unwrap(), Committed::Done);
     drop(prepared);
     let after = fs::metadata(&path).unwrap();
     assert_ne!(after.ino(), before.ino());
@@ -134,7 +134,7 @@ fn nothing_happens_once_the_file_or_its_directory_changed() {
         let prepared = fixture.prepare();
         change(&fixture);
         let (directory, content) = (fixture.times(), fs::read(fixture.path()).unwrap());
-        assert!(!prepared.commit(&fixture.path()).unwrap(), "{what}");
+        assert_ne!(prepared.commit(&fixture.path()).unwrap(), Committed::Done, "{what}");
         drop(prepared);
         assert_eq!(fs::read(fixture.path()).unwrap(), content, "{what}");
         assert_eq!(fixture.times().modified, directory.modified, "{what}");
@@ -176,6 +176,24 @@ fn a_crash_after_the_rename_gives_the_directory_its_times() {
     let now = fixture.times();
     fixture.reopen();
     assert_eq!(fixture.times().modified, now.modified);
+}
+
+#[test]
+fn a_directory_that_changes_all_the_time_keeps_its_own_times() {
+    let mut fixture = Fixture::new();
+    let mut prepared = fixture.prepare();
+    fixture.stir();
+    assert_eq!(prepared.commit(&fixture.path()).unwrap(), Committed::DirectoryChanged);
+    prepared.without_note().unwrap();
+    fixture.stir();
+    let present = fixture.times();
+    assert_eq!(prepared.commit(&fixture.path()).unwrap(), Committed::Done);
+    assert_eq!(fixture.times(), present);
+    // No note moves the directory's times back after a crash.
+    fixture.crash(prepared);
+    fixture.reopen();
+    assert!(fixture.stub().is_some());
+    assert_eq!(fixture.times(), present);
 }
 
 #[test]
