@@ -25,7 +25,7 @@ section "building the fuzz targets"
 export RUSTC_BOOTSTRAP=1
 if [ -n "${STEPFS_FUZZ_QUICK:-}" ]; then
     # cargo-fuzz asks for one codegen unit and full optimization, which take most of the build.
-    CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_DEBUG=0 RUSTFLAGS="-Ccodegen-units=16" cargo fuzz build -s none
+    CARGO_PROFILE_RELEASE_OPT_LEVEL=1 RUSTFLAGS="-Ccodegen-units=16" cargo fuzz build -s none
 else
     cargo fuzz build -s address
 fi
