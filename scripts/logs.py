@@ -127,7 +127,8 @@ def main():
     try:
         run(options.stepfs, "mount", base / "store", places["mount"], "--log", base / "stepfs.log", *options.mount_option)
         command = [options.example, "-f", "-o", f"source={base / 'below'}", str(places["example"])]
-        example = subprocess.Popen(command)
+        # As its daemon and that of stepfs: Linux gives each session its own share of a busy machine.
+        example = subprocess.Popen(command, start_new_session=True)
         while not os.path.ismount(places["example"]):
             time.sleep(.01)
             if example.poll() is not None:

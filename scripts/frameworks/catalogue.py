@@ -60,8 +60,7 @@ TWO = [
           note="The bf16 weights are not in the files: DeepSpeed rounds them from the masters."),
     Entry("deepspeed-universal", "DeepSpeed's Universal checkpoint", "zero", ("deepspeed",), "universal", environment=2, ranks=2,
           note="Each parameter and each moment is a file of its own. Together they show what they are. The moments stay exact, "
-               "because an object never needs another file. The row is from a build that quantized the second moments, too, so today's files are larger. "
-               "Files of less than 64 KiB stay whole; there are many in so small a model."),
+               "because an object never needs another file. Files of less than 64 KiB stay whole; there are many in so small a model."),
     Entry("torchtitan", "torchtitan's CheckpointManager, FSDP2, `keep_latest_k`", "titan", ("torchtitan", "torch"), environment=2, ranks=2,
           note="The weights lie at the root of the checkpoint, beside `optimizer`. stepfs knows them by the optimizer's names."),
     Entry("megatron", "Megatron-core's dist_checkpointing, 2 ranks", "megatron_core", ("megatron-core", "torch"), environment=2, ranks=2,

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import warnings
 import zipfile
-from contextlib import contextmanager
 
 os.environ["KERAS_BACKEND"] = "torch"
 
@@ -17,15 +16,13 @@ import numpy as np
 import pytest
 import torch
 from bounds import check_within_bounds
-from harness import PLAIN, make_base, open_mount, remove_base, require_clean, run, run_json, shell
+from formats import COUNT, HALF_A_POINT, Format, released, share
+from harness import PLAIN, require_clean, run, run_json, shell
 from series import walk
 
 # Keras itself raises this warning at each look at a tensor.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
-COUNT = 6
-# Points of the file's size by which Keras's formats may take more: vectors as long as statistics stay exact.
-MORE = 0.005
 
 
 def model_and_data():
@@ -91,45 +88,18 @@ def arrays(path):
 
 
 FORMATS = {
-    "zip": ("step_{}.pt", torch_zip),
-    "keras": ("step_{}.keras", lambda model, path: model.save(path)),
-    "weights": ("step_{}.weights.h5", lambda model, path: model.save_weights(path)),
-    "legacy": ("step_{}.h5", lambda model, path: model.save(path)),
+    "zip": Format("step_{}.pt", torch_zip, torch.load, trained),
+    "keras": Format("step_{}.keras", lambda model, path: model.save(path), arrays, trained),
+    "weights": Format("step_{}.weights.h5", lambda model, path: model.save_weights(path), arrays, trained),
+    "legacy": Format("step_{}.h5", lambda model, path: model.save(path), arrays, trained),
 }
-
-
-@contextmanager
-def released(kind, profile="balanced"):
-    """A mount with the series in one format, a plain directory with the same, and the names."""
-    name, save = FORMATS[kind]
-    names, plain = [name.format(step) for step in range(COUNT)], make_base()
-    mounts = open_mount(True)
-    mount = next(mounts)
-    try:
-        if not PLAIN:
-            run("profile", mount.dir, "--set", profile)
-        for name, model in zip(names, trained()):
-            save(model, mount / name)
-            shutil.copyfile(mount / name, plain / name)
-        mount.sync()
-        mount.require_released(*names[:-1])
-        yield mount, plain, names
-    finally:
-        mounts.close()
-        remove_base(plain)
-
-
-def share(mount, names):
-    """The stored share of the released files."""
-    rows = [mount.entry(name) for name in names[:-1]]
-    return sum(row["stored_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows)
 
 
 @pytest.fixture(scope="module")
 def share_of_zip():
     if PLAIN:
         return 1.0
-    with released("zip") as (mount, _, names):
+    with released(FORMATS["zip"], "balanced") as (mount, _, names):
         return share(mount, names)
 
 
@@ -140,7 +110,7 @@ QUANTIZED = {"keras": 4 + 20, "weights": 4 + 20, "legacy": 10 + 20}
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keras", "weights", "legacy"])
 def test_nearly_as_small_as_a_zip_and_within_bounds(kind, share_of_zip):
-    with released(kind) as (mount, plain, names):
+    with released(FORMATS[kind], "balanced") as (mount, plain, names):
         for name in names[:-1]:
             quantized = check_within_bounds(mount, name, arrays(plain / name), arrays(mount / name))
             assert PLAIN or QUANTIZED[kind] // 2 < quantized <= QUANTIZED[kind], f"{quantized} tensors of {name} were quantized"
@@ -152,13 +122,13 @@ def test_nearly_as_small_as_a_zip_and_within_bounds(kind, share_of_zip):
             mount.umount()
             require_clean(mount.store)
     print(f"{kind}: {own:.2%} of the files, as zip {share_of_zip:.2%}")
-    assert PLAIN or own <= share_of_zip + MORE, f"{own:.2%} of the files, as zip {share_of_zip:.2%}"
+    assert PLAIN or own <= share_of_zip + HALF_A_POINT, f"{own:.2%} of the files, as zip {share_of_zip:.2%}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keras", "weights"])
 def test_keras_loads_a_released_file_and_trains_on(kind):
-    with released(kind) as (mount, _, names):
+    with released(FORMATS[kind], "balanced") as (mount, _, names):
         model, batch = model_and_data()
         stored = arrays(mount / names[1])
         with warnings.catch_warnings(action="error"):
@@ -178,7 +148,7 @@ def test_keras_loads_a_released_file_and_trains_on(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["keras", "legacy"])
 def test_exact_is_exact(kind):
-    with released(kind, "exact") as (mount, plain, names):
+    with released(FORMATS[kind], "exact") as (mount, plain, names):
         for name in names:
             shell(f"cmp {mount / name} {plain / name}")
 

@@ -7,14 +7,13 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from formats import HALF_A_POINT
 from harness import PLAIN, ROOT, make_base, open_mount, remove_base, require_clean, run_json, shell
 
 SECOND = os.environ.get("FRAMEWORKS_PYTHON", str(ROOT / ".venv-frameworks/bin/python"))
 SCRIPT = ROOT / "tests/real/frameworks/tensorflow_bundles.py"
 COUNT = 6
 DATA = "ckpt-{}.data-00000-of-00001"
-# Points of the file's size by which a bundle may take more than a torch zip of the same tensors.
-MORE = 0.005
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.exists(SECOND), reason="no second environment")]
 
@@ -133,7 +132,7 @@ def test_a_bundle_is_nearly_as_small_as_a_torch_zip(series):
     finally:
         mounts.close()
     print(f"bundle: {own:.2%} of the files, as zip {of_zip:.2%}")
-    assert own <= of_zip + MORE
+    assert own <= of_zip + HALF_A_POINT
 
 
 def test_keras_trains_on_from_a_released_bundle(series):
