@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests with a real Ceph on this machine: all tests of tests/real/remote, with radosgw as S3, and with CephFS as directory. Of CephFS
-# there are two clients. Nodes take them in turn, so what one client writes another reads. Needs root and Debian's packages, which it
-# installs; without them it exits with 4. Its data take 6 GB at most.
+# Tests with a real Ceph on this machine: all tests of tests/real/remote, with radosgw as S3 and CephFS as directory.
+# CephFS has two clients. Nodes take them in turn, so what one client writes another reads. The script needs root, and
+# installs Debian's packages; where it cannot, it exits with 4. The data take 6 GB at most.
 #   scripts/ceph.sh                    the tests
 #   scripts/ceph.sh COMMAND...         another command, with the bucket and the directories in its environment
 # The daemons listen on loopback only. They and their data are gone at the end.
@@ -42,7 +42,8 @@ trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Start a daemon in the background: its name, then the command. A session of its own keeps it from Ctrl-C: the tests end first.
+# Start a daemon in the background: its name, then the command. In a session of its own, Ctrl-C does not reach it
+# before the tests have ended.
 daemon() {
     setsid "${@:2}" -f </dev/null >"$base/log/$1.out" 2>&1 &
     pids+=($!)
@@ -98,8 +99,9 @@ rgw_gc_processor_period = 60
 CONF
 # The first monitor takes all keys over.
 (umask 077 && : >"$base/keyring")
+all=(--cap mon 'allow *' --cap osd 'allow *' --cap mds 'allow *' --cap mgr 'allow *')
 for name in mon. client.admin mgr.a osd.0 mds.a client.rgw client.a client.b; do
-    ceph-authtool "$base/keyring" --gen-key -n $name --cap mon 'allow *' --cap osd 'allow *' --cap mds 'allow *' --cap mgr 'allow *'
+    ceph-authtool "$base/keyring" --gen-key -n $name "${all[@]}"
 done
 monmaptool --create --fsid "$fsid" --addv a "[v2:127.0.0.1:$mon]" "$base/monmap" >/dev/null
 ceph-mon -i a --mkfs --monmap "$base/monmap" --keyring "$base/keyring"
