@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/real/support"))
 
 import numpy as np  # noqa: E402
-from remotes import Directory, Moto, Node  # noqa: E402
+from remotes import KINDS, Node, make_remote  # noqa: E402
 from safetensors.numpy import safe_open, save_file  # noqa: E402
 
 
@@ -31,7 +31,7 @@ def main():
     parser.add_argument("--kind", choices=["file", "s3"], default="file")
     args = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="stepfs-remote-"))
-    remote = Directory(base) if args.kind == "file" else Moto()
+    remote = make_remote(args.kind, base)
     first, second = Node(base / "first", remote, 'newest = "exact"'), Node(base / "second", remote)
     draw, count = np.random.default_rng(1), int(args.gb * 1e9 / (1 << 20))
     try:

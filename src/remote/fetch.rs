@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use super::far::{Far, SMALL, Share};
 use super::journal::Encoding;
 use super::place::{Error, Place, Result};
-use super::reader::lock;
+use super::reader::{Reader, lock};
 use super::view::View;
 use crate::hash::Xxh3Of128;
 use crate::store::durable::CrashPoint;
@@ -28,6 +28,8 @@ pub(super) struct Fetcher {
     view: Arc<Mutex<View>>,
     tmp: PathBuf,
     watch: Watch,
+    /// Taken by a read that comes before the names of the remote, during the requests for them. Others wait for these.
+    first: Mutex<()>,
     /// Objects on their way: one thread brings each. Held for moments.
     coming: Mutex<HashSet<Id>>,
     arrived: Condvar,
@@ -41,7 +43,8 @@ impl fmt::Debug for Fetcher {
 
 impl Fetcher {
     pub(super) fn new(place: Arc<dyn Place>, view: Arc<Mutex<View>>, tmp: PathBuf) -> Fetcher {
-        Fetcher { place, view, tmp, watch: Arc::new(|_| true), coming: Mutex::default(), arrived: Condvar::new() }
+        let (watch, first) = (Arc::new(|_| true), Mutex::default());
+        Fetcher { place, view, tmp, watch, first, coming: Mutex::default(), arrived: Condvar::new() }
     }
 
     /// The same, and `watch` is told what came.
@@ -74,7 +77,16 @@ impl Drop for Claim<'_> {
 
 impl Fetcher {
     /// The node that has an object, and the object with its ancestors, the oldest first.
+    ///
+    /// The tree shows the names of the last mount at once. So a program may read a file before the remote's names are
+    /// read.
     fn chain(&self, id: Id) -> io::Result<(String, Vec<Encoding>)> {
+        if self.may_have(id) {
+            let _first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.may_have(id) {
+                Reader::refresh(self.place.as_ref(), &self.view).map_err(Error::into_io)?;
+            }
+        }
         let view = lock(&self.view);
         let owner = view.owner_of(id).ok_or(io::ErrorKind::NotFound)?;
         let chain = view.chain(owner, id).ok_or(io::ErrorKind::NotFound)?;
@@ -85,6 +97,11 @@ impl Fetcher {
 impl Elsewhere for Fetcher {
     fn has(&self, id: Id) -> bool {
         lock(&self.view).owner_of(id).is_some()
+    }
+
+    fn may_have(&self, id: Id) -> bool {
+        let view = lock(&self.view);
+        !view.is_read() && view.owner_of(id).is_none()
     }
 
     fn open(&self, objects: &Arc<Objects>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>> {

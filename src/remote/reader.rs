@@ -48,7 +48,9 @@ impl Reader {
     /// The remote does not answer; the view is as it was.
     pub fn refresh(place: &dyn Place, view: &Mutex<View>) -> Result<()> {
         let nodes = place.folders("nodes/")?.into_iter().filter(|node| journal::is_node(node));
-        Reader::read(place, view, nodes.map(|node| (node, None)).collect())
+        Reader::read(place, view, nodes.map(|node| (node, None)).collect())?;
+        lock(view).set_read();
+        Ok(())
     }
 
     /// Reads the segments that heads tell of: one list, and a request for each segment. A segment whose writer died

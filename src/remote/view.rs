@@ -64,6 +64,8 @@ pub struct View {
     latest: u64,
     /// Grows with every segment.
     version: u64,
+    /// All journals were read at least once.
+    is_read: bool,
 }
 
 impl View {
@@ -122,6 +124,16 @@ impl View {
     /// The next Lamport time: later than all that is known.
     pub fn next_time(&self) -> u64 {
         self.latest.saturating_add(1)
+    }
+
+    /// True once all journals were read: what the view has not, the remote had not.
+    pub fn is_read(&self) -> bool {
+        self.is_read
+    }
+
+    /// Notes that all journals were read.
+    pub(super) fn set_read(&mut self) {
+        self.is_read = true;
     }
 
     /// Grows whenever something changes.

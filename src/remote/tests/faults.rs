@@ -71,6 +71,31 @@ fn a_damaged_object_does_not_count_as_pushed() {
 }
 
 #[test]
+fn a_read_before_the_names_are_read_waits_for_them() {
+    let (machine, other, place) = (run(), Machine::new(), Arc::new(Memory::default()));
+    machine.session(&place, "a", false).unwrap();
+    other.session(&place, "b", false).unwrap();
+    let file = fs::File::open(other.store.tree().join("run/step_2.pt")).unwrap();
+    let id = Stub::read(&file, other.store.id()).unwrap().unwrap().object;
+    // After a start: the tree has the name, and no journal is read yet.
+    let view = Arc::default();
+    let fetcher = Fetcher::new(Arc::clone(&place) as _, Arc::clone(&view), other.store.tmp());
+    other.objects.look_elsewhere(Arc::new(fetcher));
+    assert!(other.objects.is_elsewhere(id), "the read belongs to the threads that may wait");
+    assert!(other.objects.frozen().is_some(), "nothing is collected before it is known");
+    place.fail_after(Some(0), false);
+    assert!(other.objects.bring(id).is_err());
+    place.fail_after(None, false);
+    other.objects.bring(id).unwrap();
+    other.objects.open(id).unwrap();
+    // What no node has is lost, and is not asked for again.
+    let (none, before) = (Id([9; 16]), place.got());
+    assert!(lock(&view).is_read() && !other.objects.is_elsewhere(none));
+    other.objects.bring(none).unwrap();
+    assert_eq!(place.got(), before);
+}
+
+#[test]
 fn a_panic_is_told_and_the_work_begins_anew() {
     let (machine, place) = (Arc::new(run()), Arc::new(Memory::default()));
     place.panic_once();

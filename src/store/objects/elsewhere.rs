@@ -20,6 +20,9 @@ pub trait Elsewhere: Send + Sync + Debug {
     /// True if the object and all its ancestors can be brought. Answers at once.
     fn has(&self, id: Id) -> bool;
 
+    /// True if nobody can tell yet, because the remote's names were not read since the start. Answers at once.
+    fn may_have(&self, id: Id) -> bool;
+
     /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small
     /// that it is better to bring them. Blocks on the network.
     ///
@@ -40,9 +43,11 @@ impl Objects {
         let _ = self.elsewhere.set(elsewhere);
     }
 
-    /// True if only a remote has the object.
+    /// True if only a remote has the object, or may have it: nobody can tell before the remote's names are read.
     pub fn is_elsewhere(&self, id: Id) -> bool {
-        self.elsewhere.get().is_some_and(|elsewhere| !self.lock().known.contains_key(&id) && elsewhere.has(id))
+        let Some(elsewhere) = self.elsewhere.get() else { return false };
+        let is_here = self.lock().known.contains_key(&id);
+        !is_here && (elsewhere.has(id) || elsewhere.may_have(id))
     }
 
     /// Brings an object that only a remote has. Does nothing for any other object.

@@ -2,15 +2,15 @@
 
 import pytest
 from harness import make_base, remove_base
-from remotes import Directory, Moto, Node
+from remotes import KINDS, Node, make_remote
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=KINDS)
 def remote(request):
     base = make_base()
     if request.param == "s3":
         pytest.importorskip("moto")
-    made = Directory(base) if request.param == "file" else Moto()
+    made = make_remote(request.param, base)
     made.base = base
     yield made
     made.close()

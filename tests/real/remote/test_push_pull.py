@@ -59,7 +59,7 @@ def test_a_store_is_pushed_and_pulled_and_needs_the_remote_no_more(remote, store
     # Nothing travels again; the store knows its remote.
     run("push", first.store)
     assert {n for n in remote.names() if "/objects/" in n} == {n for n in there if "/objects/" in n}
-    run("pull", second.store, "--remote", remote.url)
+    run("pull", second.store, "--remote", remote.other_url)
     before = objects(second.store)
     # From now on the remote is not needed: a mount without it reads everything.
     text = (second.store / "stepfs.toml").read_text()
@@ -97,7 +97,7 @@ def test_a_pull_that_is_interrupted_goes_on(remote, stores):
     run("push", first.store)
     assert before <= set(remote.names())
     assert sum("/objects/" in name for name in remote.names()) <= 25, "at most one object went in vain"
-    process = subprocess.Popen([BIN, "pull", second.store, "--remote", remote.url], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([BIN, "pull", second.store, "--remote", remote.other_url], stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(objects(second.store)) >= 3 or process.poll() is not None, 30, "it pulls")
     process.send_signal(signal.SIGINT)
     words = process.communicate(timeout=60)[1]
@@ -123,7 +123,7 @@ def test_a_pull_names_what_cannot_come_and_brings_the_rest(remote, stores):
     bad = next(remote.root / name for name, size in remote.names().items() if "/objects/" in name and size > 400_000)
     content = read(bad)
     bad.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
-    done = run("pull", second.store, "--remote", remote.url, check=False)
+    done = run("pull", second.store, "--remote", remote.other_url, check=False)
     assert done.returncode == DAMAGE and "bad: " in done.stderr and "good" not in done.stderr, done.stderr
     assert run("cat", second.store, "good", text=False).stdout == noise(300_000, 300_000)
     bad.write_bytes(content)

@@ -1,23 +1,46 @@
-"""Remotes for the tests: a plain directory, and moto as an S3 server on loopback."""
+"""Remotes for the tests: a directory, and an S3 server on loopback.
 
+Without more, the directory is a plain one, and the server is moto. STEPFS_TEST_DIRECTORIES names, with colons between them, where
+several clients have mounted one shared file system; nodes take these in turn. STEPFS_TEST_BUCKET names a bucket of the server that
+AWS_ENDPOINT_URL and its like describe.
+"""
+
+import itertools
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+import uuid
 from pathlib import Path
 
 from harness import Mount, remove_base, run, run_json, wait_until
+
+KINDS = ("file", "s3")
+
+
+def make_remote(kind, base):
+    if kind == "file":
+        return Directory(base)
+    return Bucket() if "STEPFS_TEST_BUCKET" in os.environ else Moto()
 
 
 class Directory:
     """`file://`: a directory that can be taken away."""
 
     def __init__(self, base):
-        self.root = Path(base) / "remote"
-        self.url = f"file://{self.root}"
+        places = os.environ.get("STEPFS_TEST_DIRECTORIES")
+        self.roots = [Path(place) / Path(base).name for place in places.split(":")] if places else [Path(base) / "remote"]
+        self.root = self.roots[0]
+        self.url, self.other_url = f"file://{self.root}", f"file://{self.roots[-1]}"
+        self.turns = itertools.cycle(self.roots)
         self.environment = {}
+
+    def next_url(self):
+        """The URL for another node."""
+        return f"file://{next(self.turns)}"
 
     def names(self):
         return {str(p.relative_to(self.root)): p.stat().st_size for p in self.root.rglob("*") if p.is_file()}
@@ -32,10 +55,45 @@ class Directory:
         Path(f"{self.root}.away").rename(self.root)
 
     def close(self):
-        pass
+        shutil.rmtree(self.root, ignore_errors=True)
 
 
-class Moto:
+class Bucket:
+    """A prefix of its own in a bucket that is there."""
+
+    def __init__(self):
+        self.bucket, self.prefix = os.environ["STEPFS_TEST_BUCKET"], f"run-{uuid.uuid4().hex[:12]}"
+        self.environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+
+    @property
+    def url(self):
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    other_url = url
+
+    def next_url(self):
+        return self.url
+
+    def pages(self):
+        import boto3
+
+        of = self.environment
+        client = boto3.client("s3", endpoint_url=of["AWS_ENDPOINT_URL"], aws_access_key_id=of["AWS_ACCESS_KEY_ID"],
+                              aws_secret_access_key=of["AWS_SECRET_ACCESS_KEY"], region_name=of["AWS_REGION"])
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.prefix}/")
+        return client, (page.get("Contents", []) for page in pages)
+
+    def names(self):
+        return {item["Key"].removeprefix(f"{self.prefix}/"): item["Size"] for page in self.pages()[1] for item in page}
+
+    def close(self):
+        client, pages = self.pages()
+        for page in pages:
+            if page:
+                client.delete_objects(Bucket=self.bucket, Delete={"Objects": [{"Key": item["Key"]} for item in page]})
+
+
+class Moto(Bucket):
     """An S3 server in a process of its own. It keeps everything in memory."""
 
     def __init__(self):
@@ -43,7 +101,7 @@ class Moto:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.endpoint = f"http://127.0.0.1:{self.port}"
-        self.url = "s3://bucket/run-7"
+        self.bucket, self.prefix = "bucket", "run-7"
         self.environment = {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "test-key",
@@ -68,14 +126,6 @@ class Moto:
             time.sleep(0.1)
             return False
 
-    def names(self):
-        import boto3
-
-        client = boto3.client("s3", endpoint_url=self.endpoint, aws_access_key_id="x", aws_secret_access_key="y",
-                              region_name="us-east-1")
-        pages = client.get_paginator("list_objects_v2").paginate(Bucket="bucket")
-        return {item["Key"].removeprefix("run-7/"): item["Size"] for page in pages for item in page.get("Contents", [])}
-
     def close(self):
         self.process.kill()
         self.process.wait()
@@ -86,10 +136,10 @@ class Node(Mount):
 
     def __init__(self, base, remote, settings=""):
         super().__init__(base)
-        self.remote, self.settings = remote, settings
+        self.remote, self.settings, self.url = remote, settings, remote.next_url()
 
     def arguments(self):
-        return [*super().arguments(), "--remote", self.remote.url]
+        return [*super().arguments(), "--remote", self.url]
 
     def mount(self):
         os.environ.update(self.remote.environment)
@@ -98,7 +148,7 @@ class Node(Mount):
             plain.mount()
             plain.umount()
             with open(self.store / "stepfs.toml", "a") as f:
-                f.write(f'\n[remote]\nurl = "{self.remote.url}"\n{self.settings}\n')
+                f.write(f'\n[remote]\nurl = "{self.url}"\n{self.settings}\n')
         return super().mount()
 
     def pushed(self, timeout=300):
