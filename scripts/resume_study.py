@@ -15,7 +15,8 @@ study fails. --raw keeps series and finished runs. They are computed again only 
     (docs/study/held_out.md)
 
 With --judge, chains of nine restores begin at three places of each run, and a chain is judged 20 to 60 iterations after each
-of its restores. Several processes may share one --raw: each takes work that no other is busy with.
+of its restores. `--seeds balanced=3,ahead-balanced=3` also restores the newest state from a remote, where it is quantized, after
+its machine died. Several processes may share one --raw: each takes work that no other is busy with.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def study(task, arguments, kept):
         files = [task.file(place) for place in range(task.count)]
         weigh = lambda: {"report": sizes.measure(protocol.folder(raw, task, 1), files[: arguments.released + 1], profile, where=where)}
         result["sizes"][profile] = kept.get(f"{task.name}-{profile}-sizes-{arguments.released}", task, profile, weigh, say)["report"]
-    for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]:
+    for profile in [*arguments.profiles, *(name for name in arguments.seeds if name.startswith(protocol.AHEAD)), *([] if arguments.no_control else [protocol.ULP])]:
         result["chains"][profile], result["runs"][profile] = {}, {}
         for restores in filter(None, arguments.restores):
             runs = []
@@ -92,7 +93,7 @@ def judge(chosen, arguments, kept):
     bases = chains.bases(chosen, range(1, max(arguments.seeds.values()) + 1), arguments.raw, arguments.again, say, arguments.done_only)
     if arguments.bases_only:
         return "", []
-    count_of = {profile: arguments.seeds.get(profile, arguments.seeds.get(ALL, 0)) for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]}
+    count_of = {profile: arguments.seeds.get(profile, arguments.seeds.get(ALL, 0)) for profile in [*arguments.profiles, *(name for name in arguments.seeds if name.startswith(protocol.AHEAD)), *([] if arguments.no_control else [protocol.ULP])]}
     seeds = {profile: range(1, count + 1) for profile, count in count_of.items() if count}
     extra = arguments.settings.read_text() if arguments.settings else ""
     runs = chains.chains(chosen, seeds, kept, arguments.raw, arguments.dir, say, extra, picked, arguments.done_only)

@@ -94,7 +94,7 @@ def chains(tasks, seeds, kept, raw, where, say, extra, starts_of, done_only=Fals
     for task in tasks:
         files = [task.file(place) for place in task.weighed()]
         for profile in seeds:
-            if profile != protocol.ULP:
+            if profile != protocol.ULP and not profile.startswith(protocol.AHEAD):
                 weigh = lambda task=task, profile=profile, files=files: {"report": sizes.measure(protocol.folder(raw, task, 1), files, profile, extra, where)}
                 jobs.append((f"{task.name}-{profile}-sizes", task, profile, weigh))
     # Seed by seed, so that at any time the finished work covers all tasks, and about the same share of each profile's seeds.
@@ -120,6 +120,6 @@ def judged(task, seeds, runs, of, starts_of):
         outcome = gaps.judge(task, each)
         size = runs.get(f"{task.name}-{profile}-sizes")
         outcome["total"] = size["report"]["total"] if size else None
-        outcome["verdict"] = gaps.verdict(outcome, PROMISES.get(profile))
+        outcome["verdict"] = gaps.verdict(outcome, PROMISES.get(profile.removeprefix(protocol.AHEAD)))
         found[profile] = outcome
     return found

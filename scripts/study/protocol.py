@@ -5,6 +5,9 @@ lost too. A run saves checkpoint n, continues to n + 1 and saves it, and n is re
 from the mount, repeats the iterations from n to n + 1, and saves over the old file. All later checkpoints descend from the
 restored state, so the losses of restores add up along the run.
 
+With `ahead-` before the profile, a crash loses the whole store instead, and n is the newest that the remote has: quantized by
+the update before it. The run goes on in a fresh store on the same remote.
+
 Until the first crash an interrupted run is the uninterrupted one, so those checkpoints are copied, not computed again.
 """
 
@@ -19,11 +22,13 @@ from pathlib import Path
 import torch
 
 import harness
+import remotes
 from . import sizes
 from .tasks import HISTORY
 from .training import digest, nudge
 
 ULP = "ulp"  # not a profile: exact restores, then weights moved by one unit in the last place
+AHEAD = "ahead-"  # before a profile: restores of the newest state from a remote, where it is quantized
 
 
 def folder(raw, task, seed):
@@ -155,6 +160,39 @@ class Store:
         self.mount.close()
 
 
+class Newest:
+    """Machines that die, one after the other, each with its store. The next one has a fresh store on the same remote, and what
+    came there of the newest state when the machine died.
+    """
+
+    def __init__(self, base, profile, extra):
+        self.base, self.dir, self.last, self.count = base, base / "saved", "", 0
+        self.dir.mkdir()
+        self.remote = remotes.Directory(base)
+        self.open = lambda: sizes.open_store(base / f"machine{self.count}", profile, f'{extra}\n[remote]\nurl = "{self.remote.url}"\nnewest = "quantized"\n')
+        self.mount = self.open()
+
+    def settle(self, name):
+        saved = sorted(path.name for path in self.dir.iterdir() if self.last < path.name <= name)
+        for each in saved:
+            # Saved now: a remote does not wait for the state before an old file.
+            shutil.copyfile(self.dir / each, self.mount / each)
+            self.mount.sync(timeout=3600, remote=True)
+        assert f"{name}: encoded ahead" in self.mount.log.read_text(), f"{name} did not travel quantized\n{self.mount.what_it_does()}"
+        self.mount.kill()
+        self.close()
+        self.count, self.last = self.count + 1, name
+        self.mount = self.open()
+        harness.wait_until(lambda: os.path.lexists(self.mount / name), 60, f"{name} appears")
+        exact = (self.dir / name).read_bytes()
+        shutil.copyfile(self.mount / name, self.dir / name)
+        assert (self.dir / name).read_bytes() != exact, f"{name} came back exact"
+
+    def close(self):
+        self.mount.close()
+        shutil.rmtree(self.mount.base, ignore_errors=True)
+
+
 class Workplace:
     """A directory that is removed at the end, after whatever is mounted in it; a `with` gives its store. `extra`: more settings
     for stepfs.toml.
@@ -163,7 +201,11 @@ class Workplace:
     def __init__(self, profile, where, extra=""):
         self.base = Path(tempfile.mkdtemp(prefix="stepfs-study-", dir=where))
         try:
-            self.store = Copies(self.base) if profile == ULP else Store(self.base, profile, extra)
+            if profile == ULP:
+                self.store = Copies(self.base)
+            else:
+                kind = Newest if profile.startswith(AHEAD) else Store
+                self.store = kind(self.base, profile.removeprefix(AHEAD), extra)
         except BaseException:
             self.clear()
             raise

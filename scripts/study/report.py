@@ -152,6 +152,7 @@ def role_table(results):
 def verdicts(results, about):
     """One table per profile: do the promises hold?"""
     from .chains import PROMISES
+    from .protocol import AHEAD
     from .gaps import SEEDS
     from .tasks import CALIBRATION, JUDGED
 
@@ -178,7 +179,7 @@ def verdicts(results, about):
               f"Build {about['build']}. Made by `scripts/resume_study.sh --judge {about['set']} --seeds {asked}`.", ""]
     lines += [f"- `{result['task']}`: {result['what']}" for result in results] + [""]
     for profile in about["seeds"]:
-        lines += [f"## `{profile}`" if profile != ULP else f"## {NAMES[ULP]}", "", *verdict_table(results, profile, PROMISES.get(profile))]
+        lines += [f"## `{profile}`" if profile != ULP else f"## {NAMES[ULP]}", "", *verdict_table(results, profile, PROMISES.get(profile.removeprefix(AHEAD)))]
     return "\n".join([*lines, "## Sizes by role", "", "Each role in % of its own raw bytes; the whole with stubs.", "", *role_table(results)])
 
 

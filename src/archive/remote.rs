@@ -63,6 +63,14 @@ impl Archive {
         }
     }
 
+    /// Calls `then` once the names of other nodes that are known now are in the tree.
+    pub fn when_shown(&self, then: Then) {
+        match self.daemon() {
+            Some(daemon) => daemon.when_shown(then),
+            None => then(),
+        }
+    }
+
     /// How far pushing has come; `None` without a remote.
     pub fn remote_progress(&self) -> Option<Progress> {
         self.daemon().map(|daemon| daemon.progress(self))
@@ -160,14 +168,16 @@ impl Local for Archive {
         self.looked.swap(false, Ordering::Relaxed)
     }
 
-    fn appeared(&self, path: &Path, object: Option<Id>) {
-        let shown = path.to_path_buf();
-        self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
-        // A program may have removed it before the note was made.
-        if matches!(found_at(&self.store.tree(), path), Ok(None)) {
-            let path = path.to_path_buf();
-            self.note(move |archive, catalog| catalog.removed(&path, &archive.objects));
-        }
+    fn appear(&self, path: &Path, object: Option<Id>, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        let Some(namespace) = self.namespace() else { return Ok(false) };
+        namespace.appear(&mut || {
+            let made = make()?;
+            if made {
+                let shown = path.to_path_buf();
+                self.note(move |archive, catalog| archive.enter_shown(catalog, &shown, object));
+            }
+            Ok(made)
+        })
     }
 
     fn replace(

@@ -60,6 +60,10 @@ impl Namespace for Served {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove(path, expect, still))
     }
 
+    fn appear(&self, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        self.0.upgrade().map_or(Ok(false), |core| core.appear(make))
+    }
+
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {
         self.0.upgrade().map_or(Ok(Outcome::Busy), |core| core.remove_directory(path, expect))
     }
@@ -123,6 +127,11 @@ impl Namespace for Core {
             return Ok(Outcome::Changed);
         }
         self.take_away_unasked(&mut table, path, &found)
+    }
+
+    fn appear(&self, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        let _table = self.table();
+        make()
     }
 
     fn remove_directory(&self, path: &Path, expect: FileId) -> io::Result<Outcome> {

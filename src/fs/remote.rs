@@ -49,12 +49,13 @@ impl Core {
         }
     }
 
-    /// Opens a directory, with the names that other nodes have pushed before.
+    /// Opens a directory, with the names that other nodes have pushed before, or with those that are known.
     pub(super) fn answer_opendir(self: &Arc<Self>, ino: u64, reply: ReplyOpen) {
-        if !self.archive.is_remote_waited_for() {
-            return self.opendir(ino, reply);
-        }
         let core = Arc::clone(self);
-        self.archive.when_read(Box::new(move || core.opendir(ino, reply)));
+        let open = Box::new(move || core.opendir(ino, reply));
+        match self.archive.is_remote_waited_for() {
+            true => self.archive.when_read(open),
+            false => self.archive.when_shown(open),
+        }
     }
 }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::daemon::take_all;
 use super::fetch::Fetcher;
 use super::journal::Content;
 use super::local::{Ahead, Found, Local, Shape, walk};
 use super::place::{Place, Result};
 use super::reader::{Reader, lock};
 use super::shared::{Settings, Shared};
+use super::show::take_all;
 use super::tree;
 use super::view::View;
 use crate::store::durable::CrashPoint;
@@ -167,8 +167,10 @@ impl Local for Copy {
         false
     }
 
-    fn appeared(&self, _: &Path, object: Option<Id>) {
-        object.into_iter().for_each(|id| self.objects.name(id));
+    fn appear(&self, _: &Path, object: Option<Id>, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        let made = make()?;
+        object.filter(|_| made).into_iter().for_each(|id| self.objects.name(id));
+        Ok(made)
     }
 
     // The store's lock keeps other processes away, so no file changes meanwhile.
@@ -179,11 +181,7 @@ impl Local for Copy {
         object: Option<Id>,
         commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let replaced = commit(&beneath::reach(&self.store.tree(), path)?)?;
-        if replaced {
-            self.appeared(path, object);
-        }
-        Ok(replaced)
+        self.appear(path, object, &mut || commit(&beneath::reach(&self.store.tree(), path)?))
     }
 
     fn remove(&self, path: &Path, _: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {

@@ -5,7 +5,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -15,29 +15,26 @@ use serde::{Deserialize, Serialize};
 
 use super::counted::Counted;
 use super::fetch::Fetcher;
-use super::journal::Shown;
-use super::local::{Found, Local, walk};
+use super::local::Local;
 use super::pauses::{FIRST_PAUSE, Pauses};
 use super::place::{Error, Place, Result};
-use super::plan::plan;
 use super::push::{Pusher, count};
 use super::reader::{Reader, lock};
 use super::shared::{LOOK_EVERY, PUSHING, SHOWING, Settings, Shared};
+use super::show::take_all;
 use super::tree;
 use super::view::Stamp;
 use super::waiting::{PATIENCE, Then};
 use super::writer::Writer;
 use crate::clock::wall_ns;
 use crate::encode::yield_to_others;
-use crate::store::{Wait, in_parallel};
+use crate::store::Wait;
 
 /// How often to look for objects that nothing needs.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// How often to read the names of other nodes while no program looks: a request for each node costs money. What the
 /// tree shows is saved as often, so a name that is removed within this time before a crash may appear again.
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
-/// Names that are shown together. Each is an open file meanwhile.
-const AT_ONCE: usize = 256;
 /// How often to list all journals: a node that died may have left a segment that it did not tell of.
 const WHOLE_REFRESH: Duration = Duration::from_secs(6 * 3600);
 
@@ -157,6 +154,11 @@ impl Daemon {
         self.shared.pace.wake();
     }
 
+    /// Calls `then` once the names of other nodes that are known now are shown, at once if they are few.
+    pub fn when_shown(&self, then: Then) {
+        self.shared.waiting.list(then);
+    }
+
     /// Asks for a round without a pause: somebody waits.
     pub fn hasten(&self) {
         self.shared.asked.fetch_add(1, Ordering::Relaxed);
@@ -206,8 +208,11 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
         let changes = local.changes();
         let asked = shared.asked.load(Ordering::Relaxed);
         let now = || (changes, lock(&shared.view).version(), asked);
+        // Each name that appears is a change. A walk through all of them again and again would slow them down.
+        let is_asked = seen.is_none_or(|(_, _, last)| last != asked);
+        let waits = shared.waiting.is_showing() && !is_asked;
         let is_again = pusher.again().is_some_and(|at| at <= Instant::now());
-        let due = seen != Some(now()) || is_again || shared.waiting.is_any_closer();
+        let due = seen != Some(now()) && !waits || is_again || shared.waiting.is_any_closer();
         let tidy = tidy_at <= Instant::now();
         if !due && !tidy {
             shared.pace.rest(LOOK_EVERY);
@@ -339,61 +344,5 @@ fn save(local: &dyn Local, shared: &Shared, saved: &mut Option<BTreeMap<PathBuf,
     match shared.sync_shown(local.store()).and_then(|()| tree::save(local.store(), url, node, &shown)) {
         Ok(()) => *saved = Some(shown),
         Err(error) => log::warn!("remote.shown cannot be written now: {error}"),
-    }
-}
-
-/// Shows what changed. Returns the names that cannot be shown now, each with the reason.
-pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<PathBuf, String>> {
-    let (node, newest) = (&shared.settings.node, shared.settings.newest);
-    let files = walk(local)?;
-    // After the tree was listed: a name that a user removes meanwhile is not shown again.
-    let shown = shared.shown();
-    let due: Vec<(PathBuf, Stamp, Option<Shown>)> = {
-        let view = lock(&shared.view);
-        let plan = plan(node, &view, &files, &shown, newest);
-        let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
-            let now = view.winner(&path).and_then(|(_, now)| now.cloned())?;
-            Some((path, stamp, Some(now)))
-        });
-        let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
-        takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
-    };
-    shared.will_show(due.iter().map(|(path, ..)| path));
-    let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
-    for some in due.chunks(AT_ONCE) {
-        // All are written before the first one becomes durable: then one commit of the file system does for all.
-        let ready = in_parallel(some, |(_, stamp, now)| {
-            now.as_ref().map(|now| tree::make_ready(local.store(), stamp, now)).transpose()
-        });
-        let some: Vec<_> = some.iter().zip(ready).collect();
-        let taken = in_parallel(&some, |((path, _, now), ready)| {
-            let words = match (ready, now, files.get(path)) {
-                (Err(error), ..) => error.to_string(),
-                (Ok(ready), now, found) => match take(local, path, found, now.as_ref().zip(ready.as_ref())) {
-                    Ok(true) => return None,
-                    Ok(false) => "a program has it open, or has changed it".into(),
-                    Err(error) => error.to_string(),
-                },
-            };
-            Some((path.clone(), words))
-        });
-        failed.extend(taken.into_iter().flatten());
-    }
-    shared.sync_shown(local.store())?;
-    let shown = due.iter().filter(|(path, ..)| !failed.contains_key(path));
-    shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
-    Ok(failed)
-}
-
-fn take(
-    local: &dyn Local,
-    path: &Path,
-    found: Option<&Found>,
-    now: Option<(&Shown, &tree::Ready)>,
-) -> std::io::Result<bool> {
-    match (now, found) {
-        (Some((now, ready)), _) => tree::show(local, path, found, now, ready),
-        (None, Some(found)) => tree::take_away(local, path, found),
-        (None, None) => Ok(true),
     }
 }

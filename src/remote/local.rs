@@ -69,8 +69,12 @@ pub trait Local: Send + Sync {
     /// True if a program looked for a name since the last call.
     fn was_looked_at(&self) -> bool;
 
-    /// Tells the archive of a file that appeared at `path`; an object holds its bytes, or it is whole.
-    fn appeared(&self, path: &Path, object: Option<Id>);
+    /// Runs `make`, which makes a file appear at `path` and answers whether it did, while no program can use the name. An
+    /// object holds its bytes, or it is whole.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    fn appear(&self, path: &Path, object: Option<Id>, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool>;
 
     /// Runs `commit`, which replaces the file at `path` and answers whether it did, while nobody can open it. False if
     /// it is no longer that file, or somebody has it open.

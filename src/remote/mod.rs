@@ -14,7 +14,8 @@
 //! - `counted`: counts the bytes that come.
 //! - `far`: an object that is read piece by piece.
 //! - `copy`: brings what a remote has into a store, for commands.
-//! - [`daemon`]: the thread that keeps a mounted store and its remote in step.
+//! - `show`: shows in the tree what changed.
+//! - [`daemon`]: the threads that keeps a mounted store and its remote in step.
 //!
 //! No name may ever point to an object that is not there. No node may delete another node's names. Neither a thread
 //! that answers the kernel nor the catalog's lock may wait for a remote.
@@ -38,6 +39,7 @@ mod plan;
 mod push;
 mod reader;
 mod shared;
+mod show;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::daemon::take_all;
 use super::fetch::Fetcher;
 use super::journal::{Content, Segment};
 use super::local::{Ahead, Local, Shape};
@@ -17,6 +16,7 @@ use super::place::{Error, Place, Result};
 use super::push::Pusher;
 use super::reader::{Reader, lock};
 use super::shared::Shared;
+use super::show::take_all;
 use super::writer::Writer;
 use super::{Settings, fetch_whole, tree};
 use crate::container::ReadAt;
@@ -70,9 +70,13 @@ impl Local for Machine {
         true
     }
 
-    fn appeared(&self, path: &Path, object: Option<Id>) {
-        self.shapes.lock().unwrap().insert(path.into(), object.map_or(Shape::Whole, Shape::Object));
-        object.into_iter().for_each(|id| self.objects.name(id));
+    fn appear(&self, path: &Path, object: Option<Id>, make: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
+        let made = make()?;
+        if made {
+            self.shapes.lock().unwrap().insert(path.into(), object.map_or(Shape::Whole, Shape::Object));
+            object.into_iter().for_each(|id| self.objects.name(id));
+        }
+        Ok(made)
     }
 
     fn replace(
@@ -82,11 +86,7 @@ impl Local for Machine {
         object: Option<Id>,
         commit: &mut dyn FnMut(&Path) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let replaced = commit(&self.store.tree().join(path))?;
-        if replaced {
-            self.appeared(path, object);
-        }
-        Ok(replaced)
+        self.appear(path, object, &mut || commit(&self.store.tree().join(path)))
     }
 
     fn remove(&self, path: &Path, _: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -12,7 +12,7 @@ use super::journal::{Content, Kind, Record, Segment, Shown};
 use super::local::{Found, Local, Mark};
 use super::view::Stamp;
 use crate::hash::xxh3_64;
-use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times, parent};
+use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
 use crate::store::{Id, MIN_RELEASE_BYTES, REMOTE, Store, Stub, beneath, in_parallel};
 
 const WRITTEN: CrashPoint = CrashPoint::ImportWritten;
@@ -52,33 +52,37 @@ pub(super) fn make_ready<'a>(store: &'a Store, stamp: &Stamp, shown: &Shown) -> 
     Ok(ready)
 }
 
-/// Shows a name in the place of `found`. False if somebody has the file open, or it has changed since. The name is
-/// durable after [`sync`].
+/// Shows a name in the place of `found`. `directory` is that of the path. False if somebody has the file open, or it has
+/// changed since. The name is durable after [`sync`].
 ///
 /// # Errors
 /// Device errors.
 pub(super) fn show(
     local: &dyn Local,
-    path: &Path,
+    (path, directory): (&Path, &File),
     found: Option<&Found>,
     shown: &Shown,
     ready: &Ready,
 ) -> io::Result<bool> {
     let (store, object) = (local.store(), ready.object);
-    let before = present(store, path)?;
+    let at = beneath::by_descriptor(directory).join(path.file_name().unwrap_or_default());
+    let there = || match fs::symlink_metadata(&at) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        there => there.map(Some),
+    };
     let is_there = |now: &Metadata| found.is_some_and(|found| found.is(now));
+    let is_link = |metadata: &Metadata| metadata.file_type().is_symlink();
+    let before = if found.is_some() { there()? } else { None };
     // A program has put something else there since the decision, or has removed it.
-    if before.as_ref().map_or(found.is_some(), |before| !is_there(before)) {
+    if found.is_some() && !before.as_ref().is_some_and(is_there) {
         return Ok(false);
     }
-    let is_link = |metadata: &Metadata| metadata.file_type().is_symlink();
-    make_dirs(store, path.parent().unwrap_or(Path::new("")), (shown.uid, shown.gid))?;
     if let Some(file) = &ready.file {
         file.sync(WRITTEN)?;
     }
     let io = store.io();
     match &before {
-        Some(before) if shown_is_file(shown) && !is_link(before) => {
+        Some(before) if is_file(shown) && !is_link(before) => {
             // Only the rename: nobody can open a file meanwhile.
             let mut commit = |reached: &Path| match is_there(&fs::symlink_metadata(reached)?) {
                 true => io.device().rename(&ready.part, reached, IN_PLACE).map(|()| true),
@@ -86,24 +90,19 @@ pub(super) fn show(
             };
             local.replace(path, before, object, &mut commit)
         }
-        Some(before)
-            if !local.remove(path, before, &mut || Ok(present(store, path)?.is_some_and(|now| is_there(&now))))? =>
-        {
+        Some(before) if !local.remove(path, before, &mut || Ok(there()?.is_some_and(|now| is_there(&now))))? => {
             Ok(false)
         }
         _ => {
-            let target = beneath::reach(&store.tree(), path)?;
             // Never over a file that a program has created meanwhile.
-            match io.device().link(&ready.part, &target, IN_PLACE) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
-                linked => linked?,
-            }
+            let mut make = || match io.device().link(&ready.part, &at, IN_PLACE) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+                linked => linked.map(|()| true),
+            };
+            let made = if is_file(shown) { local.appear(path, object, &mut make)? } else { make()? };
             // Programs never see a second name of it for long.
             io.discard(&ready.part, WRITTEN);
-            if shown_is_file(shown) {
-                local.appeared(path, object);
-            }
-            Ok(true)
+            Ok(made)
         }
     }
 }
@@ -120,7 +119,7 @@ pub(super) fn sync(store: &Store, directories: &BTreeSet<PathBuf>) -> io::Result
     synced.into_iter().collect()
 }
 
-fn shown_is_file(shown: &Shown) -> bool {
+fn is_file(shown: &Shown) -> bool {
     !matches!(shown.content, Content::Link(_))
 }
 
@@ -168,9 +167,22 @@ pub(super) fn present(store: &Store, path: &Path) -> io::Result<Option<Metadata>
     }
 }
 
-/// Creates a directory of the tree and its missing parents, for the owner of the file that needs them.
-fn make_dirs(store: &Store, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
-    let tree = store.tree();
+/// Opens a directory of the tree. Creates it and its missing parents for the owner of the file that needs them; `grown`
+/// gets the directories that are to be synced for them.
+///
+/// # Errors
+/// Device errors; something else has one of the names.
+pub(super) fn directory(
+    store: &Store,
+    path: &Path,
+    (uid, gid): (u32, u32),
+    grown: &mut BTreeSet<PathBuf>,
+) -> io::Result<File> {
+    let (tree, flags) = (store.tree(), libc::O_PATH | libc::O_DIRECTORY);
+    match beneath::open(&tree, path, flags) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
     let above: Vec<&Path> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
     for directory in above.into_iter().rev() {
         if present(store, directory)?.is_none() {
@@ -180,11 +192,10 @@ fn make_dirs(store: &Store, path: &Path, (uid, gid): (u32, u32)) -> io::Result<(
                 let made = store.io().open_with(&reached, libc::O_DIRECTORY | libc::O_NOFOLLOW)?;
                 set(&made, &Attribute::Owner(uid, gid))?;
             }
-            store.io().sync_dir(parent(&reached), IN_PLACE)?;
+            grown.insert(directory.parent().unwrap_or(Path::new("")).to_path_buf());
         }
-        beneath::open(&tree, directory, libc::O_PATH | libc::O_DIRECTORY)?;
     }
-    Ok(())
+    beneath::open(&tree, path, flags)
 }
 
 /// What the tree showed of a remote when the store was last used. A name of it that is missing was removed here. Empty

@@ -37,6 +37,9 @@ struct Inside {
     /// Files or directories that must be on the remote, in the order of arrival.
     closers: Vec<Closer>,
     lookers: Lookers,
+    /// Many names are being shown, and these programs wait for that.
+    is_showing: bool,
+    listers: Lookers,
     next: u64,
 }
 
@@ -50,6 +53,19 @@ pub(super) struct Waiting {
 impl fmt::Debug for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Waiting").field("closers", &self.lock().closers.len()).finish()
+    }
+}
+
+/// Many names are being shown until this is dropped.
+pub(super) struct Showing<'a>(&'a Waiting);
+
+impl Drop for Showing<'_> {
+    fn drop(&mut self) {
+        let mut inside = self.0.lock();
+        inside.is_showing = false;
+        let listers = std::mem::take(&mut inside.listers);
+        drop(inside);
+        drop(listers);
     }
 }
 
@@ -89,6 +105,26 @@ impl Waiting {
     /// Waits until the names of other nodes are read.
     pub(super) fn look(&self, then: Then) {
         self.lock().lookers.0.push(then);
+    }
+
+    /// Many names are being shown from now on.
+    pub(super) fn begin_showing(&self) -> Showing<'_> {
+        self.lock().is_showing = true;
+        Showing(self)
+    }
+
+    pub(super) fn is_showing(&self) -> bool {
+        self.lock().is_showing
+    }
+
+    /// Waits until the names are shown that are known now, if they are many. Asks nothing of the remote.
+    pub(super) fn list(&self, then: Then) {
+        let mut inside = self.lock();
+        if inside.is_showing {
+            return inside.listers.0.push(then);
+        }
+        drop(inside);
+        then();
     }
 
     pub(super) fn is_any_closer(&self) -> bool {
@@ -170,6 +206,13 @@ mod tests {
         waiting.look(then());
         drop(waiting.take_lookers());
         assert_eq!(count.load(Ordering::Relaxed), 3);
+        waiting.list(then());
+        assert_eq!(count.load(Ordering::Relaxed), 4);
+        let showing = waiting.begin_showing();
+        waiting.list(then());
+        assert_eq!(count.load(Ordering::Relaxed), 4);
+        drop(showing);
+        assert!(!waiting.is_showing() && count.load(Ordering::Relaxed) == 5);
         waiting.fail_closers();
         assert!(!waiting.is_any_closer());
     }

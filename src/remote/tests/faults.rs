@@ -19,7 +19,9 @@ fn show(
     found: Option<&crate::remote::local::Found>,
     (stamp, shown): (&crate::remote::view::Stamp, &crate::remote::journal::Shown),
 ) -> io::Result<bool> {
-    tree::show(machine, path, found, shown, &tree::make_ready(&machine.store, stamp, shown)?)
+    let directory =
+        tree::directory(&machine.store, path.parent().unwrap(), (shown.uid, shown.gid), &mut Default::default())?;
+    tree::show(machine, (path, &directory), found, shown, &tree::make_ready(&machine.store, stamp, shown)?)
 }
 
 /// Pushes once, with nothing known of former rounds. Returns whether all is done, and the files' failures in words.

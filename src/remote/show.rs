@@ -1,0 +1,95 @@
+//! Shows in the tree what changed on a remote, many names together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::journal::Shown;
+use super::local::{Local, walk};
+use super::place::Result;
+use super::plan::plan;
+use super::reader::lock;
+use super::shared::Shared;
+use super::tree;
+use super::view::Stamp;
+use crate::store::in_parallel;
+
+/// Names that are shown together. Each is an open file meanwhile.
+const AT_ONCE: usize = 256;
+/// Programs that list a directory wait for more than that many names, and for so many at most: a few seconds.
+const MOST_AWAITED: usize = 20_000;
+
+/// A name, the change that it is to show, and what that is: nothing if the name is to go.
+type Due = (PathBuf, Stamp, Option<Shown>);
+
+/// Shows what changed. Returns the names that cannot be shown now, each with the reason.
+pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<PathBuf, String>> {
+    let (node, newest) = (&shared.settings.node, shared.settings.newest);
+    let files = walk(local)?;
+    // After the tree was listed: a name that a user removes meanwhile is not shown again.
+    let shown = shared.shown();
+    let due: Vec<Due> = {
+        let view = lock(&shared.view);
+        let plan = plan(node, &view, &files, &shown, newest);
+        let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
+            let now = view.winner(&path).and_then(|(_, now)| now.cloned())?;
+            Some((path, stamp, Some(now)))
+        });
+        let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
+        takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
+    };
+    let is_awaited = (AT_ONCE + 1..=MOST_AWAITED).contains(&due.len());
+    let showing = is_awaited.then(|| shared.waiting.begin_showing());
+    // All directories become durable together, before a program has a file there.
+    drop(directories(local, &due, drop)?);
+    shared.will_show(due.iter().map(|(path, ..)| path));
+    let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
+    for some in due.chunks(AT_ONCE) {
+        let directories = directories(local, some, |directory| directory)?;
+        // All are written before the first one becomes durable: then one commit of the file system does for all.
+        let ready = in_parallel(some, |(_, stamp, now)| {
+            now.as_ref().map(|now| tree::make_ready(local.store(), stamp, now)).transpose()
+        });
+        let some: Vec<_> = some.iter().zip(ready).collect();
+        let taken = in_parallel(&some, |((path, _, now), ready)| {
+            let done = match (ready, now, directories.get(above(path))) {
+                (Err(error), ..) | (_, _, Some(Err(error))) => return Some((path.clone(), error.to_string())),
+                (Ok(Some(ready)), Some(now), Some(Ok(directory))) => {
+                    tree::show(local, (path, directory), files.get(path), now, ready)
+                }
+                _ => files.get(path).map_or(Ok(true), |found| tree::take_away(local, path, found)),
+            };
+            match done {
+                Ok(true) => None,
+                Ok(false) => Some((path.clone(), "a program has it open, or has changed it".into())),
+                Err(error) => Some((path.clone(), error.to_string())),
+            }
+        });
+        failed.extend(taken.into_iter().flatten());
+    }
+    drop(showing);
+    shared.sync_shown(local.store())?;
+    let shown = due.iter().filter(|(path, ..)| !failed.contains_key(path));
+    shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
+    Ok(failed)
+}
+
+fn above(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// What `keep` makes of the directories of names that are to be shown. Those that were missing are durable then.
+fn directories<'a, T>(
+    local: &dyn Local,
+    due: &'a [Due],
+    keep: impl Fn(File) -> T,
+) -> Result<BTreeMap<&'a Path, io::Result<T>>> {
+    let (mut opened, mut grown) = (BTreeMap::new(), BTreeSet::new());
+    for (path, shown) in due.iter().filter_map(|(path, _, now)| Some((path, now.as_ref()?))) {
+        let open = || tree::directory(local.store(), above(path), (shown.uid, shown.gid), &mut grown).map(&keep);
+        opened.entry(above(path)).or_insert_with(open);
+    }
+    tree::sync(local.store(), &grown)?;
+    Ok(opened)
+}
