@@ -1,8 +1,8 @@
 """Remotes for the tests: a directory, and an S3 server on loopback.
 
-Without more, the directory is a plain one, and the server is moto. STEPFS_TEST_DIRECTORIES names, with colons between them, where
-several clients have mounted one shared file system; nodes take these in turn. STEPFS_TEST_BUCKET names a bucket of the server that
-AWS_ENDPOINT_URL and its like describe.
+Without more, the directory is a plain one, and the server is moto. Two variables name others:
+STEPFS_TEST_DIRECTORIES=DIR:DIR   where two clients have mounted one shared file system. Nodes take these in turn.
+STEPFS_TEST_BUCKET=NAME           a bucket of the server that AWS_ENDPOINT_URL and the rest of AWS_* describe.
 """
 
 import itertools
