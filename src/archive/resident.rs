@@ -53,7 +53,8 @@ impl fmt::Display for ResidentReason {
             ResidentReason::Incompressible => "would not become smaller",
             ResidentReason::NotUnderstood(words) => words,
             ResidentReason::Unfinished => {
-                "the save is not finished: it has no .metadata or .index of its own yet, or another file is missing"
+                "the save is not finished: it has no .metadata or .index of its own yet, another file is missing, or `cp -r` \
+                 copied it (`cp -a` keeps the order)"
             }
             ResidentReason::NotDurable => "could not be made durable",
             ResidentReason::DamagedStub => "it is a damaged stub",
