@@ -65,6 +65,14 @@ enum Outcome {
     Failed(String),
 }
 
+/// How a name is missing that this node has pushed.
+struct Missing {
+    /// Its file has another name now.
+    is_elsewhere: bool,
+    /// Other files must go first.
+    waits: bool,
+}
+
 impl Pusher {
     /// Pushes once. True if nothing is left.
     ///
@@ -104,14 +112,18 @@ impl Pusher {
         let late: HashSet<u64> =
             files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.inode).collect();
         let inodes: HashSet<u64> = files.values().map(|file| file.inode).collect();
-        let waits = |inode: Option<u64>| match inode.filter(|inode| inodes.contains(inode)) {
-            Some(inode) => late.contains(&inode),
-            None => !late.is_empty(),
+        let missing_as = |inode: Option<u64>| match inode.filter(|inode| inodes.contains(inode)) {
+            Some(inode) => Missing { is_elsewhere: true, waits: late.contains(&inode) },
+            None => Missing { is_elsewhere: false, waits: !late.is_empty() },
         };
         let inode_of =
             |path: &PathBuf| lock(&shared.view).of_node(path, writer.node())?.shown.as_ref().map(|of| of.inode);
-        let missing = plan.removals.into_iter().map(|path| (waits(inode_of(&path)), path)).collect();
+        let missing = plan.removals.into_iter().map(|path| (missing_as(inode_of(&path)), path)).collect();
         let removals = self.removals(local, missing)?;
+        // A program waits for these names: a crash must not undo them here once the remote has them.
+        let awaited = costly.iter().chain(&cheap).map(|(path, _)| path);
+        let awaited = awaited.filter(|path| files.get(*path).is_some_and(|file| file.shape == Shape::Awaited));
+        tree::sync(local.store(), &awaited.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf).collect())?;
         self.push_cheap(local, writer, shared, (cheap, removals), &files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
         let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).cloned().collect();
@@ -182,18 +194,21 @@ impl Pusher {
         Some(format!("{} cannot be pushed: {}{others}", path.display(), failed.why))
     }
 
-    /// The names whose removal is pushed now. Each comes with whether it waits for other files.
-    fn removals(&mut self, local: &dyn Local, missing: Vec<(bool, PathBuf)>) -> Result<Vec<PathBuf>> {
+    /// The names whose removal is pushed now.
+    fn removals(&mut self, local: &dyn Local, missing: Vec<(Missing, PathBuf)>) -> Result<Vec<PathBuf>> {
         let names: HashSet<&PathBuf> = missing.iter().map(|(_, path)| path).collect();
         self.missing.retain(|path, _| names.contains(path));
+        let was_missing: HashSet<PathBuf> = self.missing.keys().cloned().collect();
         let mut removals = Vec::new();
-        for (waits, path) in missing {
+        for (Missing { is_elsewhere, waits }, path) in missing {
             // A name that a program moved while the tree was listed is there, or under another name.
             if tree::present(local.store(), &path)?.is_some() {
                 continue;
             }
-            let since = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
-            if !waits || since.elapsed() > REMOVAL_PATIENCE {
+            // A directory that moved while the tree was listed may be in no part of the list: the next one has it.
+            let before = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
+            let is_sure = is_elsewhere || was_missing.contains(&path);
+            if is_sure && (!waits || before.elapsed() > REMOVAL_PATIENCE) {
                 removals.push(path);
             }
         }

@@ -97,7 +97,7 @@ impl Shared {
 
     /// Notes that these names are about to be shown.
     pub(super) fn will_show<'a>(&self, names: impl Iterator<Item = &'a PathBuf>) {
-        let above = names.filter_map(|path| path.parent()).map(Path::to_path_buf);
+        let above = names.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf);
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
     }
 

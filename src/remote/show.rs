@@ -41,18 +41,21 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
     };
     let is_awaited = (AT_ONCE + 1..=MOST_AWAITED).contains(&due.len());
     let showing = is_awaited.then(|| shared.waiting.begin_showing());
+    shared.will_show(due.iter().map(|(path, ..)| path));
     // All directories become durable together, before a program has a file there.
     drop(directories(local, &due, drop)?);
-    shared.will_show(due.iter().map(|(path, ..)| path));
     let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
     for some in due.chunks(AT_ONCE) {
+        if shared.is_stopped() {
+            break;
+        }
         let directories = directories(local, some, |directory| directory)?;
         // All are written before the first one becomes durable: then one commit of the file system does for all.
         let ready = in_parallel(some, |(_, stamp, now)| {
             now.as_ref().map(|now| tree::make_ready(local.store(), stamp, now)).transpose()
         });
-        let some: Vec<_> = some.iter().zip(ready).collect();
-        let taken = in_parallel(&some, |((path, _, now), ready)| {
+        let with_ready: Vec<_> = some.iter().zip(ready).collect();
+        let taken = in_parallel(&with_ready, |((path, _, now), ready)| {
             let done = match (ready, now, directories.get(above(path))) {
                 (Err(error), ..) | (_, _, Some(Err(error))) => return Some((path.clone(), error.to_string())),
                 (Ok(Some(ready)), Some(now), Some(Ok(directory))) => {
@@ -67,11 +70,11 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
             }
         });
         failed.extend(taken.into_iter().flatten());
+        let shown = some.iter().filter(|(path, ..)| !failed.contains_key(path));
+        shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
     }
     drop(showing);
     shared.sync_shown(local.store())?;
-    let shown = due.iter().filter(|(path, ..)| !failed.contains_key(path));
-    shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
     Ok(failed)
 }
 

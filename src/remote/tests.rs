@@ -416,14 +416,26 @@ fn an_empty_remote_is_not_taken_for_a_new_one() {
 fn a_store_that_lost_its_tree_removes_nothing() {
     let (machine, place) = (run(), Arc::new(Memory::default()));
     machine.session(&place, "a", false).unwrap();
-    for name in ["run", "latest"] {
-        let path = machine.store.tree().join(name);
-        let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+    let (tree, record) = (machine.store.tree(), machine.store.root().join("remote.shown"));
+    let lose_names = || {
+        for name in ["run", "latest"] {
+            let path = tree.join(name);
+            let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+        }
+    };
+    let losses: [&dyn Fn(); 3] = [&|| fs::remove_file(&record).unwrap(), &|| (), &|| {
+        // Another directory, with something in it.
+        fs::rename(&tree, tree.with_extension("lost")).unwrap();
+        fs::create_dir(&tree).unwrap();
+        fs::create_dir(tree.join("lost+found")).unwrap();
+    }];
+    for lose_more in losses {
+        lose_names();
+        lose_more();
+        machine.session(&place, "a", true).unwrap();
+        assert_eq!(check(&place), NAMES);
+        assert_eq!(machine.files(), NAMES);
     }
-    fs::remove_file(machine.store.root().join("remote.shown")).unwrap();
-    machine.session(&place, "a", true).unwrap();
-    assert_eq!(check(&place), NAMES);
-    assert_eq!(machine.files(), NAMES);
     let newest = fs::File::open(machine.store.tree().join("run/newest.pt")).unwrap();
     let mut head = [0; 8];
     newest.read_exact_at(&mut head, 0).unwrap();

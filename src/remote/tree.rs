@@ -94,16 +94,30 @@ pub(super) fn show(
             Ok(false)
         }
         _ => {
-            // Never over a file that a program has created meanwhile.
-            let mut make = || match io.device().link(&ready.part, &at, IN_PLACE) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-                linked => linked.map(|()| true),
+            // Never over a file that a program has created meanwhile, nor in a directory that it has moved.
+            let mut make = || {
+                if !is_at(store, path.parent().unwrap_or(Path::new("")), directory)? {
+                    return Ok(false);
+                }
+                match io.device().link(&ready.part, &at, IN_PLACE) {
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+                    linked => linked.map(|()| true),
+                }
             };
             let made = if is_file(shown) { local.appear(path, object, &mut make)? } else { make()? };
             // Programs never see a second name of it for long.
             io.discard(&ready.part, WRITTEN);
             Ok(made)
         }
+    }
+}
+
+/// True if a directory is still the one at this path.
+fn is_at(store: &Store, path: &Path, directory: &File) -> io::Result<bool> {
+    let place = |of: Metadata| (of.dev(), of.ino());
+    match beneath::metadata(&store.tree(), path) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => Ok(false),
+        there => Ok(place(there?) == place(directory.metadata()?)),
     }
 }
 
@@ -199,7 +213,8 @@ pub(super) fn directory(
 }
 
 /// What the tree showed of a remote when the store was last used. A name of it that is missing was removed here. Empty
-/// for a new store, and for one that had another remote.
+/// for a new store, for one that had another remote, and where the tree was lost: another directory is in its place, or
+/// nothing is in it. A lost tree must not remove what the remote has.
 pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
     let Ok(bytes) = store.io().read(&record(store), super::journal::MAX_SEGMENT_BYTES) else { return BTreeMap::new() };
     let ours = |segment: &Segment| segment.kind == Kind::Shown && segment.epoch == xxh3_64(url.as_bytes());
@@ -210,6 +225,13 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
         );
         return BTreeMap::new();
     };
+    let is_lost = || -> io::Result<bool> {
+        Ok(segment.sequence != inode(store)? || fs::read_dir(store.tree())?.next().is_none())
+    };
+    if !segment.records.is_empty() && is_lost().unwrap_or(true) {
+        log::warn!("{} is empty, or new: the names of the remote appear in it again", store.tree().display());
+        return BTreeMap::new();
+    }
     let stamp = |record| match record {
         Record::Put { time, path, shown: Shown { content: Content::Object { owner, .. }, .. } } => {
             Some((path, Stamp { time, node: owner }))
@@ -238,8 +260,14 @@ pub(super) fn save(store: &Store, url: &str, node: &str, shown: &BTreeMap<PathBu
         .map(|(path, stamp)| Record::Put { time: stamp.time, path: path.clone(), shown: of(&stamp.node) })
         .collect();
     let (kind, store_id, epoch) = (Kind::Shown, store.id(), xxh3_64(url.as_bytes()));
-    let bytes = Segment { kind, store: store_id, node: node.to_string(), epoch, sequence: 0, records }.encode()?;
+    let sequence = inode(store)?;
+    let bytes = Segment { kind, store: store_id, node: node.to_string(), epoch, sequence, records }.encode()?;
     store.io().replace(&store.tmp().join("remote.shown"), &record(store), &bytes, (WRITTEN, IN_PLACE))
+}
+
+/// The inode number of the tree.
+fn inode(store: &Store) -> io::Result<u64> {
+    Ok(fs::metadata(store.tree())?.ino())
 }
 
 fn record(store: &Store) -> PathBuf {

@@ -155,6 +155,14 @@ fn a_file_that_a_program_writes_meanwhile_stays() {
     assert!(!tree::take_away(&b, path, &found).unwrap());
     assert!(!show(&b, path, None, (&stamp, shown)).unwrap());
     assert_eq!(fs::read(b.store.tree().join(path)).unwrap(), b"written meanwhile");
+    // Nothing appears in a directory that a program moves away meanwhile.
+    let directory = tree::directory(&b.store, Path::new("run"), (0, 0), &mut Default::default()).unwrap();
+    fs::rename(b.store.tree().join("run"), b.store.tree().join("moved")).unwrap();
+    fs::remove_file(b.store.tree().join("moved/config.json")).unwrap();
+    let ready = tree::make_ready(&b.store, &stamp, shown).unwrap();
+    assert!(!tree::show(&b, (path, &directory), None, shown, &ready).unwrap());
+    drop(ready);
+    assert!(!b.store.tree().join("moved/config.json").exists());
     let left = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().to_string_lossy().contains("shown-");
     assert!(!fs::read_dir(b.store.tmp()).unwrap().any(left));
 }
