@@ -158,14 +158,19 @@ pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
 /// All regular files and symbolic links of the tree. A name that moves meanwhile may be missing.
 ///
 /// # Errors
-/// A directory cannot be listed.
+/// A directory cannot be listed, or the tree itself is gone: then nothing was removed from it.
 pub(super) fn walk(local: &dyn Local) -> io::Result<BTreeMap<PathBuf, Found>> {
     let (tree, mut found) = (local.store().tree(), BTreeMap::new());
     let mut rest = vec![PathBuf::new()];
     while let Some(directory) = rest.pop() {
         let opened = match beneath::open_dir(&tree, &directory) {
             // It went, or a program put something else in its place.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => continue,
+            Err(error)
+                if !directory.as_os_str().is_empty()
+                    && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) =>
+            {
+                continue;
+            }
             opened => opened?,
         };
         let at = beneath::by_descriptor(&opened);

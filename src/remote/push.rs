@@ -65,14 +65,6 @@ enum Outcome {
     Failed(String),
 }
 
-/// How a name is missing that this node has pushed.
-struct Missing {
-    /// Its file has another name now.
-    is_elsewhere: bool,
-    /// Other files must go first.
-    waits: bool,
-}
-
 impl Pusher {
     /// Pushes once. True if nothing is left.
     ///
@@ -112,17 +104,22 @@ impl Pusher {
         let late: HashSet<u64> =
             files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.inode).collect();
         let inodes: HashSet<u64> = files.values().map(|file| file.inode).collect();
-        let missing_as = |inode: Option<u64>| match inode.filter(|inode| inodes.contains(inode)) {
-            Some(inode) => Missing { is_elsewhere: true, waits: late.contains(&inode) },
-            None => Missing { is_elsewhere: false, waits: !late.is_empty() },
+        let view = lock(&shared.view);
+        let listed_as = |path: &PathBuf| {
+            let record = view.of_node(path, writer.node())?.shown.as_ref()?;
+            Some(record.inode).filter(|inode| inodes.contains(inode))
         };
-        let inode_of =
-            |path: &PathBuf| lock(&shared.view).of_node(path, writer.node())?.shown.as_ref().map(|of| of.inode);
-        let missing = plan.removals.into_iter().map(|path| (missing_as(inode_of(&path)), path)).collect();
+        let missing: Vec<(Option<u64>, PathBuf)> =
+            plan.removals.into_iter().map(|path| (listed_as(&path), path)).collect();
+        drop(view);
+        // A directory that moved while the tree was listed may be in no part of the list.
+        let is_gone = missing.iter().any(|(inode, _)| inode.is_none());
+        let waits = !late.is_empty() || is_gone && walk(local)?.values().any(|file| !inodes.contains(&file.inode));
+        let waits = |inode: Option<u64>| inode.map_or(waits, |inode| late.contains(&inode));
+        let missing = missing.into_iter().map(|(inode, path)| (waits(inode), path)).collect();
         let removals = self.removals(local, missing)?;
         // A program waits for these names: a crash must not undo them here once the remote has them.
-        let awaited = costly.iter().chain(&cheap).map(|(path, _)| path);
-        let awaited = awaited.filter(|path| files.get(*path).is_some_and(|file| file.shape == Shape::Awaited));
+        let awaited = costly.iter().chain(&cheap).map(|(path, _)| path).filter(|path| closers.wait_for(path));
         tree::sync(local.store(), &awaited.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf).collect())?;
         self.push_cheap(local, writer, shared, (cheap, removals), &files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
@@ -194,21 +191,18 @@ impl Pusher {
         Some(format!("{} cannot be pushed: {}{others}", path.display(), failed.why))
     }
 
-    /// The names whose removal is pushed now.
-    fn removals(&mut self, local: &dyn Local, missing: Vec<(Missing, PathBuf)>) -> Result<Vec<PathBuf>> {
+    /// The names whose removal is pushed now. Each comes with whether it waits for other files.
+    fn removals(&mut self, local: &dyn Local, missing: Vec<(bool, PathBuf)>) -> Result<Vec<PathBuf>> {
         let names: HashSet<&PathBuf> = missing.iter().map(|(_, path)| path).collect();
         self.missing.retain(|path, _| names.contains(path));
-        let was_missing: HashSet<PathBuf> = self.missing.keys().cloned().collect();
         let mut removals = Vec::new();
-        for (Missing { is_elsewhere, waits }, path) in missing {
+        for (waits, path) in missing {
             // A name that a program moved while the tree was listed is there, or under another name.
-            if tree::present(local.store(), &path)?.is_some() {
+            if tree::present(local.store(), &path)?.is_some_and(|there| !there.is_dir()) {
                 continue;
             }
-            // A directory that moved while the tree was listed may be in no part of the list: the next one has it.
-            let before = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
-            let is_sure = is_elsewhere || was_missing.contains(&path);
-            if is_sure && (!waits || before.elapsed() > REMOVAL_PATIENCE) {
+            let since = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
+            if !waits || since.elapsed() > REMOVAL_PATIENCE {
                 removals.push(path);
             }
         }

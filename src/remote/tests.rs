@@ -423,6 +423,12 @@ fn a_store_that_lost_its_tree_removes_nothing() {
             let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
         }
     };
+    // Part of another directory, as a copy of the store is: what is there counts as shown, and may have been removed.
+    fs::rename(&tree, tree.with_extension("first")).unwrap();
+    fs::create_dir(&tree).unwrap();
+    fs::rename(tree.with_extension("first").join("run"), tree.join("run")).unwrap();
+    assert!(tree::load(&machine.store, "memory").keys().all(|path| path.starts_with("run")));
+    assert!(!tree::load(&machine.store, "memory").is_empty());
     let losses: [&dyn Fn(); 3] = [&|| fs::remove_file(&record).unwrap(), &|| (), &|| {
         // Another directory, with something in it.
         fs::rename(&tree, tree.with_extension("lost")).unwrap();

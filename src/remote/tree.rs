@@ -213,8 +213,8 @@ pub(super) fn directory(
 }
 
 /// What the tree showed of a remote when the store was last used. A name of it that is missing was removed here. Empty
-/// for a new store, for one that had another remote, and where the tree was lost: another directory is in its place, or
-/// nothing is in it. A lost tree must not remove what the remote has.
+/// for a new store, and for one that had another remote. A lost tree must not remove what the remote has. So if another
+/// directory is in its place, or nothing is in it, only names that are there count.
 pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
     let Ok(bytes) = store.io().read(&record(store), super::journal::MAX_SEGMENT_BYTES) else { return BTreeMap::new() };
     let ours = |segment: &Segment| segment.kind == Kind::Shown && segment.epoch == xxh3_64(url.as_bytes());
@@ -228,17 +228,18 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
     let is_lost = || -> io::Result<bool> {
         Ok(segment.sequence != inode(store)? || fs::read_dir(store.tree())?.next().is_none())
     };
-    if !segment.records.is_empty() && is_lost().unwrap_or(true) {
-        log::warn!("{} is empty, or new: the names of the remote appear in it again", store.tree().display());
-        return BTreeMap::new();
+    let is_lost = !segment.records.is_empty() && is_lost().unwrap_or(true);
+    if is_lost {
+        log::warn!("{} is empty, or new: names of the remote that are not in it appear again", store.tree().display());
     }
+    let counts = |path: &Path| !is_lost || matches!(present(store, path), Ok(Some(_)));
     let stamp = |record| match record {
         Record::Put { time, path, shown: Shown { content: Content::Object { owner, .. }, .. } } => {
             Some((path, Stamp { time, node: owner }))
         }
         _ => None,
     };
-    segment.records.into_iter().filter_map(stamp).collect()
+    segment.records.into_iter().filter_map(stamp).filter(|(path, _)| counts(path)).collect()
 }
 
 /// Saves what the tree shows.

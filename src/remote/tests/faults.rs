@@ -98,6 +98,29 @@ fn a_read_before_the_names_are_read_waits_for_them() {
 }
 
 #[test]
+fn a_tree_that_goes_under_a_daemon_removes_nothing() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.session(&place, "a", false).unwrap();
+    let tree = machine.store.tree();
+    fs::rename(&tree, tree.with_extension("elsewhere")).unwrap();
+    assert!(crate::remote::local::walk(&machine).is_err());
+    fs::rename(tree.with_extension("elsewhere"), &tree).unwrap();
+    machine.session(&place, "a", false).unwrap();
+    assert_eq!(check(&place), NAMES);
+}
+
+#[test]
+fn a_directory_in_the_place_of_a_name_removes_the_name() {
+    let (machine, place) = (run(), Arc::new(Memory::default()));
+    machine.session(&place, "a", false).unwrap();
+    fs::remove_file(machine.store.tree().join("latest")).unwrap();
+    machine.write("latest/step.json", b"{}");
+    machine.session(&place, "a", false).unwrap();
+    let names = check(&place);
+    assert!(!names.contains(&"latest".to_string()) && names.contains(&"latest/step.json".to_string()), "{names:?}");
+}
+
+#[test]
 fn a_panic_is_told_and_the_work_begins_anew() {
     let (machine, place) = (Arc::new(run()), Arc::new(Memory::default()));
     place.panic_once();
