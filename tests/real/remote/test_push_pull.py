@@ -162,5 +162,7 @@ def test_a_pull_says_what_there_is_not(remote, stores):
     taken = run("pull", second.store, check=False)
     assert taken.returncode == DAMAGE and "data.bin" in taken.stderr
     os.remove(second.store / "tree/data.bin")
+    # An empty tree would pass for one that was lost.
+    (second.store / "tree/kept").write_bytes(b"here")
     removed = run("pull", second.store, "./data.bin", check=False)
     assert removed.returncode == DAMAGE and "removed in this store" in removed.stderr
