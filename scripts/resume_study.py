@@ -68,7 +68,7 @@ def study(task, arguments, kept):
         files = [task.file(place) for place in range(task.count)]
         weigh = lambda: {"report": sizes.measure(protocol.folder(raw, task, 1), files[: arguments.released + 1], profile, where=where)}
         result["sizes"][profile] = kept.get(f"{task.name}-{profile}-sizes-{arguments.released}", task, profile, weigh, say)["report"]
-    for profile in [*arguments.profiles, *(name for name in arguments.seeds if name.startswith(protocol.AHEAD)), *([] if arguments.no_control else [protocol.ULP])]:
+    for profile in [*arguments.profiles, *([] if arguments.no_control else [protocol.ULP])]:
         result["chains"][profile], result["runs"][profile] = {}, {}
         for restores in filter(None, arguments.restores):
             runs = []

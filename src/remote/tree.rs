@@ -201,7 +201,11 @@ pub(super) fn directory(
     for directory in above.into_iter().rev() {
         if present(store, directory)?.is_none() {
             let reached = beneath::reach(&tree, directory)?;
-            store.io().make_dir(&reached, 0o755, WRITTEN)?;
+            match store.io().make_dir(&reached, 0o755, WRITTEN) {
+                // A program was faster, and it is the program's.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            }
             if rustix::process::geteuid().is_root() {
                 let made = store.io().open_with(&reached, libc::O_DIRECTORY | libc::O_NOFOLLOW)?;
                 set(&made, &Attribute::Owner(uid, gid))?;
