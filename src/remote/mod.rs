@@ -15,7 +15,7 @@
 //! - `far`: an object that is read piece by piece.
 //! - `copy`: brings what a remote has into a store, for commands.
 //! - `show`: shows in the tree what changed.
-//! - [`daemon`]: the threads that keeps a mounted store and its remote in step.
+//! - [`daemon`]: the threads that keep a mounted store and its remote in step.
 //!
 //! No name may ever point to an object that is not there. No node may delete another node's names. Neither a thread
 //! that answers the kernel nor the catalog's lock may wait for a remote.

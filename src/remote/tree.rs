@@ -52,8 +52,8 @@ pub(super) fn make_ready<'a>(store: &'a Store, stamp: &Stamp, shown: &Shown) -> 
     Ok(ready)
 }
 
-/// Shows a name in the place of `found`. `directory` is that of the path. False if somebody has the file open, or it has
-/// changed since. The name is durable after [`sync`].
+/// Shows a name in the place of `found`. The file gets its place in `directory`, which must still be at the path. False
+/// if a program has the file open, or has changed or moved something since. The name is durable after [`sync`].
 ///
 /// # Errors
 /// Device errors.

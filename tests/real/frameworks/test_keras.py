@@ -24,7 +24,6 @@ from series import walk
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
-
 def model_and_data():
     keras.utils.clear_session()
     keras.utils.set_random_seed(3)
