@@ -32,6 +32,7 @@ class File:
         self.exact = exact  # the bytes of the last write that returned
         self.final = None  # the bytes after it was quantized, once seen
         self.pending = None  # (test of bytes) while a write is under way
+        self.becomes = None  # the bytes of an old file once the change under way is complete
         self.gone = False  # an unlink is under way
 
     def settle(self, data):
@@ -40,12 +41,18 @@ class File:
             self.exact, self.final, self.pending = data, None, None
             return None
         self.pending = None
+        becomes, self.becomes = self.becomes, None
         if self.final is not None:
             return None if data == self.final else f"was final, and changed: {describe(data, self.final)}"
         if data == self.exact:
             return None
-        if problem := not_quantized(self.exact, data):
-            return problem
+        # A kill may come after the last byte of a change, and before the call returns here. The changed file is not the newest, so
+        # it may be quantized before anybody reads it.
+        problems = {bytes_: not_quantized(bytes_, data) for bytes_ in (self.exact, becomes) if bytes_ is not None}
+        possible = [bytes_ for bytes_, problem in problems.items() if not problem]
+        if not possible:
+            return "; ".join(problems.values())
+        self.exact = min(possible, key=lambda bytes_: worst_error(bytes_, data))
         self.final = data
         return None
 
@@ -53,6 +60,12 @@ class File:
 def describe(data, expected):
     at = next((i for i, (a, b) in enumerate(zip(data, expected)) if a != b), min(len(data), len(expected)))
     return f"{len(data)} bytes, expected {len(expected)}, first difference at {at}"
+
+
+def worst_error(exact, data):
+    """The largest error of an element."""
+    a, b = (tensors_of(torch.load(io.BytesIO(bytes_))) for bytes_ in (exact, data))
+    return max((difference(a[k], b[k]) for k in a if not bits_equal(a[k], b[k])), default=0.0)
 
 
 def not_quantized(exact, data):
@@ -164,7 +177,7 @@ class Job:
                 changed = data[:at] + patch + data[at + 8 :]
                 # A recall that is cut off leaves an ordinary file with these bytes, which may be quantized anew.
                 file.exact, file.final = data, None
-                file.pending = lambda read: read == changed
+                file.pending, file.becomes = lambda read: read == changed, changed
                 f.seek(at)
                 f.write(patch)
             self.files[name] = File(changed)
@@ -233,8 +246,7 @@ def check_final(mount, files, when):
     for name, file in files.items():
         if file.final is not None:
             limit = mount.entry(name)["max_abs_error"]
-            exact, read = (tensors_of(torch.load(io.BytesIO(data))) for data in (file.exact, file.final))
-            worst = max((difference(exact[k], read[k]) for k in exact if not bits_equal(exact[k], read[k])), default=0.0)
+            worst = worst_error(file.exact, file.final)
             assert worst <= limit, f"{when}: {name} is off by {worst}, stated {limit}"
     check_all(mount, files, f"{when}, read again")
 
