@@ -71,6 +71,14 @@ impl Archive {
         }
     }
 
+    /// Calls `then` once the tree shows what the remote had after the mount, or once the remote does not answer.
+    pub fn when_current(&self, then: Then) {
+        match self.daemon() {
+            Some(daemon) => daemon.when_current(then),
+            None => then(),
+        }
+    }
+
     /// How far pushing has come; `None` without a remote.
     pub fn remote_progress(&self) -> Option<Progress> {
         self.daemon().map(|daemon| daemon.progress(self))

@@ -49,6 +49,16 @@ impl Core {
         }
     }
 
+    /// Opens a file. After a mount, the object of another node's file may have been replaced.
+    pub(super) fn answer_open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reply: ReplyOpen) {
+        let stub = self.table().node(ino).ok().and_then(|node| node.stub.clone());
+        if !stub.is_some_and(|stub| self.archive.is_far(&stub)) {
+            return self.open(ino, uid, flags, None, reply);
+        }
+        let core = Arc::clone(self);
+        self.archive.when_current(Box::new(move || core.open(ino, uid, flags, None, reply)));
+    }
+
     /// Opens a directory, with the names that other nodes have pushed before, or with those that are known.
     pub(super) fn answer_opendir(self: &Arc<Self>, ino: u64, reply: ReplyOpen) {
         let core = Arc::clone(self);

@@ -37,6 +37,14 @@ impl Bucket {
     /// Opens a bucket. Endpoint, region and credentials come from the environment (`AWS_*`), as `object_store` reads
     /// them.
     pub(super) fn open(bucket: &str, prefix: &str) -> Result<Bucket> {
+        let prefix = prefix.trim_matches('/').to_string();
+        // Names of such a prefix would be written in one way and listed in another.
+        if Path::from(prefix.as_str()).as_ref() != prefix {
+            let words = format!(
+                "s3://{bucket}/{prefix}: use letters, digits and -_.!&$@=;:+,() between single slashes in a remote's URL"
+            );
+            return Err(Error::Denied(words));
+        }
         // The first provider stays; all are the same.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let plain_http = std::env::var("AWS_ENDPOINT_URL")
@@ -55,7 +63,7 @@ impl Bucket {
         let builder = if plain_http { builder.with_allow_http(true) } else { builder };
         let store = builder.build().map_err(|error| told(error, bucket, "open"))?;
         let runtime = Builder::new_current_thread().enable_all().build()?;
-        Ok(Bucket { store, prefix: prefix.trim_matches('/').to_string(), runtime })
+        Ok(Bucket { store, prefix, runtime })
     }
 
     fn path(&self, name: &str) -> Path {
@@ -179,5 +187,21 @@ impl Place for Bucket {
             Err(Error::Missing(_)) => Ok(()),
             result => result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_that_is_listed_in_another_way_is_refused() {
+        for prefix in ["~ann/run", "run//7", "r\u{fc}n", "a/100%", "run[1]"] {
+            let refused = Bucket::open("b", prefix).err();
+            assert!(matches!(&refused, Some(Error::Denied(words)) if words.contains(prefix)), "{prefix}: {refused:?}");
+        }
+        // Whatever is wrong with the credentials here, the prefix is not.
+        let fine = Bucket::open("b", "/team-1/run_7.a/").err();
+        assert!(!matches!(&fine, Some(Error::Denied(words)) if words.contains("single slashes")), "{fine:?}");
     }
 }

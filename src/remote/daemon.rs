@@ -112,6 +112,7 @@ impl Daemon {
                 let error = Error::Away(format!("a fault of stepfs, please report it: {}", words_of(panic.as_ref())));
                 log::error!("{name}: {error}");
                 shared.waiting.fail_closers();
+                shared.waiting.set_current();
                 pauses.after(&error, &shared);
             }
         })?;
@@ -129,6 +130,7 @@ impl Daemon {
             }
         }
         self.shared.waiting.fail_closers();
+        self.shared.waiting.set_current();
         drop(self.shared.waiting.take_lookers());
     }
 
@@ -157,6 +159,11 @@ impl Daemon {
     /// Calls `then` once the names of other nodes that are known now are shown, at once if they are few.
     pub fn when_shown(&self, then: Then) {
         self.shared.waiting.list(then);
+    }
+
+    /// Calls `then` once the tree shows what the remote had after the start, or at once while the remote does not answer.
+    pub fn when_current(&self, then: Then) {
+        self.shared.waiting.open(then);
     }
 
     /// Asks for a round without a pause: somebody waits.
@@ -207,12 +214,13 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     while !shared.is_stopped() {
         let changes = local.changes();
         let asked = shared.asked.load(Ordering::Relaxed);
-        let now = || (changes, lock(&shared.view).version(), asked);
+        let version = lock(&shared.view).version();
+        let put_before = writer.as_ref().map_or(0, Writer::put_segments);
         // Each name that appears is a change. A walk through all of them again and again would slow them down.
         let is_asked = seen.is_none_or(|(_, _, last)| last != asked);
         let waits = shared.waiting.is_showing() && !is_asked;
         let is_again = pusher.again().is_some_and(|at| at <= Instant::now());
-        let due = seen != Some(now()) && !waits || is_again || shared.waiting.is_any_closer();
+        let due = seen != Some((changes, version, asked)) && !waits || is_again || shared.waiting.is_any_closer();
         let tidy = tidy_at <= Instant::now();
         if !due && !tidy {
             shared.pace.rest(LOOK_EVERY);
@@ -252,8 +260,9 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 if done || pusher.again().is_some() {
                     shared.tried.fetch_max(changes, Ordering::Relaxed);
                 }
-                // Own segments change the view; nothing new follows from them.
-                seen = (done || pusher.again().is_some()).then(now);
+                // Own segments change the view; nothing new follows from them. News that came after the plan count as unseen.
+                let put = writer.as_ref().map_or(0, Writer::put_segments).saturating_sub(put_before);
+                seen = (done || pusher.again().is_some()).then_some((changes, version + put, asked));
                 // A tree of many files takes its time: at most half of it, while programs save all the time.
                 if !shared.waiting.is_any_closer() || pusher.has_failed() {
                     shared.pace.rest(LOOK_EVERY.max(begun.elapsed().min(FIRST_PAUSE)));
@@ -319,6 +328,7 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             Ok(told.is_empty())
         };
         let result = round();
+        shared.waiting.set_current();
         drop(lookers);
         match result {
             Ok(done) => {

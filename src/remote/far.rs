@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::journal::Encoding;
-use super::place::{Error, Place};
+use super::place::{Error, Place, Result};
 use crate::container::ReadAt;
 use crate::store::durable::scratch;
 use crate::store::object::{FOOTER_BYTES, HEADER_BYTES, Object};
@@ -94,7 +94,7 @@ impl Far {
     }
 
     /// Asks for the blocks of a range that are not here.
-    fn fetch(&self, pieces: &mut Pieces, range: Range<u64>) -> io::Result<()> {
+    fn fetch(&self, pieces: &mut Pieces, range: Range<u64>) -> Result<()> {
         let (mut block, end) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
         while block < end {
             if pieces.here.contains(&block) {
@@ -106,9 +106,9 @@ impl Far {
             let most = (end - block).max(ahead).min(MOST_BLOCKS);
             let until = (block..block + most).find(|next| pieces.here.contains(next)).unwrap_or(block + most);
             let wanted = block * BLOCK..(until * BLOCK).min(self.len);
-            let bytes = self.place.get(&self.name, wanted.clone()).map_err(Error::into_io)?;
+            let bytes = self.place.get(&self.name, wanted.clone())?;
             if bytes.len() as u64 != wanted.end - wanted.start {
-                return Err(Error::Wrong(format!("{} is cut short", self.name)).into_io());
+                return Err(Error::Wrong(format!("{} is cut short", self.name)));
             }
             scratch::write_all_at(&pieces.file, &bytes, wanted.start)?;
             self.share.came.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -126,7 +126,7 @@ impl Far {
         let ends = [0..HEADER_BYTES as u64, self.len.saturating_sub(FOOTER_BYTES as u64)..self.len];
         for range in ends {
             let mut bytes = [vec![0; (range.end - range.start) as usize], vec![0; (range.end - range.start) as usize]];
-            self.fetch(pieces, range.clone())?;
+            self.fetch(pieces, range.clone()).map_err(Error::into_io)?;
             ReadAt::read_exact_at(&pieces.file, &mut bytes[0], range.start)?;
             object.file().read_exact_at(&mut bytes[1], range.start)?;
             if object.file().size() != self.len || bytes[0] != bytes[1] {
@@ -158,7 +158,14 @@ impl ReadAt for Far {
             }
             share.in_pieces.store(true, Ordering::Relaxed);
         }
-        self.fetch(&mut pieces, offset..end)?;
+        match self.fetch(&mut pieces, offset..end) {
+            // Its owner has replaced it. It is here if it came before that.
+            Err(Error::Missing(name)) => match self.bring(&mut pieces)? {
+                Some(object) => return object.file().read_exact_at(buf, offset),
+                None => return Err(Error::Missing(name).into_io()),
+            },
+            fetched => fetched.map_err(Error::into_io)?,
+        }
         ReadAt::read_exact_at(&pieces.file, buf, offset)
     }
 }

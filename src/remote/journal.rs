@@ -20,6 +20,8 @@ pub const HEADS: &str = "heads/";
 pub const MAX_SEGMENT_BYTES: u64 = 1 << 28;
 /// Limit on an unpacked segment, so that a crafted one cannot fill the memory.
 const MAX_BODY_BYTES: u64 = 1 << 30;
+/// Bytes around a segment's body, at most.
+const MOST_AROUND: u64 = 1 << 10;
 /// Longer than any path the kernel takes.
 const MAX_PATH_BYTES: usize = 4096;
 /// Longer than any host's name.
@@ -194,14 +196,19 @@ impl Place {
     }
 }
 
+/// The first four bytes of a store's id, as [`Place::store`].
+pub(super) fn short(store: Id) -> u32 {
+    let [a, b, c, d, ..] = store.0;
+    u32::from_be_bytes([a, b, c, d])
+}
+
 impl Segment {
     /// Its place in the node's journal.
     pub fn place(&self) -> Place {
-        let [a, b, c, d, ..] = self.store.0;
         Place {
             epoch: self.epoch,
             sequence: self.sequence,
-            store: u32::from_be_bytes([a, b, c, d]),
+            store: short(self.store),
             snapshot: self.kind == Kind::Snapshot,
         }
     }
@@ -214,12 +221,17 @@ impl Segment {
     /// The segment's bytes.
     ///
     /// # Errors
-    /// zstd's.
+    /// zstd's; `FileTooLarge` if no stepfs would read it.
     pub fn encode(&self) -> std::io::Result<Vec<u8>> {
         let mut body = Vec::new();
         varint::put(self.records.len() as u64, &mut body);
         self.records.iter().for_each(|record| put_record(record, &mut body));
         let packed = zstd::bulk::compress(&body, LEVEL)?;
+        let is_readable = body.len() as u64 <= MAX_BODY_BYTES && packed.len() as u64 <= MAX_SEGMENT_BYTES - MOST_AROUND;
+        if !is_readable {
+            let words = format!("a segment of the journal would have {} bytes", packed.len());
+            return Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, words));
+        }
         let mut out = MAGIC.to_vec();
         out.extend_from_slice(&FORMAT.to_le_bytes());
         out.extend_from_slice(&(self.kind as u32).to_le_bytes());

@@ -29,6 +29,7 @@ mod directory;
 mod far;
 mod fetch;
 pub mod journal;
+mod keep;
 mod local;
 #[cfg(test)]
 mod memory;

@@ -34,10 +34,21 @@ pub(super) struct Plan {
     pub(super) removals: Vec<PathBuf>,
     /// Names to show here.
     pub(super) takes: Vec<(PathBuf, Stamp)>,
-    /// Names that another node removed.
-    pub(super) drops: Vec<PathBuf>,
+    /// Names that another node removed, each with the last change that is known.
+    pub(super) drops: Vec<(PathBuf, Stamp)>,
+    /// Names that are neither here nor on the remote.
+    pub(super) forgets: Vec<PathBuf>,
     /// What the tree shows of the remote now.
     pub(super) agrees: BTreeMap<PathBuf, Stamp>,
+}
+
+impl Plan {
+    /// True if it names an object of another node.
+    pub(super) fn needs_others(&self, me: &str) -> bool {
+        let is_of_another =
+            |want: &Want| matches!(want, Want::There(Content::Object { owner, .. }) if owner.as_str() != me);
+        self.puts.iter().any(|(_, want)| is_of_another(want))
+    }
 }
 
 /// Compares the tree of node `me` with the view. `shown` is what the tree showed before `files` were listed: a name of
@@ -73,6 +84,12 @@ pub(super) fn plan(
             }
             // Nobody removed it: its node's journal cannot be read at the moment.
             None if file.foreign.as_ref().is_some_and(|stamp| is_unreadable(view, &stamp.node)) => continue,
+            // Its node removed it, and forgot that with its last snapshot.
+            None if shows_another(me, file, shown.get(path)) => {
+                let had = shown.get(path).filter(|stamp| is_all_read(view) && view.nodes().contains_key(&stamp.node));
+                plan.drops.extend(had.map(|stamp| (path.clone(), stamp.clone())));
+                continue;
+            }
             Some((stamp, Some(now))) if file.link.is_some() && is_same_file(file, now) => {
                 plan.agrees.insert(path.clone(), stamp.clone());
                 continue;
@@ -87,7 +104,7 @@ pub(super) fn plan(
             {
                 match now {
                     Some(_) => plan.takes.push((path.clone(), stamp.clone())),
-                    None => plan.drops.push(path.clone()),
+                    None => plan.drops.push((path.clone(), stamp.clone())),
                 }
                 continue;
             }
@@ -96,7 +113,7 @@ pub(super) fn plan(
                 match now {
                     Some(now) if is_whole(view, now) => plan.takes.push((path.clone(), stamp.clone())),
                     Some(_) => {}
-                    None => plan.drops.push(path.clone()),
+                    None => plan.drops.push((path.clone(), stamp.clone())),
                 }
                 continue;
             }
@@ -108,6 +125,10 @@ pub(super) fn plan(
             Some(want) => plan.puts.push((path.clone(), want)),
             None => plan.agrees.extend(pushed.map(|(stamp, _)| (path.clone(), stamp.clone()))),
         }
+    }
+    let is_nowhere = |path: &&PathBuf| !files.contains_key(*path) && view.winner(path).is_none();
+    if is_all_read(view) {
+        plan.forgets = shown.keys().filter(is_nowhere).cloned().collect();
     }
     let modified = |path: &PathBuf| files.get(path).map_or(0, |file| file.modified_ns);
     plan.puts.sort_by_key(|(path, _)| std::cmp::Reverse(modified(path)));
@@ -184,6 +205,17 @@ fn is_same_file(file: &Found, record: &Shown) -> bool {
 /// True if part of a node's journal is missing or cannot be read.
 fn is_unreadable(view: &View, node: &str) -> bool {
     view.nodes().get(node).is_none_or(|node| node.broken.is_some())
+}
+
+/// True if a file is what `had` says that another node's name showed, and nobody wrote to it or renamed it here. A link
+/// has no mark, so it may be a new one.
+fn shows_another(me: &str, file: &Found, had: Option<&Stamp>) -> bool {
+    had.is_some_and(|had| had.node != me && file.foreign.as_ref() == Some(had))
+}
+
+/// True if all journals were read, and no part of any is missing: what the view has not, the remote has not.
+fn is_all_read(view: &View) -> bool {
+    view.is_read() && view.nodes().values().all(|node| node.broken.is_none())
 }
 
 /// True if a content is an object that decodes to other bytes than its file had.
@@ -320,6 +352,32 @@ mod tests {
     }
 
     #[test]
+    fn a_removal_that_a_snapshot_forgot_is_one() {
+        let mut view = View::default();
+        let stamp = |time, node: &str| Some(Stamp { time, node: node.into() });
+        put(&mut view, "other", 3, "y", Some(record(&file(Shape::Newest), object("other", 1))));
+        let copy = Found { foreign: stamp(3, "other"), ..file(Shape::Object(Id([1; 16]))) };
+        let (had, files) = ([("x", 3, "other")], [("x", copy.clone())]);
+        // Not all journals are read yet.
+        let early = decide(&view, &files, &had);
+        assert!(early.drops.is_empty() && early.puts.is_empty(), "{early:?}");
+        view.set_read();
+        let late = decide(&view, &files, &had);
+        assert_eq!(decide(&view, &[], &had).forgets, [PathBuf::from("x")]);
+        assert_eq!(decide(&view, &files, &had).forgets, [PathBuf::new(); 0]);
+        assert_eq!((late.drops, late.puts), (vec![("x".into(), stamp(3, "other").unwrap())], Vec::new()));
+        // A program renamed it here: that is a change of this node.
+        let renamed = decide(&view, &[("x", copy.clone())], &[]);
+        assert!(renamed.drops.is_empty() && renamed.puts.len() == 1, "{renamed:?}");
+        // Or wrote to it.
+        let written = Found { foreign: None, ..copy.clone() };
+        assert_eq!(decide(&view, &[("x", written)], &had).drops, []);
+        // Some part of a journal may say more of the name.
+        view.node_mut("third").broken = Some("damaged".into());
+        assert!(decide(&view, &[("x", copy)], &had).drops.is_empty());
+    }
+
+    #[test]
     fn the_later_change_counts_unless_somebody_wrote_here_since() {
         let mut view = View::default();
         let stamp = |time, node: &str| Some(Stamp { time, node: node.into() });
@@ -331,7 +389,7 @@ mod tests {
         let written = Found { foreign: None, modified_ns: 60, ..file(Shape::Newest) };
         assert_eq!(decide(&view, &[("x", written.clone())], &[]).puts, [("x".into(), Want::Whole)]);
         put(&mut view, "third", 6, "x", None);
-        assert_eq!(decide(&view, &[("x", copy)], &[]).drops, [PathBuf::from("x")]);
+        assert_eq!(decide(&view, &[("x", copy)], &[]).drops, [("x".into(), stamp(6, "third").unwrap())]);
         assert_eq!(decide(&view, &[("x", written.clone())], &[]).puts, [("x".into(), Want::Whole)]);
         // This node's own removal never takes a file away that is there again.
         put(&mut view, "me", 7, "x", None);

@@ -16,6 +16,7 @@ use super::shared::{Backlog, FILES, Shared};
 use super::view::Stamp;
 use super::writer::Writer;
 use super::{tree, whole};
+use crate::clock::stamp_ns;
 use crate::container::ReadAt;
 use crate::store::durable::{CrashPoint, DeviceFile};
 use crate::store::object::Object;
@@ -27,6 +28,9 @@ const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 5_000;
 /// Bytes of small files in one segment.
 const INLINE_AT_ONCE: u64 = 32 << 20;
+
+/// The kernel's clock for files advances within this time.
+const A_TICK: Duration = Duration::from_millis(10);
 
 /// How long a file that cannot be read is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -72,6 +76,7 @@ impl Pusher {
     /// Those of the remote and the device; the next round begins where this one ended.
     pub(super) fn round(&mut self, local: &dyn Local, writer: &mut Writer, shared: &Shared) -> Result<bool> {
         self.again = None;
+        writer.check_owner()?;
         writer.tell()?;
         // Before the tree is listed: a name that appears meanwhile must not be taken for one that was removed.
         let shown = shared.shown();
@@ -83,7 +88,14 @@ impl Pusher {
                 file.shape = Shape::Awaited;
             }
         }
-        let mut plan = plan(writer.node(), &lock(&shared.view), &files, &shown, shared.settings.newest);
+        let me = writer.node().to_string();
+        let plan_now = || plan(&me, &lock(&shared.view), &files, &shown, shared.settings.newest);
+        let mut plan = plan_now();
+        // A machine that slept may know names of objects that their owner has deleted since.
+        if plan.needs_others(&me) {
+            writer.look()?;
+            plan = plan_now();
+        }
         shared.agree(&plan.agrees);
         let names: HashSet<&PathBuf> = plan.puts.iter().map(|(path, _)| path).collect();
         self.failed.retain(|path, _| names.contains(path));
@@ -95,7 +107,9 @@ impl Pusher {
         };
         plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(|failed| is_due(path, failed)));
         let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole | Want::Stuck);
-        let (costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
+        let (mut costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
+        // A program waits for these, whatever their times say.
+        costly.sort_by_key(|(path, _)| !closers.wait_for(path));
         let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
         shared.set_backlog(&backlog(&left, &files));
         // A file that a missing name may have become, and that cannot be pushed in the same segment.
@@ -294,6 +308,11 @@ fn backlog(left: &[PathBuf], files: &BTreeMap<PathBuf, Found>) -> Backlog {
 
 /// Opens a file if it is still the one that was listed.
 fn open(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<DeviceFile>> {
+    // A write in the same tick of the clock for files would not change the time.
+    let age = stamp_ns() - found.modified_ns;
+    if (0..A_TICK.as_nanos() as i64).contains(&age) {
+        std::thread::sleep(A_TICK);
+    }
     let store = local.store();
     let file = match store.io().open_beneath(&store.tree(), path, libc::O_NOATIME) {
         Err(error) if error.raw_os_error() == Some(libc::EPERM) => store.io().open_beneath(&store.tree(), path, 0),
@@ -366,6 +385,7 @@ fn push_one(
 fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) -> Result<Outcome> {
     let objects = local.objects();
     let Some(_hold) = objects.hold(id) else {
+        writer.look()?;
         // Only the remote has it: a program has changed another node's file, but not its bytes.
         let owner = lock(&shared.view).owner_of(id).map(str::to_string);
         return Ok(match owner {

@@ -22,6 +22,8 @@ pub struct Reader;
 struct News {
     node: String,
     segments: Vec<Segment>,
+    /// The store that wrote the first segment that is there, if they were listed.
+    owner: Option<u32>,
     broken: Option<String>,
     newer: bool,
     damaged: HashMap<journal::Place, Damaged>,
@@ -29,7 +31,8 @@ struct News {
 
 impl News {
     fn of(node: &str) -> News {
-        News { node: node.to_string(), segments: Vec::new(), broken: None, newer: false, damaged: HashMap::new() }
+        let (segments, damaged) = (Vec::new(), HashMap::new());
+        News { node: node.to_string(), segments, owner: None, broken: None, newer: false, damaged }
     }
 
     /// Notes a segment that cannot be read. It is asked for again after pauses that grow.
@@ -53,20 +56,35 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the segments that heads tell of: one list, and a request for each segment. A segment whose writer died
+    /// Reads the segments that heads tell of: one list, and a request for each segment. Lists the journal of a node that has
+    /// no head. A segment whose writer died
     /// before it put the head is found by [`Reader::refresh`] only.
     ///
     /// # Errors
     /// As [`Reader::refresh`].
     pub fn look(place: &dyn Place, view: &Mutex<View>) -> Result<()> {
-        let heads = heads(place)?.into_iter().filter_map(|(node, heads)| Some((node, *heads.last()?)));
+        let heads = heads(place)?;
         let news: Vec<(String, Option<journal::Place>)> = {
             let view = lock(view);
-            let last = |node: &str| view.nodes().get(node).and_then(|node| node.read.last().copied());
-            heads
-                .filter(|(node, head)| last(node).is_none_or(|l| l < *head))
-                .map(|(node, head)| (node, Some(head)))
-                .collect()
+            let is_told = |node: &str, head: journal::Place| {
+                view.nodes().get(node).and_then(|node| node.read.last()).is_some_and(|last| *last >= head)
+            };
+            // A second store may have claimed the node's name in the same moment as the first.
+            let is_contested = |node: &str, heads: &BTreeSet<journal::Place>| {
+                let is_known = view.nodes().get(node).is_some_and(|of| of.broken.is_some());
+                !is_known && heads.iter().any(|head| Some(head.store) != heads.first().map(|first| first.store))
+            };
+            // A list of a directory may miss a head that is exchanged meanwhile: then the node has news.
+            let silent = view.nodes().iter().filter(|(name, of)| !of.read.is_empty() && !heads.contains_key(*name));
+            let silent: Vec<_> = silent.map(|(node, _)| (node.clone(), None)).collect();
+            let told = heads.into_iter().filter_map(|(node, heads)| {
+                let head = *heads.last()?;
+                match is_contested(&node, &heads) {
+                    true => Some((node, None)),
+                    false => (!is_told(&node, head)).then_some((node, Some(head))),
+                }
+            });
+            told.chain(silent).collect()
         };
         if news.is_empty() { Ok(()) } else { Reader::read(place, view, news) }
     }
@@ -87,13 +105,14 @@ impl Reader {
         });
         let found: Vec<News> = found.into_iter().collect::<Result<_>>()?;
         let mut view = lock(view);
-        for News { node, segments, broken, newer, damaged } in found {
+        for News { node, segments, owner, broken, newer, damaged } in found {
             // Another thread has added later ones meanwhile. The next look reads all.
             if view.is_overtaken(&node, &segments) {
                 continue;
             }
             segments.iter().for_each(|segment| view.apply(segment));
             let of = view.node_mut(&node);
+            of.owner = owner.or(of.owner);
             of.newer = broken.clone().filter(|_| newer);
             of.damaged = damaged;
             if let Some(why) = broken.as_ref().filter(|why| of.broken.as_ref() != Some(why)) {
@@ -182,6 +201,7 @@ fn news_once(
     let mut found = News::of(node);
     // The store that wrote the first segment has the node's name.
     let owner = all.first().map(|first| first.store);
+    found.owner = owner;
     if let Some(other) = all.iter().find(|place| Some(place.store) != owner) {
         let words = format!("another store ({:08x}) claims this name too; its entries do not count", other.store);
         found.broken = Some(words);

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::keep::Keeper;
 use super::pace::Pace;
 use super::reader::lock;
 use super::tree;
@@ -64,6 +65,8 @@ pub(super) struct Shared {
     unsynced: Mutex<BTreeSet<PathBuf>>,
     pub(super) backlog: Mutex<Backlog>,
     pub(super) waiting: Waiting,
+    /// Objects of open files whose names show others.
+    pub(super) keeper: Keeper,
     /// Why pushing, showing, and the pushing of single files does not go on: [`PUSHING`], [`SHOWING`], [`FILES`].
     pub(super) failing: Mutex<[Option<String>; 3]>,
     /// All changes up to this one are pushed.
@@ -84,6 +87,7 @@ impl Shared {
             unsynced: Mutex::default(),
             backlog: Mutex::default(),
             waiting: Waiting::default(),
+            keeper: Keeper::default(),
             failing: Mutex::default(),
             pushed: AtomicU64::new(0),
             tried: AtomicU64::new(0),
@@ -119,6 +123,12 @@ impl Shared {
                 None => drop(shown.insert(path.clone(), stamp.clone())),
             }
         }
+    }
+
+    /// Forgets names that are neither in the tree nor on the remote.
+    pub(super) fn forget(&self, names: &[PathBuf]) {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        names.iter().for_each(|path| drop(shown.remove(path)));
     }
 
     /// Forgets names whose shown change does not count any more.

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::journal::Shown;
-use super::local::{Local, walk};
+use super::local::{Local, Shape, walk};
 use super::place::Result;
 use super::plan::plan;
 use super::reader::lock;
@@ -29,15 +29,19 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
     let files = walk(local)?;
     // After the tree was listed: a name that a user removes meanwhile is not shown again.
     let shown = shared.shown();
-    let due: Vec<Due> = {
+    // First what appears, then what goes: a directory never lacks a file in between, and is not taken for an empty one.
+    let (due, appearing): (Vec<Due>, usize) = {
         let view = lock(&shared.view);
         let plan = plan(node, &view, &files, &shown, newest);
         let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
             let now = view.winner(&path).and_then(|(_, now)| now.cloned())?;
             Some((path, stamp, Some(now)))
         });
-        let drops = plan.drops.into_iter().filter_map(|path| Some((view.winner(&path)?.0, path)));
-        takes.chain(drops.map(|(stamp, path)| (path, stamp, None))).collect()
+        let mut due: Vec<Due> = takes.collect();
+        let appearing = due.len();
+        shared.forget(&plan.forgets);
+        due.extend(plan.drops.into_iter().map(|(path, stamp)| (path, stamp, None)));
+        (due, appearing)
     };
     let is_awaited = (AT_ONCE + 1..=MOST_AWAITED).contains(&due.len());
     let showing = is_awaited.then(|| shared.waiting.begin_showing());
@@ -45,7 +49,8 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
     // All directories become durable together, before a program has a file there.
     drop(directories(local, &due, drop)?);
     let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
-    for some in due.chunks(AT_ONCE) {
+    let (appear, go) = due.split_at(appearing);
+    for some in appear.chunks(AT_ONCE).chain(go.chunks(AT_ONCE)) {
         if shared.is_stopped() {
             break;
         }
@@ -74,6 +79,12 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
         shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
     }
     drop(showing);
+    let object = |path: &PathBuf| match files.get(path)?.shape {
+        Shape::Object(id) => Some(id),
+        _ => None,
+    };
+    let needed = failed.keys().filter_map(object).collect();
+    shared.keeper.keep(local.objects(), &needed, shared.settings.grace);
     shared.sync_shown(local.store())?;
     Ok(failed)
 }

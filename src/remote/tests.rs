@@ -24,6 +24,7 @@ use crate::hash::xxh3_64;
 use crate::store::object::{Header, Index, ObjectWriter};
 use crate::store::{Hold, Id, Newest, Objects, Store, Stub, Wait};
 
+mod between;
 mod faults;
 mod pieces;
 mod scale;
@@ -94,7 +95,10 @@ impl Local for Machine {
             return Ok(false);
         }
         self.shapes.lock().unwrap().remove(path);
-        fs::remove_file(self.store.tree().join(path)).map(|()| true)
+        fs::remove_file(self.store.tree().join(path))?;
+        // As the archive: an empty directory goes.
+        let _ = fs::remove_dir(self.store.tree().join(path).parent().unwrap());
+        Ok(true)
     }
 }
 

@@ -41,6 +41,8 @@ pub struct Damaged {
 pub struct Node {
     /// The store that wrote the node's first segment.
     pub store: Option<Id>,
+    /// The first digits of that store's id, as the names of all segments say that are there.
+    pub(super) owner: Option<u32>,
     /// Segments that were read: the last snapshot, and those after it.
     pub read: BTreeSet<Place>,
     /// Its objects.

@@ -40,6 +40,9 @@ struct Inside {
     /// Many names are being shown, and these programs wait for that.
     is_showing: bool,
     listers: Lookers,
+    /// The tree shows what the remote had after the start, or the remote did not answer.
+    is_current: bool,
+    openers: Lookers,
     next: u64,
 }
 
@@ -125,6 +128,26 @@ impl Waiting {
         }
         drop(inside);
         then();
+    }
+
+    /// Waits until the tree shows what the remote had after the start. Before, a name may show an object that its owner has
+    /// replaced while this store was not mounted.
+    pub(super) fn open(&self, then: Then) {
+        let mut inside = self.lock();
+        if !inside.is_current {
+            return inside.openers.0.push(then);
+        }
+        drop(inside);
+        then();
+    }
+
+    /// The tree shows what the remote had after the start, or the remote does not answer.
+    pub(super) fn set_current(&self) {
+        let mut inside = self.lock();
+        inside.is_current = true;
+        let openers = std::mem::take(&mut inside.openers);
+        drop(inside);
+        drop(openers);
     }
 
     pub(super) fn is_any_closer(&self) -> bool {
@@ -215,5 +238,10 @@ mod tests {
         assert!(!waiting.is_showing() && count.load(Ordering::Relaxed) == 5);
         waiting.fail_closers();
         assert!(!waiting.is_any_closer());
+        waiting.open(then());
+        assert_eq!(count.load(Ordering::Relaxed), 5);
+        waiting.set_current();
+        waiting.open(then());
+        assert_eq!(count.load(Ordering::Relaxed), 7);
     }
 }

@@ -3,6 +3,7 @@
 //! Killed anywhere, it leaves objects that nothing names, and the next start finds them by listing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use super::journal::{self, Encoding, Kind, Record, Segment};
 use super::place::{Error, Listed, Place, Result, put_bytes};
 use super::reader::{Reader, heads, lock};
 use super::view::View;
-use crate::clock::wall_ns;
+use crate::clock::{since_boot, wall_ns};
 use crate::container::ReadAt;
 use crate::hash::Xxh3Of128;
 use crate::store::Id;
@@ -18,6 +19,14 @@ use crate::store::object::{Header, Object};
 
 /// Segments after which a snapshot replaces them: a new reader then gets a node's names with one request.
 const SNAPSHOT_AFTER: u64 = 64;
+/// A snapshot that is too large to be read is not tried again for so long.
+const TOO_LARGE_FOR: Duration = Duration::from_secs(3600);
+/// A machine that slept between reading the journals and its snapshot reads them again: names may have come meanwhile. No
+/// grace is useful that is not much longer.
+const READ_FOR: Duration = Duration::from_secs(60);
+/// Lamport times of a start begin at its epoch times this. So a remote that was emptied never sees a time again that a
+/// store's files are marked with. A start makes fewer changes a second than this.
+const TIMES_A_SECOND: u64 = 1 << 20;
 /// Bytes read at once for a hash.
 const PIECE: usize = 1 << 20;
 
@@ -34,6 +43,8 @@ pub struct Writer {
     /// Object files that no name needs, and since when.
     idle: HashMap<String, Instant>,
     segments: u64,
+    /// When the journal was found too large for a snapshot.
+    too_large: Option<Instant>,
     /// The head that is to be put.
     news: Option<journal::Place>,
     /// The heads that are there, of segments before it.
@@ -50,16 +61,14 @@ impl Writer {
     pub fn claim(place: Arc<dyn Place>, view: Arc<Mutex<View>>, node: &str, store: Id, known: bool) -> Result<Writer> {
         Reader::refresh(place.as_ref(), &view)?;
         let (owner, newer) = lock(&view).nodes().get(node).map_or((None, None), |of| (of.store, of.newer.clone()));
-        let taken = |by: String| {
-            let words = format!("node {node} of this remote belongs to another store ({by}); set `node` in [remote]");
-            Err(Error::Denied(words))
-        };
+        let taken = |by: String| Err(belongs_to_another(node, &by));
         if let Some(why) = newer {
             return Err(Error::Denied(why));
         }
         if let Some(owner) = owner.filter(|owner| *owner != store) {
             return taken(owner.to_string());
         }
+        check_owner(&view, node, store)?;
         let segments = journal_of(place.as_ref(), node)?;
         if known && segments.is_empty() {
             let words = "this store has pushed to the remote, and nothing of it is there: is its file system mounted? \
@@ -83,6 +92,7 @@ impl Writer {
             present,
             idle: HashMap::new(),
             segments: segments.len() as u64,
+            too_large: None,
             news: None,
             told: heads(place.as_ref())?.remove(node).unwrap_or_default(),
             place,
@@ -92,12 +102,32 @@ impl Writer {
         if segments.is_empty() {
             writer.append(Vec::new())?;
             let first = journal_of(writer.place.as_ref(), node)?.first().copied();
-            let own = Segment { sequence: 0, ..writer.segment(Kind::Changes, Vec::new()) }.place();
-            if let Some(first) = first.filter(|first| first.store != own.store) {
+            if let Some(first) = first.filter(|first| first.store != journal::short(store)) {
                 return taken(format!("{:08x}...", first.store));
             }
         }
         Ok(writer)
+    }
+
+    /// Reads the news of all nodes.
+    ///
+    /// # Errors
+    /// Those of [`Reader::look`].
+    pub(super) fn look(&self) -> Result<()> {
+        Reader::look(self.place.as_ref(), &self.view)
+    }
+
+    /// Checks that no other store has the node's name: two may have claimed it in the same moment.
+    ///
+    /// # Errors
+    /// [`Error::Denied`].
+    pub(super) fn check_owner(&self) -> Result<()> {
+        check_owner(&self.view, &self.node, self.store)
+    }
+
+    /// Segments that this writer has put.
+    pub(super) fn put_segments(&self) -> u64 {
+        self.sequence
     }
 
     /// True if another process has written this node's journal since, as `stepfs gc --node` does: segments of this writer
@@ -159,7 +189,8 @@ impl Writer {
     /// # Errors
     /// Those of the remote. The segment may be there nevertheless; later changes still count more.
     pub fn append(&mut self, mut records: Vec<Record>) -> Result<u64> {
-        let first = lock(&self.view).next_time();
+        let of_start = self.epoch.saturating_mul(TIMES_A_SECOND).min(u64::MAX / 2);
+        let first = lock(&self.view).next_time().max(of_start);
         let mut next = first;
         for record in &mut records {
             if let Record::Put { time, .. } | Record::Removed { time, .. } = record {
@@ -173,9 +204,10 @@ impl Writer {
 
     fn put(&mut self, kind: Kind, records: Vec<Record>) -> Result<()> {
         let segment = self.segment(kind, records);
+        let bytes = segment.encode()?;
         // Never the same name twice: a request whose answer was lost may have been carried out.
         self.sequence += 1;
-        put_bytes(self.place.as_ref(), &segment.name(), segment.encode()?, &|_| {})?;
+        put_bytes(self.place.as_ref(), &segment.name(), bytes, &|_| {})?;
         self.segments += 1;
         lock(&self.view).apply(&segment);
         self.news = Some(segment.place());
@@ -262,9 +294,12 @@ impl Writer {
     }
 
     fn collect(&mut self, due: &dyn Fn(&mut Writer) -> Vec<String>) -> Result<usize> {
-        if due(self).is_empty() && self.segments < SNAPSHOT_AFTER {
+        if due(self).is_empty() && self.segments < SNAPSHOT_AFTER
+            || self.too_large.is_some_and(|since| since.elapsed() < TOO_LARGE_FOR)
+        {
             return Ok(0);
         }
+        let began = since_boot();
         Reader::refresh(self.place.as_ref(), &self.view)?;
         // A segment that cannot be read may have a name that needs an object.
         if lock(&self.view).nodes().values().any(|node| node.broken.is_some()) {
@@ -284,7 +319,17 @@ impl Writer {
             let keep = objects.unwrap_or_default().difference(&gone).copied().collect();
             view.snapshot(&self.node, &keep)
         };
-        self.put(Kind::Snapshot, records)?;
+        if since_boot().saturating_sub(began) > READ_FOR {
+            return Ok(0);
+        }
+        match self.put(Kind::Snapshot, records) {
+            Err(Error::Local(error)) if error.kind() == ErrorKind::FileTooLarge => {
+                log::warn!("remote: {error}: it has too many small files for a snapshot, so nothing is deleted there");
+                self.too_large = Some(Instant::now());
+                return Ok(0);
+            }
+            put => put?,
+        }
         for name in &due {
             self.place.delete(name)?;
             self.present.remove(name);
@@ -297,6 +342,18 @@ impl Writer {
         }
         self.segments = 1;
         Ok(due.len())
+    }
+}
+
+fn belongs_to_another(node: &str, store: &str) -> Error {
+    Error::Denied(format!("node {node} of this remote belongs to another store ({store}); set `node` in [remote]"))
+}
+
+fn check_owner(view: &Mutex<View>, node: &str, store: Id) -> Result<()> {
+    let owner = lock(view).nodes().get(node).and_then(|of| of.owner);
+    match owner.filter(|owner| *owner != journal::short(store)) {
+        Some(other) => Err(belongs_to_another(node, &format!("{other:08x}..."))),
+        None => Ok(()),
     }
 }
 
