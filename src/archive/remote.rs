@@ -209,16 +209,17 @@ impl Local for Archive {
 
     fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool> {
         let Some(namespace) = self.namespace() else { return Ok(false) };
-        if namespace.remove(path, FileId::of(expect), still)? != Outcome::Done {
-            return Ok(false);
-        }
-        // A directory that is empty now went on the other node too, or gets its next file there.
-        for above in path.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty()) {
-            let Some(metadata) = found_at(&self.store.tree(), above)? else { continue };
-            if namespace.remove_directory(above, FileId::of(&metadata))? != Outcome::Done {
+        Ok(namespace.remove(path, FileId::of(expect), still)? == Outcome::Done)
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        let Some(namespace) = self.namespace() else { return Ok(()) };
+        for directory in path.ancestors().filter(|directory| !directory.as_os_str().is_empty()) {
+            let Some(metadata) = found_at(&self.store.tree(), directory)? else { continue };
+            if namespace.remove_directory(directory, FileId::of(&metadata))? != Outcome::Done {
                 break;
             }
         }
-        Ok(true)
+        Ok(())
     }
 }

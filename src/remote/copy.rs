@@ -191,4 +191,9 @@ impl Local for Copy {
         let at = beneath::reach(&self.store.tree(), path)?;
         self.store.io().device().remove_file(&at, CrashPoint::NameRemoved).map(|()| true)
     }
+
+    /// An empty directory stays: the next mount, or the user, may use it.
+    fn remove_directory(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
 }

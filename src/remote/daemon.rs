@@ -35,6 +35,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 /// How often to read the names of other nodes while no program looks: a request for each node costs money. What the
 /// tree shows is saved as often, so a name that is removed within this time before a crash may appear again.
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
+/// A directory stays for so long after its last file went: a program that saw it may be about to use it.
+const EMPTY_FOR: Duration = Duration::from_secs(10);
 /// How often to list all journals: a node that died may have left a segment that it did not tell of.
 const WHOLE_REFRESH: Duration = Duration::from_secs(6 * 3600);
 
@@ -315,6 +317,7 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             if whole_at <= Instant::now() {
                 whole_at = Instant::now() + WHOLE_REFRESH;
             }
+            shared.remove_emptied(local, EMPTY_FOR)?;
             let version = lock(&shared.view).version();
             if seen == Some(version) {
                 return Ok(true);

@@ -95,6 +95,12 @@ pub trait Local: Send + Sync {
     /// # Errors
     /// Device errors, or those of `still`.
     fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool>;
+
+    /// Removes a directory, and those above it, as far as they are empty.
+    ///
+    /// # Errors
+    /// Device errors.
+    fn remove_directory(&self, path: &Path) -> io::Result<()>;
 }
 
 /// The mark of a file that shows a name of the remote.

@@ -5,9 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::keep::Keeper;
+use super::local::Local;
 use super::pace::Pace;
 use super::reader::lock;
 use super::tree;
@@ -65,6 +66,8 @@ pub(super) struct Shared {
     unsynced: Mutex<BTreeSet<PathBuf>>,
     pub(super) backlog: Mutex<Backlog>,
     pub(super) waiting: Waiting,
+    /// Directories that may be empty since their last name went, and since when. Taken for moments.
+    emptied: Mutex<BTreeMap<PathBuf, Instant>>,
     /// Objects of open files whose names show others.
     pub(super) keeper: Keeper,
     /// Why pushing, showing, and the pushing of single files does not go on: [`PUSHING`], [`SHOWING`], [`FILES`].
@@ -87,6 +90,7 @@ impl Shared {
             unsynced: Mutex::default(),
             backlog: Mutex::default(),
             waiting: Waiting::default(),
+            emptied: Mutex::default(),
             keeper: Keeper::default(),
             failing: Mutex::default(),
             pushed: AtomicU64::new(0),
@@ -123,6 +127,24 @@ impl Shared {
                 None => drop(shown.insert(path.clone(), stamp.clone())),
             }
         }
+    }
+
+    /// Notes that these names went, so that their directories may be empty.
+    pub(super) fn went<'a>(&self, names: impl Iterator<Item = &'a PathBuf>) {
+        let above = names.filter_map(|path| path.parent()).filter(|above| !above.as_os_str().is_empty());
+        let mut emptied = self.emptied.lock().unwrap_or_else(PoisonError::into_inner);
+        emptied.extend(above.map(|above| (above.to_path_buf(), Instant::now())));
+    }
+
+    /// Removes directories that have been empty for a while. A program may be about to create a file in one that another node's
+    /// file made. Where that node removed the directory, nothing comes.
+    pub(super) fn remove_emptied(&self, local: &dyn Local, least: Duration) -> io::Result<()> {
+        let mut emptied = self.emptied.lock().unwrap_or_else(PoisonError::into_inner);
+        let (due, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *emptied).into_iter().partition(|(_, since)| since.elapsed() >= least);
+        emptied.extend(later);
+        drop(emptied);
+        due.iter().try_for_each(|(path, _)| local.remove_directory(path))
     }
 
     /// Forgets names that are neither in the tree nor on the remote.

@@ -76,7 +76,8 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
         });
         failed.extend(taken.into_iter().flatten());
         let shown = some.iter().filter(|(path, ..)| !failed.contains_key(path));
-        shared.agree(&shown.map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
+        shared.agree(&shown.clone().map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
+        shared.went(shown.filter(|(.., now)| now.is_none()).map(|(path, ..)| path));
     }
     drop(showing);
     let object = |path: &PathBuf| match files.get(path)?.shape {

@@ -95,10 +95,14 @@ impl Local for Machine {
             return Ok(false);
         }
         self.shapes.lock().unwrap().remove(path);
-        fs::remove_file(self.store.tree().join(path))?;
-        // As the archive: an empty directory goes.
-        let _ = fs::remove_dir(self.store.tree().join(path).parent().unwrap());
-        Ok(true)
+        fs::remove_file(self.store.tree().join(path)).map(|()| true)
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        match fs::remove_dir(self.store.tree().join(path)) {
+            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -83,7 +83,7 @@ fn a_removal_that_a_snapshot_forgot_is_one() {
 }
 
 #[test]
-fn a_directory_never_lacks_a_file_while_one_takes_the_place_of_another() {
+fn a_directory_stays_while_one_file_takes_the_place_of_another_and_for_a_while() {
     let (a, place) = (Machine::new(), Arc::new(Memory::default()));
     a.write("step/tmp", b"being written");
     a.session(&place, "a", false).unwrap();
@@ -95,9 +95,19 @@ fn a_directory_never_lacks_a_file_while_one_takes_the_place_of_another() {
     a.shapes.lock().unwrap().insert("step/shard".into(), shape.unwrap_or(Shape::Whole));
     a.session(&place, "a", false).unwrap();
     b.writer.look().unwrap();
-    // The machine removes a directory as soon as it is empty.
     b.show();
     assert_eq!(b.machine.files(), ["step/shard"]);
+    // A directory goes some time after its last file: a program may be about to create one there.
+    fs::remove_dir_all(tree.join("step")).unwrap();
+    a.write("other", b"{}");
+    a.session(&place, "a", false).unwrap();
+    b.writer.look().unwrap();
+    b.show();
+    let directory = b.machine.store.tree().join("step");
+    b.shared.remove_emptied(&b.machine, Duration::from_secs(60)).unwrap();
+    assert!(b.machine.files() == ["other"] && directory.exists());
+    b.shared.remove_emptied(&b.machine, Duration::ZERO).unwrap();
+    assert!(!directory.exists());
 }
 
 #[test]
