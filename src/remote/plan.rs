@@ -364,7 +364,7 @@ mod tests {
         view.set_read();
         let late = decide(&view, &files, &had);
         assert_eq!(decide(&view, &[], &had).forgets, [PathBuf::from("x")]);
-        assert_eq!(decide(&view, &files, &had).forgets, [PathBuf::new(); 0]);
+        assert!(decide(&view, &files, &had).forgets.is_empty());
         assert_eq!((late.drops, late.puts), (vec![("x".into(), stamp(3, "other").unwrap())], Vec::new()));
         // A program renamed it here: that is a change of this node.
         let renamed = decide(&view, &[("x", copy.clone())], &[]);
