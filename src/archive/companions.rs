@@ -13,6 +13,41 @@ use super::Archive;
 /// Most files of a checkpoint that are read. It has few optimizer files, but may have thousands of shards.
 const MOST_FILES: usize = 32;
 
+/// Whether a file's name says that it has something else of each parameter: Fisher's information, means of gradients, control
+/// variates. These have the shapes of the parameters, and so their numbers prove nothing.
+fn keeps_no_parameters(path: &Path) -> bool {
+    const WORDS: [&str; 26] = [
+        "fisher",
+        "importance",
+        "omega",
+        "hessian",
+        "curvature",
+        "grad",
+        "grads",
+        "gradient",
+        "gradients",
+        "momentum",
+        "mom",
+        "velocity",
+        "variate",
+        "variates",
+        "control",
+        "local",
+        "residual",
+        "error",
+        "delta",
+        "sq",
+        "square",
+        "mean",
+        "means",
+        "var",
+        "variance",
+        "cov",
+    ];
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    name.split(|c: char| !c.is_alphanumeric()).any(|word| WORDS.contains(&word))
+}
+
 impl Archive {
     /// Notes which weights of a file are trained, as the optimizers in the other files of its checkpoint show. These
     /// have the same directory and the same step. An unreadable file proves nothing.
@@ -24,6 +59,9 @@ impl Archive {
             log::debug!("{}: the other files of its checkpoint: {error}", path.display());
             Vec::new()
         });
+        if keeps_no_parameters(path) {
+            return;
+        }
         for other in companions {
             match self.optimizers_of(&other) {
                 Ok(optimizers) => description.prove(&optimizers),

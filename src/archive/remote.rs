@@ -214,12 +214,7 @@ impl Local for Archive {
 
     fn remove_directory(&self, path: &Path) -> io::Result<()> {
         let Some(namespace) = self.namespace() else { return Ok(()) };
-        for directory in path.ancestors().filter(|directory| !directory.as_os_str().is_empty()) {
-            let Some(metadata) = found_at(&self.store.tree(), directory)? else { continue };
-            if namespace.remove_directory(directory, FileId::of(&metadata))? != Outcome::Done {
-                break;
-            }
-        }
-        Ok(())
+        let Some(metadata) = found_at(&self.store.tree(), path)? else { return Ok(()) };
+        namespace.remove_directory(path, FileId::of(&metadata)).map(drop)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use fuser::{ReplyEmpty, ReplyEntry, ReplyOpen};
 
+use super::open::Access;
 use super::reply::{done, entry};
 use super::{Core, errno::Result};
 
@@ -52,7 +53,9 @@ impl Core {
     /// Opens a file. After a mount, the object of another node's file may have been replaced.
     pub(super) fn answer_open(self: &Arc<Self>, ino: u64, uid: u32, flags: i32, reply: ReplyOpen) {
         let stub = self.table().node(ino).ok().and_then(|node| node.stub.clone());
-        if !stub.is_some_and(|stub| self.archive.is_far(&stub)) {
+        // Nothing of the old bytes is needed to write a file anew.
+        let is_at_once = Access::of(flags).truncate;
+        if is_at_once || !stub.is_some_and(|stub| self.archive.is_far(&stub)) {
             return self.open(ino, uid, flags, None, reply);
         }
         let core = Arc::clone(self);

@@ -41,7 +41,7 @@ impl Bucket {
         // Names of such a prefix would be written in one way and listed in another.
         if Path::from(prefix.as_str()).as_ref() != prefix {
             let words = format!(
-                "s3://{bucket}/{prefix}: use letters, digits and -_.!&$@=;:+,() between single slashes in a remote's URL"
+                "s3://{bucket}/{prefix}: use letters, digits and -_.!&$=;:+,() between single slashes in a remote's URL"
             );
             return Err(Error::Denied(words));
         }

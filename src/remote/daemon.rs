@@ -317,12 +317,13 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             if whole_at <= Instant::now() {
                 whole_at = Instant::now() + WHOLE_REFRESH;
             }
-            shared.remove_emptied(local, EMPTY_FOR)?;
             let version = lock(&shared.view).version();
             if seen == Some(version) {
+                shared.remove_emptied(local, EMPTY_FOR);
                 return Ok(true);
             }
             let left = take_all(local, shared)?;
+            shared.remove_emptied(local, EMPTY_FOR);
             for (path, why) in left.iter().filter(|(path, why)| told.get(*path) != Some(*why)) {
                 log::warn!("remote: {} cannot be shown now: {why}", path.display());
             }

@@ -351,7 +351,7 @@ fn put_record(record: &Record, out: &mut Vec<u8>) {
 }
 
 /// Lamport times stay far below: one that is close to the end of its type would overflow in each node that reads it.
-const MAX_TIME: u64 = 1 << 62;
+pub(super) const MAX_TIME: u64 = 1 << 62;
 
 fn take_time(fields: &mut Fields) -> Result<u64, Damage> {
     Some(fields.varint()?).filter(|time| *time < MAX_TIME).ok_or(Damage("a time is too large"))

@@ -96,7 +96,7 @@ pub trait Local: Send + Sync {
     /// Device errors, or those of `still`.
     fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool>;
 
-    /// Removes a directory, and those above it, as far as they are empty.
+    /// Removes a directory if it is empty.
     ///
     /// # Errors
     /// Device errors.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::journal::{Content, Shown};
 use super::local::{Found, Shape};
 use super::view::{Stamp, View};
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest};
+use crate::store::{Id, MIN_RELEASE_BYTES, Newest, Objects};
 
 /// The bytes of a name to be pushed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,11 +43,13 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// True if it names an object of another node.
-    pub(super) fn needs_others(&self, me: &str) -> bool {
-        let is_of_another =
-            |want: &Want| matches!(want, Want::There(Content::Object { owner, .. }) if owner.as_str() != me);
-        self.puts.iter().any(|(_, want)| is_of_another(want))
+    /// True if it names an object of another node, or one that is not here.
+    pub(super) fn may_need_others(&self, me: &str, objects: &Objects) -> bool {
+        self.puts.iter().any(|(_, want)| match want {
+            Want::There(Content::Object { owner, .. }) => owner.as_str() != me,
+            Want::Object(id) => objects.get(*id).is_none(),
+            _ => false,
+        })
     }
 }
 
@@ -86,7 +88,9 @@ pub(super) fn plan(
             None if file.foreign.as_ref().is_some_and(|stamp| is_unreadable(view, &stamp.node)) => continue,
             // Its node removed it, and forgot that with its last snapshot.
             None if shows_another(me, file, shown.get(path)) => {
-                let had = shown.get(path).filter(|stamp| is_all_read(view) && view.nodes().contains_key(&stamp.node));
+                let had = shown.get(path).filter(|stamp| {
+                    is_all_read(view) && view.nodes().get(&stamp.node).is_some_and(|of| !of.read.is_empty())
+                });
                 plan.drops.extend(had.map(|stamp| (path.clone(), stamp.clone())));
                 continue;
             }

@@ -92,7 +92,7 @@ impl Pusher {
         let plan_now = || plan(&me, &lock(&shared.view), &files, &shown, shared.settings.newest);
         let mut plan = plan_now();
         // A machine that slept may know names of objects that their owner has deleted since.
-        if plan.needs_others(&me) {
+        if plan.may_need_others(&me, local.objects()) {
             writer.look()?;
             plan = plan_now();
         }
@@ -385,7 +385,6 @@ fn push_one(
 fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) -> Result<Outcome> {
     let objects = local.objects();
     let Some(_hold) = objects.hold(id) else {
-        writer.look()?;
         // Only the remote has it: a program has changed another node's file, but not its bytes.
         let owner = lock(&shared.view).owner_of(id).map(str::to_string);
         return Ok(match owner {

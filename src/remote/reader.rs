@@ -15,6 +15,9 @@ const ATTEMPTS: u32 = 4;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 
+/// Why a journal counts as broken whose list has neither its first segment nor a snapshot.
+const TORN: &str = "the beginning of its journal is missing";
+
 /// Reads journals.
 pub struct Reader;
 
@@ -92,11 +95,13 @@ impl Reader {
     fn read(place: &dyn Place, view: &Mutex<View>, nodes: Vec<(String, Option<journal::Place>)>) -> Result<()> {
         let read: Vec<_> = {
             let view = lock(view);
-            let of = |node: &String| view.nodes().get(node).map(|node| (node.read.clone(), node.damaged.clone()));
+            let of = |node: &String| {
+                view.nodes().get(node).map(|node| (node.read.clone(), node.damaged.clone(), node.broken.is_some()))
+            };
             nodes.into_iter().map(|(node, head)| (of(&node).unwrap_or_default(), node, head)).collect()
         };
-        let found = in_parallel(&read, |((read, damaged), node, head)| {
-            if let (Some(head), Some(last), true) = (head, read.last(), damaged.is_empty())
+        let found = in_parallel(&read, |((read, damaged, is_broken), node, head)| {
+            if let (Some(head), Some(last), true) = (head, read.last(), damaged.is_empty() && !*is_broken)
                 && let Some(segments) = next_ones(place, node, *last, *head)?
             {
                 return Ok(News { segments, ..News::of(node) });
@@ -176,6 +181,8 @@ fn news(
     let mut attempt = 1;
     loop {
         match news_once(place, node, read, damaged) {
+            // A directory was listed while a snapshot replaced its segments.
+            Ok(News { broken: Some(why), .. }) if why == TORN && attempt < ATTEMPTS => attempt += 1,
             // A snapshot has replaced the segment since it was listed.
             Err(Error::Missing(_)) if attempt < ATTEMPTS => attempt += 1,
             Err(Error::Missing(name)) => return Err(Error::Away(format!("{name} was listed and is missing"))),
@@ -202,6 +209,10 @@ fn news_once(
     // The store that wrote the first segment has the node's name.
     let owner = all.first().map(|first| first.store);
     found.owner = owner;
+    // The first segment of all, or a snapshot, is always there.
+    if from.is_none() && all.first().map_or(!read.is_empty(), |first| first.sequence != 0) {
+        found.broken = Some(TORN.into());
+    }
     if let Some(other) = all.iter().find(|place| Some(place.store) != owner) {
         let words = format!("another store ({:08x}) claims this name too; its entries do not count", other.store);
         found.broken = Some(words);

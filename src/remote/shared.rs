@@ -138,13 +138,24 @@ impl Shared {
 
     /// Removes directories that have been empty for a while. A program may be about to create a file in one that another node's
     /// file made. Where that node removed the directory, nothing comes.
-    pub(super) fn remove_emptied(&self, local: &dyn Local, least: Duration) -> io::Result<()> {
+    pub(super) fn remove_emptied(&self, local: &dyn Local, least: Duration) {
         let mut emptied = self.emptied.lock().unwrap_or_else(PoisonError::into_inner);
         let (due, later): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *emptied).into_iter().partition(|(_, since)| since.elapsed() >= least);
         emptied.extend(later);
+        // The directory above may be empty now, and stays as long.
+        emptied.extend(
+            due.iter()
+                .filter_map(|(path, _)| path.parent())
+                .filter(|above| !above.as_os_str().is_empty())
+                .map(|above| (above.to_path_buf(), Instant::now())),
+        );
         drop(emptied);
-        due.iter().try_for_each(|(path, _)| local.remove_directory(path))
+        for (path, _) in due {
+            if let Err(error) = local.remove_directory(&path) {
+                log::debug!("{} stays: {error}", path.display());
+            }
+        }
     }
 
     /// Forgets names that are neither in the tree nor on the remote.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::journal::Shown;
+use super::journal::{Content, Shown};
 use super::local::{Local, Shape, walk};
 use super::place::Result;
 use super::plan::plan;
@@ -13,12 +13,15 @@ use super::reader::lock;
 use super::shared::Shared;
 use super::tree;
 use super::view::Stamp;
-use crate::store::in_parallel;
+use crate::store::{Id, in_parallel};
 
 /// Names that are shown together. Each is an open file meanwhile.
 const AT_ONCE: usize = 256;
 /// Programs that list a directory wait for more than that many names, and for so many at most: a few seconds.
 const MOST_AWAITED: usize = 20_000;
+
+/// Why a name is left for a later round.
+const IS_OPEN: &str = "a program has it open, or has changed it";
 
 /// A name, the change that it is to show, and what that is: nothing if the name is to go.
 type Due = (PathBuf, Stamp, Option<Shown>);
@@ -30,7 +33,7 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
     // After the tree was listed: a name that a user removes meanwhile is not shown again.
     let shown = shared.shown();
     // First what appears, then what goes: a directory never lacks a file in between, and is not taken for an empty one.
-    let (due, appearing): (Vec<Due>, usize) = {
+    let (due, appearing, forgotten): (Vec<Due>, usize, BTreeSet<PathBuf>) = {
         let view = lock(&shared.view);
         let plan = plan(node, &view, &files, &shown, newest);
         let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
@@ -38,10 +41,14 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
             Some((path, stamp, Some(now)))
         });
         let mut due: Vec<Due> = takes.collect();
+        // First the names that are here: programs wait to open their files after a mount.
+        due.sort_by_key(|(path, ..)| !files.contains_key(path));
         let appearing = due.len();
         shared.forget(&plan.forgets);
+        let is_forgotten = |path: &&PathBuf| view.winner(path).is_none();
+        let forgotten = plan.drops.iter().map(|(path, _)| path).filter(is_forgotten).cloned().collect();
         due.extend(plan.drops.into_iter().map(|(path, stamp)| (path, stamp, None)));
-        (due, appearing)
+        (due, appearing, forgotten)
     };
     let is_awaited = (AT_ONCE + 1..=MOST_AWAITED).contains(&due.len());
     let showing = is_awaited.then(|| shared.waiting.begin_showing());
@@ -50,7 +57,12 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
     drop(directories(local, &due, drop)?);
     let mut failed: BTreeMap<PathBuf, String> = BTreeMap::new();
     let (appear, go) = due.split_at(appearing);
-    for some in appear.chunks(AT_ONCE).chain(go.chunks(AT_ONCE)) {
+    let exchanges = appear.iter().filter(|(path, ..)| files.contains_key(path)).count().div_ceil(AT_ONCE);
+    let mut opens = exchanges == 0;
+    if opens {
+        shared.waiting.set_current();
+    }
+    for (number, some) in appear.chunks(AT_ONCE).chain(go.chunks(AT_ONCE)).enumerate() {
         if shared.is_stopped() {
             break;
         }
@@ -70,21 +82,40 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
             };
             match done {
                 Ok(true) => None,
-                Ok(false) => Some((path.clone(), "a program has it open, or has changed it".into())),
+                Ok(false) => Some((path.clone(), IS_OPEN.into())),
                 Err(error) => Some((path.clone(), error.to_string())),
             }
         });
         failed.extend(taken.into_iter().flatten());
         let shown = some.iter().filter(|(path, ..)| !failed.contains_key(path));
         shared.agree(&shown.clone().map(|(path, stamp, _)| (path.clone(), stamp.clone())).collect());
-        shared.went(shown.filter(|(.., now)| now.is_none()).map(|(path, ..)| path));
+        let went: Vec<&PathBuf> = shown.filter(|(.., now)| now.is_none()).map(|(path, ..)| path).collect();
+        shared.went(went.iter().copied());
+        // If a name that no journal has appears again with the same change, that is news: nobody removed it here.
+        let forgotten: Vec<PathBuf> = went.into_iter().filter(|path| forgotten.contains(*path)).cloned().collect();
+        shared.forget(&forgotten);
+        if !opens && number + 1 >= exchanges {
+            shared.waiting.set_current();
+            opens = true;
+        }
     }
     drop(showing);
-    let object = |path: &PathBuf| match files.get(path)?.shape {
-        Shape::Object(id) => Some(id),
-        _ => None,
+    let needed = {
+        let view = lock(&shared.view);
+        let object = |path: &PathBuf| match files.get(path)?.shape {
+            Shape::Object(id) => Some(id),
+            _ => None,
+        };
+        let is_replaced = |path: &PathBuf, id: Id| {
+            let now = view.winner(path).and_then(|(_, now)| Some(now?.content.clone()));
+            now.is_some_and(|now| !matches!(now, Content::Object { id: now, .. } if now == id))
+        };
+        let open = failed
+            .iter()
+            .filter(|(_, why)| why.as_str() == IS_OPEN)
+            .filter_map(|(path, _)| Some((path, object(path)?)));
+        open.filter(|(path, id)| is_replaced(path, *id)).map(|(_, id)| id).collect()
     };
-    let needed = failed.keys().filter_map(object).collect();
     shared.keeper.keep(local.objects(), &needed, shared.settings.grace);
     shared.sync_shown(local.store())?;
     Ok(failed)

@@ -39,6 +39,8 @@ struct Machine {
     objects: Arc<Objects>,
     shapes: Mutex<BTreeMap<PathBuf, Shape>>,
     changes: AtomicU64,
+    /// The files that were there at each removal.
+    removed_beside: Mutex<Vec<Vec<String>>>,
 }
 
 impl Local for Machine {
@@ -95,6 +97,7 @@ impl Local for Machine {
             return Ok(false);
         }
         self.shapes.lock().unwrap().remove(path);
+        self.removed_beside.lock().unwrap().push(self.files());
         fs::remove_file(self.store.tree().join(path)).map(|()| true)
     }
 
@@ -111,7 +114,14 @@ impl Machine {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(&dir.path().join("store")).unwrap();
         let objects = Arc::new(Objects::load(&store.objects(), |id, error| panic!("{id}: {error}")).unwrap());
-        Machine { _dir: dir, store, objects, shapes: Mutex::default(), changes: AtomicU64::new(0) }
+        Machine {
+            _dir: dir,
+            store,
+            objects,
+            shapes: Mutex::default(),
+            changes: AtomicU64::new(0),
+            removed_beside: Mutex::default(),
+        }
     }
 
     fn write(&self, path: &str, bytes: &[u8]) {

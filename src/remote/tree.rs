@@ -163,7 +163,7 @@ fn set(file: &DeviceFile, attribute: &Attribute) -> io::Result<()> {
     file.set(attribute, WRITTEN)
 }
 
-/// Takes a name away that another node removed, and the directories that are empty then.
+/// Takes a name away that another node removed.
 ///
 /// # Errors
 /// Device errors.

@@ -189,7 +189,7 @@ impl Writer {
     /// # Errors
     /// Those of the remote. The segment may be there nevertheless; later changes still count more.
     pub fn append(&mut self, mut records: Vec<Record>) -> Result<u64> {
-        let of_start = self.epoch.saturating_mul(TIMES_A_SECOND).min(u64::MAX / 2);
+        let of_start = self.epoch.saturating_mul(TIMES_A_SECOND).min(journal::MAX_TIME / 2);
         let first = lock(&self.view).next_time().max(of_start);
         let mut next = first;
         for record in &mut records {
@@ -299,8 +299,8 @@ impl Writer {
         {
             return Ok(0);
         }
-        let began = since_boot();
         Reader::refresh(self.place.as_ref(), &self.view)?;
+        let read_at = since_boot();
         // A segment that cannot be read may have a name that needs an object.
         if lock(&self.view).nodes().values().any(|node| node.broken.is_some()) {
             self.idle.clear();
@@ -319,7 +319,7 @@ impl Writer {
             let keep = objects.unwrap_or_default().difference(&gone).copied().collect();
             view.snapshot(&self.node, &keep)
         };
-        if since_boot().saturating_sub(began) > READ_FOR {
+        if since_boot().saturating_sub(read_at) > READ_FOR {
             return Ok(0);
         }
         match self.put(Kind::Snapshot, records) {

@@ -13,10 +13,12 @@ const STEP_WORDS: [&str; 13] =
 /// The words with the finest count: in `epoch=3-step=120` the number 120 counts.
 const FINE_WORDS: [&str; 7] = ["step", "steps", "iter", "iteration", "it", "update", "batch"];
 /// Words before a number that names a file's writer, not its time.
-const PLACE_WORDS: [&str; 22] = [
+const PLACE_WORDS: [&str; 27] = [
     "rank", "shard", "part", "of", "mp", "pp", "tp", "dp", "ep_rank", "worker", "node", "gpu", "replica", "expert",
-    "layer", "stage", "process", "seed", "fold", "run", "job", "zero",
+    "layer", "stage", "process", "seed", "fold", "run", "job", "zero", "client", "member", "device", "host", "cuda",
 ];
+/// Words that count training alone, and name a rank beside another such word: `tp0_pp1_ep3` is an expert-parallel rank.
+const EITHER: [&str; 2] = ["ep", "cp"];
 /// Stands between the index of a shard and the number of shards.
 const OF: &str = "-of-";
 
@@ -208,6 +210,12 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
         let word = &letters[letters.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len()..];
         let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF) || of_rank;
         numbers.push(Number { start, end: at, word, is_place });
+    }
+    let is_of_ranks = numbers.iter().any(|number| ["tp", "pp", "dp", "mp", "rank"].contains(&number.word));
+    // Accelerate numbers the optimizers of one state: optimizer.bin, optimizer_1.bin.
+    let is_accelerates = name.starts_with("optimizer_") && name.ends_with(".bin");
+    for number in &mut numbers {
+        number.is_place |= is_of_ranks && EITHER.contains(&number.word) || is_accelerates && number.word == "optimizer";
     }
     numbers
 }

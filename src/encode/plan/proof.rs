@@ -4,7 +4,7 @@
 //! with a layer's name, that moves as training moves parameters. Rewards, observations, masks, statistics and tables
 //! fail one of the conditions here. An unproven tensor is lossless, so a wrong "no" costs space only.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 
 use rayon::prelude::*;
@@ -38,41 +38,84 @@ const MOST_OF_ONE: f64 = 4.0;
 pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Tensor>]) -> io::Result<Vec<bool>> {
     let whole = &material.description.tensors;
     let statistics = Statistics::of(tensors);
-    let by_itself = |((tensor, whole), twin): ((&Tensor, &Tensor), &Option<Tensor>)| match (tensor.role, twin) {
-        // The structure of an optimizer's state is the proof (`container::pairing`).
-        (role, _) if role.group() != Role::Weight => Ok(true),
-        _ if tensor.trained.is_some() && !tensor.is_trained_by_shape_only() => Ok(true),
-        (_, Some(twin)) if tensor.trained.is_some() => follows_its_moment(material, tensors, tensor, twin),
-        (_, Some(twin)) => Ok(!statistics.contains(&tensor.path)
-            && moves_like_a_parameter(material, tensor, twin)?
-            && !has_structure(material, whole)?),
-        (_, None) => Ok(false),
-    };
-    let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).map(by_itself).collect();
+    // First moments and momenta, by the index of their parameter.
+    let mut states: HashMap<usize, Vec<&Tensor>> = HashMap::new();
+    for state in tensors.iter().filter(|state| matches!(state.role, Role::FirstMoment | Role::Momentum)) {
+        if let Some(of) = state.of {
+            states.entry(of).or_default().push(state);
+        }
+    }
+    let by_itself =
+        |(at, ((tensor, whole), twin)): (usize, ((&Tensor, &Tensor), &Option<Tensor>))| match (tensor.role, twin) {
+            // The structure of an optimizer's state is the proof (`container::pairing`).
+            (role, _) if role.group() != Role::Weight => Ok(true),
+            _ if tensor.is_trained_by_numbers() && !may_be_trained(material, &statistics, tensor)? => Ok(false),
+            _ if tensor.trained.is_some() && !tensor.is_trained_by_shape_only() => Ok(true),
+            (_, Some(twin)) if tensor.trained.is_some() => {
+                let states = states.get(&at).map(Vec::as_slice).unwrap_or_default();
+                follows_its_moment(material, states, tensors, (tensor, twin))
+            }
+            (_, Some(twin)) => Ok(!statistics.contains(&tensor.path)
+                && moves_like_a_parameter(material, tensor, twin)?
+                && !has_structure(material, whole)?),
+            (_, None) => Ok(false),
+        };
+    let proven: io::Result<Vec<bool>> = tensors.par_iter().zip(whole).zip(twins).enumerate().map(by_itself).collect();
     let mut proven = proven?;
     for i in 0..tensors.len() {
-        // An average of a parameter is proven with it.
+        // An average of a parameter is proven with it, and is near it. An average of squares or gradients is not.
         if tensors[i].role == Role::Ema
             && let Some(of) = tensors[i].of
         {
-            proven[i] |= proven[of];
+            proven[i] = (proven[i] || proven[of]) && is_average(material, &statistics, [&tensors[i], &tensors[of]])?;
         }
     }
     Ok(proven)
 }
 
+/// Whether nothing contradicts that a tensor is a trained parameter: not its name, and not its signs. Fisher's
+/// information and means of squares have the shapes of parameters, and are nowhere negative.
+fn may_be_trained(material: &Material, statistics: &Statistics, tensor: &Tensor) -> io::Result<bool> {
+    if statistics.is_mean(&tensor.path) {
+        return Ok(false);
+    }
+    let mut negative = false;
+    sample(tensor, |range| {
+        negative |= values(tensor.dtype, &read(material.source, tensor, &range)?).iter().any(|x| *x < 0.0);
+        Ok(())
+    })?;
+    Ok(negative)
+}
+
+/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are.
+fn is_average(material: &Material, statistics: &Statistics, [average, of]: [&Tensor; 2]) -> io::Result<bool> {
+    let (mut apart, mut weights) = (Vec::new(), Vec::new());
+    sample(average, |range| {
+        let now = values(of.dtype, &read(material.source, of, &range)?);
+        let then = values(average.dtype, &read(material.source, average, &range)?);
+        apart.extend(now.iter().zip(&then).map(|(a, b)| a - b));
+        weights.extend(now);
+        Ok(())
+    })?;
+    let near = mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&weights).sqrt();
+    Ok(near && !statistics.is_mean(&average.path))
+}
+
 /// Whether a tensor moves in the direction of its optimizer's first moment or momentum. Then that state is its own.
-fn follows_its_moment(material: &Material, tensors: &[Tensor], tensor: &Tensor, twin: &Tensor) -> io::Result<bool> {
+fn follows_its_moment(
+    material: &Material,
+    states: &[&Tensor],
+    tensors: &[Tensor],
+    (tensor, twin): (&Tensor, &Tensor),
+) -> io::Result<bool> {
     /// Least correlation of move and moment: .4 at 25 iterations of Adam, and .1 at 400.
     const LEAST: f64 = 0.05;
     /// Standard deviations of chance that the correlation must reach. Chance has 1 / sqrt(samples).
     const SURE: f64 = 5.0;
     /// Below it chance alone would ask for half of Adam's correlation.
     const LEAST_SAMPLES: usize = 1024;
-    let is_of = |state: &&Tensor| state.of.is_some_and(|of| std::ptr::eq(&tensors[of], tensor));
-    let points = |state: &&Tensor| matches!(state.role, Role::FirstMoment | Role::Momentum);
-    let same = |state: &&Tensor| state.shape == tensor.shape && state.dtype == tensor.dtype;
-    let Some(state) = tensors.iter().filter(points).filter(is_of).find(same) else { return Ok(false) };
+    let same = |state: &&&Tensor| state.shape == tensor.shape && state.dtype == tensor.dtype;
+    let Some(state) = states.iter().find(same) else { return Ok(false) };
     let second = state.partner.map(|partner| &tensors[partner]).filter(|second| second.dtype == state.dtype);
     let (mut product, mut of_moves, mut of_moments, mut samples) = (0.0, 0.0, 0.0, 0);
     sample(tensor, |range| {
@@ -200,6 +243,28 @@ impl<'a> Statistics<'a> {
         Statistics { modules, weights: tensors.iter().any(|tensor| tensor.path.ends_with("weight")) }
     }
 
+    /// Whether a tensor stands in a mapping that keeps a statistic of each parameter under the parameter's own name.
+    fn is_mean(&self, path: &str) -> bool {
+        const MEANS: [&str; 14] = [
+            "vq",
+            "mean",
+            "means",
+            "sq",
+            "square",
+            "squares",
+            "var",
+            "variance",
+            "cov",
+            "covariance",
+            "fisher",
+            "importance",
+            "omega",
+            "hessian",
+        ];
+        let own = module(path).0.to_ascii_lowercase();
+        own.split(|c: char| !c.is_alphanumeric()).any(|word| MEANS.contains(&word))
+    }
+
     /// Whether a tensor is a statistic, by its name or by its module's other tensors, or those of the module
     /// above.
     fn contains(&self, path: &str) -> bool {
@@ -219,26 +284,10 @@ impl<'a> Statistics<'a> {
             "whiten",
             "cache",
         ];
-        /// Words in the names of mappings that keep a statistic of each parameter under the parameter's own name.
-        const MEANS: [&str; 12] = [
-            "vq",
-            "mean",
-            "means",
-            "sq",
-            "square",
-            "squares",
-            "var",
-            "variance",
-            "cov",
-            "covariance",
-            "fisher",
-            "importance",
-        ];
         let (own, name) = module(path);
         let lower = path.to_ascii_lowercase();
-        let words = |text: &str| text.split(|c: char| !c.is_alphanumeric()).any(|word| MEANS.contains(&word));
         KEEPERS.iter().any(|keeper| lower.contains(keeper))
-            || words(&own.to_ascii_lowercase())
+            || self.is_mean(path)
             || !self.weights && name.ends_with("_proj")
             || self.modules.contains(own)
             || own.contains(['.', '/']) && self.modules.contains(module(own).0)

@@ -135,3 +135,16 @@ fn a_checkpoint_that_is_a_directory_is_a_group() {
         assert_eq!(group(single), None, "{single}");
     }
 }
+
+#[test]
+fn parts_of_one_state_are_never_two_states() {
+    for [one, other] in [
+        ["step_100/model_tp0_pp1_ep2.pt", "step_100/model_tp0_pp1_ep3.pt"],
+        ["out/last/optimizer_1.bin", "out/last/optimizer_2.bin"],
+        ["client_0.pt", "client_1.pt"],
+    ] {
+        assert_ne!(pattern(Path::new(one)), pattern(Path::new(other)));
+    }
+    // Alone, `ep` counts epochs.
+    assert_eq!(pattern(Path::new("model_ep2.pt")), pattern(Path::new("model_ep3.pt")));
+}

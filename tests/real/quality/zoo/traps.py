@@ -141,6 +141,61 @@ class CovarianceBesideOptimizer(OneMatrix):
         require_same(before["inverse"], after["inverse"], "entries of the inverse")
 
 
+@animal("checkpoint-{}/per_layer.pt", lossy=["0.weight", "state.*"])
+class FisherBesideOptimizer:
+    """Fisher's information under the names of the model's layers, in a file beside the model's and the optimizer's."""
+
+    def __init__(self):
+        self.net = nn.Sequential(nn.Linear(128, 128))
+        self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-3)
+        self.fisher = {k: torch.zeros_like(v) for k, v in self.net.state_dict().items()}
+
+    def make(self, path, step):
+        for _ in range(10):
+            x = torch.randn(64, 128) * torch.logspace(-4, 0, 128)
+            fit(self.optimizer, lambda: (self.net(x) - x.flip(1)).square().mean(), 1)
+            for name, parameter in self.net.named_parameters():
+                self.fisher[name].lerp_(parameter.grad.square(), 0.05)
+        torch.save(self.fisher, path)
+        torch.save(self.net.state_dict(), path.parent / "model.pt")
+        torch.save(self.optimizer.state_dict(), path.parent / "optimizer.pt")
+
+    def use(self, was, now):
+        before, after = load(was), load(now)
+        for name in before:
+            require_same(before[name], after[name], f"entries of Fisher's information of {name}")
+
+
+@animal("averages_{}.pt", lossy=["model.*", "ema.*", "optimizer.state.*"])
+class AveragesOfMoreThanWeights:
+    """Averages of the parameters, of their squares and of their gradients, all under keys that say so."""
+
+    def __init__(self):
+        self.net = nn.Linear(128, 128)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-3)
+        state = self.net.state_dict()
+        self.mean = {k: v.clone() for k, v in state.items()}
+        self.square = {k: v.square() for k, v in state.items()}
+        self.gradient = {k: torch.zeros_like(v) for k, v in state.items()}
+
+    def make(self, path, step):
+        for _ in range(10):
+            x = torch.randn(64, 128)
+            fit(self.optimizer, lambda: (self.net(x) - x.flip(1)).square().mean(), 1)
+            for name, parameter in self.net.named_parameters():
+                self.mean[name].lerp_(parameter.detach(), 0.05)
+                self.square[name].lerp_(parameter.detach().square(), 0.05)
+                self.gradient[name].lerp_(parameter.grad, 0.05)
+        torch.save({"model": self.net.state_dict(), "ema": self.mean, "ema_sq": self.square, "grokfast_ema": self.gradient,
+                    "optimizer": self.optimizer.state_dict()}, path)
+
+    def use(self, was, now):
+        before, after = load(was), load(now)
+        for name in before["ema_sq"]:
+            require_same(before["ema_sq"][name], after["ema_sq"][name], f"mean squares of {name}")
+            require_same(before["grokfast_ema"][name], after["grokfast_ema"][name], f"mean gradients of {name}")
+
+
 @animal("vq_{}.pt", lossy=["encoder.weight", "decoder.weight"])
 class CodebookAlone:
     """A codebook `quantizer.codebook.weight` that follows the mean of data, its counts not saved; model-only."""
