@@ -16,9 +16,11 @@
 //! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
 use super::exception::{put_exceptions, take_exceptions};
-use super::float::{Float, for_float};
+use super::float::{F32, Float, for_float};
 use super::geometry::Rows;
+use super::single::in_single;
 use super::{Dtype, lossless};
+use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
 
@@ -163,6 +165,17 @@ multiversion! {
 /// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`. Other lengths, or a type
 /// that is not the lattice's, are an error.
 pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    reconstruct_symbols(dtype, k, g, a, out)
+}
+
+/// The same from integers of any width.
+pub(super) fn reconstruct_symbols<S: Symbol>(
+    dtype: Dtype,
+    k: Option<&[u8]>,
+    g: f64,
+    a: &[S],
+    out: &mut [u8],
+) -> Result<(), Corrupt> {
     let bytes = a.len() * dtype.size();
     if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
         return Err(Corrupt("lengths of the tile and its keyframe differ"));
@@ -171,23 +184,50 @@ pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut 
         return Err(Corrupt("step of the lattice"));
     }
     let level = Level::detect();
+    if let (true, Some(g)) = (S::IS_NARROW, in_single(dtype, g)) {
+        reconstruct_single(level, k.map(F32::elements), g, a, F32::elements_mut(out));
+        return Ok(());
+    }
     for_float!(dtype, F => {
-        reconstruct_elements::<F>(level, k.map(F::elements), g, a, F::elements_mut(out));
+        reconstruct_elements::<F, S>(level, k.map(F::elements), g, a, F::elements_mut(out));
         Ok(())
     }, else Err(Corrupt("element type of the lattice")))
 }
 
 multiversion! {
-    fn reconstruct_elements<F: Float>(k: Option<&[F::Bytes]>, g: f64, a: &[i32], out: &mut [F::Bytes]) {
+    fn reconstruct_elements<F: Float, S: Symbol>(
+        k: Option<&[F::Bytes]>,
+        g: f64,
+        a: &[S],
+        out: &mut [F::Bytes],
+    ) {
         match k {
             Some(k) => {
-                for ((r, &a), &k) in out.iter_mut().zip(a).zip(k) {
-                    *r = value::<F>(F::widen(k), g, a.into());
+                for ((r, a), &k) in out.iter_mut().zip(a).zip(k) {
+                    *r = value::<F>(F::widen(k), g, a.value().into());
                 }
             }
             None => {
-                for (r, &a) in out.iter_mut().zip(a) {
-                    *r = value::<F>(0.0, g, a.into());
+                for (r, a) in out.iter_mut().zip(a) {
+                    *r = value::<F>(0.0, g, a.value().into());
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// [`reconstruct_elements`] of f32, with a step of [`in_single`].
+    fn reconstruct_single<S: Symbol>(k: Option<&[[u8; 4]]>, g: f32, a: &[S], out: &mut [[u8; 4]]) {
+        match k {
+            Some(k) => {
+                for ((r, a), &k) in out.iter_mut().zip(a).zip(k) {
+                    *r = (f32::from_le_bytes(k) + g * a.value() as f32).to_le_bytes();
+                }
+            }
+            None => {
+                for (r, a) in out.iter_mut().zip(a) {
+                    *r = (0.0 + g * a.value() as f32).to_le_bytes();
                 }
             }
         }

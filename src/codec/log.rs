@@ -23,12 +23,13 @@ mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
-pub(super) use tile::apply_symbols;
+pub(super) use tile::{GONE, apply_symbols};
 pub use tile::{Parent, decode_tile, encode_tile};
 
-use super::float::{Float, for_float};
+use super::float::{F32, Float, for_float};
 use super::lattice::Unfit;
 use super::{Corrupt, Dtype};
+use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 
 /// q of an element that is exactly 0.
@@ -87,9 +88,14 @@ impl Steps {
     /// v_q of an element that is not 0, as f64. A q beyond all octaves is clamped to the type's range like any other.
     #[inline(always)]
     fn value(self, p: i32, q: i32) -> f64 {
+        f64::from_bits((self.log(p, q) as u64) << DROPPED)
+    }
+
+    /// Its pseudo-logarithm.
+    #[inline(always)]
+    fn log(self, p: i32, q: i32) -> i32 {
         let reach = (1 << 28) >> self.shift;
-        let log = (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest);
-        f64::from_bits((log as u64) << DROPPED)
+        (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest)
     }
 }
 
@@ -223,13 +229,27 @@ multiversion! {
 
 /// Computes v_q of a tile from its q.
 pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
-    fn all<F: Float>(grid: Grid<'_>, unit: u32, q: &[i32], out: &mut [F::Bytes]) {
+    reconstruct_symbols(dtype, grid, unit, q, out)
+}
+
+/// The same from integers of any width; only those of 32 bits can be [`ZERO`].
+pub(super) fn reconstruct_symbols<S: Symbol>(
+    dtype: Dtype,
+    grid: Grid<'_>,
+    unit: u32,
+    q: &[S],
+    out: &mut [u8],
+) -> Result<(), Corrupt> {
+    fn all<F: Float, S: Symbol>(grid: Grid<'_>, unit: u32, q: &[S], out: &mut [u8]) {
         let (level, steps) = (Level::detect(), Steps::new::<F>(unit));
         let mut predictions = [0; CHUNK];
-        for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+        let size = size_of::<F::Bytes>();
+        for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK * size)).enumerate() {
             let p = &mut predictions[..q.len()];
             grid.predict(level, number * CHUNK, p);
-            reconstruct_chunk::<F>(level, p, steps, q, out);
+            if !F::IS_F32 || !reconstruct_single(level, p, steps, q, F32::elements_mut(out)) {
+                reconstruct_chunk::<F, S>(level, p, steps, q, F::elements_mut(out));
+            }
         }
     }
     if !is_unit(unit) {
@@ -239,7 +259,7 @@ pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut
         return Err(Corrupt("lengths of the tile and its factors differ"));
     }
     for_float!(dtype, F => {
-        all::<F>(grid, unit, q, F::elements_mut(out));
+        all::<F, S>(grid, unit, q, out);
         Ok(())
     }, else Err(Corrupt("element type of the logarithmic lattice")))
 }
@@ -255,11 +275,57 @@ pub fn prediction(dtype: Dtype, grid: Grid<'_>, n: usize) -> Result<Vec<u8>, Cor
 }
 
 multiversion! {
-    fn reconstruct_chunk<F: Float>(p: &[i32], steps: Steps, q: &[i32], out: &mut [F::Bytes]) {
-        for ((&p, &q), out) in p.iter().zip(q).zip(out) {
-            let value = steps.value(p, q);
-            *out = F::round(if q == ZERO { 0.0 } else { value });
+    fn reconstruct_chunk<F: Float, S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [F::Bytes]) {
+        for ((&p, q), out) in p.iter().zip(q).zip(out) {
+            let value = steps.value(p, q.value());
+            *out = F::round(if q.value() == ZERO { 0.0 } else { value });
         }
+    }
+}
+
+/// [`reconstruct_symbols`] of a block of f32, whose q are the parent's and these classes of small symbols. False if
+/// symbols are no plain differences, a q is beyond its range, or an element is a subnormal; `out` is useless then.
+pub(super) fn add_and_reconstruct(grid: Grid<'_>, unit: u32, q: &[i16], classes: &[u8], out: &mut [u8]) -> bool {
+    let (level, steps) = (Level::detect(), Steps::new::<F32>(unit));
+    let mut predictions = [0; CHUNK];
+    let chunks = q.chunks(CHUNK).zip(classes.chunks(CHUNK)).zip(F32::elements_mut(out).chunks_mut(CHUNK));
+    chunks.enumerate().all(|(number, ((q, classes), out))| {
+        let p = &mut predictions[..q.len()];
+        grid.predict(level, number * CHUNK, p);
+        add_and_reconstruct_chunk(level, p, steps, q, classes, out)
+    })
+}
+
+multiversion! {
+    fn add_and_reconstruct_chunk(p: &[i32], steps: Steps, q: &[i16], classes: &[u8], out: &mut [[u8; 4]]) -> bool {
+        let mut sound = true;
+        for (((&p, &q), class), out) in p.iter().zip(q).zip(classes).zip(out) {
+            let (parent, symbol) = (i32::from(q), class.value());
+            let q = parent + symbol;
+            let log = steps.log(p, q) - REBIAS;
+            // A parent of 0 is below the range.
+            sound &= (parent.abs() <= MAX_Q) & (q.abs() <= MAX_Q) & (symbol < GONE) & (log >= 1 << FRACTION_BITS);
+            *out = ((log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS)).to_le_bytes();
+        }
+        sound
+    }
+}
+
+/// Difference of the exponents' biases of f64 and f32, as a pseudo-logarithm.
+const REBIAS: i32 = (1023 - 127) << FRACTION_BITS;
+
+multiversion! {
+    /// [`reconstruct_chunk`] of f32, whose fraction holds that of a pseudo-logarithm, so that only the exponent's bias
+    /// changes. False if an element is a subnormal, which needs rounding.
+    fn reconstruct_single<S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [[u8; 4]]) -> bool {
+        let mut normal = true;
+        for ((&p, q), out) in p.iter().zip(q).zip(out) {
+            let (log, is_zero) = (steps.log(p, q.value()) - REBIAS, q.value() == ZERO);
+            normal &= is_zero | (log >= 1 << FRACTION_BITS);
+            let bits = (log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS);
+            *out = (if is_zero { 0 } else { bits }).to_le_bytes();
+        }
+        normal
     }
 }
 

@@ -18,8 +18,9 @@ mod rule;
 use rule::{Divide, for_rule};
 pub use rule::{OUTWARD, Rule};
 
-use super::float::{Float, for_float};
+use super::float::{F32, Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
+use super::single::in_single;
 use super::{Corrupt, Dtype};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
@@ -137,9 +138,14 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         return Err(Corrupt("lengths of first and second moments differ"));
     }
     let level = Level::detect();
-    let sound = for_float!(dtype, F => for_rule!(rule, R =>
+    let sound = if let (true, false, Some(g)) = (S::IS_NARROW, rule == Rule::Sign, in_single(dtype, g)) {
+        let (v, out) = (F32::elements(v_q), F32::elements_mut(out));
+        for_rule!(rule, R => reconstruct_single::<R, S>(level, v, g, a, out))
+    } else {
+        for_float!(dtype, F => for_rule!(rule, R =>
         reconstruct_elements::<F, R, S>(level, F::elements(v_q), g, a, F::elements_mut(out))),
-        else return Err(Corrupt("element type of first moments")));
+        else return Err(Corrupt("element type of first moments")))
+    };
     if sound { Ok(()) } else { Err(Corrupt("invalid second moments")) }
 }
 
@@ -159,6 +165,22 @@ multiversion! {
             let value = if value > F::LARGEST { F::LARGEST } else { value };
             let value = if value < -F::LARGEST { -F::LARGEST } else { value };
             *out = F::round(R::kept::<F>(value));
+        }
+        sound
+    }
+}
+
+multiversion! {
+    /// [`reconstruct_elements`] of f32, with a step of [`in_single`] and a rule that keeps products as they are.
+    fn reconstruct_single<R: Divide, S: Symbol>(v_q: &[[u8; 4]], g: f32, a: &[S], out: &mut [[u8; 4]]) -> bool {
+        let mut sound = true;
+        for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
+            let v = f32::from_le_bytes(v);
+            sound &= (0.0..=f32::MAX).contains(&v);
+            let value = (g * a.value() as f32) * if R::SQUARE { v.sqrt() } else { v };
+            let value = if value > f32::MAX { f32::MAX } else { value };
+            let value = if value < -f32::MAX { -f32::MAX } else { value };
+            *out = value.to_le_bytes();
         }
         sound
     }

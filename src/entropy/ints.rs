@@ -214,19 +214,31 @@ pub(crate) fn decode_blocks(
 
 /// A value itself, or the class of a small one. A caller that adds values up needs no buffer of decoded values.
 pub(crate) trait Symbol: Copy {
+    /// True if all values fit 16 bits.
+    const IS_NARROW: bool;
     /// The value.
     fn value(self) -> i32;
 }
 
 impl Symbol for i32 {
+    const IS_NARROW: bool = false;
     #[inline(always)]
     fn value(self) -> i32 {
         self
     }
 }
 
+impl Symbol for i16 {
+    const IS_NARROW: bool = true;
+    #[inline(always)]
+    fn value(self) -> i32 {
+        self.into()
+    }
+}
+
 /// The class of a small value.
 impl Symbol for u8 {
+    const IS_NARROW: bool = true;
     #[inline(always)]
     fn value(self) -> i32 {
         i32::from(self) - SMALL
@@ -234,22 +246,12 @@ impl Symbol for u8 {
 }
 
 /// Some values.
+#[derive(Clone, Copy)]
 pub(crate) enum Symbols<'a> {
     /// The classes of small values only.
     Small(&'a [u8]),
     /// Values, some of them large.
     Any(&'a [i32]),
-}
-
-impl Symbols<'_> {
-    /// Writes the values. True, because all of them fit.
-    pub(crate) fn write(self, level: Level, values: &mut [i32]) -> bool {
-        match self {
-            Symbols::Small(classes) => small_values(level, classes, values),
-            Symbols::Any(all) => values.copy_from_slice(all),
-        }
-        true
-    }
 }
 
 /// The values of a payload, in blocks of [`BLOCK`].

@@ -194,6 +194,11 @@ impl Grid<'_> {
         self.factors.is_flat() || u128::from(self.first) + elements as u128 <= all
     }
 
+    /// True if a row or column has only zeros.
+    pub(in crate::codec) fn has_zeros(&self) -> bool {
+        self.factors.has_zeros
+    }
+
     /// Predictions, as pseudo-logarithms, for the elements from `start` of the tile on. [`Grid::holds`] must be true
     /// for them.
     pub(super) fn predict(&self, level: Level, start: usize, out: &mut [i32]) {

@@ -23,7 +23,7 @@ pub enum Parent<'a> {
 
 /// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
 /// scattered zeros cost what their frequency implies.
-const GONE: i32 = 15;
+pub(in crate::codec) const GONE: i32 = 15;
 
 /// Appends the payload of a tile.
 ///
