@@ -48,6 +48,7 @@ const DROPPED: u32 = 52 - FRACTION_BITS;
 const CHUNK: usize = 512;
 
 /// The pseudo-logarithm of a positive value.
+#[inline(always)]
 pub fn pseudo_log(value: f64) -> i32 {
     (value.to_bits() >> DROPPED) as i32
 }
