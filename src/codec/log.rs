@@ -24,8 +24,8 @@ mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
-pub(super) use tile::apply_symbols;
 pub use tile::{Parent, decode_tile, encode_tile};
+pub(super) use tile::{apply_symbols, is_step_of_q};
 
 use super::float::{Float, for_float};
 use super::lattice::Unfit;

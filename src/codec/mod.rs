@@ -11,6 +11,7 @@
 //! - `exception`: elements kept exactly beside a quantized tile.
 //! - [`floor`]: keeps values of one-sign tensors from becoming 0 or changing their sign.
 //! - `float`: widening of each floating-point type to f64 and rounding back; defined once, for every machine.
+//! - `narrow`: differences of small integers to their classes.
 //! - `ordered`: floats as integers in the order of their values, and their differences.
 //! - `planes`: elements split into one stream per byte.
 //!
@@ -28,6 +29,7 @@ pub mod lattice;
 pub mod log;
 pub mod lossless;
 pub mod moment;
+mod narrow;
 mod ordered;
 mod planes;
 pub mod rows;
