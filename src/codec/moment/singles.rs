@@ -8,6 +8,8 @@ use super::roundings;
 use super::rule::Divide;
 use crate::entropy::simd::multiversion;
 
+// Loops count instead of zipping many slices: a compiler that optimizes units apart leaves the zip's `next` as a call.
+
 /// Elements of a pass, whose intermediate values stay in the first-level cache.
 const PASS: usize = 256;
 
@@ -22,20 +24,24 @@ multiversion! {
         let shrink = 1.0 - 4.0 * roundings::<F32>();
         for ((m, v), a) in m.chunks(PASS).zip(v.chunks(PASS)).zip(a.chunks_mut(PASS)) {
             let (mut quotients, mut moments) = ([0f32; PASS], [0f32; PASS]);
-            for (((&m, &v), u), kept) in m.iter().zip(v).zip(&mut quotients).zip(&mut moments) {
-                let (m, v) = (f32::from_le_bytes(m), f32::from_le_bytes(v));
+            let n = m.len().min(v.len()).min(a.len()).min(PASS);
+            let (m_bytes, v_bytes, a) = (&m[..n], &v[..n], &mut a[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (m, v) = (f32::from_le_bytes(m_bytes[at]), f32::from_le_bytes(v_bytes[at]));
                 let none = v == 0.0;
                 let some = |value: f32| f32::from_bits(value.to_bits() & u32::from(none).wrapping_sub(1));
-                *u = some(R::quotient::<F32>(m.into(), (if none { 1.0 } else { v }).into()) as f32);
-                *kept = some(m);
-                fits &= (m.abs() <= f32::MAX) & (0.0..=f32::MAX).contains(&v);
+                quotients[at] = some(R::quotient::<F32>(m.into(), (if none { 1.0 } else { v }).into()) as f32);
+                moments[at] = some(m);
+                let finite = (m.abs() <= f32::MAX) & (v <= f32::MAX);
+                fits &= finite & (v >= 0.0);
                 without |= none & (m != 0.0);
             }
-            for ((&u, &m), a) in quotients.iter().zip(&moments).zip(a) {
-                let steps = f64::from(u) * inverse;
+            for at in 0..n {
+                let steps = f64::from(quotients[at]) * inverse;
                 // False for NaN as well, which is the root of a negative v.
                 fits &= steps.abs() <= f64::from(MAX_A - 1);
-                *a = (R::rounded(steps, m.into(), outward, shrink) + ROUNDER).to_bits() as i32;
+                a[at] = (R::rounded(steps, moments[at].into(), outward, shrink) + ROUNDER).to_bits() as i32;
             }
         }
         (fits, without)
@@ -57,11 +63,12 @@ multiversion! {
         for ((m, v), (m_q, v_q)) in chunks {
             let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
             let (mut sizes, mut divisors) = ([0f32; PASS], [0f32; PASS]);
-            let elements = m.iter().zip(v).zip(m_q).zip(v_q);
-            let found = before.iter_mut().zip(&mut after).zip(&mut sizes).zip(&mut divisors);
-            for ((((&m, &v), &m_q), &v_q), (((before, after), size), divisor)) in elements.zip(found) {
-                let (m, v) = (f32::from_le_bytes(m), f32::from_le_bytes(v));
-                let (m_q, v_q) = (f32::from_le_bytes(m_q), f32::from_le_bytes(v_q));
+            let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
+            let (m_bytes, v_bytes, m_q_bytes, v_q_bytes) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (m, v) = (f32::from_le_bytes(m_bytes[at]), f32::from_le_bytes(v_bytes[at]));
+                let (m_q, v_q) = (f32::from_le_bytes(m_q_bytes[at]), f32::from_le_bytes(v_q_bytes[at]));
                 let finite = |x: f32| x.abs() <= f32::MAX;
                 sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= 0.0) & (v_q >= 0.0);
                 let none = v == 0.0;
@@ -73,14 +80,14 @@ multiversion! {
                 let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
                 let lost = R::SIGNS & ((m_q == 0.0) != (m == 0.0));
                 sound &= if none { m == m_q } else { !grown & !flipped & !lost };
-                (*before, *after, *divisor) = (u, u_q, R::divisor::<F32>(v_q.into()) as f32);
+                (before[at], after[at]) = (u, u_q);
+                divisors[at] = R::divisor::<F32>(v_q.into()) as f32;
                 // Without a divisor the quotient has no limit.
-                *size = if none { 0.0 } else { m_q.abs() };
+                sizes[at] = if none { 0.0 } else { m_q.abs() };
             }
-            let found = before.iter().zip(&after).zip(&sizes).zip(&divisors).take(m.len());
-            for (((&u, &u_q), &size), &divisor) in found {
-                let (u, u_q) = (f64::from(u), f64::from(u_q));
-                let (size, divisor) = (f64::from(size), f64::from(divisor));
+            for at in 0..n {
+                let (u, u_q) = (f64::from(before[at]), f64::from(after[at]));
+                let (size, divisor) = (f64::from(sizes[at]), f64::from(divisors[at]));
                 let most = (u.abs() + g * R::GROWS) * more * divisor + F32::LEAST * R::LEAST;
                 let inflated = size > most;
                 sound &= !inflated;
