@@ -15,6 +15,14 @@ pub(crate) trait Float {
     fn elements(data: &[u8]) -> &[Self::Bytes];
     /// The bytes as whole elements, mutable.
     fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes];
+    /// The same elements if they are f32, for loops that need no f64.
+    fn singles(_elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
+        None
+    }
+    /// The same, mutable.
+    fn singles_mut(_elements: &mut [Self::Bytes]) -> Option<&mut [[u8; 4]]> {
+        None
+    }
     /// Largest finite value.
     const LARGEST: f64;
     /// Smallest positive value, a subnormal. For f64 it is the smallest normal value, since only f64 itself could hold
@@ -71,7 +79,7 @@ pub(super) use for_float;
 macro_rules! float {
     (
         $name:ident, $is_f32:expr, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
-        |$b:ident| $widen:expr, |$value:ident| $round:expr
+        |$b:ident| $widen:expr, |$value:ident| $round:expr $(, { $($more:item)* })?
     ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
@@ -117,6 +125,7 @@ macro_rules! float {
             fn from_raw(raw: u64) -> Option<Self::Bytes> {
                 Some(<$bits>::try_from(raw).ok()?.to_le_bytes())
             }
+            $($($more)*)?
         }
     };
 }
@@ -132,8 +141,24 @@ float!(
     |bits| f32::from_bits(u32::from(bits) << 16).into(),
     |value| f32_to_bf16(round_to_odd(value))
 );
-float!(F32, true, u32, -149, f32::MAX as f64, f32, |bits| f32::from_bits(bits).into(), |value| (value as f32)
-    .to_bits());
+float!(
+    F32,
+    true,
+    u32,
+    -149,
+    f32::MAX as f64,
+    f32,
+    |bits| f32::from_bits(bits).into(),
+    |value| (value as f32).to_bits(),
+    {
+        fn singles(elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
+            Some(elements)
+        }
+        fn singles_mut(elements: &mut [Self::Bytes]) -> Option<&mut [[u8; 4]]> {
+            Some(elements)
+        }
+    }
+);
 float!(F64, false, u64, -1022, f64::MAX, f64, |bits| f64::from_bits(bits), |value| value.to_bits());
 
 /// The f32 at or next to `value` towards zero, with its last bit set if that was not exact.

@@ -53,6 +53,14 @@ impl Integers {
         }
     }
 
+    /// All integers, if they are kept in 16 bits.
+    pub(crate) fn narrow(&self) -> Option<&[i16]> {
+        match self {
+            Integers::Narrow(narrow) => Some(narrow),
+            Integers::Wide(_) => None,
+        }
+    }
+
     /// Fills `out` with the integers from `start` on, which must exist.
     pub fn fill(&self, start: usize, out: &mut [i32]) {
         match self {

@@ -19,7 +19,7 @@ use super::exception::{put_exceptions, take_exceptions};
 use super::float::{F32, Float, for_float};
 use super::geometry::Rows;
 use super::single::in_single;
-use super::{Dtype, lossless};
+use super::{Dtype, lossless, small};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
@@ -285,7 +285,7 @@ pub fn encode_tile(
             block.copy_from_slice(&parent[start..][..block.len()]);
             true
         };
-        return encode_difference(a, fill, rows, exceptions, out);
+        return encode_difference(a, None, fill, rows, exceptions, out);
     }
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&a[start..][..block.len()]);
     varint::put_bytes(out, |out| ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, fill));
@@ -294,12 +294,14 @@ pub fn encode_tile(
 }
 
 /// [`encode_tile`] for a parent whose A `parent` makes block by block, in this tile's step. It gets the index of a
-/// block's first element and the block, and returns false if these A do not fit.
+/// block's first element and the block, and returns false if these A do not fit. `narrow` has the same A in 16 bits, if
+/// they are at hand and all of them fit.
 ///
 /// # Errors
 /// `parent` returned false, or a difference does not fit 32 bits. `out` is unchanged then.
 pub fn encode_difference(
     a: &[i32],
+    narrow: Option<&[i16]>,
     mut parent: impl FnMut(usize, &mut [i32]) -> bool,
     rows: Option<Rows>,
     exceptions: &[Exception],
@@ -308,7 +310,11 @@ pub fn encode_difference(
     let (level, before) = (Level::detect(), out.len());
     let mut fits = true;
     varint::put_bytes(out, |out| {
-        ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, |start, symbols| {
+        let classes = |start: usize, classes: &mut [u8]| {
+            let range = start..start + classes.len();
+            narrow.is_some_and(|before| small::differences(level, &a[range.clone()], &before[range], classes))
+        };
+        ints::encode_blocks_or(a.len(), rows.and_then(Rows::shape), out, classes, |start, symbols| {
             fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
         });
     });

@@ -19,11 +19,12 @@
 
 mod centre;
 mod factors;
+mod singles;
 mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
-pub(super) use tile::{GONE, apply_symbols};
+pub(super) use tile::{GONE, apply_symbols, is_step_of_q};
 pub use tile::{Parent, decode_tile, encode_tile};
 
 use super::float::{F32, Float, for_float};
@@ -48,6 +49,7 @@ const DROPPED: u32 = 52 - FRACTION_BITS;
 const CHUNK: usize = 512;
 
 /// The pseudo-logarithm of a positive value.
+#[inline(always)]
 pub fn pseudo_log(value: f64) -> i32 {
     (value.to_bits() >> DROPPED) as i32
 }
@@ -85,17 +87,18 @@ impl Steps {
         Steps { shift: unit.trailing_zeros(), least: pseudo_log(F::LEAST), largest: pseudo_log(F::LARGEST) }
     }
 
-    /// v_q of an element that is not 0, as f64. A q beyond all octaves is clamped to the type's range like any other.
-    #[inline(always)]
-    fn value(self, p: i32, q: i32) -> f64 {
-        f64::from_bits((self.log(p, q) as u64) << DROPPED)
-    }
-
-    /// Its pseudo-logarithm.
+    /// Pseudo-logarithm of the v_q of an element that is not 0. A q beyond all octaves is clamped to the type's range
+    /// like any other.
     #[inline(always)]
     fn log(self, p: i32, q: i32) -> i32 {
         let reach = (1 << 28) >> self.shift;
         (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest)
+    }
+
+    /// v_q of an element that is not 0, as f64.
+    #[inline(always)]
+    fn value(self, p: i32, q: i32) -> f64 {
+        f64::from_bits((self.log(p, q) as u64) << DROPPED)
     }
 }
 
@@ -147,7 +150,14 @@ fn quantize_tile<F: Float>(
         let (p, v) = (&mut predictions[..q.len()], &v[start..][..q.len()]);
         let keep = keep.map(|keep| &keep[start..][..q.len()]);
         grid.predict(level, start, p);
-        let (mut error, fits) = quantize_chunk::<F>(level, v, p, steps, keep, q, out);
+        let narrow = match (F::singles(v), F::singles_mut(out)) {
+            (Some(v), Some(out)) => singles::quantize(level, v, p, steps, keep, q, out),
+            _ => None,
+        };
+        let (mut error, fits) = match narrow {
+            Some(error) => (error, true),
+            None => quantize_chunk::<F>(level, v, p, steps, keep, q, out),
+        };
         if !fits {
             return Err(Unfit("negative, not finite, or too small"));
         }
@@ -334,8 +344,11 @@ multiversion! {
 pub fn largest_error(dtype: Dtype, v: &[u8], decoded: &[u8]) -> Option<f64> {
     (v.len() == decoded.len()).then_some(())?;
     let level = Level::detect();
-    let (largest, sound) =
-        for_float!(dtype, F => compare::<F>(level, F::elements(v), F::elements(decoded)), else (0, false));
+    let (largest, sound) = for_float!(dtype, F => {
+        let (v, decoded) = (F::elements(v), F::elements(decoded));
+        let narrow = F::singles(v).zip(F::singles(decoded)).and_then(|(v, decoded)| singles::compare(level, v, decoded));
+        narrow.map_or_else(|| compare::<F>(level, v, decoded), |largest| (largest, true))
+    }, else (0, false));
     sound.then(|| f64::from(largest) / f64::from(1 << FRACTION_BITS))
 }
 

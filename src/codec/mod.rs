@@ -12,6 +12,7 @@
 //! - [`floor`]: keeps values of one-sign tensors from becoming 0 or changing their sign.
 //! - `float`: widening of each floating-point type to f64 and rounding back; defined once, for every machine.
 //! - `narrow`: integers of a block in 16 bits, as long as those hold them.
+//! - `small`: small differences to integers of 16 bits.
 //! - `ordered`: floats as integers in the order of their values, and their differences.
 //! - `planes`: elements split into one stream per byte.
 //! - `single`: f32 where it gives the bits of f64.
@@ -35,6 +36,7 @@ mod ordered;
 mod planes;
 pub mod rows;
 mod single;
+mod small;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;

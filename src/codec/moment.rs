@@ -14,6 +14,7 @@
 //! multiplications in f64, and one rounding.
 
 mod rule;
+mod singles;
 
 use rule::{Divide, for_rule};
 pub use rule::{OUTWARD, Rule};
@@ -74,7 +75,10 @@ fn quantize_tile<F: Float, R: Divide>(
 ) -> Result<(), Unfit> {
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
-        let (fits, without) = quantize_chunk::<F, R>(level, m, v, step, a);
+        let (fits, without) = match (F::singles(m), F::singles(v)) {
+            (Some(m), Some(v)) => singles::quantize::<R>(level, m, v, step, a),
+            _ => quantize_chunk::<F, R>(level, m, v, step, a),
+        };
         if !fits {
             return Err(Unfit("not finite, or too many steps"));
         }
@@ -202,8 +206,14 @@ pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8
     (alike && is_quotient_step(g)).then_some(())?;
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
-        let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
-        for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g))
+        let all = [m, v, m_q, v_q].map(F::elements);
+        let [m, v, m_q, v_q] = all;
+        match all.map(F::singles) {
+            [Some(m), Some(v), Some(m_q), Some(v_q)] => {
+                for_rule!(rule, R => singles::compare::<R>(level, m, v, m_q, v_q, g))
+            }
+            _ => for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g)),
+        }
     }, else (0.0, false));
     sound.then_some(largest)
 }

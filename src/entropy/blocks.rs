@@ -9,7 +9,7 @@
 //! as a payload of [`super::bytes`].
 
 use super::scratch::Scratch;
-use super::simd::{Level, multiversion};
+use super::simd::{Level, mask_of, multiversion, push_places};
 use super::{Corrupt, huffman, varint};
 
 /// Maximum words of a block code: a word is a byte.
@@ -167,10 +167,12 @@ impl<const K: usize> ToWords for Blocks<'_, K> {
 
 #[inline(always)]
 fn block_word<const K: usize>(block: &[u8; K], first: u8, digits: u8) -> u8 {
-    block
-        .iter()
-        .rev()
-        .fold(0u8, |word, &symbol| word.wrapping_mul(digits).wrapping_add(symbol.wrapping_sub(first).min(digits - 1)))
+    // A plain loop: the compiler may leave an iterator's fold outside of the vector code.
+    let mut word = 0u8;
+    for at in (0..K).rev() {
+        word = word.wrapping_mul(digits).wrapping_add(block[at].wrapping_sub(first).min(digits - 1));
+    }
+    word
 }
 
 multiversion! {
@@ -207,10 +209,12 @@ multiversion! {
         for (number, chunk) in chunks.iter().enumerate() {
             let most = chunk.iter().fold(0, |most, &s| s.wrapping_sub(first).max(most));
             if most >= window {
-                push_outside(chunk, number * CHUNK, first, window, &mut places);
+                push_places(mask_of(|at| chunk[at].wrapping_sub(first) >= window), number * CHUNK, &mut places);
             }
         }
-        push_outside(tail, chunks.len() * CHUNK, first, window, &mut places);
+        let is_outside = |symbol: u8| symbol.wrapping_sub(first) >= window;
+        let mask = tail.iter().rev().fold(0, |mask, &symbol| mask << 1 | u64::from(is_outside(symbol)));
+        push_places(mask, chunks.len() * CHUNK, &mut places);
         places
     }
 }
@@ -300,19 +304,6 @@ fn mask_outside(chunk: &[u8; CHUNK], first: u8, window: u8) -> u64 {
 fn mask_one_by_one(chunk: &[u8; CHUNK], first: u8, window: u8) -> u64 {
     let bits = chunk.iter().enumerate().map(|(at, s)| u64::from(s.wrapping_sub(first) >= window) << at);
     bits.fold(0, |mask, bit| mask | bit)
-}
-
-/// The positions in one chunk that begins at `start`.
-#[inline(always)]
-fn push_outside(chunk: &[u8], start: usize, first: u8, window: u8, places: &mut Vec<u32>) {
-    let mut mask = 0u64;
-    for (i, &s) in chunk.iter().enumerate() {
-        mask |= u64::from(s.wrapping_sub(first) >= window) << i;
-    }
-    while mask != 0 {
-        places.push(start as u32 + mask.trailing_zeros());
-        mask &= mask - 1;
-    }
 }
 
 #[cfg(test)]
