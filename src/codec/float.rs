@@ -9,10 +9,20 @@
 pub(crate) trait Float {
     /// Its bytes.
     type Bytes: Copy;
+    /// True for f32 alone.
+    const IS_F32: bool;
     /// The bytes as whole elements; a remainder is left out.
     fn elements(data: &[u8]) -> &[Self::Bytes];
     /// The bytes as whole elements, mutable.
     fn elements_mut(data: &mut [u8]) -> &mut [Self::Bytes];
+    /// The same elements if they are f32, for loops that need no f64.
+    fn singles(_elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
+        None
+    }
+    /// The same, mutable.
+    fn singles_mut(_elements: &mut [Self::Bytes]) -> Option<&mut [[u8; 4]]> {
+        None
+    }
     /// Largest finite value.
     const LARGEST: f64;
     /// Smallest positive value, a subnormal. For f64 it is the smallest normal value, since only f64 itself could hold
@@ -36,7 +46,7 @@ pub(crate) trait Float {
 
 pub(crate) struct F16;
 pub(crate) struct Bf16;
-pub(super) struct F32;
+pub(crate) struct F32;
 pub(super) struct F64;
 
 /// Calls a generic function for the element type, or returns `$else` if the type is none of these four.
@@ -68,11 +78,12 @@ pub(super) use for_float;
 
 macro_rules! float {
     (
-        $name:ident, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
-        |$b:ident| $widen:expr, |$value:ident| $round:expr
+        $name:ident, $is_f32:expr, $bits:ty, $least:expr, $largest:expr, $sqrt_in:ty,
+        |$b:ident| $widen:expr, |$value:ident| $round:expr $(, { $($more:item)* })?
     ) => {
         impl Float for $name {
             type Bytes = [u8; size_of::<$bits>()];
+            const IS_F32: bool = $is_f32;
             const LARGEST: f64 = $largest;
             const LEAST: f64 = f64::from_bits(((1023i64 + $least) as u64) << 52);
             #[inline(always)]
@@ -114,13 +125,15 @@ macro_rules! float {
             fn from_raw(raw: u64) -> Option<Self::Bytes> {
                 Some(<$bits>::try_from(raw).ok()?.to_le_bytes())
             }
+            $($($more)*)?
         }
     };
 }
 
-float!(F16, u16, -24, 65504.0, f32, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
+float!(F16, false, u16, -24, 65504.0, f32, |bits| f16_to_f32(bits).into(), |value| f32_to_f16(round_to_odd(value)));
 float!(
     Bf16,
+    false,
     u16,
     -133,
     f32::from_bits(0x7f7f_0000) as f64,
@@ -128,8 +141,25 @@ float!(
     |bits| f32::from_bits(u32::from(bits) << 16).into(),
     |value| f32_to_bf16(round_to_odd(value))
 );
-float!(F32, u32, -149, f32::MAX as f64, f32, |bits| f32::from_bits(bits).into(), |value| (value as f32).to_bits());
-float!(F64, u64, -1022, f64::MAX, f64, |bits| f64::from_bits(bits), |value| value.to_bits());
+float!(
+    F32,
+    true,
+    u32,
+    -149,
+    f32::MAX as f64,
+    f32,
+    |bits| f32::from_bits(bits).into(),
+    |value| (value as f32).to_bits(),
+    {
+        fn singles(elements: &[Self::Bytes]) -> Option<&[[u8; 4]]> {
+            Some(elements)
+        }
+        fn singles_mut(elements: &mut [Self::Bytes]) -> Option<&mut [[u8; 4]]> {
+            Some(elements)
+        }
+    }
+);
+float!(F64, false, u64, -1022, f64::MAX, f64, |bits| f64::from_bits(bits), |value| value.to_bits());
 
 /// The f32 at or next to `value` towards zero, with its last bit set if that was not exact.
 #[inline(always)]

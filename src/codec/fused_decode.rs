@@ -4,15 +4,18 @@
 //! of [`log`] and [`moment`]).
 
 use super::exception::{Exception, apply_exceptions, take_exceptions};
+use super::float::{F32, Float};
 use super::log::Grid;
 use super::moment::Rule;
+use super::narrow::{Sums, Width};
+use super::single::{add_and_reconstruct, in_single};
 use super::{Corrupt, Dtype, Integers, lattice, log, moment};
-use crate::entropy::ints::{Symbols, add};
+use crate::entropy::ints::Symbols;
 use crate::entropy::simd::Level;
 use crate::entropy::{ints, varint};
 
 /// Values processed together, in the first-level cache.
-const BLOCK: usize = ints::BLOCK;
+pub(super) const BLOCK: usize = ints::BLOCK;
 
 /// The state before a run.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,7 @@ impl From<'_> {
         }
     }
 
-    fn fill(self, start: usize, out: &mut [i32]) {
+    pub(super) fn fill(self, start: usize, out: &mut [i32]) {
         match self {
             From::Zeros => out.fill(0),
             From::Factors(grid) => grid.initial(start, out),
@@ -74,36 +77,55 @@ pub fn lattice(
         // The loop does not restate zeros, but both steps must be steps.
         lattice::rescale(&mut [0], step, *first)?;
     }
-    let level = Level::detect();
-    let (mut sums, mut symbols) = ([0; BLOCK], [0; BLOCK]);
-    for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {
+    // The usual read takes one step from a state in memory, which one pass can do.
+    let once = match (from, deltas.as_slice()) {
+        (From::Integers(Integers::Narrow(a)), [(_, to)]) if *to == step && kept.is_none() => {
+            in_single(dtype, step).filter(|_| lattice::is_step(step)).map(|g| (a, g))
+        }
+        _ => None,
+    };
+    let (mut sums, mut symbols) = (Sums::new(), [0; BLOCK]);
+    let (level, payloads) = (Level::detect(), deltas.len());
+    'blocks: for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {
         let length = BLOCK.min(n - start);
-        let (sums, symbols) = (&mut sums[..length], &mut symbols[..length]);
-        // Nothing is added to zeros.
-        let mut set = matches!(from, From::Zeros) && !deltas.is_empty();
-        if !set {
-            from.fill(start, sums);
+        let k = k.map(|k| &k[start * size..][..length * size]);
+        if once.is_none() {
+            sums.begin(from, start, length, payloads);
         }
         let mut before = step;
         for (blocks, step) in &mut deltas {
-            if !set {
-                lattice::rescale(sums, before, *step)?;
+            let symbols = blocks.next(&mut symbols[..length])?;
+            if let (Some((a, g)), Symbols::Small(classes)) = (once, symbols)
+                && add_and_reconstruct(
+                    level,
+                    k.map(F32::elements),
+                    g,
+                    &a[start..][..length],
+                    classes,
+                    F32::elements_mut(out),
+                )
+            {
+                continue 'blocks;
             }
-            let in_range = match blocks.next(symbols)? {
-                symbols if std::mem::take(&mut set) => symbols.write(level, sums),
-                Symbols::Small(classes) => add(level, classes, sums),
-                Symbols::Any(symbols) => add(level, symbols, sums),
-            };
-            if !in_range {
+            if once.is_some() {
+                sums.begin(from, start, length, payloads);
+            }
+            // In any step, zeros are zeros.
+            if before != *step && !sums.is_new() {
+                lattice::rescale(sums.widen(), before, *step)?;
+            }
+            if !sums.add(symbols) {
                 return Err(Corrupt("sum beyond 32 bits"));
             }
             before = *step;
         }
         if let Some(kept) = &mut kept {
-            kept.push(sums);
+            sums.keep(kept);
         }
-        let k = k.map(|k| &k[start * size..][..length * size]);
-        lattice::reconstruct(dtype, k, before, sums, out)?;
+        match sums.values() {
+            Width::Narrow(sums) => lattice::reconstruct_symbols(dtype, k, before, sums, out)?,
+            Width::Wide(sums) => lattice::reconstruct_symbols(dtype, k, before, sums, out)?,
+        }
     }
     apply_exceptions(dtype, exceptions, out)
 }
@@ -128,23 +150,45 @@ pub fn log(
     }
     let deltas: Result<Vec<_>, _> = payloads.iter().map(|payload| ints::Blocks::new(payload, n)).collect();
     let mut deltas = deltas?;
+    // As for the lattice: one step from a state in memory.
+    let once = match (from, payloads) {
+        (From::Integers(Integers::Narrow(q)), [_]) if dtype == Dtype::F32 && kept.is_none() && log::is_unit(unit) => {
+            Some(q)
+        }
+        _ => None,
+    };
     let level = Level::detect();
-    let (mut q, mut symbols) = ([0; BLOCK], [0; BLOCK]);
-    for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {
+    let (mut sums, mut symbols) = (Sums::new(), [0; BLOCK]);
+    'blocks: for (start, out) in (0..n).step_by(BLOCK).zip(out.chunks_mut(BLOCK * size)) {
         let length = BLOCK.min(n - start);
-        let (q, symbols) = (&mut q[..length], &mut symbols[..length]);
-        from.fill(start, q);
+        let here = Grid { first: grid.first + start as u64, ..grid };
+        if once.is_none() {
+            sums.begin(from, start, length, payloads.len());
+        }
         for blocks in &mut deltas {
-            match blocks.next(symbols)? {
-                Symbols::Small(classes) => log::apply_symbols(level, classes, q)?,
-                Symbols::Any(symbols) => log::apply_symbols(level, symbols, q)?,
+            let symbols = blocks.next(&mut symbols[..length])?;
+            if let (Some(q), Symbols::Small(classes)) = (once, symbols)
+                && log::add_and_reconstruct(here, unit, &q[start..][..length], classes, out)
+            {
+                continue 'blocks;
+            }
+            if once.is_some() {
+                sums.begin(from, start, length, payloads.len());
+            }
+            match symbols {
+                // Symbols below this one are plain differences.
+                Symbols::Small(classes) if sums.add_within(classes, log::GONE as i16, log::MAX_Q as i16) => {}
+                Symbols::Small(classes) => log::apply_symbols(level, classes, sums.widen())?,
+                Symbols::Any(symbols) => log::apply_symbols(level, symbols, sums.widen())?,
             }
         }
         if let Some(kept) = &mut kept {
-            kept.push(q);
+            sums.keep(kept);
         }
-        let grid = Grid { first: grid.first + start as u64, ..grid };
-        log::reconstruct(dtype, grid, unit, q, out)?;
+        match sums.values() {
+            Width::Narrow(q) => log::reconstruct_symbols(dtype, here, unit, q, out)?,
+            Width::Wide(q) => log::reconstruct_symbols(dtype, here, unit, q, out)?,
+        }
     }
     Ok(())
 }

@@ -45,6 +45,22 @@ impl Integers {
         }
     }
 
+    /// Appends some that fit 16 bits; none is `i16::MIN`.
+    pub(super) fn push_narrow(&mut self, values: &[i16]) {
+        match self {
+            Integers::Narrow(narrow) => narrow.extend_from_slice(values),
+            Integers::Wide(wide) => wide.extend(values.iter().map(|&value| i32::from(value))),
+        }
+    }
+
+    /// All integers, if they are kept in 16 bits.
+    pub(crate) fn narrow(&self) -> Option<&[i16]> {
+        match self {
+            Integers::Narrow(narrow) => Some(narrow),
+            Integers::Wide(_) => None,
+        }
+    }
+
     /// Fills `out` with the integers from `start` on, which must exist.
     pub fn fill(&self, start: usize, out: &mut [i32]) {
         match self {

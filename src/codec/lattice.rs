@@ -16,9 +16,11 @@
 //! then [`reconstruct`], then [`apply_exceptions`]. [`choose_g`] picks the step.
 
 use super::exception::{put_exceptions, take_exceptions};
-use super::float::{Float, for_float};
+use super::float::{F32, Float, for_float};
 use super::geometry::Rows;
-use super::{Dtype, lossless};
+use super::single::in_single;
+use super::{Dtype, lossless, small};
+use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 use crate::entropy::{Corrupt, ints, varint};
 
@@ -163,6 +165,17 @@ multiversion! {
 /// Computes R of a tile from its A. `k` and `out` are the bytes of as many elements as `a`. Other lengths, or a type
 /// that is not the lattice's, are an error.
 pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
+    reconstruct_symbols(dtype, k, g, a, out)
+}
+
+/// The same from integers of any width.
+pub(super) fn reconstruct_symbols<S: Symbol>(
+    dtype: Dtype,
+    k: Option<&[u8]>,
+    g: f64,
+    a: &[S],
+    out: &mut [u8],
+) -> Result<(), Corrupt> {
     let bytes = a.len() * dtype.size();
     if out.len() != bytes || k.is_some_and(|k| k.len() != bytes) {
         return Err(Corrupt("lengths of the tile and its keyframe differ"));
@@ -171,23 +184,50 @@ pub fn reconstruct(dtype: Dtype, k: Option<&[u8]>, g: f64, a: &[i32], out: &mut 
         return Err(Corrupt("step of the lattice"));
     }
     let level = Level::detect();
+    if let (true, Some(g)) = (S::IS_NARROW, in_single(dtype, g)) {
+        reconstruct_single(level, k.map(F32::elements), g, a, F32::elements_mut(out));
+        return Ok(());
+    }
     for_float!(dtype, F => {
-        reconstruct_elements::<F>(level, k.map(F::elements), g, a, F::elements_mut(out));
+        reconstruct_elements::<F, S>(level, k.map(F::elements), g, a, F::elements_mut(out));
         Ok(())
     }, else Err(Corrupt("element type of the lattice")))
 }
 
 multiversion! {
-    fn reconstruct_elements<F: Float>(k: Option<&[F::Bytes]>, g: f64, a: &[i32], out: &mut [F::Bytes]) {
+    fn reconstruct_elements<F: Float, S: Symbol>(
+        k: Option<&[F::Bytes]>,
+        g: f64,
+        a: &[S],
+        out: &mut [F::Bytes],
+    ) {
         match k {
             Some(k) => {
-                for ((r, &a), &k) in out.iter_mut().zip(a).zip(k) {
-                    *r = value::<F>(F::widen(k), g, a.into());
+                for ((r, a), &k) in out.iter_mut().zip(a).zip(k) {
+                    *r = value::<F>(F::widen(k), g, a.value().into());
                 }
             }
             None => {
-                for (r, &a) in out.iter_mut().zip(a) {
-                    *r = value::<F>(0.0, g, a.into());
+                for (r, a) in out.iter_mut().zip(a) {
+                    *r = value::<F>(0.0, g, a.value().into());
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// [`reconstruct_elements`] of f32, with a step of [`in_single`].
+    fn reconstruct_single<S: Symbol>(k: Option<&[[u8; 4]]>, g: f32, a: &[S], out: &mut [[u8; 4]]) {
+        match k {
+            Some(k) => {
+                for ((r, a), &k) in out.iter_mut().zip(a).zip(k) {
+                    *r = (f32::from_le_bytes(k) + g * a.value() as f32).to_le_bytes();
+                }
+            }
+            None => {
+                for (r, a) in out.iter_mut().zip(a) {
+                    *r = (0.0 + g * a.value() as f32).to_le_bytes();
                 }
             }
         }
@@ -245,7 +285,7 @@ pub fn encode_tile(
             block.copy_from_slice(&parent[start..][..block.len()]);
             true
         };
-        return encode_difference(a, fill, rows, exceptions, out);
+        return encode_difference(a, None, fill, rows, exceptions, out);
     }
     let fill = |start: usize, block: &mut [i32]| block.copy_from_slice(&a[start..][..block.len()]);
     varint::put_bytes(out, |out| ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, fill));
@@ -254,12 +294,14 @@ pub fn encode_tile(
 }
 
 /// [`encode_tile`] for a parent whose A `parent` makes block by block, in this tile's step. It gets the index of a
-/// block's first element and the block, and returns false if these A do not fit.
+/// block's first element and the block, and returns false if these A do not fit. `narrow` has the same A in 16 bits, if
+/// they are at hand and all of them fit.
 ///
 /// # Errors
 /// `parent` returned false, or a difference does not fit 32 bits. `out` is unchanged then.
 pub fn encode_difference(
     a: &[i32],
+    narrow: Option<&[i16]>,
     mut parent: impl FnMut(usize, &mut [i32]) -> bool,
     rows: Option<Rows>,
     exceptions: &[Exception],
@@ -268,7 +310,11 @@ pub fn encode_difference(
     let (level, before) = (Level::detect(), out.len());
     let mut fits = true;
     varint::put_bytes(out, |out| {
-        ints::encode_blocks(a.len(), rows.and_then(Rows::shape), out, |start, symbols| {
+        let classes = |start: usize, classes: &mut [u8]| {
+            let range = start..start + classes.len();
+            narrow.is_some_and(|before| small::differences(level, &a[range.clone()], &before[range], classes))
+        };
+        ints::encode_blocks_or(a.len(), rows.and_then(Rows::shape), out, classes, |start, symbols| {
             fits &= parent(start, symbols) && subtract_from(level, &a[start..][..symbols.len()], symbols);
         });
     });

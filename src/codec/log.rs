@@ -19,16 +19,18 @@
 
 mod centre;
 mod factors;
+mod singles;
 mod tile;
 
 pub use centre::{Piece, centred};
 pub use factors::{ALL_ZERO, Factors, FactorsBuilder, Grid, LONG};
-pub(super) use tile::apply_symbols;
+pub(super) use tile::{GONE, apply_symbols, is_step_of_q};
 pub use tile::{Parent, decode_tile, encode_tile};
 
-use super::float::{Float, for_float};
+use super::float::{F32, Float, for_float};
 use super::lattice::Unfit;
 use super::{Corrupt, Dtype};
+use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
 
 /// q of an element that is exactly 0.
@@ -47,6 +49,7 @@ const DROPPED: u32 = 52 - FRACTION_BITS;
 const CHUNK: usize = 512;
 
 /// The pseudo-logarithm of a positive value.
+#[inline(always)]
 pub fn pseudo_log(value: f64) -> i32 {
     (value.to_bits() >> DROPPED) as i32
 }
@@ -84,12 +87,18 @@ impl Steps {
         Steps { shift: unit.trailing_zeros(), least: pseudo_log(F::LEAST), largest: pseudo_log(F::LARGEST) }
     }
 
-    /// v_q of an element that is not 0, as f64. A q beyond all octaves is clamped to the type's range like any other.
+    /// Pseudo-logarithm of the v_q of an element that is not 0. A q beyond all octaves is clamped to the type's range
+    /// like any other.
+    #[inline(always)]
+    fn log(self, p: i32, q: i32) -> i32 {
+        let reach = (1 << 28) >> self.shift;
+        (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest)
+    }
+
+    /// v_q of an element that is not 0, as f64.
     #[inline(always)]
     fn value(self, p: i32, q: i32) -> f64 {
-        let reach = (1 << 28) >> self.shift;
-        let log = (p + (q.clamp(-reach, reach) << self.shift)).clamp(self.least, self.largest);
-        f64::from_bits((log as u64) << DROPPED)
+        f64::from_bits((self.log(p, q) as u64) << DROPPED)
     }
 }
 
@@ -141,7 +150,14 @@ fn quantize_tile<F: Float>(
         let (p, v) = (&mut predictions[..q.len()], &v[start..][..q.len()]);
         let keep = keep.map(|keep| &keep[start..][..q.len()]);
         grid.predict(level, start, p);
-        let (mut error, fits) = quantize_chunk::<F>(level, v, p, steps, keep, q, out);
+        let narrow = match (F::singles(v), F::singles_mut(out)) {
+            (Some(v), Some(out)) => singles::quantize(level, v, p, steps, keep, q, out),
+            _ => None,
+        };
+        let (mut error, fits) = match narrow {
+            Some(error) => (error, true),
+            None => quantize_chunk::<F>(level, v, p, steps, keep, q, out),
+        };
         if !fits {
             return Err(Unfit("negative, not finite, or too small"));
         }
@@ -223,13 +239,27 @@ multiversion! {
 
 /// Computes v_q of a tile from its q.
 pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut [u8]) -> Result<(), Corrupt> {
-    fn all<F: Float>(grid: Grid<'_>, unit: u32, q: &[i32], out: &mut [F::Bytes]) {
+    reconstruct_symbols(dtype, grid, unit, q, out)
+}
+
+/// The same from integers of any width; only those of 32 bits can be [`ZERO`].
+pub(super) fn reconstruct_symbols<S: Symbol>(
+    dtype: Dtype,
+    grid: Grid<'_>,
+    unit: u32,
+    q: &[S],
+    out: &mut [u8],
+) -> Result<(), Corrupt> {
+    fn all<F: Float, S: Symbol>(grid: Grid<'_>, unit: u32, q: &[S], out: &mut [u8]) {
         let (level, steps) = (Level::detect(), Steps::new::<F>(unit));
         let mut predictions = [0; CHUNK];
-        for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK)).enumerate() {
+        let size = size_of::<F::Bytes>();
+        for (number, (q, out)) in q.chunks(CHUNK).zip(out.chunks_mut(CHUNK * size)).enumerate() {
             let p = &mut predictions[..q.len()];
             grid.predict(level, number * CHUNK, p);
-            reconstruct_chunk::<F>(level, p, steps, q, out);
+            if !F::IS_F32 || !reconstruct_single(level, p, steps, q, F32::elements_mut(out)) {
+                reconstruct_chunk::<F, S>(level, p, steps, q, F::elements_mut(out));
+            }
         }
     }
     if !is_unit(unit) {
@@ -239,7 +269,7 @@ pub fn reconstruct(dtype: Dtype, grid: Grid<'_>, unit: u32, q: &[i32], out: &mut
         return Err(Corrupt("lengths of the tile and its factors differ"));
     }
     for_float!(dtype, F => {
-        all::<F>(grid, unit, q, F::elements_mut(out));
+        all::<F, S>(grid, unit, q, out);
         Ok(())
     }, else Err(Corrupt("element type of the logarithmic lattice")))
 }
@@ -255,11 +285,57 @@ pub fn prediction(dtype: Dtype, grid: Grid<'_>, n: usize) -> Result<Vec<u8>, Cor
 }
 
 multiversion! {
-    fn reconstruct_chunk<F: Float>(p: &[i32], steps: Steps, q: &[i32], out: &mut [F::Bytes]) {
-        for ((&p, &q), out) in p.iter().zip(q).zip(out) {
-            let value = steps.value(p, q);
-            *out = F::round(if q == ZERO { 0.0 } else { value });
+    fn reconstruct_chunk<F: Float, S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [F::Bytes]) {
+        for ((&p, q), out) in p.iter().zip(q).zip(out) {
+            let value = steps.value(p, q.value());
+            *out = F::round(if q.value() == ZERO { 0.0 } else { value });
         }
+    }
+}
+
+/// [`reconstruct_symbols`] of a block of f32, whose q are the parent's and these classes of small symbols. False if
+/// symbols are no plain differences, a q is beyond its range, or an element is a subnormal; `out` is useless then.
+pub(super) fn add_and_reconstruct(grid: Grid<'_>, unit: u32, q: &[i16], classes: &[u8], out: &mut [u8]) -> bool {
+    let (level, steps) = (Level::detect(), Steps::new::<F32>(unit));
+    let mut predictions = [0; CHUNK];
+    let chunks = q.chunks(CHUNK).zip(classes.chunks(CHUNK)).zip(F32::elements_mut(out).chunks_mut(CHUNK));
+    chunks.enumerate().all(|(number, ((q, classes), out))| {
+        let p = &mut predictions[..q.len()];
+        grid.predict(level, number * CHUNK, p);
+        add_and_reconstruct_chunk(level, p, steps, q, classes, out)
+    })
+}
+
+multiversion! {
+    fn add_and_reconstruct_chunk(p: &[i32], steps: Steps, q: &[i16], classes: &[u8], out: &mut [[u8; 4]]) -> bool {
+        let mut sound = true;
+        for (((&p, &q), class), out) in p.iter().zip(q).zip(classes).zip(out) {
+            let (parent, symbol) = (i32::from(q), class.value());
+            let q = parent + symbol;
+            let log = steps.log(p, q) - REBIAS;
+            // A parent of 0 is below the range.
+            sound &= (parent.abs() <= MAX_Q) & (q.abs() <= MAX_Q) & (symbol < GONE) & (log >= 1 << FRACTION_BITS);
+            *out = ((log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS)).to_le_bytes();
+        }
+        sound
+    }
+}
+
+/// Difference of the exponents' biases of f64 and f32, as a pseudo-logarithm.
+const REBIAS: i32 = (1023 - 127) << FRACTION_BITS;
+
+multiversion! {
+    /// [`reconstruct_chunk`] of f32, whose fraction holds that of a pseudo-logarithm, so that only the exponent's bias
+    /// changes. False if an element is a subnormal, which needs rounding.
+    fn reconstruct_single<S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [[u8; 4]]) -> bool {
+        let mut normal = true;
+        for ((&p, q), out) in p.iter().zip(q).zip(out) {
+            let (log, is_zero) = (steps.log(p, q.value()) - REBIAS, q.value() == ZERO);
+            normal &= is_zero | (log >= 1 << FRACTION_BITS);
+            let bits = (log as u32) << (f32::MANTISSA_DIGITS - 1 - FRACTION_BITS);
+            *out = (if is_zero { 0 } else { bits }).to_le_bytes();
+        }
+        normal
     }
 }
 
@@ -268,8 +344,11 @@ multiversion! {
 pub fn largest_error(dtype: Dtype, v: &[u8], decoded: &[u8]) -> Option<f64> {
     (v.len() == decoded.len()).then_some(())?;
     let level = Level::detect();
-    let (largest, sound) =
-        for_float!(dtype, F => compare::<F>(level, F::elements(v), F::elements(decoded)), else (0, false));
+    let (largest, sound) = for_float!(dtype, F => {
+        let (v, decoded) = (F::elements(v), F::elements(decoded));
+        let narrow = F::singles(v).zip(F::singles(decoded)).and_then(|(v, decoded)| singles::compare(level, v, decoded));
+        narrow.map_or_else(|| compare::<F>(level, v, decoded), |largest| (largest, true))
+    }, else (0, false));
     sound.then(|| f64::from(largest) / f64::from(1 << FRACTION_BITS))
 }
 

@@ -11,8 +11,11 @@
 //! - `exception`: elements kept exactly beside a quantized tile.
 //! - [`floor`]: keeps values of one-sign tensors from becoming 0 or changing their sign.
 //! - `float`: widening of each floating-point type to f64 and rounding back; defined once, for every machine.
+//! - `narrow`: integers of a block in 16 bits, as long as those hold them.
+//! - `small`: small differences to integers of 16 bits.
 //! - `ordered`: floats as integers in the order of their values, and their differences.
 //! - `planes`: elements split into one stream per byte.
+//! - `single`: f32 where it gives the bits of f64.
 //!
 //! Symbols become bits in [`crate::entropy`].
 
@@ -28,9 +31,12 @@ pub mod lattice;
 pub mod log;
 pub mod lossless;
 pub mod moment;
+mod narrow;
 mod ordered;
 mod planes;
 pub mod rows;
+mod single;
+mod small;
 
 pub use crate::entropy::Corrupt;
 pub use dtype::Dtype;

@@ -14,12 +14,14 @@
 //! multiplications in f64, and one rounding.
 
 mod rule;
+mod singles;
 
 use rule::{Divide, for_rule};
 pub use rule::{OUTWARD, Rule};
 
-use super::float::{Float, for_float};
+use super::float::{F32, Float, for_float};
 use super::lattice::{Exception, MAX_A, ROUNDER, Unfit, is_step};
+use super::single::in_single;
 use super::{Corrupt, Dtype};
 use crate::entropy::ints::Symbol;
 use crate::entropy::simd::{Level, multiversion};
@@ -73,7 +75,10 @@ fn quantize_tile<F: Float, R: Divide>(
 ) -> Result<(), Unfit> {
     let level = Level::detect();
     for (number, ((a, m), v)) in a.chunks_mut(CHUNK).zip(m.chunks(CHUNK)).zip(v.chunks(CHUNK)).enumerate() {
-        let (fits, without) = quantize_chunk::<F, R>(level, m, v, step, a);
+        let (fits, without) = match (F::singles(m), F::singles(v)) {
+            (Some(m), Some(v)) => singles::quantize::<R>(level, m, v, step, a),
+            _ => quantize_chunk::<F, R>(level, m, v, step, a),
+        };
         if !fits {
             return Err(Unfit("not finite, or too many steps"));
         }
@@ -137,9 +142,14 @@ pub(super) fn reconstruct_symbols<S: Symbol>(
         return Err(Corrupt("lengths of first and second moments differ"));
     }
     let level = Level::detect();
-    let sound = for_float!(dtype, F => for_rule!(rule, R =>
+    let sound = if let (true, false, Some(g)) = (S::IS_NARROW, rule == Rule::Sign, in_single(dtype, g)) {
+        let (v, out) = (F32::elements(v_q), F32::elements_mut(out));
+        for_rule!(rule, R => reconstruct_single::<R, S>(level, v, g, a, out))
+    } else {
+        for_float!(dtype, F => for_rule!(rule, R =>
         reconstruct_elements::<F, R, S>(level, F::elements(v_q), g, a, F::elements_mut(out))),
-        else return Err(Corrupt("element type of first moments")));
+        else return Err(Corrupt("element type of first moments")))
+    };
     if sound { Ok(()) } else { Err(Corrupt("invalid second moments")) }
 }
 
@@ -164,6 +174,22 @@ multiversion! {
     }
 }
 
+multiversion! {
+    /// [`reconstruct_elements`] of f32, with a step of [`in_single`] and a rule that keeps products as they are.
+    fn reconstruct_single<R: Divide, S: Symbol>(v_q: &[[u8; 4]], g: f32, a: &[S], out: &mut [[u8; 4]]) -> bool {
+        let mut sound = true;
+        for ((out, &v), a) in out.iter_mut().zip(v_q).zip(a) {
+            let v = f32::from_le_bytes(v);
+            sound &= (0.0..=f32::MAX).contains(&v);
+            let value = (g * a.value() as f32) * if R::SQUARE { v.sqrt() } else { v };
+            let value = if value > f32::MAX { f32::MAX } else { value };
+            let value = if value < -f32::MAX { -f32::MAX } else { value };
+            *out = value.to_le_bytes();
+        }
+        sound
+    }
+}
+
 /// The largest |m_q / d_q - m / d| of a tile whose step is `g`; elements whose v is 0 count as 0. `None` for a
 /// forbidden result, with r = 2^-8 for the 16-bit types and 2^-20 for others:
 ///
@@ -180,8 +206,14 @@ pub fn largest_error((rule, dtype): (Rule, Dtype), m: &[u8], v: &[u8], m_q: &[u8
     (alike && is_quotient_step(g)).then_some(())?;
     let level = Level::detect();
     let (largest, sound) = for_float!(dtype, F => {
-        let [m, v, m_q, v_q] = [m, v, m_q, v_q].map(F::elements);
-        for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g))
+        let all = [m, v, m_q, v_q].map(F::elements);
+        let [m, v, m_q, v_q] = all;
+        match all.map(F::singles) {
+            [Some(m), Some(v), Some(m_q), Some(v_q)] => {
+                for_rule!(rule, R => singles::compare::<R>(level, m, v, m_q, v_q, g))
+            }
+            _ => for_rule!(rule, R => compare::<F, R>(level, m, v, m_q, v_q, g)),
+        }
     }, else (0.0, false));
     sound.then_some(largest)
 }

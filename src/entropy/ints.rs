@@ -18,7 +18,7 @@ use super::simd::{Level, multiversion};
 use super::{Corrupt, cost, huffman, packed, symbols, varint};
 
 /// Largest magnitude with a class of its own.
-const SMALL: i32 = 15;
+pub(crate) const SMALL: i32 = 15;
 /// First class of large magnitudes.
 const LARGE: u8 = 2 * SMALL as u8 + 1;
 /// Smallest exponent of a large magnitude.
@@ -62,14 +62,21 @@ pub(crate) const BLOCK: usize = 2048;
 
 /// Appends the payload of `n` values, which `fill` makes block by block. `fill` gets the index of a block's first value
 /// and the block; it may be called more than once for a block. `shape` gives their rows, if that may help.
-pub(crate) fn encode_blocks(
+pub(crate) fn encode_blocks(n: usize, shape: Option<Shape>, out: &mut Vec<u8>, fill: impl FnMut(usize, &mut [i32])) {
+    encode_blocks_or(n, shape, out, |_, _| false, fill);
+}
+
+/// The same, where `small` may be able to write the classes of a block at once. It returns false for a block with a
+/// large value, and whenever it likes; then `fill` makes the values.
+pub(crate) fn encode_blocks_or(
     n: usize,
     shape: Option<Shape>,
     out: &mut Vec<u8>,
+    small: impl FnMut(usize, &mut [u8]) -> bool,
     mut fill: impl FnMut(usize, &mut [i32]),
 ) {
     let width = width_to_pack(n, &mut fill);
-    encode_halved(n, width, shape, out, fill);
+    encode_halved_or(n, width, shape, out, small, fill);
 }
 
 /// From this many values on, speed matters more than the last bytes: a whole tile of f32.
@@ -108,6 +115,17 @@ pub(super) fn encode_halved(
     width: u32,
     shape: Option<Shape>,
     out: &mut Vec<u8>,
+    fill: impl FnMut(usize, &mut [i32]),
+) {
+    encode_halved_or(n, width, shape, out, |_, _| false, fill);
+}
+
+fn encode_halved_or(
+    n: usize,
+    width: u32,
+    shape: Option<Shape>,
+    out: &mut Vec<u8>,
+    mut small: impl FnMut(usize, &mut [u8]) -> bool,
     mut fill: impl FnMut(usize, &mut [i32]),
 ) {
     if width > 0 {
@@ -120,6 +138,9 @@ pub(super) fn encode_halved(
     let mut bits = BitWriter::new(&mut extra);
     let mut values = [0; BLOCK];
     for (number, classes) in classes.chunks_mut(BLOCK).enumerate() {
+        if width == 0 && small(number * BLOCK, classes) {
+            continue;
+        }
         let values = &mut values[..classes.len()];
         fill(number * BLOCK, values);
         if width > 0 {
@@ -214,19 +235,31 @@ pub(crate) fn decode_blocks(
 
 /// A value itself, or the class of a small one. A caller that adds values up needs no buffer of decoded values.
 pub(crate) trait Symbol: Copy {
+    /// True if all values fit 16 bits.
+    const IS_NARROW: bool;
     /// The value.
     fn value(self) -> i32;
 }
 
 impl Symbol for i32 {
+    const IS_NARROW: bool = false;
     #[inline(always)]
     fn value(self) -> i32 {
         self
     }
 }
 
+impl Symbol for i16 {
+    const IS_NARROW: bool = true;
+    #[inline(always)]
+    fn value(self) -> i32 {
+        self.into()
+    }
+}
+
 /// The class of a small value.
 impl Symbol for u8 {
+    const IS_NARROW: bool = true;
     #[inline(always)]
     fn value(self) -> i32 {
         i32::from(self) - SMALL
@@ -234,22 +267,12 @@ impl Symbol for u8 {
 }
 
 /// Some values.
+#[derive(Clone, Copy)]
 pub(crate) enum Symbols<'a> {
     /// The classes of small values only.
     Small(&'a [u8]),
     /// Values, some of them large.
     Any(&'a [i32]),
-}
-
-impl Symbols<'_> {
-    /// Writes the values. True, because all of them fit.
-    pub(crate) fn write(self, level: Level, values: &mut [i32]) -> bool {
-        match self {
-            Symbols::Small(classes) => small_values(level, classes, values),
-            Symbols::Any(all) => values.copy_from_slice(all),
-        }
-        true
-    }
 }
 
 /// The values of a payload, in blocks of [`BLOCK`].

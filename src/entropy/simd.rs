@@ -128,4 +128,28 @@ macro_rules! multiversion {
     };
 }
 
+/// One bit for each of 64 conditions, the first lowest. The compiler computes the conditions side by side; then one
+/// multiplication gathers eight of them.
+#[inline(always)]
+pub(crate) fn mask_of(condition: impl Fn(usize) -> bool) -> u64 {
+    /// Moves the lowest bit of byte i to bit 56 + i.
+    const GATHER: u64 = 0x0102_0408_1020_4080;
+    let mut conditions = [0u8; 64];
+    for (at, found) in conditions.iter_mut().enumerate() {
+        *found = u8::from(condition(at));
+    }
+    let gathered = |eight: &[u8; 8]| u64::from_le_bytes(*eight).wrapping_mul(GATHER) >> 56;
+    conditions.as_chunks().0.iter().rev().fold(0, |mask, eight| mask << 8 | gathered(eight))
+}
+
+/// Appends the places of the set bits, counted from `start`.
+#[inline(always)]
+pub(crate) fn push_places(mut mask: u64, start: usize, places: &mut Vec<u32>) {
+    places.reserve(mask.count_ones() as usize);
+    while mask != 0 {
+        places.push(start as u32 + mask.trailing_zeros());
+        mask &= mask - 1;
+    }
+}
+
 pub(crate) use multiversion;

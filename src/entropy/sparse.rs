@@ -6,7 +6,7 @@
 //! Layout: the common symbol, the number of gap bytes, the length of their payload, the payload; the literals' payload.
 
 use super::scratch::Scratch;
-use super::simd::{Level, multiversion};
+use super::simd::{Level, mask_of, multiversion, push_places};
 use super::{Corrupt, varint};
 
 /// First gap byte that only skips. The 16 skips reach 7.8 Mi symbols at once: a tile's gap takes at most ten bytes.
@@ -44,24 +44,12 @@ multiversion! {
         let (chunks, tail) = symbols.as_chunks::<CHUNK>();
         for (number, chunk) in chunks.iter().enumerate() {
             if chunk.iter().fold(0, |any, &symbol| any | (symbol ^ common)) != 0 {
-                push_others(chunk, number * CHUNK, common, &mut places);
+                push_places(mask_of(|at| chunk[at] != common), number * CHUNK, &mut places);
             }
         }
-        push_others(tail, chunks.len() * CHUNK, common, &mut places);
+        let mask = tail.iter().rev().fold(0, |mask, &symbol| mask << 1 | u64::from(symbol != common));
+        push_places(mask, chunks.len() * CHUNK, &mut places);
         places
-    }
-}
-
-/// The positions in one chunk that begins at `start`.
-#[inline(always)]
-fn push_others(chunk: &[u8], start: usize, common: u8, places: &mut Vec<u32>) {
-    let mut mask = 0u64;
-    for (i, &symbol) in chunk.iter().enumerate() {
-        mask |= u64::from(symbol != common) << i;
-    }
-    while mask != 0 {
-        places.push(start as u32 + mask.trailing_zeros());
-        mask &= mask - 1;
     }
 }
 

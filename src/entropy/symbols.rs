@@ -95,7 +95,7 @@ fn encode_within(symbols: &[u8], modes: Modes, out: &mut Vec<u8>) {
     }
     let start = out.len();
     let range = range(Level::detect(), symbols);
-    let sampled = sample(symbols);
+    let sampled = sample(symbols, range);
     match cheapest(symbols.len(), &sampled, range, modes) {
         Plan::Raw => put_raw(symbols, out),
         Plan::Constant => out.extend_from_slice(&[CONSTANT, first]),
@@ -167,14 +167,17 @@ const SAMPLE: usize = 16 * 1024;
 const SAMPLE_RUN: usize = 128;
 
 /// Counts of all symbols if they are few, else of a sample spread over them.
-fn sample(symbols: &[u8]) -> [u32; 256] {
+fn sample(symbols: &[u8], range: (u8, u8)) -> [u32; 256] {
     let stride = symbols.len() / (SAMPLE / SAMPLE_RUN);
     if stride < 2 * SAMPLE_RUN {
-        return huffman::histogram(symbols);
+        return huffman::histogram_between(symbols, range);
     }
-    let runs: Vec<u8> = symbols.chunks_exact(stride).flat_map(|chunk| &chunk[..SAMPLE_RUN]).copied().collect();
+    let mut runs = Scratch::new(symbols.len() / stride * SAMPLE_RUN);
+    for (run, chunk) in runs.chunks_exact_mut(SAMPLE_RUN).zip(symbols.chunks_exact(stride)) {
+        run.copy_from_slice(&chunk[..SAMPLE_RUN]);
+    }
     let (n, sampled) = (symbols.len() as u64, runs.len() as u64);
-    huffman::histogram(&runs).map(|count| (u64::from(count) * n / sampled) as u32)
+    huffman::histogram_between(&runs, range).map(|count| (u64::from(count) * n / sampled) as u32)
 }
 
 /// The plan with the fewest bits for `n` symbols of this range, judged by the counts of a sample.

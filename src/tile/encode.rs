@@ -35,7 +35,8 @@ pub fn encode(spec: TileSpec, state: &State, parent: Option<&State>, out: &mut V
                         before.fill(start, block);
                         lattice::rescale(block, *from, *step).is_ok()
                     };
-                    lattice::encode_difference(a, restated, rows, exceptions, out).is_ok()
+                    let narrow = before.narrow().filter(|_| from == step && lattice::is_step(*step));
+                    lattice::encode_difference(a, narrow, restated, rows, exceptions, out).is_ok()
                 }
                 // All of its integers are 0.
                 Some(parent) if parent.plain_bytes().is_some() && parent.plain_bytes() == keyframe.as_ref() => {

@@ -24,28 +24,74 @@ fn froms<'a>(wide: &'a Integers, narrow: &'a Integers) -> [From<'a>; 2] {
     [From::Integers(wide), From::Integers(narrow)]
 }
 
+/// The classes of these small values.
+fn classes(values: impl Iterator<Item = i32>) -> Vec<u8> {
+    values.map(|value| (value + 15) as u8).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Any f32 as a keyframe or a second moment, any short step, and integers of 16 bits.
+    #[test]
+    fn single_precision_gives_the_bits_of_double(
+        elements in prop::collection::vec((any::<u32>(), any::<i16>(), -15..=15i32), 1..300),
+        fraction in 1..512u32,
+        exponent in -55..50i32,
+    ) {
+        let g = f64::from(fraction) * f64::from(exponent).exp2();
+        prop_assert!(in_single(Dtype::F32, g).is_some() && lattice::is_step(g));
+        let bytes = |of: &dyn Fn(u32) -> u32| -> Vec<u8> {
+            elements.iter().flat_map(|(bits, ..)| of(*bits).to_le_bytes()).collect()
+        };
+        // A keyframe is finite, and so is a second moment, which is not negative either.
+        let finite = |bits: u32| if f32::from_bits(bits).is_finite() { bits } else { bits & 0x807f_ffff };
+        let (k, v) = (bytes(&finite), bytes(&|bits| finite(bits) & 0x7fff_ffff));
+        let a: Vec<i16> = elements.iter().map(|(_, a, _)| *a).collect();
+        let wide: Vec<i32> = a.iter().map(|&a| a.into()).collect();
+        let (mut single, mut double) = (vec![1; k.len()], vec![2; k.len()]);
+        for k in [None, Some(k.as_slice())] {
+            lattice::reconstruct_symbols(Dtype::F32, k, g, &a, &mut single).unwrap();
+            lattice::reconstruct(Dtype::F32, k, g, &wide, &mut double).unwrap();
+            prop_assert_eq!(&single, &double);
+            let (half, steps): (Vec<i16>, Vec<i32>) = elements.iter().map(|(_, a, step)| (a / 2, *step)).unzip();
+            let sums: Vec<i32> = half.iter().zip(&steps).map(|(&a, step)| i32::from(a) + step).collect();
+            lattice::reconstruct(Dtype::F32, k, g, &sums, &mut double).unwrap();
+            for level in Level::available() {
+                let (k, out) = (k.map(F32::elements), F32::elements_mut(&mut single));
+                prop_assert!(add_and_reconstruct(level, k, g as f32, &half, &classes(steps.iter().copied()), out));
+                prop_assert_eq!(&single, &double);
+            }
+        }
+        for rule in Rule::ALL {
+            moment::reconstruct_symbols((rule, Dtype::F32), &v, g, &a, &mut single).unwrap();
+            moment::reconstruct((rule, Dtype::F32), &v, g, &wide, &mut double).unwrap();
+            prop_assert_eq!(&single, &double);
+        }
+    }
 
     #[test]
     fn a_run_of_lattices_is_one_step_after_the_other(
         n in 1..5000usize,
         states in 0..4u64,
         seed: u64,
-        reach in prop::sample::select([40, 30_000, 1 << 26].as_slice()),
-        steps in prop::collection::vec(prop::sample::select([0.5, 0.25, 0.375].as_slice()), 5),
+        reach in prop::sample::select([7, 40, 30_000, 1 << 26].as_slice()),
+        change in prop::sample::select([7, 40, 30_000, 1 << 26].as_slice()),
+        step_by_step in prop::collection::vec(prop::sample::select([0.5, 0.25, 0.375].as_slice()), 5),
+        one_step: bool,
         with_keyframe: bool,
     ) {
         let keyframe: Vec<u8> =
             (0..n).flat_map(|at| (noise(seed ^ 1, at) as u32 as f32 / 1e9).to_le_bytes()).collect();
         let k = with_keyframe.then_some(keyframe.as_slice());
+        let steps = if one_step { vec![0.375; 5] } else { step_by_step };
         let first = integers(seed, n, reach);
         let (mut a, mut exceptions, mut payloads) = (first.clone(), Vec::new(), Vec::new());
         let mut sound = true;
         for state in 0..states as usize {
             let kept = vec![Exception { index: (n / 2) as u32, raw: state as u64 }];
             let mut payload = Vec::new();
-            lattice::encode_tile(&integers(seed + 7 + state as u64, n, reach), None, None, &kept, &mut payload)
+            lattice::encode_tile(&integers(seed.wrapping_add(7 + state as u64), n, change), None, None, &kept, &mut payload)
                 .unwrap();
             exceptions.clear();
             sound = sound
@@ -62,8 +108,13 @@ proptest! {
             let done =
                 super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut out, &mut found, Some(&mut kept));
             prop_assert_eq!(done.is_ok(), sound);
+            let mut alone = vec![1; 4 * n];
+            let done =
+                super::lattice((Dtype::F32, k), (from, steps[0]), &payloads, n, &mut alone, &mut Vec::new(), None);
+            prop_assert_eq!(done.is_ok(), sound);
             if sound {
                 prop_assert_eq!(&out, &wanted);
+                prop_assert_eq!(&alone, &wanted, "kept in no memory");
                 prop_assert_eq!(&found, &exceptions);
                 prop_assert_eq!(kept.values(), a.clone());
             }
@@ -78,6 +129,8 @@ proptest! {
         seed: u64,
         alone: bool,
         flat: bool,
+        zeros: bool,
+        reach in prop::sample::select([7, 200, 1 << 14].as_slice()),
     ) {
         let n = width * rows;
         let v: Vec<u8> = (0..n)
@@ -92,8 +145,9 @@ proptest! {
         let grid = Grid { factors: &factors, first: 0 };
         let unit = 1 << 16;
         let q_of = |seed: u64| -> Vec<i32> {
-            let q = integers(seed, n, 200);
-            (0..n).map(|at| if noise(seed ^ 3, at).is_multiple_of(4) { ZERO } else { q[at] }).collect()
+            let q = integers(seed, n, reach);
+            let is_zero = |at| zeros && noise(seed ^ 3, at).is_multiple_of(4);
+            (0..n).map(|at| if is_zero(at) { ZERO } else { q[at] }).collect()
         };
         let first = q_of(seed);
         let (mut before, mut payloads) = (first.clone(), Vec::new());
@@ -114,6 +168,9 @@ proptest! {
             super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut out, Some(&mut kept)).unwrap();
             prop_assert_eq!(&out, &wanted);
             prop_assert_eq!(kept.values(), before.clone());
+            let mut alone = vec![1; 4 * n];
+            super::log(Dtype::F32, (grid, unit), from, &payloads, n, &mut alone, None).unwrap();
+            prop_assert_eq!(&alone, &wanted, "kept in no memory");
         }
     }
 

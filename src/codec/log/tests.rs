@@ -157,7 +157,7 @@ proptest! {
                 let v = F::elements(&data);
                 let (mut q, mut out, mut again) = (vec![0; p.len()], v.to_vec(), v.to_vec());
                 let error = quantize_chunk::<F>(level, v, &p, Steps::new::<F>(unit), Some(&keep), &mut q, &mut out);
-                reconstruct_chunk::<F>(level, &p, Steps::new::<F>(unit), &keep, &mut again);
+                reconstruct_chunk::<F, i32>(level, &p, Steps::new::<F>(unit), &keep, &mut again);
                 (error, q, out, again, compare::<F>(level, v, F::elements(&data)))
             }).collect();
             for outcome in &outcomes {

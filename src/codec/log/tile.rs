@@ -6,7 +6,7 @@
 use super::factors::Grid;
 use super::{MAX_Q, ZERO};
 use crate::codec::lattice::Unfit;
-use crate::codec::{Corrupt, Integers};
+use crate::codec::{Corrupt, Integers, small};
 use crate::entropy::ints;
 use crate::entropy::simd::{Level, multiversion};
 
@@ -23,7 +23,7 @@ pub enum Parent<'a> {
 
 /// The symbol of an element that is 0 and whose parent was not. It is the largest symbol without extra bits, so
 /// scattered zeros cost what their frequency implies.
-const GONE: i32 = 15;
+pub(in crate::codec) const GONE: i32 = 15;
 
 /// Appends the payload of a tile.
 ///
@@ -40,7 +40,15 @@ pub fn encode_tile(q: &[i32], parent: Parent<'_>, out: &mut Vec<u8>) -> Result<(
     }
     let (level, before) = (Level::detect(), out.len());
     let mut sound = true;
-    ints::encode_blocks(q.len(), None, out, |start, symbols| {
+    let narrow = match parent {
+        Parent::Integers(parent) => parent.narrow(),
+        _ => None,
+    };
+    let classes = |start: usize, classes: &mut [u8]| {
+        let range = start..start + classes.len();
+        narrow.is_some_and(|before| small::steps(level, &q[range.clone()], &before[range], classes))
+    };
+    ints::encode_blocks_or(q.len(), None, out, classes, |start, symbols| {
         match parent {
             Parent::Factors(grid) => grid.initial(start, symbols),
             Parent::State(parent) => symbols.copy_from_slice(&parent[start..][..symbols.len()]),
@@ -92,7 +100,7 @@ fn is_q(q: i32) -> bool {
 
 /// True if an element that is not 0 may have this q.
 #[inline(always)]
-fn is_step_of_q(q: i32) -> bool {
+pub(in crate::codec) fn is_step_of_q(q: i32) -> bool {
     q.wrapping_add(MAX_Q) as u32 <= 2 * MAX_Q as u32
 }
 

@@ -20,7 +20,8 @@ const WORTH_A_TABLE: usize = 16 * 1024;
 /// follow.
 const WORTH_A_PASS: usize = 4;
 
-/// For all possible next [`MAX_LENGTH`] bits: the symbols that they begin with.
+/// For all possible next [`MAX_LENGTH`] bits: the symbols that they begin with. It is built where it lies: a copy of it
+/// would take as long as hundreds of look-ups.
 #[derive(Clone)]
 struct Table {
     symbols: [u64; TABLE],
@@ -29,32 +30,30 @@ struct Table {
 }
 
 impl Table {
+    const EMPTY: Table = Table { symbols: [0; TABLE], used: [0; TABLE] };
+
     /// One word per look-up. The code must be complete.
-    fn of_single_words(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
-        let mut table = Box::new(Table { symbols: [0; TABLE], used: [0; TABLE] });
+    fn fill_single_words(&mut self, lengths: &[u8; 256], expansion: &Expansion) {
         let codes = codes(lengths);
         for (word, &length) in lengths.iter().enumerate().filter(|(_, length)| **length > 0) {
             let used = (expansion.k as u16) << 8 | u16::from(length);
             for at in (codes[word] as usize..TABLE).step_by(1 << length) {
-                (table.symbols[at], table.used[at]) = (expansion.symbols[word], used);
+                (self.symbols[at], self.used[at]) = (expansion.symbols[word], used);
             }
         }
-        table
     }
 
-    /// As many words per look-up as its bits hold, up to eight symbols.
-    fn of_words(lengths: &[u8; 256], expansion: &Expansion) -> Box<Table> {
-        let single = Table::of_single_words(lengths, expansion);
+    /// As many words per look-up as its bits hold, up to eight symbols, if it has one word per look-up.
+    fn add_words(&mut self, lengths: &[u8; 256], expansion: &Expansion) {
+        let single = self.clone();
         let shortest = lengths.iter().copied().filter(|&length| length > 0).min().unwrap_or(1);
         let most = (8 / expansion.k).min(MAX_LENGTH as usize / usize::from(shortest));
-        let mut table = single.clone();
         // The bits of a good code are even, so this share of the look-ups gains a word.
         for _ in 1..most {
-            if add_word(Level::detect(), &single, &mut table) < TABLE / WORTH_A_PASS {
+            if add_word(Level::detect(), &single, self) < TABLE / WORTH_A_PASS {
                 break;
             }
         }
-        table
     }
 }
 
@@ -79,11 +78,12 @@ multiversion! {
 pub(in super::super) fn decode(mut payload: &[u8], expansion: &Expansion, out: &mut [u8]) -> Result<(), Corrupt> {
     let lengths = take_lengths(&mut payload)?;
     let words = out.len().div_ceil(expansion.k);
+    let mut table = Table::EMPTY;
+    table.fill_single_words(&lengths, expansion);
     // If a word is half of a look-up's maximum, there is almost nothing to gain.
-    let table = match words < WORTH_A_TABLE || expansion.k >= 4 {
-        true => Table::of_single_words(&lengths, expansion),
-        false => Table::of_words(&lengths, expansion),
-    };
+    if words >= WORTH_A_TABLE && expansion.k < 4 {
+        table.add_words(&lengths, expansion);
+    }
     if words < STREAMS_FROM {
         return Stream::new(payload, out).finish(&table);
     }
@@ -124,6 +124,14 @@ impl<'a> Stream<'a> {
     #[inline(always)]
     fn has_round(&self) -> bool {
         self.bytes.len() - self.read >= 8 && self.out.len() - self.written >= ROUND_BYTES
+    }
+
+    /// Rounds that need no bounds check, one after the other.
+    #[inline(always)]
+    fn rounds(&self) -> usize {
+        // A refill reads 8 bytes and advances by 7 at most.
+        let refills = (self.bytes.len() - self.read).saturating_sub(1) / 7;
+        refills.min((self.out.len() - self.written) / ROUND_BYTES)
     }
 
     /// Refills and does [`LOOKUPS`] look-ups. Only after [`Stream::has_round`].
@@ -185,11 +193,51 @@ impl<'a> Stream<'a> {
 }
 
 multiversion! {
-    /// Advances all streams side by side until one of them gets near an end.
+    /// Advances all streams side by side until one of them gets near an end. The look-ups of the streams take turns, so
+    /// that the processor has four chains at hand within few instructions.
     fn decode_together(streams: &mut [Stream<'_>; STREAMS], table: &Table) {
-        while streams.iter().all(Stream::has_round) {
-            for stream in streams.iter_mut() {
-                stream.round(table);
+        loop {
+            // So many rounds need no further check: none reads more than 7 bytes further, or writes more than this.
+            let rounds = streams.iter().map(Stream::rounds).min().unwrap_or(0);
+            if rounds == 0 {
+                return;
+            }
+            // Local copies stay in registers. The compiler must assume that stores may write to fields.
+            let mut acc = streams.each_ref().map(|stream| stream.acc);
+            let mut held = streams.each_ref().map(|stream| stream.held);
+            let mut read = streams.each_ref().map(|stream| stream.bytes[stream.read..].as_ptr());
+            let mut out = streams.each_mut().map(|stream| stream.out[stream.written..].as_mut_ptr());
+            let (first_read, first_out) = (read, out);
+            for _ in 0..rounds {
+                for at in 0..STREAMS {
+                    // SAFETY: `rounds` saw 8 bytes from here on.
+                    let next = unsafe { read[at].cast::<[u8; 8]>().read() };
+                    acc[at] |= u64::from_le_bytes(next) << held[at];
+                    // SAFETY: at most 7 bytes, which were just read.
+                    read[at] = unsafe { read[at].add(((63 - held[at]) >> 3) as usize) };
+                    held[at] |= 56;
+                }
+                for _ in 0..LOOKUPS {
+                    for at in 0..STREAMS {
+                        let index = acc[at] as usize % TABLE;
+                        let used = table.used[index];
+                        // SAFETY: `rounds` saw `ROUND_BYTES` bytes for this round. A look-up advances by the 8 it writes
+                        // at most.
+                        unsafe {
+                            out[at].cast::<[u8; 8]>().write(table.symbols[index].to_le_bytes());
+                            out[at] = out[at].add(usize::from(used >> 8));
+                        }
+                        acc[at] >>= used & 63;
+                        // Of the difference only the low byte counts, which the high byte of `used` does not change.
+                        held[at] = held[at].wrapping_sub(u32::from(used));
+                    }
+                }
+                held.iter_mut().for_each(|held| *held &= 63);
+            }
+            for (at, stream) in streams.iter_mut().enumerate() {
+                (stream.acc, stream.held) = (acc[at], held[at]);
+                stream.read += read[at] as usize - first_read[at] as usize;
+                stream.written += out[at] as usize - first_out[at] as usize;
             }
         }
     }

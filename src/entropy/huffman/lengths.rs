@@ -127,16 +127,20 @@ pub(super) fn take_lengths(payload: &mut &[u8]) -> Result<[u8; 256], Corrupt> {
         }
         check_complete(&meta)?;
         let meta_codes = codes(&meta);
+        // By the bits of a code, with a 1 before them.
+        let mut lengths_of = [None; 2 << META_MAX];
+        for (length, (&width, &code)) in meta.iter().zip(&meta_codes).enumerate().filter(|(_, (width, _))| **width > 0)
+        {
+            lengths_of[1 << width | usize::from(code)] = Some(length as u8);
+        }
         for length in present.iter_mut() {
-            // At most 256 lengths of a few bits: a search is as fast as a table.
-            let (mut code, mut width) = (0u16, 0);
+            let (mut code, mut width) = (0, 0);
             *length = loop {
-                code |= (bits.take(1)? as u16) << width;
+                code |= (bits.take(1)? as usize) << width;
                 width += 1;
-                let found = (0..META_SYMBOLS).find(|&l| meta[l] == width && meta_codes[l] == code);
-                match found {
-                    Some(l) => break l as u8,
-                    None if u32::from(width) >= META_MAX => return Err(Corrupt("code of lengths")),
+                match lengths_of[1 << width | code] {
+                    Some(length) => break length,
+                    None if width >= META_MAX as usize => return Err(Corrupt("code of lengths")),
                     None => {}
                 }
             };

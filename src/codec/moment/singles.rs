@@ -1,0 +1,152 @@
+//! First moments of fp32, in two passes over a chunk: one in f32 for roots and quotients, one in f64 for the rest. A loop
+//! with both types has vectors of the wider one, and roots and divisions take as long for four elements as for eight.
+//! The results are those of the general loops.
+
+use super::super::float::{F32, Float};
+use super::super::lattice::{MAX_A, ROUNDER};
+use super::roundings;
+use super::rule::Divide;
+use crate::entropy::simd::multiversion;
+
+// Loops count instead of zipping many slices: a compiler that optimizes units apart leaves the zip's `next` as a call.
+
+/// Elements of a pass, whose intermediate values stay in the first-level cache.
+const PASS: usize = 256;
+
+/// The elements of a chunk.
+type Singles<'a> = &'a [[u8; 4]];
+
+multiversion! {
+    /// Quantizes up to one chunk, as [`super::quantize_chunk`] does.
+    pub(super) fn quantize<R: Divide>(m: Singles<'_>, v: Singles<'_>, step: (f64, f64), a: &mut [i32]) -> (bool, bool) {
+        let (inverse, outward) = (1.0 / step.0, step.1);
+        let (mut fits, mut without) = (true, false);
+        let shrink = 1.0 - 4.0 * roundings::<F32>();
+        for ((m, v), a) in m.chunks(PASS).zip(v.chunks(PASS)).zip(a.chunks_mut(PASS)) {
+            let (mut quotients, mut moments) = ([0f32; PASS], [0f32; PASS]);
+            let n = m.len().min(v.len()).min(a.len()).min(PASS);
+            let (m_bytes, v_bytes, a) = (&m[..n], &v[..n], &mut a[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (m, v) = (f32::from_le_bytes(m_bytes[at]), f32::from_le_bytes(v_bytes[at]));
+                let none = v == 0.0;
+                let some = |value: f32| f32::from_bits(value.to_bits() & u32::from(none).wrapping_sub(1));
+                quotients[at] = some(R::quotient::<F32>(m.into(), (if none { 1.0 } else { v }).into()) as f32);
+                moments[at] = some(m);
+                let finite = (m.abs() <= f32::MAX) & (v <= f32::MAX);
+                fits &= finite & (v >= 0.0);
+                without |= none & (m != 0.0);
+            }
+            for at in 0..n {
+                let steps = f64::from(quotients[at]) * inverse;
+                // False for NaN as well, which is the root of a negative v.
+                fits &= steps.abs() <= f64::from(MAX_A - 1);
+                a[at] = (R::rounded(steps, moments[at].into(), outward, shrink) + ROUNDER).to_bits() as i32;
+            }
+        }
+        (fits, without)
+    }
+}
+
+multiversion! {
+    /// The largest error of a tile and whether it is sound, as [`super::compare`] finds them.
+    pub(super) fn compare<R: Divide>(
+        m: Singles<'_>,
+        v: Singles<'_>,
+        m_q: Singles<'_>,
+        v_q: Singles<'_>,
+        g: f64,
+    ) -> (f64, bool) {
+        let (mut largest, mut sound) = (0i64, true);
+        let more = 1.0 + roundings::<F32>();
+        let chunks = m.chunks(PASS).zip(v.chunks(PASS)).zip(m_q.chunks(PASS).zip(v_q.chunks(PASS)));
+        for ((m, v), (m_q, v_q)) in chunks {
+            let (mut before, mut after) = ([0f32; PASS], [0f32; PASS]);
+            let (mut sizes, mut divisors) = ([0f32; PASS], [0f32; PASS]);
+            let n = m.len().min(v.len()).min(m_q.len()).min(v_q.len()).min(PASS);
+            let (m_bytes, v_bytes, m_q_bytes, v_q_bytes) = (&m[..n], &v[..n], &m_q[..n], &v_q[..n]);
+            #[allow(clippy::needless_range_loop)]
+            for at in 0..n {
+                let (m, v) = (f32::from_le_bytes(m_bytes[at]), f32::from_le_bytes(v_bytes[at]));
+                let (m_q, v_q) = (f32::from_le_bytes(m_q_bytes[at]), f32::from_le_bytes(v_q_bytes[at]));
+                let finite = |x: f32| x.abs() <= f32::MAX;
+                sound &= finite(m) & finite(v) & finite(m_q) & finite(v_q) & (v >= 0.0) & (v_q >= 0.0);
+                let none = v == 0.0;
+                sound &= none == (v_q == 0.0);
+                let (v, v_q) = (if none { 1.0 } else { v }, if none { 1.0 } else { v_q });
+                let u = R::quotient::<F32>(m.into(), v.into()) as f32;
+                let u_q = R::quotient::<F32>(m_q.into(), v_q.into()) as f32;
+                let grown = R::INWARD & (u_q.abs() > u.abs());
+                let flipped = (m_q != 0.0) & ((m > 0.0) != (m_q > 0.0));
+                let lost = R::SIGNS & ((m_q == 0.0) != (m == 0.0));
+                sound &= if none { m == m_q } else { !grown & !flipped & !lost };
+                (before[at], after[at]) = (u, u_q);
+                divisors[at] = R::divisor::<F32>(v_q.into()) as f32;
+                // Without a divisor the quotient has no limit.
+                sizes[at] = if none { 0.0 } else { m_q.abs() };
+            }
+            for at in 0..n {
+                let (u, u_q) = (f64::from(before[at]), f64::from(after[at]));
+                let (size, divisor) = (f64::from(sizes[at]), f64::from(divisors[at]));
+                let most = (u.abs() + g * R::GROWS) * more * divisor + F32::LEAST * R::LEAST;
+                let inflated = size > most;
+                sound &= !inflated;
+                largest = largest.max((u_q - u).abs().to_bits() as i64);
+            }
+        }
+        (f64::from_bits(largest as u64), sound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::rule::for_rule;
+    use super::super::{Rule, compare as general, quantize_chunk};
+    use super::*;
+    use crate::entropy::simd::Level;
+    use proptest::prelude::*;
+
+    /// Mostly usual values, and all kinds of others.
+    fn element() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            40 => (1f32..2.0, -20..2i32).prop_map(|(x, e)| x * (e as f32).exp2()),
+            2 => Just(0f32),
+            1 => any::<u32>().prop_map(f32::from_bits),
+            1 => prop::sample::select([-0.0, 1e-45, f32::MIN_POSITIVE, f32::MAX, f32::INFINITY, f32::NAN].as_slice()),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn they_are_those_of_the_general_way(
+            usual: bool,
+            elements in prop::collection::vec((element(), element(), -1.5..1.5f32, 0.8..1.25f32), 1..600),
+            step in prop::sample::select([(0.5, 0.0), (0.25, 1.0 / 16.0), (3.0, 0.0)].as_slice()),
+            rule in prop::sample::select(Rule::ALL.as_slice()),
+        ) {
+            let sound = |x: f32| if usual && !(x > 1e-9 && x < 9.0) { 1.0 } else { x };
+            let bytes = |of: &dyn Fn(&(f32, f32, f32, f32)) -> f32| -> Vec<[u8; 4]> {
+                elements.iter().map(|e| of(e).to_le_bytes()).collect()
+            };
+            let v = bytes(&|e| sound(e.0));
+            let m = bytes(&|e| if usual || e.1 > 1e-5 { e.2 * sound(e.0).sqrt() } else { e.1 });
+            let v_q = bytes(&|e| sound(e.0) * e.3);
+            let m_q = bytes(&|e| if usual { e.2 * e.3 * sound(e.0).sqrt() } else { e.1 });
+            let n = elements.len();
+            for level in Level::available() {
+                let (mut a, mut own_a) = (vec![7; n], vec![9; n]);
+                for_rule!(rule, R => {
+                    let fits = quantize_chunk::<F32, R>(level, &m, &v, step, &mut a);
+                    prop_assert_eq!(quantize::<R>(level, &m, &v, step, &mut own_a), fits);
+                    prop_assert!(a == own_a || !fits.0);
+                    for m_q in [&m_q, &m] {
+                        let (error, sound) = general::<F32, R>(level, &m, &v, m_q, &v_q, step.0);
+                        let (own, is) = compare::<R>(level, &m, &v, m_q, &v_q, step.0);
+                        prop_assert_eq!(is, sound);
+                        prop_assert!(own.to_bits() == error.to_bits() || !sound);
+                    }
+                });
+            }
+        }
+    }
+}
