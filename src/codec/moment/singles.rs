@@ -107,6 +107,9 @@ mod tests {
     use proptest::prelude::*;
 
     /// Mostly usual values, and all kinds of others.
+    /// A second moment, a first one, and two factors.
+    type Element = (f32, f32, f32, f32);
+
     fn element() -> impl Strategy<Value = f32> {
         prop_oneof![
             40 => (1f32..2.0, -20..2i32).prop_map(|(x, e)| x * (e as f32).exp2()),
@@ -125,7 +128,7 @@ mod tests {
             rule in prop::sample::select(Rule::ALL.as_slice()),
         ) {
             let sound = |x: f32| if usual && !(x > 1e-9 && x < 9.0) { 1.0 } else { x };
-            let bytes = |of: &dyn Fn(&(f32, f32, f32, f32)) -> f32| -> Vec<[u8; 4]> {
+            let bytes = |of: &dyn Fn(&Element) -> f32| -> Vec<[u8; 4]> {
                 elements.iter().map(|e| of(e).to_le_bytes()).collect()
             };
             let v = bytes(&|e| sound(e.0));
