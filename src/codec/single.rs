@@ -1,8 +1,8 @@
 //! Single precision where it gives the bits of double precision, and a vector has twice as many numbers.
 //!
-//! A short step times an integer of 16 bits is exact in f32. The sum or the product of two f32, computed in f64 and then
-//! rounded to f32, equals the one that f32 itself computes: f64 has more than twice as many bits and two to spare, so
-//! that rounding twice does no harm (Figueroa, "When is double rounding innocuous?", 1995).
+//! A short step times an integer of 16 bits is exact in f32. A sum or product of two f32 has the same bits if f64
+//! computes it, and f32 then rounds it. For f64 has more than twice as many bits and two to spare, so rounding twice does
+//! no harm. (Figueroa, "When is double rounding innocuous?", 1995)
 
 use super::Dtype;
 use super::narrow::LARGEST as LARGEST_SUMMAND;
