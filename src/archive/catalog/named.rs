@@ -104,6 +104,11 @@ impl Named {
         links
     }
 
+    /// Links that name something. A change of another link may change where one of them leads.
+    pub(super) fn links(&self) -> impl Iterator<Item = &PathBuf> {
+        self.statements.iter().filter(|(_, of)| matches!(of.says, Says::Link(_))).map(|(path, _)| path)
+    }
+
     /// The statement that names the file at `path`, or a directory above it, as the best.
     pub(super) fn by(&self, path: &Path) -> Option<&Path> {
         let named = path.ancestors().find_map(|above| self.best.get(above));

@@ -23,7 +23,13 @@ impl Catalog {
 
     /// A link was made, replaced or removed at a path.
     pub(in crate::archive) fn link_changed(&mut self, path: &Path) {
+        self.look_at(path);
+    }
+
+    /// Looks for a link at a path, and anew at all known ones, because they may lead through it.
+    pub(super) fn look_at(&mut self, path: &Path) {
         self.links.insert(path.to_path_buf());
+        self.links.extend(self.named.links().cloned());
     }
 
     /// Takes a name at which a link may have come or gone. The caller answers with [`Catalog::link_read`].

@@ -30,7 +30,7 @@ impl Catalog {
             named.insert(moved, from, to)
         });
         // It may be a link, contain links, or be a link's target.
-        self.links.insert(to.to_path_buf());
+        self.look_at(to);
         let moved = self.entries.take(from);
         for (_, old) in self.entries.take(to) {
             unname(&old, objects);
@@ -51,7 +51,7 @@ impl Catalog {
             links.extend(named.insert(at_b, b, a));
             links
         });
-        self.links.extend([a.to_path_buf(), b.to_path_buf()]);
+        [a, b].iter().for_each(|path| self.look_at(path));
         let (at_a, at_b) = (self.entries.take(a), self.entries.take(b));
         self.put(at_a, a, b, objects);
         self.put(at_b, b, a, objects);

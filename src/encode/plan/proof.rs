@@ -70,7 +70,25 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
             proven[i] = (proven[i] || proven[of]) && is_average(material, &statistics, [&tensors[i], &tensors[of]])?;
         }
     }
+    for (i, whole) in whole.iter().enumerate() {
+        if proven[i] && !has_finite_edges(material, whole, &tensors[i])? {
+            proven[i] = false;
+            tensors[i].partner.into_iter().for_each(|other| proven[other] = false);
+        }
+    }
     Ok(proven)
+}
+
+/// Whether the ends of a large tensor are finite, which stay in the skeleton. The tensor is exact if anything in it is not.
+fn has_finite_edges(material: &Material, whole: &Tensor, middle: &Tensor) -> io::Result<bool> {
+    let place = |at: u64| at.saturating_sub(whole.extent.start);
+    for edge in [0..place(middle.extent.start), place(middle.extent.end)..place(whole.extent.end)] {
+        if !edge.is_empty() && !values(whole.dtype, &read(material.source, whole, &edge)?).iter().all(|x| x.is_finite())
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Whether nothing contradicts that a tensor is a trained parameter: not its name, and not its signs. Fisher's

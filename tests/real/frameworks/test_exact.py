@@ -11,7 +11,7 @@ import pytorch_lightning as lightning
 import torch
 from harness import DAMAGE, FAILURE, OK, run, shell, wait_until
 from pytorch_lightning.callbacks import ModelCheckpoint
-from series import save_walk
+from series import save_walk, walk
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -173,6 +173,37 @@ def test_what_a_link_named_best_leads_to_stays_exact(mount, plain):
     os.symlink(later[3], mount / "best.pt.new")
     os.replace(mount / "best.pt.new", mount / "best.pt")
     wait_until(lambda: mount.state(names[0]) == "released", 30, "the link leads elsewhere")
+
+
+def test_a_link_named_best_may_lead_through_another_link(mount, plain):
+    names = save_walk(plain, 5, seed=37)
+    for name in names[:3]:
+        shutil.copy(plain / name, mount / name)
+    os.symlink(names[0], mount / "current.pt")
+    os.symlink("current.pt", mount / "best.pt")
+    mount.sync()
+    assert mount.released() == [names[1]]
+    os.symlink(names[2], mount / "new")
+    os.replace(mount / "new", mount / "current.pt")
+    wait_until(lambda: mount.state(names[0]) == "released", 30, "the link leads elsewhere")
+    for name in names[3:]:
+        shutil.copy(plain / name, mount / name)
+    mount.sync()
+    assert mount.state(names[2]) != "released"
+    assert (mount / "best.pt").read_bytes() == (plain / names[2]).read_bytes()
+
+
+def test_a_number_that_json_lacks_hides_no_best_checkpoint(mount, plain):
+    """Trainer writes NaN for a norm that overflowed."""
+    for step, state in zip((40, 50, 60), walk(3, seed=38)):
+        for folder in (mount.dir, plain):
+            (folder / f"checkpoint-{step}").mkdir()
+            torch.save(state, folder / f"checkpoint-{step}/model.pt")
+            told = {"best_model_checkpoint": "out/checkpoint-40", "log_history": [{"grad_norm": float("nan"), "step": 1}]}
+            (folder / f"checkpoint-{step}/trainer_state.json").write_text(json.dumps(told))
+    mount.sync()
+    assert [mount.state(f"checkpoint-{step}/model.pt") for step in (40, 50)] != ["released", "released"]
+    assert is_as_saved(mount, plain, "checkpoint-40") and not is_as_saved(mount, plain, "checkpoint-50")
 
 
 def against(mount, manifest, place=None):
