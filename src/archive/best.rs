@@ -16,9 +16,9 @@ use serde::Deserialize;
 use crate::container::{Description, ReadAt, describe};
 use crate::store::{MIN_RELEASE_BYTES, Profile, Store, beneath, in_parallel};
 
-use super::Archive;
 use super::catalog::{Says, State, is_torch, is_trainer_state, may_speak, modified_ns};
 use super::resident::ResidentReason;
+use super::{Archive, found_at};
 
 /// Larger files are not read. Each logged step takes some 150 bytes, so this is enough for 400,000.
 const MAX_TRAINER_STATE: u64 = 64 << 20;
@@ -207,7 +207,13 @@ impl Archive {
         });
         // A file may have the name by now, with a statement of its own.
         let is_file = self.catalog().get(path).is_some();
-        if said.is_some() || !is_file {
+        // A script removes a link on the way, and makes it anew: until then the former target counts.
+        let leads_nowhere = || match &said {
+            Some(Says::Link(target)) => !matches!(found_at(&self.store.tree(), target), Ok(Some(_))),
+            _ => matches!(read_link(&self.store.tree(), path), Ok(Some(_))),
+        };
+        let stays = self.catalog().has_said(path) && leads_nowhere();
+        if !stays && (said.is_some() || !is_file) {
             self.note_best(path, said.map(|says| (says, 0)));
         }
         self.catalog().link_read();

@@ -212,9 +212,9 @@ impl Local for Archive {
         Ok(namespace.remove(path, FileId::of(expect), still)? == Outcome::Done)
     }
 
-    fn remove_directory(&self, path: &Path) -> io::Result<()> {
-        let Some(namespace) = self.namespace() else { return Ok(()) };
-        let Some(metadata) = found_at(&self.store.tree(), path)? else { return Ok(()) };
-        namespace.remove_directory(path, FileId::of(&metadata)).map(drop)
+    fn remove_directory(&self, path: &Path) -> io::Result<bool> {
+        let Some(namespace) = self.namespace() else { return Ok(false) };
+        let Some(metadata) = found_at(&self.store.tree(), path)? else { return Ok(false) };
+        Ok(namespace.remove_directory(path, FileId::of(&metadata))? == Outcome::Done)
     }
 }

@@ -158,6 +158,11 @@ impl Tensor {
             || (self.trained == Some(LISTED) && !self.aliases.is_empty())
     }
 
+    /// Whether an optimizer keeps state of it by its number, not by its name.
+    pub fn is_paired_by_number(&self) -> bool {
+        self.trained == Some(OF_ITS_OWN)
+    }
+
     /// Whether only numbers or shapes show that it is trained, whatever its name says. A statistic of each parameter has them, too.
     pub fn is_trained_by_numbers(&self) -> bool {
         matches!(self.trained, Some(OF_ITS_SHAPE | COUNTED))

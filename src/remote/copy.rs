@@ -193,7 +193,7 @@ impl Local for Copy {
     }
 
     /// An empty directory stays: the next mount, or the user, may use it.
-    fn remove_directory(&self, _: &Path) -> io::Result<()> {
-        Ok(())
+    fn remove_directory(&self, _: &Path) -> io::Result<bool> {
+        Ok(false)
     }
 }

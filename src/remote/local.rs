@@ -96,11 +96,11 @@ pub trait Local: Send + Sync {
     /// Device errors, or those of `still`.
     fn remove(&self, path: &Path, expect: &Metadata, still: &mut dyn FnMut() -> io::Result<bool>) -> io::Result<bool>;
 
-    /// Removes a directory if it is empty.
+    /// Removes a directory if it is empty, and answers whether it did.
     ///
     /// # Errors
     /// Device errors.
-    fn remove_directory(&self, path: &Path) -> io::Result<()>;
+    fn remove_directory(&self, path: &Path) -> io::Result<bool>;
 }
 
 /// The mark of a file that shows a name of the remote.

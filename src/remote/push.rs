@@ -123,6 +123,9 @@ impl Pusher {
             let record = view.of_node(path, writer.node())?.shown.as_ref()?;
             Some(record.inode).filter(|inode| inodes.contains(inode))
         };
+        // A name that is not shown any more was not removed by a program.
+        let still = shared.shown();
+        plan.removals.retain(|path| still.get(path) == shown.get(path));
         let missing: Vec<(Option<u64>, PathBuf)> =
             plan.removals.into_iter().map(|path| (listed_as(&path), path)).collect();
         drop(view);

@@ -143,17 +143,13 @@ impl Shared {
         let (due, later): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *emptied).into_iter().partition(|(_, since)| since.elapsed() >= least);
         emptied.extend(later);
-        // The directory above may be empty now, and stays as long.
-        emptied.extend(
-            due.iter()
-                .filter_map(|(path, _)| path.parent())
-                .filter(|above| !above.as_os_str().is_empty())
-                .map(|above| (above.to_path_buf(), Instant::now())),
-        );
         drop(emptied);
         for (path, _) in due {
-            if let Err(error) = local.remove_directory(&path) {
-                log::debug!("{} stays: {error}", path.display());
+            match local.remove_directory(&path) {
+                // The directory above may be empty now, and stays as long.
+                Ok(true) => self.went(std::iter::once(&path)),
+                Ok(false) => {}
+                Err(error) => log::debug!("{} stays: {error}", path.display()),
             }
         }
     }

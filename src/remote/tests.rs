@@ -101,10 +101,10 @@ impl Local for Machine {
         fs::remove_file(self.store.tree().join(path)).map(|()| true)
     }
 
-    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+    fn remove_directory(&self, path: &Path) -> io::Result<bool> {
         match fs::remove_dir(self.store.tree().join(path)) {
-            Err(error) if error.kind() != io::ErrorKind::DirectoryNotEmpty => Err(error),
-            _ => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
+            removed => removed.map(|()| true),
         }
     }
 }

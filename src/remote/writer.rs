@@ -299,8 +299,12 @@ impl Writer {
         {
             return Ok(0);
         }
+        let mut read_at = since_boot();
         Reader::refresh(self.place.as_ref(), &self.view)?;
-        let read_at = since_boot();
+        if since_boot().saturating_sub(read_at) > READ_FOR {
+            read_at = since_boot();
+            self.look()?;
+        }
         // A segment that cannot be read may have a name that needs an object.
         if lock(&self.view).nodes().values().any(|node| node.broken.is_some()) {
             self.idle.clear();

@@ -211,11 +211,12 @@ fn numbers(name: &str) -> Vec<Number<'_>> {
         let is_place = PLACE_WORDS.contains(&word) || name[at..].starts_with(OF) || of_rank;
         numbers.push(Number { start, end: at, word, is_place });
     }
-    let is_of_ranks = numbers.iter().any(|number| ["tp", "pp", "dp", "mp", "rank"].contains(&number.word));
+    let is_of_ranks = numbers.iter().any(|number| ["tp", "pp"].contains(&number.word));
     // Accelerate numbers the optimizers of one state: optimizer.bin, optimizer_1.bin.
     let is_accelerates = name.starts_with("optimizer_") && name.ends_with(".bin");
     for number in &mut numbers {
-        number.is_place |= is_of_ranks && EITHER.contains(&number.word) || is_accelerates && number.word == "optimizer";
+        let is_one_of_few = is_accelerates && number.word == "optimizer" && number.end - number.start == 1;
+        number.is_place |= is_of_ranks && EITHER.contains(&number.word) || is_one_of_few;
     }
     numbers
 }

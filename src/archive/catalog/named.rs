@@ -104,6 +104,11 @@ impl Named {
         links
     }
 
+    /// Whether there is a statement at a path.
+    pub(super) fn has_said(&self, path: &Path) -> bool {
+        self.statements.contains_key(path)
+    }
+
     /// Links that name something. A change of another link may change where one of them leads.
     pub(super) fn links(&self) -> impl Iterator<Item = &PathBuf> {
         self.statements.iter().filter(|(_, of)| matches!(of.says, Says::Link(_))).map(|(path, _)| path)

@@ -32,6 +32,11 @@ impl Catalog {
         self.links.extend(self.named.links().cloned());
     }
 
+    /// Whether the file or link at a path names something.
+    pub(in crate::archive) fn has_said(&self, path: &Path) -> bool {
+        self.named.has_said(path)
+    }
+
     /// Takes a name at which a link may have come or gone. The caller answers with [`Catalog::link_read`].
     pub(in crate::archive) fn claim_link(&mut self) -> Option<PathBuf> {
         let path = self.links.pop_first()?;

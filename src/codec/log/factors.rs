@@ -339,7 +339,9 @@ impl FactorsBuilder {
         let level = Level::detect();
         let columns = &mut self.columns;
         let singles = for_float!(dtype, F => F::singles(F::elements(tile)), else None);
-        if let Some(tile) = singles.filter(|tile| !self.squared && singles::are_normal(level, tile)) {
+        // Without a whole row the columns would cost more than the tile.
+        let has_rows = |tile: &&[[u8; 4]]| tile.len() as u64 >= width;
+        if let Some(tile) = singles.filter(|tile| !self.squared && has_rows(tile) && singles::are_normal(level, tile)) {
             return singles::sum_rows(level, tile, column, rows, columns);
         }
         match self.squared {

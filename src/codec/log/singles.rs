@@ -130,16 +130,21 @@ pub(super) fn sum_rows(level: Level, tile: &[[u8; 4]], column: usize, rows: &mut
             factors::sum_rows::<F32, Logarithm>(level, piece, column, std::slice::from_mut(row), columns);
         }
         (column, tile) = (0, rest);
-        if summed == SUMMED || tile.is_empty() {
-            for ((sum, total), count) in sums.iter_mut().zip(&mut columns.totals).zip(&mut columns.counts) {
-                *total += unbiased(u64::from(std::mem::take(sum)), summed);
-                *count += summed as u32;
-            }
-            summed = 0;
+        if summed == SUMMED {
+            add_to_columns(&mut sums, std::mem::take(&mut summed), columns);
         }
         if tile.is_empty() {
             break;
         }
+    }
+    add_to_columns(&mut sums, summed, columns);
+}
+
+/// Adds the sums of so many rows, and clears them.
+fn add_to_columns(sums: &mut [u32], rows: usize, columns: &mut Columns) {
+    for ((sum, total), count) in sums.iter_mut().zip(&mut columns.totals).zip(&mut columns.counts) {
+        *total += unbiased(u64::from(std::mem::take(sum)), rows);
+        *count += rows as u32;
     }
 }
 

@@ -210,10 +210,11 @@ pub(super) fn plan(material: &Material) -> io::Result<Planned> {
     }
     // The state before was proven by this very state.
     let was_lossy = |tensor: &Tensor| previous.get(tensor).is_some_and(|before| before.entry.coding.is_lossy());
-    let proven = match material.ahead {
+    let mut proven = match material.ahead {
         true => all.iter().map(was_lossy).collect(),
         false => proof::proven(material, &all, &twins)?,
     };
+    proof::except_ends(material, &all, &mut proven)?;
     // A copy is as lossy as its original, so the original must be proven.
     copies.retain(|_, of| proven[*of]);
     // A tensor can be beside another one only if both get tiles.

@@ -50,6 +50,8 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
             // The structure of an optimizer's state is the proof (`container::pairing`).
             (role, _) if role.group() != Role::Weight => Ok(true),
             _ if tensor.is_trained_by_numbers() && !may_be_trained(material, &statistics, tensor)? => Ok(false),
+            // Paired by number, with a name that says otherwise.
+            _ if tensor.is_paired_by_number() && statistics.is_mean(&tensor.path) => Ok(false),
             _ if tensor.trained.is_some() && !tensor.is_trained_by_shape_only() => Ok(true),
             (_, Some(twin)) if tensor.trained.is_some() => {
                 let states = states.get(&at).map(Vec::as_slice).unwrap_or_default();
@@ -67,16 +69,21 @@ pub(super) fn proven(material: &Material, tensors: &[Tensor], twins: &[Option<Te
         if tensors[i].role == Role::Ema
             && let Some(of) = tensors[i].of
         {
-            proven[i] = (proven[i] || proven[of]) && is_average(material, &statistics, [&tensors[i], &tensors[of]])?;
+            proven[i] = (proven[i] || proven[of]) && is_average(material, &statistics, [&whole[i], &whole[of]])?;
         }
     }
-    for (i, whole) in whole.iter().enumerate() {
+    Ok(proven)
+}
+
+/// Takes the proof from tensors whose ends are not finite, and from their other moments.
+pub(super) fn except_ends(material: &Material, tensors: &[Tensor], proven: &mut [bool]) -> io::Result<()> {
+    for (i, whole) in material.description.tensors.iter().enumerate() {
         if proven[i] && !has_finite_edges(material, whole, &tensors[i])? {
             proven[i] = false;
             tensors[i].partner.into_iter().for_each(|other| proven[other] = false);
         }
     }
-    Ok(proven)
+    Ok(())
 }
 
 /// Whether the ends of a large tensor are finite, which stay in the skeleton. The tensor is exact if anything in it is not.
@@ -105,18 +112,25 @@ fn may_be_trained(material: &Material, statistics: &Statistics, tensor: &Tensor)
     Ok(negative)
 }
 
-/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are.
+/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are, or in its direction. A young average
+/// is still short. Squares are never negative, and gradients have another direction.
 fn is_average(material: &Material, statistics: &Statistics, [average, of]: [&Tensor; 2]) -> io::Result<bool> {
-    let (mut apart, mut weights) = (Vec::new(), Vec::new());
+    /// Least cosine of the angle between an average and its weight.
+    const LEAST_COSINE: f64 = 0.5;
+    if statistics.is_mean(&average.path) {
+        return Ok(false);
+    }
+    let (mut weights, mut averages) = (Vec::new(), Vec::new());
     sample(average, |range| {
-        let now = values(of.dtype, &read(material.source, of, &range)?);
-        let then = values(average.dtype, &read(material.source, average, &range)?);
-        apart.extend(now.iter().zip(&then).map(|(a, b)| a - b));
-        weights.extend(now);
+        weights.extend(values(of.dtype, &read(material.source, of, &range)?));
+        averages.extend(values(average.dtype, &read(material.source, average, &range)?));
         Ok(())
     })?;
-    let near = mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&weights).sqrt();
-    Ok(near && !statistics.is_mean(&average.path))
+    let apart: Vec<f64> = weights.iter().zip(&averages).map(|(weight, average)| weight - average).collect();
+    let product: f64 = weights.iter().zip(&averages).map(|(weight, average)| weight * average).sum();
+    let lengths = (mean_square(&weights) * mean_square(&averages)).sqrt() * weights.len() as f64;
+    let is_near = mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&weights).sqrt();
+    Ok(is_near || averages.iter().any(|average| *average < 0.0) && product >= LEAST_COSINE * lengths)
 }
 
 /// Whether a tensor moves in the direction of its optimizer's first moment or momentum. Then that state is its own.
