@@ -141,7 +141,7 @@ class CovarianceBesideOptimizer(OneMatrix):
         require_same(before["inverse"], after["inverse"], "entries of the inverse")
 
 
-@animal("checkpoint-{}/per_layer.pt", lossy=["0.weight", "state.*"])
+@animal("checkpoint-{}/per_layer.pt", lossy=["0.*", "state.*"])
 class FisherBesideOptimizer:
     """Fisher's information under the names of the model's layers, in a file beside the model's and the optimizer's."""
 
