@@ -109,11 +109,15 @@ pub(super) fn of_links(store: &Store, links: &[PathBuf]) -> Vec<Word> {
 
 /// The target of the link at `path`, if the link's own name asks for exact bytes and the target lies in the tree.
 pub(super) fn link(store: &Store, path: &Path) -> io::Result<Option<Says>> {
-    let tree = store.tree();
-    if read_link(&tree, path)?.is_none() || store.profiles(path)?.coarsest() != Profile::Exact {
-        return Ok(None);
+    match names_exact(store, path)? {
+        true => Ok(resolve(&store.tree(), path)?.map(Says::Link)),
+        false => Ok(None),
     }
-    Ok(resolve(&tree, path)?.map(Says::Link))
+}
+
+/// Whether a link is at `path` whose own name asks for exact bytes.
+fn names_exact(store: &Store, path: &Path) -> io::Result<bool> {
+    Ok(read_link(&store.tree(), path)?.is_some() && store.profiles(path)?.coarsest() == Profile::Exact)
 }
 
 /// The target of a link in the tree. `None` if it is no link, or does not exist.
@@ -210,7 +214,7 @@ impl Archive {
         // A script removes a link on the way, and makes it anew: until then the former target counts.
         let leads_nowhere = || match &said {
             Some(Says::Link(target)) => !matches!(found_at(&self.store.tree(), target), Ok(Some(_))),
-            _ => matches!(read_link(&self.store.tree(), path), Ok(Some(_))),
+            _ => matches!(names_exact(&self.store, path), Ok(true)),
         };
         let stays = self.catalog().has_said(path) && leads_nowhere();
         if !stays && (said.is_some() || !is_file) {
