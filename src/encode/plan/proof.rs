@@ -112,25 +112,21 @@ fn may_be_trained(material: &Material, statistics: &Statistics, tensor: &Tensor)
     Ok(negative)
 }
 
-/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are, or in its direction. A young average
-/// is still short. Squares are never negative, and gradients have another direction.
+/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are. A young average may be farther,
+/// and stays exact. Its direction proves nothing: a bias that has just begun has the direction of its gradients.
 fn is_average(material: &Material, statistics: &Statistics, [average, of]: [&Tensor; 2]) -> io::Result<bool> {
-    /// Least cosine of the angle between an average and its weight.
-    const LEAST_COSINE: f64 = 0.5;
     if statistics.is_mean(&average.path) {
         return Ok(false);
     }
-    let (mut weights, mut averages) = (Vec::new(), Vec::new());
+    let (mut apart, mut weights) = (Vec::new(), Vec::new());
     sample(average, |range| {
-        weights.extend(values(of.dtype, &read(material.source, of, &range)?));
-        averages.extend(values(average.dtype, &read(material.source, average, &range)?));
+        let now = values(of.dtype, &read(material.source, of, &range)?);
+        let then = values(average.dtype, &read(material.source, average, &range)?);
+        apart.extend(now.iter().zip(&then).map(|(a, b)| a - b));
+        weights.extend(now);
         Ok(())
     })?;
-    let apart: Vec<f64> = weights.iter().zip(&averages).map(|(weight, average)| weight - average).collect();
-    let product: f64 = weights.iter().zip(&averages).map(|(weight, average)| weight * average).sum();
-    let lengths = (mean_square(&weights) * mean_square(&averages)).sqrt() * weights.len() as f64;
-    let is_near = mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&weights).sqrt();
-    Ok(is_near || averages.iter().any(|average| *average < 0.0) && product >= LEAST_COSINE * lengths)
+    Ok(mean_square(&apart).sqrt() <= MOST_MOVED * mean_square(&weights).sqrt())
 }
 
 /// Whether a tensor moves in the direction of its optimizer's first moment or momentum. Then that state is its own.
