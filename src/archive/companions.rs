@@ -16,7 +16,7 @@ const MOST_FILES: usize = 32;
 /// Whether a file's name says that it has something else of each parameter: Fisher's information, means of gradients, control
 /// variates. These have the shapes of the parameters, and so their numbers prove nothing.
 fn keeps_no_parameters(path: &Path) -> bool {
-    const WORDS: [&str; 26] = [
+    const WORDS: [&str; 25] = [
         "fisher",
         "importance",
         "omega",
@@ -31,7 +31,6 @@ fn keeps_no_parameters(path: &Path) -> bool {
         "velocity",
         "variate",
         "variates",
-        "control",
         "local",
         "residual",
         "error",

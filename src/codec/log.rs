@@ -325,7 +325,7 @@ multiversion! {
 const REBIAS: i32 = (1023 - 127) << FRACTION_BITS;
 
 multiversion! {
-    /// [`reconstruct_chunk`] of f32, whose fraction holds that of a pseudo-logarithm, so that only the exponent's bias
+    /// [`reconstruct_chunk`] of f32. Its fraction holds the fraction of a pseudo-logarithm, so only the exponent's bias
     /// changes. False if an element is a subnormal, which needs rounding.
     fn reconstruct_single<S: Symbol>(p: &[i32], steps: Steps, q: &[S], out: &mut [[u8; 4]]) -> bool {
         let mut normal = true;

@@ -28,7 +28,7 @@ multiversion! {
         for ((class, &q), &before) in classes.iter_mut().zip(q).zip(before) {
             let before = i32::from(before);
             let index = q.wrapping_sub(before).wrapping_add(SMALL) as u32;
-            // The last class is that of elements that become 0.
+            // The last class stands for elements that become 0.
             let plain = (index < CLASSES - 1) & log::is_step_of_q(q) & log::is_step_of_q(before);
             other |= u32::from(!plain);
             *class = index as u8;

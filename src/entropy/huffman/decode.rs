@@ -221,8 +221,7 @@ multiversion! {
                     for at in 0..STREAMS {
                         let index = acc[at] as usize % TABLE;
                         let used = table.used[index];
-                        // SAFETY: `rounds` saw `ROUND_BYTES` bytes for this round. A look-up advances by the 8 it writes
-                        // at most.
+                        // SAFETY: `rounds` saw room for this round, and a look-up advances by 8 bytes at most.
                         unsafe {
                             out[at].cast::<[u8; 8]>().write(table.symbols[index].to_le_bytes());
                             out[at] = out[at].add(usize::from(used >> 8));
