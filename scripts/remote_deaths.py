@@ -45,7 +45,7 @@ class Rank(threading.Thread):
     def __init__(self, node, number, series, draw, wait, stop):
         super().__init__()
         self.node, self.number, self.series, self.draw, self.wait, self.stop = node, number, series, draw, wait, stop
-        self.seed, self.saved, self.acknowledged = series.seeds[number], [], 0
+        self.seed, self.begun, self.saved, self.acknowledged = series.seeds[number], [], [], 0
         self.dead, self.failure = False, None
 
     def run(self):
@@ -71,6 +71,7 @@ class Rank(threading.Thread):
             files.append((f"data_{place}.bin", draw.randbytes(100_000)))
         os.makedirs(folder, exist_ok=True)
         for name, data in files:
+            self.begun.append(name)
             with open(folder / f"{name}.part", "wb") as f:
                 f.write(data)
             os.rename(folder / f"{name}.part", folder / name)
@@ -105,8 +106,11 @@ def go_on(fresh, rank, series):
     the restore costs, or None if the file is exact.
     """
     names = sorted(path.name for path in (fresh / f"rank_{rank.number}").glob("*.pt"))
-    saved = [os.path.basename(name) for name, _ in rank.saved if name.endswith(".pt")]
-    return len(saved) - 1 - saved.index(names[-1]), series.go_on(rank.seed, fresh / f"rank_{rank.number}/{names[-1]}")
+    # The newest may have reached the remote although its save did not return.
+    begun = [name for name in rank.begun if name.endswith(".pt")]
+    saved = sum(name.endswith(".pt") for name, _ in rank.saved)
+    lost = max(0, saved - 1 - begun.index(names[-1]))
+    return lost, series.go_on(rank.seed, fresh / f"rank_{rank.number}/{names[-1]}")
 
 
 def die(seed, series, args):
