@@ -46,4 +46,8 @@ impl Place for Counted {
     fn delete(&self, name: &str) -> Result<()> {
         self.place.delete(name)
     }
+
+    fn sweep(&self, prefix: &str) -> Result<()> {
+        self.place.sweep(prefix)
+    }
 }

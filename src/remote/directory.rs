@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::place::{Error, Listed, Place, Result};
 use crate::container::ReadAt;
@@ -16,6 +17,8 @@ use crate::store::Id;
 const PIECE: usize = 1 << 20;
 /// Files with this beginning are unfinished. Nobody lists them.
 const UNFINISHED: &str = ".part-";
+/// Nobody writes to an unfinished file any more that has not changed for so long: clocks of machines differ by less.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 /// The directory.
 #[derive(Debug)]
@@ -55,6 +58,26 @@ impl Directory {
             } else if metadata.is_file() {
                 let put_ns = metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
                 found.push(Listed { name: format!("{prefix}{name}"), len: metadata.len(), put_ns });
+            }
+        }
+        Ok(())
+    }
+
+    fn sweep_below(&self, directory: &Path) -> io::Result<()> {
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                self.sweep_below(&entry.path())?;
+            } else if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+                // Its put may end, or another process may delete it, in this moment.
+                let age = entry.metadata().and_then(|of| of.modified()).map(|at| at.elapsed().unwrap_or_default());
+                if age.is_ok_and(|age| age > ABANDONED_AFTER) {
+                    let _ = fs::remove_file(entry.path());
+                }
             }
         }
         Ok(())
@@ -152,5 +175,31 @@ impl Place for Directory {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(told(error, name)),
             _ => Ok(()),
         }
+    }
+
+    fn sweep(&self, prefix: &str) -> Result<()> {
+        self.sweep_below(&self.path(prefix)).map_err(|error| told(error, prefix))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::place::put_bytes;
+    use super::*;
+
+    #[test]
+    fn what_a_killed_put_left_goes_once_it_is_old() {
+        let temp = tempfile::tempdir().unwrap();
+        let remote = Directory::open(temp.path()).unwrap();
+        put_bytes(&remote, "nodes/a/objects/x", vec![1], &|_| {}).unwrap();
+        let (old, young) = (remote.path("nodes/a/objects/.part-1"), remote.path("nodes/a/objects/.part-2"));
+        fs::write(&young, [2]).unwrap();
+        File::create(&old).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED_AFTER).unwrap();
+        remote.sweep("nodes/a/").unwrap();
+        assert!(!old.exists() && young.exists());
+        assert_eq!(remote.list("nodes/").unwrap().len(), 1);
+        remote.sweep("nodes/b/").unwrap();
     }
 }

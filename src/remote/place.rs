@@ -85,6 +85,14 @@ pub trait Place: Send + Sync {
     /// # Errors
     /// [`Error`].
     fn delete(&self, name: &str) -> Result<()>;
+
+    /// Deletes what puts of killed processes left below a prefix, where a remote cannot do that by itself.
+    ///
+    /// # Errors
+    /// [`Error`].
+    fn sweep(&self, _prefix: &str) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Puts a few bytes.

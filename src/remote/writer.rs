@@ -81,6 +81,8 @@ impl Writer {
             return Err(Error::Wrong(format!("the journal of node {node} has a segment that no start can follow")));
         };
         let epoch = next.max(seconds);
+        place.sweep(&format!("nodes/{node}/"))?;
+        place.sweep("heads/")?;
         let objects = place.list(&format!("nodes/{node}/objects/"))?;
         let present = objects.into_iter().map(|listed| (listed.name, listed.len)).collect();
         let mut writer = Writer {
