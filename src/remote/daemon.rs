@@ -346,6 +346,8 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             Err(error) => pauses.after(&error, shared),
         }
     }
+    // No program uses the tree any more.
+    shared.remove_emptied(local, Duration::ZERO);
     save(local, shared, &mut saved);
 }
 

@@ -25,6 +25,15 @@ struct Inside {
 #[derive(Clone, Default)]
 pub(super) struct Keeper(Arc<Mutex<Inside>>);
 
+/// Notes that the thread has ended, by a fault of stepfs too.
+struct Ends(Keeper);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.lock().is_bringing = false;
+    }
+}
+
 impl Keeper {
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -46,13 +55,13 @@ impl Keeper {
         }
         let (keeper, objects) = (self.clone(), Arc::clone(objects));
         let bring = move || {
+            let _ends = Ends(keeper);
             let failed = due.iter().filter_map(|id| Some((id, objects.bring(*id).err()?)));
             let failed = failed
                 .inspect(|(id, error)| log::warn!("remote: object {id} of an open file cannot be brought: {error}"));
             if failed.count() > 0 {
                 thread::sleep(PAUSE);
             }
-            keeper.lock().is_bringing = false;
         };
         if let Err(error) = thread::Builder::new().name("remote-keep".into()).spawn(bring) {
             log::warn!("remote: no thread can be started: {error}");
