@@ -79,7 +79,7 @@ pub fn copy(from: &Origin, store: Store, wanted: &Path) -> Result<Missing> {
     let mut missing = Missing { names: take_all(&copy, &shared)?, ..Missing::default() };
     missing.names.retain(|path, _| path.starts_with(wanted));
     tree::save(&copy.store, url, node, &shared.prune())?;
-    let files = walk(&copy)?;
+    let files = walk(&copy)?.files;
     let (needed, total) = needed_by(&lock(&shared.view), (node, wanted), &files, &copy.objects, &mut missing);
     watch(Step::Total(total));
     let watch = Arc::clone(watch);

@@ -156,6 +156,22 @@ impl Found {
     }
 }
 
+/// What a tree has.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    /// Its regular files and symbolic links.
+    pub(super) files: BTreeMap<PathBuf, Found>,
+    /// Directories that this user may not list, each with the reason. What is in them is unknown.
+    pub(super) unlisted: BTreeMap<PathBuf, String>,
+}
+
+impl Listing {
+    /// True if a directory above `path` could not be listed: the file may be there.
+    pub(super) fn hides(&self, path: &Path) -> bool {
+        !self.unlisted.is_empty() && path.ancestors().skip(1).any(|above| self.unlisted.contains_key(above))
+    }
+}
+
 /// Modification time in nanoseconds since 1970.
 pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
@@ -164,37 +180,47 @@ pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
 /// All regular files and symbolic links of the tree. A name that moves meanwhile may be missing.
 ///
 /// # Errors
-/// A directory cannot be listed, or the tree itself is gone: then nothing was removed from it.
-pub(super) fn walk(local: &dyn Local) -> io::Result<BTreeMap<PathBuf, Found>> {
-    let (tree, mut found) = (local.store().tree(), BTreeMap::new());
+/// A directory cannot be read, or the tree itself is gone: then nothing was removed from it.
+pub(super) fn walk(local: &dyn Local) -> io::Result<Listing> {
+    let (tree, mut listing) = (local.store().tree(), Listing::default());
     let mut rest = vec![PathBuf::new()];
     while let Some(directory) = rest.pop() {
-        let opened = match beneath::open_dir(&tree, &directory) {
+        match list(local, &tree, &directory, &mut listing.files) {
+            Ok(below) => rest.extend(below),
+            Err(error) if directory.as_os_str().is_empty() => return Err(error),
             // It went, or a program put something else in its place.
-            Err(error)
-                if !directory.as_os_str().is_empty()
-                    && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) =>
-            {
-                continue;
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                listing.unlisted.insert(directory, error.to_string());
             }
-            opened => opened?,
-        };
-        let at = beneath::by_descriptor(&opened);
-        for entry in fs::read_dir(&at)? {
-            let entry = entry?;
-            let path = directory.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                rest.push(path);
-                continue;
-            }
-            let of = match look(local, &entry.path(), &path) {
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => continue,
-                of => of?,
-            };
-            found.extend(of.map(|of| (path, of)));
+            Err(error) => return Err(error),
         }
     }
-    Ok(found)
+    Ok(listing)
+}
+
+/// Adds the files and links of one directory to `found`. Returns the directories in it.
+fn list(
+    local: &dyn Local,
+    tree: &Path,
+    directory: &Path,
+    found: &mut BTreeMap<PathBuf, Found>,
+) -> io::Result<Vec<PathBuf>> {
+    let (opened, mut below) = (beneath::open_dir(tree, directory)?, Vec::new());
+    for entry in fs::read_dir(beneath::by_descriptor(&opened))? {
+        let entry = entry?;
+        let path = directory.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            below.push(path);
+            continue;
+        }
+        let of = match look(local, &entry.path(), &path) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => continue,
+            of => of?,
+        };
+        found.extend(of.map(|of| (path, of)));
+    }
+    Ok(below)
 }
 
 /// What is at `path`, which `reached` leads to; `None` for other kinds of files.

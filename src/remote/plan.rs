@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use super::journal::{Content, Shown};
-use super::local::{Found, Shape};
+use super::local::{Found, Listing, Shape};
 use super::view::{Stamp, View};
 use crate::store::{Id, MIN_RELEASE_BYTES, Newest, Objects};
 
@@ -53,19 +53,13 @@ impl Plan {
     }
 }
 
-/// Compares the tree of node `me` with the view. `shown` is what the tree showed before `files` were listed: a name of
+/// Compares the tree of node `me` with the view. `shown` is what the tree showed before its files were listed: a name of
 /// it that is missing now was removed here.
-pub(super) fn plan(
-    me: &str,
-    view: &View,
-    files: &BTreeMap<PathBuf, Found>,
-    shown: &BTreeMap<PathBuf, Stamp>,
-    newest: Newest,
-) -> Plan {
-    let mut plan = Plan::default();
+pub(super) fn plan(me: &str, view: &View, listing: &Listing, shown: &BTreeMap<PathBuf, Stamp>, newest: Newest) -> Plan {
+    let (files, mut plan) = (&listing.files, Plan::default());
     let known = Known::of(me, view);
     for (path, stamp, now) in view.all() {
-        if files.contains_key(path) {
+        if files.contains_key(path) || listing.hides(path) {
             continue;
         }
         match now {
@@ -130,7 +124,8 @@ pub(super) fn plan(
             None => plan.agrees.extend(pushed.map(|(stamp, _)| (path.clone(), stamp.clone()))),
         }
     }
-    let is_nowhere = |path: &&PathBuf| !files.contains_key(*path) && view.winner(path).is_none();
+    let is_here = |path: &PathBuf| files.contains_key(path) || listing.hides(path);
+    let is_nowhere = |path: &&PathBuf| !is_here(path) && view.winner(path).is_none();
     if is_all_read(view) {
         plan.forgets = shown.keys().filter(is_nowhere).cloned().collect();
     }
@@ -274,9 +269,10 @@ mod tests {
 
     fn decide(view: &View, files: &[(&str, Found)], shown: &[(&str, u64, &str)]) -> Plan {
         let files = files.iter().map(|(path, file)| (PathBuf::from(path), file.clone())).collect();
+        let listing = Listing { files, ..Listing::default() };
         let stamp = |time: u64, node: &str| Stamp { time, node: node.into() };
         let shown = shown.iter().map(|(path, time, node)| (PathBuf::from(path), stamp(*time, node))).collect();
-        plan("me", view, &files, &shown, Newest::Exact)
+        plan("me", view, &listing, &shown, Newest::Exact)
     }
 
     #[test]
@@ -305,7 +301,8 @@ mod tests {
         put(&mut view, "me", 1, "x", Some(record(&newest, object("me", LOSSY))));
         let wants = |view: &View, path: &str, shape, newest| {
             let files = BTreeMap::from([(PathBuf::from(path), file(shape))]);
-            plan("me", view, &files, &BTreeMap::new(), newest)
+            let listing = Listing { files, ..Listing::default() };
+            plan("me", view, &listing, &BTreeMap::new(), newest)
                 .puts
                 .into_iter()
                 .map(|(_, want)| want)
@@ -322,6 +319,21 @@ mod tests {
         // Once its bytes are there, nothing travels again.
         put(&mut view, "me", 2, "x", Some(record(&newest, object("me", 1))));
         assert_eq!(wants(&view, "x", Shape::Whole, Newest::Quantized), []);
+    }
+
+    #[test]
+    fn what_a_directory_hides_is_neither_removed_nor_shown() {
+        let mut view = View::default();
+        put(&mut view, "me", 1, "a/x", Some(record(&file(Shape::Whole), object("me", 1))));
+        put(&mut view, "b", 2, "a/b/y", Some(record(&file(Shape::Whole), object("b", 2))));
+        let stamp = |time, node: &str| Stamp { time, node: node.into() };
+        let shown = BTreeMap::from([("a/x".into(), stamp(1, "me")), ("a/z".into(), stamp(9, "b"))]);
+        let unlisted = BTreeMap::from([("a".into(), "Permission denied".into())]);
+        let hidden = plan("me", &view, &Listing { unlisted, ..Listing::default() }, &shown, Newest::Exact);
+        assert_eq!(hidden, Plan::default());
+        let empty = plan("me", &view, &Listing::default(), &shown, Newest::Exact);
+        assert_eq!(empty.removals, [PathBuf::from("a/x")]);
+        assert_eq!(empty.takes, [("a/b/y".into(), stamp(2, "b"))]);
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(super) struct Pusher {
     missing: HashMap<PathBuf, Instant>,
     /// Files that cannot be pushed. All others go on.
     failed: BTreeMap<PathBuf, Failed>,
+    /// Directories that could not be listed, each with the reason.
+    unlisted: BTreeMap<PathBuf, String>,
     /// When the next round is due because of these. `None` if there are none, or if something else is left.
     again: Option<Instant>,
 }
@@ -82,14 +84,15 @@ impl Pusher {
         let shown = shared.shown();
         let before = local.changes();
         let closers = shared.waiting.closers();
-        let mut files = walk(local)?;
-        for (_, file) in files.iter_mut().filter(|(path, _)| closers.wait_for(path)) {
+        let mut listing = walk(local)?;
+        for (_, file) in listing.files.iter_mut().filter(|(path, _)| closers.wait_for(path)) {
             if matches!(file.shape, Shape::Unsettled | Shape::Newest) {
                 file.shape = Shape::Awaited;
             }
         }
         let me = writer.node().to_string();
-        let plan_now = || plan(&me, &lock(&shared.view), &files, &shown, shared.settings.newest);
+        let files = &listing.files;
+        let plan_now = || plan(&me, &lock(&shared.view), &listing, &shown, shared.settings.newest);
         let mut plan = plan_now();
         // A machine that slept may know names of objects that their owner has deleted since.
         if plan.may_need_others(&me, local.objects()) {
@@ -111,7 +114,7 @@ impl Pusher {
         // A program waits for these, whatever their times say.
         costly.sort_by_key(|(path, _)| !closers.wait_for(path));
         let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
-        shared.set_backlog(&backlog(&left, &files));
+        shared.set_backlog(&backlog(&left, files));
         // A file that a missing name may have become, and that cannot be pushed in the same segment.
         let slow: HashSet<&PathBuf> = costly.iter().map(|(path, _)| path).collect();
         let is_late = |path: &PathBuf, file: &Found| file.shape == Shape::Unsettled || slow.contains(path);
@@ -131,20 +134,21 @@ impl Pusher {
         drop(view);
         // A directory that moved while the tree was listed may be in no part of the list.
         let is_gone = missing.iter().any(|(inode, _)| inode.is_none());
-        let waits = !late.is_empty() || is_gone && walk(local)?.values().any(|file| !inodes.contains(&file.inode));
+        let waits =
+            !late.is_empty() || is_gone && walk(local)?.files.values().any(|file| !inodes.contains(&file.inode));
         let waits = |inode: Option<u64>| inode.map_or(waits, |inode| late.contains(&inode));
         let missing = missing.into_iter().map(|(inode, path)| (waits(inode), path)).collect();
         let removals = self.removals(local, missing)?;
         // A program waits for these names: a crash must not undo them here once the remote has them.
         let awaited = costly.iter().chain(&cheap).map(|(path, _)| path).filter(|path| closers.wait_for(path));
         tree::sync(local.store(), &awaited.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf).collect())?;
-        self.push_cheap(local, writer, shared, (cheap, removals), &files)?;
+        self.push_cheap(local, writer, shared, (cheap, removals), files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
         let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).cloned().collect();
         shared.waiting.pushed(&closers, &unpushed);
         let (mut later, mut pushed, mut is_cut_short) = (Vec::new(), 0, false);
         for (path, want) in costly {
-            shared.set_backlog(&backlog(&left, &files));
+            shared.set_backlog(&backlog(&left, files));
             // Something newer may have to go first; but each round pushes one.
             is_cut_short = shared.is_stopped() || pushed > 0 && local.changes() != before;
             if is_cut_short {
@@ -168,14 +172,17 @@ impl Pusher {
             }
         }
         let others = is_cut_short || !self.missing.is_empty() || !later.is_empty();
-        self.again = self.failed.values().map(|failed| failed.since + failed.pause).min().filter(|_| !others);
+        self.unlisted = listing.unlisted;
+        let unlisted = self.unlisted.first_key_value().map(|_| Instant::now() + LONGEST_PAUSE);
+        let again = self.failed.values().map(|failed| failed.since + failed.pause).chain(unlisted).min();
+        self.again = again.filter(|_| !others);
         let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
         shared.waiting.give_up(&closers, &failed);
         shared.fails(FILES, self.failing());
         if !is_cut_short {
-            shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&[later, failed].concat(), &files) });
+            shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&[later, failed].concat(), files) });
         }
-        Ok(!others && self.failed.is_empty())
+        Ok(!others && !self.has_failed())
     }
 
     /// When a round is due although nothing changes, if the last one left nothing but files that cannot be pushed.
@@ -185,7 +192,7 @@ impl Pusher {
 
     /// Whether some file cannot be pushed.
     pub(super) fn has_failed(&self) -> bool {
-        !self.failed.is_empty()
+        !self.failed.is_empty() || !self.unlisted.is_empty()
     }
 
     /// One file cannot be pushed. It is tried again after pauses that grow.
@@ -200,6 +207,9 @@ impl Pusher {
 
     /// The files that cannot be pushed, in words.
     fn failing(&self) -> Option<String> {
+        if let Some((path, why)) = self.unlisted.first_key_value() {
+            return Some(format!("{}: files in it cannot be pushed: {why}", path.display()));
+        }
         let (path, failed) = self.failed.first_key_value()?;
         let others = match self.failed.len() - 1 {
             0 => String::new(),
@@ -269,10 +279,10 @@ impl Pusher {
 
 /// Counts what is left, without a request: the remote is away.
 pub(super) fn count(local: &dyn Local, shared: &Shared) -> Result<()> {
-    let (files, shown) = (walk(local)?, shared.shown());
-    let plan = plan(&shared.settings.node, &lock(&shared.view), &files, &shown, shared.settings.newest);
+    let (listing, shown) = (walk(local)?, shared.shown());
+    let plan = plan(&shared.settings.node, &lock(&shared.view), &listing, &shown, shared.settings.newest);
     let left: Vec<PathBuf> = plan.puts.into_iter().map(|(path, _)| path).collect();
-    shared.set_backlog(&backlog(&left, &files));
+    shared.set_backlog(&backlog(&left, &listing.files));
     Ok(())
 }
 

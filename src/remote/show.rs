@@ -29,13 +29,14 @@ type Due = (PathBuf, Stamp, Option<Shown>);
 /// Shows what changed. Returns the names that cannot be shown now, each with the reason.
 pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<PathBuf, String>> {
     let (node, newest) = (&shared.settings.node, shared.settings.newest);
-    let files = walk(local)?;
+    let listing = walk(local)?;
+    let files = &listing.files;
     // After the tree was listed: a name that a user removes meanwhile is not shown again.
     let shown = shared.shown();
     // First what appears, then what goes: a directory never lacks a file in between, and is not taken for an empty one.
     let (due, appearing, forgotten): (Vec<Due>, usize, BTreeSet<PathBuf>) = {
         let view = lock(&shared.view);
-        let plan = plan(node, &view, &files, &shown, newest);
+        let plan = plan(node, &view, &listing, &shown, newest);
         let takes = plan.takes.into_iter().filter_map(|(path, stamp)| {
             let now = view.winner(&path).and_then(|(_, now)| now.cloned())?;
             Some((path, stamp, Some(now)))

@@ -191,7 +191,7 @@ impl Machine {
 
     fn files(&self) -> Vec<String> {
         let walked = super::local::walk(self).unwrap();
-        walked.keys().map(|path| path.display().to_string()).collect()
+        walked.files.keys().map(|path| path.display().to_string()).collect()
     }
 }
 

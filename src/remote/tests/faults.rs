@@ -170,9 +170,9 @@ fn a_file_that_a_program_writes_meanwhile_stays() {
     let view = lock(&view);
     let path = Path::new("run/config.json");
     let (stamp, shown) = view.winner(path).map(|(stamp, shown)| (stamp, shown.unwrap())).unwrap();
-    let found = crate::remote::local::walk(&b).unwrap().remove(path).unwrap();
+    let found = crate::remote::local::walk(&b).unwrap().files.remove(path).unwrap();
     assert!(show(&b, path, Some(&found), (&stamp, shown)).unwrap());
-    let found = crate::remote::local::walk(&b).unwrap().remove(path).unwrap();
+    let found = crate::remote::local::walk(&b).unwrap().files.remove(path).unwrap();
     b.write("run/config.json", b"written meanwhile");
     assert!(!show(&b, path, Some(&found), (&stamp, shown)).unwrap());
     assert!(!tree::take_away(&b, path, &found).unwrap());
