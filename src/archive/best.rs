@@ -83,7 +83,8 @@ pub(super) fn small_said(file: &(dyn ReadAt + Sync), path: &Path) -> io::Result<
     }
 }
 
-/// What the small files of a store say that is being opened. All others are sealed before anything is archived, and looked at then.
+/// What the small files of a store say that is being opened. All others are sealed before anything is archived, and
+/// looked at then.
 pub(super) fn of_small(store: &Store, found: &[(PathBuf, io::Result<State>)]) -> Vec<Word> {
     let small = |state: &io::Result<State>| matches!(state, Ok(State::Resident(ResidentReason::Small)));
     let small = found.iter().filter(|(path, state)| small(state) && may_speak(path));

@@ -1,7 +1,8 @@
 //! Bundles of TensorFlow: files with tensors, whose names and places stand in the index beside them.
 //!
-//! A file with tensors is a state of its lineage only while its index and all other files of the bundle are durable. TensorFlow writes
-//! the index last. The index never changes when a file with tensors is released: see `container/bundle`.
+//! A file with tensors is a state of its lineage only while its index and all other files of the bundle are durable.
+//! TensorFlow writes the index last. The index never changes when a file with tensors is released: see
+//! `container/bundle`.
 
 use std::io;
 use std::path::Path;
@@ -43,8 +44,8 @@ impl Catalog {
         durable(&shard.index) && shard.files().all(|other| other == path || durable(&other))
     }
 
-    /// The state of an examined file. A file of an unfinished bundle is no state. One whose bundle became durable meanwhile is
-    /// examined again.
+    /// The state of an examined file. A file of an unfinished bundle is no state. One whose bundle became durable
+    /// meanwhile is examined again.
     pub(super) fn unless_without_index(&self, path: &Path, before: Progress, state: State) -> State {
         let Some(shard) = Shard::of(path) else { return state };
         if matches!(state, State::Resident(ResidentReason::Small)) {

@@ -122,8 +122,8 @@ impl Catalog {
         self.entries.insert(path.to_path_buf(), entry);
     }
 
-    /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed; how many bytes
-    /// a program left, and when.
+    /// The last handle is gone: everything that waited for it may go on. `written`: the content may have changed; how
+    /// many bytes a program left, and when.
     pub(super) fn closed(&mut self, path: &Path, written: Option<(u64, Instant)>, objects: &Objects) {
         let mut changed = false;
         self.entries.edit(path, |entry| {

@@ -13,8 +13,8 @@ use super::Archive;
 /// Most files of a checkpoint that are read. It has few optimizer files, but may have thousands of shards.
 const MOST_FILES: usize = 32;
 
-/// Whether a file's name says that it has something else of each parameter: Fisher's information, means of gradients, control
-/// variates. These have the shapes of the parameters, and so their numbers prove nothing.
+/// Whether a file's name says that it has something else of each parameter: Fisher's information, means of gradients,
+/// control variates. These have the shapes of the parameters, and so their numbers prove nothing.
 fn keeps_no_parameters(path: &Path) -> bool {
     const WORDS: [&str; 25] = [
         "fisher",

@@ -1,5 +1,5 @@
-//! Notes from the file system. It makes them while it holds its own lock, so their order is the order of events. Each waits in
-//! the [`super::inbox`] until somebody looks at the catalog.
+//! Notes from the file system. It makes them while it holds its own lock, so their order is the order of events. Each
+//! waits in the [`super::inbox`] until somebody looks at the catalog.
 
 use std::path::Path;
 use std::sync::PoisonError;

@@ -1,8 +1,8 @@
 //! Notes from the file system that no thread of the archive has read yet.
 //!
-//! Programs wait while the file system makes a note. So it does not take the catalog's lock, which a thread of the archive may
-//! hold that gets no processor for a while. Whoever takes that lock reads all notes first, in their order: nobody sees a catalog
-//! that lacks an earlier event. If nobody else does, a thread of its own reads them.
+//! Programs wait while the file system makes a note. So it does not take the catalog's lock, which a thread of the
+//! archive may hold that gets no processor for a while. Whoever takes that lock reads all notes first, in their order:
+//! nobody sees a catalog that lacks an earlier event. If nobody else does, a thread of its own reads them.
 
 use std::fmt;
 use std::sync::PoisonError;

@@ -6,8 +6,9 @@
 //!   └──────────────────────── opened for writing: recall ─────────────────────┘
 //! ```
 //!
-//! The catalog (`catalog.rs`) offers a step when its condition holds, and one thread claims it (`threads.rs`). A step that fails
-//! leaves the file as it was (`error.rs`). A crash between two steps loses nothing: the next mount finds the file as it is.
+//! The catalog (`catalog.rs`) offers a step when its condition holds, and one thread claims it (`threads.rs`). A step
+//! that fails leaves the file as it was (`error.rs`). A crash between two steps loses nothing: the next mount finds the
+//! file as it is.
 
 use crate::encode::StepResult;
 

@@ -14,7 +14,8 @@ pub(super) enum ResidentReason {
     Incompressible,
     /// No object of it would be smaller, for a reason that these words name.
     NotUnderstood(Arc<str>),
-    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are not there.
+    /// A file of a distributed checkpoint whose `.metadata` is not there or of another save, or whose other files are
+    /// not there.
     Unfinished,
     /// Its fsync failed. It stays under every name, until it is written again.
     NotDurable,

@@ -69,8 +69,9 @@ impl Archive {
             if is_passing(&error) {
                 return Err(error.into());
             }
-            // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must
-            // not let an older state go. `sync_written` tells apart an error for which nothing was lost, where it can prove that.
+            // The kernel reports it once; a second fsync would succeed and prove nothing. What is not durable must not
+            // let an older state go. `sync_written` tells apart an error for which nothing was lost, where it can prove
+            // that.
             log::error!(
                 "{}: could not be made durable: {error}; it may have lost bytes, so save it again",
                 path.display()

@@ -19,11 +19,11 @@ use super::catalog::{Catalog, Closed, Failed, Task};
 use super::housekeeper::Housekeeper;
 use super::{Archive, LONGEST_PAUSE, SOON};
 
-/// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job close their
-/// files together. A test's scheduler tries orders of few threads better than of many.
+/// Threads that wait for fsync at once: a device takes several at hardly more time than one, and the ranks of a job
+/// close their files together. A test's scheduler tries orders of few threads better than of many.
 const SEALERS: usize = if cfg!(feature = "shuttle") { 1 } else { 4 };
-/// Files that are archived side by side, at most. The tiles in flight (`encode/workers.rs`) bound memory, not this number. Each
-/// file adds its index and one tile.
+/// Files that are archived side by side, at most. The tiles in flight (`encode/workers.rs`) bound memory, not this
+/// number. Each file adds its index and one tile.
 const ENCODERS: usize = if cfg!(feature = "shuttle") { 1 } else { 8 };
 /// A thread looks for work at least this often, without being told.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -179,8 +179,8 @@ impl Archive {
         self.wake.learned.notify_all();
     }
 
-    /// Waits for a moment until it is known of all that was closed what it names as the best. Where programs save all the time
-    /// there is always something: whoever asks looks once more under the file system's lock.
+    /// Waits for a moment until it is known of all that was closed what it names as the best. Where programs save all
+    /// the time there is always something: whoever asks looks once more under the file system's lock.
     pub(super) fn wait_for_words(&self) {
         let until = Instant::now() + SOON;
         let mut catalog = self.catalog();

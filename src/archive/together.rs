@@ -1,8 +1,9 @@
 //! Makes many closed files durable in one go (`catalog/turn.rs` says which).
 //!
-//! First the bytes of all are sent to the device. So the first fsync commits the journal for all, and the others only wait for
-//! the device's cache, several at a time. Each file still has an fsync of its own, because only that says which file lost bytes.
-//! syncfs would not, and it would also wait for large files that programs write meanwhile. Each directory is synced once.
+//! First the bytes of all are sent to the device. So the first fsync commits the journal for all, and the others only
+//! wait for the device's cache, several at a time. Each file still has an fsync of its own, because only that says
+//! which file lost bytes. syncfs would not, and it would also wait for large files that programs write meanwhile. Each
+//! directory is synced once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -28,7 +29,8 @@ impl Archive {
                     let results = tasks.iter().zip(results);
                     results.for_each(|(task, result)| self.conclude(task, &mut pause, || result));
                 }
-                // A defect. An fsync may have failed, so none is tried again: each file fails like one with a defect of its own.
+                // A defect. An fsync may have failed, so none is tried again: each file fails like one with a defect of
+                // its own.
                 Err(_) => tasks.iter().for_each(|task| self.conclude(task, &mut pause, || resume_unwind(Box::new(())))),
             }
             self.notify();

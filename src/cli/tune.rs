@@ -43,8 +43,8 @@ Example: another profile for one directory of a mount only\n  \
 stepfs tune a.safetensors b.safetensors --eval './accuracy.sh' --higher-is-better\n  \
 stepfs profile /ckpts/run --set inshrinkerator-12bins-prune30")]
 pub(super) struct Args {
-    /// Checkpoints of one run, oldest first; at least two. Sorted by number if all names have a step number. A directory stands
-    /// for the checkpoints in it.
+    /// Checkpoints of one run, oldest first; at least two. Sorted by number if all names have a step number. A
+    /// directory stands for the checkpoints in it.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Command for `sh -c` that prints a score. The checkpoint's path is its last argument, or replaces $1.

@@ -25,7 +25,8 @@ use super::remote_url::{bring, url_of};
 #[command(after_help = "Exit codes: 0 no damage left, 1 failed, 3 damage left. With --against: 0 every file has the \
 manifest's hash, or was archived from such bytes, 1 failed, 3 a file differs, is missing or is damaged.")]
 pub(super) struct Args {
-    /// The store, or the URL of a remote. With --against also a mount, or a directory in a mount that the manifest's names are relative to.
+    /// The store, or the URL of a remote. With --against also a mount, or a directory in a mount that the manifest's
+    /// names are relative to.
     store: PathBuf,
     /// Compare the files in this manifest (of `sha256sum`, also with --tag; `-` is standard input).
     #[arg(long, value_name = "MANIFEST", conflicts_with = "repair")]

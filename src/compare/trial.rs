@@ -1,7 +1,7 @@
 //! One profile on trial: the bytes that a store takes for a series under it, and the error of the series' last file.
 //!
-//! A trial takes the archive's own way from a file to its object ([`crate::encode`]), without a store. Objects have no names,
-//! so a trial that is interrupted leaves nothing behind.
+//! A trial takes the archive's own way from a file to its object ([`crate::encode`]), without a store. Objects have no
+//! names, so a trial that is interrupted leaves nothing behind.
 
 use std::fs::File;
 use std::io;
@@ -104,7 +104,8 @@ impl<'a> Trial<'a> {
         &self.series.last().description.tensors
     }
 
-    /// Encodes the series under a profile, each state as a difference to those before it, and measures the last state's error.
+    /// Encodes the series under a profile, each state as a difference to those before it, and measures the last state's
+    /// error.
     /// `dir` holds the objects while they are written. The update after the last state is not known; it counts as large as
     /// the one before.
     ///

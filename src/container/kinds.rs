@@ -1,7 +1,7 @@
 //! What kind of state each tensor is that an optimizer keeps of one parameter, by the whole set of them.
 //!
-//! An optimizer is known by its slots, and by what it keeps beside tensors. One slot more, and it is another optimizer, which
-//! may mean something else by the same names. So each set here is exactly an optimizer's own.
+//! An optimizer is known by its slots, and by what it keeps beside tensors. One slot more, and it is another optimizer,
+//! which may mean something else by the same names. So each set here is exactly an optimizer's own.
 
 use super::{Role, Tensor, Use};
 use crate::codec::Dtype;
@@ -182,8 +182,8 @@ impl State<'_> {
                 && self.only(&[first, second, around, "beta1_pow_acc", "beta2_pow_acc"])
                 && self.same(m, v)
             {
-                // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8; Keras, by number;
-                // Paddle, beside powers of its betas; scikit-learn.
+                // Moonlight's Muon, for what is no matrix; bitsandbytes with 32 bits, and its small tensors with 8;
+                // Keras, by number; Paddle, beside powers of its betas; scikit-learn.
                 let why = "one of two moments, beside nothing but the step (Adam of Moonlight, bitsandbytes, Keras, Paddle or scikit-learn)";
                 return Some(pair(m, v, Use::ByRole, [why, why]));
             }
@@ -200,9 +200,9 @@ impl State<'_> {
         Some(doubt(self.slots, "named like a moment, but not of a weight's name and shape"))
     }
 
-    /// SOAP: Adam in a basis of its own. The squares are of gradients in that basis and divide there, element by element, so
-    /// octaves bound what becomes of an update. The first moment is in the parameter's own basis: an error in it is spread over
-    /// directions whose divisors differ by orders of magnitude.
+    /// SOAP: Adam in a basis of its own. The squares are of gradients in that basis and divide there, element by
+    /// element, so octaves bound what becomes of an update. The first moment is in the parameter's own basis: an error
+    /// in it is spread over directions whose divisors differ by orders of magnitude.
     fn soap(&self) -> Option<Vec<Verdict>> {
         let bases = ["GG", "Q"];
         let has_bases = bases.iter().all(|name| self.foreign.iter().any(|foreign| foreign == name));

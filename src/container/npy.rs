@@ -1,4 +1,5 @@
-//! Arrays as numpy saves them, one or several in a row: a magic number, a header that is text of a Python dict, and the elements.
+//! Arrays as numpy saves them, one or several in a row: a magic number, a header that is text of a Python dict, and the
+//! elements.
 
 use std::ops::Range;
 
@@ -41,8 +42,8 @@ impl Array {
 /// Most arrays of a file.
 const MAX_ARRAYS: usize = 1 << 17;
 
-/// Describes a file with one array, or with several one after the other, as Equinox writes the leaves of a tree. `None` if its
-/// beginning is not that of one.
+/// Describes a file with one array, or with several one after the other, as Equinox writes the leaves of a tree. `None`
+/// if its beginning is not that of one.
 pub(super) fn describe(src: &dyn ReadAt, size: u64) -> Result<Option<Description>, Fail> {
     if !begins_with(src, size, &MAGIC)? {
         return Ok(None);

@@ -231,7 +231,8 @@ impl Description {
         Ok(patches)
     }
 
-    /// The patches of records that have whole zips in them: each CRC follows the changed tensors and the patches in its record.
+    /// The patches of records that have whole zips in them: each CRC follows the changed tensors and the patches in its
+    /// record.
     fn around(
         &self,
         src: &dyn ReadAt,

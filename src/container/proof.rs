@@ -163,13 +163,14 @@ impl Tensor {
         self.trained == Some(OF_ITS_OWN)
     }
 
-    /// Whether only numbers or shapes show that it is trained, whatever its name says. A statistic of each parameter has them, too.
+    /// Whether only numbers or shapes show that it is trained, whatever its name says. A statistic of each parameter
+    /// has them, too.
     pub fn is_trained_by_numbers(&self) -> bool {
         matches!(self.trained, Some(OF_ITS_SHAPE | COUNTED))
     }
 
-    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may train a
-    /// parameter of this shape that is in no file, and this be a buffer.
+    /// Whether numbers and shapes alone show that it is trained, and not even its name bears that out. An optimizer may
+    /// train a parameter of this shape that is in no file, and this be a buffer.
     pub fn is_trained_by_shape_only(&self) -> bool {
         self.trained.is_some_and(|why| ![BY_NAME, FORMAT, LISTED].contains(&why)) && !is_of_layer(&self.path)
     }

@@ -37,8 +37,8 @@ pub(crate) struct Place {
 }
 
 impl Base {
-    /// For a state that comes after the one that a chain is for. `wants_baseline`: whether a new full checkpoint costs less than
-    /// another difference to this one, for policies that ask.
+    /// For a state that comes after the one that a chain is for. `wants_baseline`: whether a new full checkpoint costs
+    /// less than another difference to this one, for policies that ask.
     pub(crate) fn after(
         chain: Chain,
         place: Place,

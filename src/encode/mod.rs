@@ -1,6 +1,7 @@
 //! From a file to its object: plan, encode, make durable, read back, compare.
 //!
-//! [`Difference::write`] is the whole way. It knows no catalog and no mount: the archive, `stepfs tune` and repair use it alike.
+//! [`Difference::write`] is the whole way. It knows no catalog and no mount: the archive, `stepfs tune` and repair use
+//! it alike.
 //! `plan` chooses a coding for each tensor. `tensors` writes the tiles in order, made in parallel by `workers`, and each
 //! is compared with the file. `verify` reads the object back from the device: each tile must decode to the same bytes.
 
@@ -27,8 +28,8 @@ pub(crate) use error::{StepError, StepResult};
 pub(crate) use job::BATCH;
 pub(crate) use workers::Workers;
 
-/// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed.rs` takes the time at
-/// each.
+/// Target of the notes, at level trace, that name the stage of encoding that a file ended. `examples/speed.rs` takes
+/// the time at each.
 pub const STAGES: &str = "stepfs::stages";
 
 /// Lets training run first: lowers the priority of the calling thread.

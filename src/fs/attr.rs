@@ -109,8 +109,8 @@ impl Core {
             return (Duration::ZERO, attributes(ino, metadata, 0), NONE);
         };
         let stored = node.stub.as_ref().map_or(0, |stub| self.archive.stored_bytes(stub));
-        // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see that. All
-        // other writes it sees, but not which bits they will take away.
+        // While somebody may write through a mapping, the kernel has to ask again: with passthrough it does not see
+        // that. All other writes it sees, but not which bits they will take away.
         let privileged = node.kind == FileType::RegularFile && has_privileges(metadata.mode());
         let ttl = if node.may_be_mapped() || privileged { Duration::ZERO } else { TTL };
         (ttl, attributes(ino, metadata, stored), node.generation)

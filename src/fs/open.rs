@@ -1,8 +1,8 @@
 //! Open and release: who serves the bytes of a file while it is open.
 //!
-//! The first open of a node decides who serves it until the last release: the kernel (passthrough), or the daemon. The kernel
-//! answers EIO if a later open differs, or names another backing file (measured).
-//! So each node has one mode from its first open to its last release, and every open gets an answer that fits it:
+//! The first open of a node decides who serves it until the last release: the kernel (passthrough), or the daemon. The
+//! kernel answers EIO if a later open differs, or names another backing file (measured). So each node has one mode from
+//! its first open to its last release, and every open gets an answer that fits it:
 //!
 //! | node                    | passthrough allowed                 | otherwise                                        |
 //! |-------------------------|-------------------------------------|--------------------------------------------------|

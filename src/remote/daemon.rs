@@ -262,7 +262,8 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 if done || pusher.again().is_some() {
                     shared.tried.fetch_max(changes, Ordering::Relaxed);
                 }
-                // Own segments change the view; nothing new follows from them. News that came after the plan count as unseen.
+                // Own segments change the view; nothing new follows from them. News that came after the plan count as
+                // unseen.
                 let put = writer.as_ref().map_or(0, Writer::put_segments).saturating_sub(put_before);
                 seen = (done || pusher.again().is_some()).then_some((changes, version + put, asked));
                 // A tree of many files takes its time: at most half of it, while programs save all the time.

@@ -1,7 +1,7 @@
 //! Keeps a file readable that a program has open while its name on the remote already shows another object.
 //!
-//! The owner of an object deletes it once no name has needed it for the grace. A program that reads such a file in pieces may
-//! take longer. So all of its object comes here before.
+//! The owner of an object deletes it once no name has needed it for the grace. A program that reads such a file in
+//! pieces may take longer. So all of its object comes here before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -136,8 +136,8 @@ impl Shared {
         emptied.extend(above.map(|above| (above.to_path_buf(), Instant::now())));
     }
 
-    /// Removes directories that have been empty for a while. A program may be about to create a file in one that another node's
-    /// file made. Where that node removed the directory, nothing comes.
+    /// Removes directories that have been empty for a while. A program may be about to create a file in one that
+    /// another node's file made. Where that node removed the directory, nothing comes.
     pub(super) fn remove_emptied(&self, local: &dyn Local, least: Duration) {
         let mut emptied = self.emptied.lock().unwrap_or_else(PoisonError::into_inner);
         let (due, later): (Vec<_>, Vec<_>) =

@@ -178,8 +178,8 @@ impl Index {
         group.iter().for_each(|group| self.refresh(group));
     }
 
-    /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works on, are
-    /// not there.
+    /// Enters a member where threads look for work, or takes it out; those that wait for a time, or that a thread works
+    /// on, are not there.
     pub(super) fn offer(&mut self, sequence: u64, enter: bool) {
         let Some(member) = self.members.get(&sequence) else { return };
         let Some(work) = member.queued() else { return };

@@ -1,8 +1,9 @@
 //! When a closed file is made durable: at once, or together with others.
 //!
-//! A device makes many small files durable in hardly more time than one, and programs that write to the same file system wait
-//! while it does. So a file that nothing waits for stays closed for a moment, until others can join it: a small file, or a log
-//! that is written again and again. It waits no longer if a program opens it again: bytes that were closed become durable.
+//! A device makes many small files durable in hardly more time than one, and programs that write to the same file
+//! system wait while it does. So a file that nothing waits for stays closed for a moment, until others can join it: a
+//! small file, or a log that is written again and again. It waits no longer if a program opens it again: bytes that
+//! were closed become durable.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -100,8 +101,8 @@ impl Catalog {
         }
     }
 
-    /// The bytes that a file had when the task began are durable; `is_log`: whether it is no checkpoint, if known. A program may
-    /// have opened or closed the file since.
+    /// The bytes that a file had when the task began are durable; `is_log`: whether it is no checkpoint, if known. A
+    /// program may have opened or closed the file since.
     pub(in crate::archive) fn made_durable(&mut self, task: &Task, began: Instant, is_log: Option<bool>) {
         if self.get(&task.path).is_none_or(|entry| entry.turn.file != task.file) {
             return;
@@ -117,7 +118,8 @@ impl Catalog {
 }
 
 impl Entry {
-    /// The file has this name now: its lineage and profile must be found out again, if it has any. Answers whether that is so.
+    /// The file has this name now: its lineage and profile must be found out again, if it has any. Answers whether that
+    /// is so.
     pub(super) fn take_name(&mut self, path: &Path) -> bool {
         let was_small = matches!(self.state, State::Resident(ResidentReason::Small));
         let changes = self.state.follows_from_name();

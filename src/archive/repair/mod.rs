@@ -367,8 +367,8 @@ impl<'a> Round<'a> {
                 }
                 set_aside(self.store, &to)?;
                 if fs::symlink_metadata(&to).is_ok() {
-                    // Another object still lies here under this wrong name. `set_aside` gave it a second name in `damaged/`, from
-                    // where the repair takes it.
+                    // Another object still lies here under this wrong name. `set_aside` gave it a second name in
+                    // `damaged/`, from where the repair takes it.
                     io.remove(&to, CrashPoint::RepairInPlace)?;
                 }
                 io.make_dirs(durable::parent(&to), 0o777, CrashPoint::ShardMade)?;

@@ -1,5 +1,5 @@
-//! The object graph of a bundle: a message `TrackableObjectGraph` in the tensor `_CHECKPOINTABLE_OBJECT_GRAPH`. It tells which variables
-//! are an optimizer's, which it trains, and the names that Keras has given them.
+//! The object graph of a bundle: a message `TrackableObjectGraph` in the tensor `_CHECKPOINTABLE_OBJECT_GRAPH`. It
+//! tells which variables are an optimizer's, which it trains, and the names that Keras has given them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -39,8 +39,8 @@ pub(super) struct Graph<'a> {
     pub(super) trained: HashSet<&'a str>,
 }
 
-/// The ends of the names that Keras's optimizers give their variables, and the slots that they are. A variable of another name
-/// belongs to an optimizer that stepfs does not know, or to an option.
+/// The ends of the names that Keras's optimizers give their variables, and the slots that they are. A variable of
+/// another name belongs to an optimizer that stepfs does not know, or to an option.
 fn slots_of(optimizer: &str) -> &'static [(&'static str, &'static str)] {
     let numbered = optimizer.trim_end_matches(|c: char| c.is_ascii_digit());
     let name = if numbered.len() < optimizer.len() { numbered.strip_suffix('_') } else { Some(optimizer) };

@@ -1,7 +1,8 @@
-//! Bundles of TensorFlow (`tf.train.Checkpoint`): tensors lie in `NAME.data-00000-of-00001`, their names and places in `NAME.index`.
+//! Bundles of TensorFlow (`tf.train.Checkpoint`): tensors lie in `NAME.data-00000-of-00001`, their names and places in
+//! `NAME.index`.
 //!
-//! The index also has a CRC-32C of each tensor, which TensorFlow checks when it reads one. Two files cannot change in one moment, so the
-//! index never changes: a quantized tensor keeps its CRC ([`steady`]).
+//! The index also has a CRC-32C of each tensor, which TensorFlow checks when it reads one. Two files cannot change in
+//! one moment, so the index never changes: a quantized tensor keeps its CRC ([`steady`]).
 
 mod graph;
 pub(super) mod steady;

@@ -1,8 +1,9 @@
 //! Tensors that change and keep their CRC-32C.
 //!
-//! A CRC is linear: two files of one length have CRCs whose difference depends on the difference of their bytes alone. So some bits of a
-//! tensor can make up for the rest. The last 128 bytes of each tensor stay out of all codecs. Once the rest is quantized, the lowest bits
-//! of these elements are chosen so that the CRC of the whole is what it was. 32 bits that are independent always suffice, and a tail has
+//! A CRC is linear: two files of one length have CRCs whose difference depends on the difference of their bytes alone.
+//! So some bits of a tensor can make up for the rest. The last 128 bytes of each tensor stay out of all codecs. Once
+//! the rest is quantized, the lowest bits of these elements are chosen so that the CRC of the whole is what it was. 32
+//! bits that are independent always suffice, and a tail has
 //! 64. An element changes by at most 3 units in the last place (f32), 1 (f16, bf16) or 15 (f64).
 
 use std::io;
@@ -76,8 +77,8 @@ impl Steady {
 }
 
 impl Description {
-    /// Finds the tensors of a bundle that cannot change, because too few numbers at their end are normal ones. They become lossless,
-    /// each with its other moment.
+    /// Finds the tensors of a bundle that cannot change, because too few numbers at their end are normal ones. They
+    /// become lossless, each with its other moment.
     ///
     /// # Errors
     /// Those of `src`.
@@ -128,7 +129,8 @@ fn make_up(dtype: Dtype, tail: &mut [u8], difference: u32) -> bool {
     true
 }
 
-/// What the bits of a tail do to the CRC: independent ones, each by its highest bit, and the bits of the tail that together do this.
+/// What the bits of a tail do to the CRC: independent ones, each by its highest bit, and the bits of the tail that
+/// together do this.
 struct Basis([(u32, u64); 32]);
 
 impl Basis {

@@ -1,7 +1,7 @@
 //! The file `.index` of a bundle: a sorted table in the format of LevelDB. Its values are messages `BundleEntryProto`.
 //!
-//! A block ends with the places at which its keys begin anew, which a reader in order does not need, then a byte for its compression,
-//! and a CRC-32C. TensorFlow does not compress the index.
+//! A block ends with the places at which its keys begin anew, which a reader in order does not need, then a byte for
+//! its compression, and a CRC-32C. TensorFlow does not compress the index.
 
 use super::super::read::{Fail, bad, u32_at, u64_at};
 use super::super::{ReadAt, path};

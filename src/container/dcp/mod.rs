@@ -1,9 +1,10 @@
-//! Torch's distributed checkpoints (`torch.distributed.checkpoint`): a directory with files `__{rank}_{n}.distcp` and a pickle
+//! Torch's distributed checkpoints (`torch.distributed.checkpoint`): a directory with files `__{rank}_{n}.distcp` and a
+//! pickle
 //! `.metadata`. torch writes `.metadata` last.
 //!
-//! A `.distcp` file is a chain of zips of torch.save, one right behind the other. Each zip holds one chunk of a tensor, or one Python
-//! value. The zips hold places and shapes, but no names. [`Model`] reads the names from `.metadata`. The role of a tensor follows from
-//! its name.
+//! A `.distcp` file is a chain of zips of torch.save, one right behind the other. Each zip holds one chunk of a tensor,
+//! or one Python value. The zips hold places and shapes, but no names. [`Model`] reads the names from `.metadata`. The
+//! role of a tensor follows from its name.
 
 mod metadata;
 mod model;
@@ -30,8 +31,8 @@ pub const METADATA: &str = ".metadata";
 
 const UNNAMED: &str = "its name stands in .metadata, which does not tell it";
 
-/// Whether a file has the name of a rank's chunks. A file with one chunk only looks like any file of torch.save inside, so the name
-/// must tell.
+/// Whether a file has the name of a rank's chunks. A file with one chunk only looks like any file of torch.save inside,
+/// so the name must tell.
 pub fn is_of_chunks(file: &Path) -> bool {
     file.extension() == Some(OsStr::new("distcp"))
 }

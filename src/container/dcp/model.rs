@@ -1,7 +1,8 @@
 //! This module puts the whole state dict together from `.metadata`. It tells what each chunk is to training.
 //!
-//! The state dict is built as torch.save would have pickled it, and walked as such a pickle is. So a tensor has the same path, the
-//! same role and the same proof in both formats, and shapes are compared whole, however they are cut among the ranks.
+//! The state dict is built as torch.save would have pickled it, and walked as such a pickle is. So a tensor has the
+//! same path, the same role and the same proof in both formats, and shapes are compared whole, however they are cut
+//! among the ranks.
 
 use std::collections::HashMap;
 use std::io;
@@ -171,8 +172,8 @@ fn state_dict(metadata: &Metadata) -> Result<Graph, Fail> {
                 },
             };
             let key = match key {
-                // torch writes the number of a parameter as text. It must not pass for the name of one. Nor does the order of
-                // numbers tell: ranks list their tensors one after the other.
+                // torch writes the number of a parameter as text. It must not pass for the name of one. Nor does the
+                // order of numbers tell: ranks list their tensors one after the other.
                 Key::Name(name) if is_state[at] => match name.bytes().all(|b| b.is_ascii_digit()) {
                     true => graph.add_text(&format!("[{name}]")),
                     false => graph.add_text(name),
@@ -216,8 +217,8 @@ impl Whole {
     }
 }
 
-/// Of an optimizer's state dict, the branch `state` and the number of parameters that it keeps state of. Which parameters a group
-/// lists stands in a file of chunks, so all of them count as one group.
+/// Of an optimizer's state dict, the branch `state` and the number of parameters that it keeps state of. Which
+/// parameters a group lists stands in a file of chunks, so all of them count as one group.
 fn groups_of(branches: &[Branch], branch: &Branch) -> Option<(usize, u64)> {
     let state = branch.below("state")?;
     branch.below("param_groups")?;
@@ -232,8 +233,8 @@ fn tensor(graph: &mut Graph, number: usize, whole: &Whole) -> Item {
 }
 
 impl Description {
-    /// Gives each tensor of the `.distcp` file at `path` its name and its role. A tensor that the model does not list gets none, and is
-    /// never quantized.
+    /// Gives each tensor of the `.distcp` file at `path` its name and its role. A tensor that the model does not list
+    /// gets none, and is never quantized.
     pub fn name_chunks(&mut self, path: &Path, model: &Model) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let Some(Listed { chunks, .. }) = model.files.get(name.as_ref()) else {

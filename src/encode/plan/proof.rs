@@ -112,8 +112,9 @@ fn may_be_trained(material: &Material, statistics: &Statistics, tensor: &Tensor)
     Ok(negative)
 }
 
-/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are. A young average may be farther,
-/// and stays exact. Its direction proves nothing: a bias that has just begun has the direction of its gradients.
+/// Whether a tensor is an average of a parameter: as near it as a parameter's next states are. A young average may be
+/// farther, and stays exact. Its direction proves nothing: a bias that has just begun has the direction of its
+/// gradients.
 fn is_average(material: &Material, statistics: &Statistics, [average, of]: [&Tensor; 2]) -> io::Result<bool> {
     if statistics.is_mean(&average.path) {
         return Ok(false);
