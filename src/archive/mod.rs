@@ -104,6 +104,8 @@ pub struct Archive {
     notes: AtomicU64,
     /// A program looked for a name since the remote's names were read.
     looked: AtomicBool,
+    /// Grows before and after each move of a name.
+    moves: AtomicU64,
 }
 
 impl Archive {
@@ -164,6 +166,7 @@ impl Archive {
             before_ahead,
             notes: AtomicU64::new(0),
             looked: AtomicBool::new(false),
+            moves: AtomicU64::new(0),
             store,
         }))
     }

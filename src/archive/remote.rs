@@ -172,6 +172,10 @@ impl Local for Archive {
         self.catalog().changes() + self.notes.load(Ordering::Relaxed)
     }
 
+    fn moves(&self) -> u64 {
+        self.moves.load(Ordering::SeqCst)
+    }
+
     fn was_looked_at(&self) -> bool {
         self.looked.swap(false, Ordering::Relaxed)
     }

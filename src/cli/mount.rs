@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::fs::{MountOptions, clear_dead_mount, is_served, serve};
+use crate::fs::{MountOptions, clear_dead_mount, is_served, serve_with};
 use crate::store::{Error, Profile, Store};
 
 use super::format::parse_size;
@@ -176,7 +176,7 @@ fn open(mounting: &Mounting) -> Result<Store> {
         store.set_default_profile(profile)?;
     }
     if let Some(url) = &mounting.options.remote {
-        store.set_remote(url)?;
+        remote::adopt(&mut store, url, &mounting.dir)?;
     }
     Ok(store)
 }
@@ -227,15 +227,13 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
         ..MountOptions::default()
     };
     let connected = Arc::clone(&archive);
-    serve(archive, dir, &options, || {
+    let connect = || {
+        let Some((place, settings)) = remote else { return Ok(()) };
+        log::info!("remote {}, as node {}", settings.url, settings.node);
+        connected.connect(place, settings)
+    };
+    serve_with(archive, dir, &options, connect, || {
         log::info!("mounted on {}", dir.display());
-        if let Some((place, settings)) = remote {
-            let (url, node) = (settings.url.clone(), settings.node.clone());
-            match connected.connect(place, settings) {
-                Ok(()) => log::info!("remote {url}, as node {node}"),
-                Err(error) => log::error!("remote {url}: {error}; nothing is pushed"),
-            }
-        }
         ready();
     })
     .with_context(|| format!("cannot mount on {}", dir.display()))?;

@@ -52,7 +52,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
     }
     let mut store = Store::open(&target.store)?;
     if let Some(url) = &args.remote {
-        store.set_remote(url)?;
+        let root = store.root().to_path_buf();
+        remote::adopt(&mut store, url, &root)?;
     }
     let Some((place, settings)) = remote::connect(&store, store.root())? else {
         bail!("{} has no remote; name one with --remote URL", target.store.display());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::remote::{Place, Settings, check_name, directory_of, open};
+use crate::remote::{Place, Settings, check, check_name, directory_of, last_node, open};
 use crate::store::{RemoteSettings, Store};
 
 /// Longest part of a host's name in a node's name.
@@ -20,11 +20,8 @@ const HOST: usize = 40;
 pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place>, Settings)>> {
     let Some(remote) = store.settings().remote.clone() else { return Ok(None) };
     let RemoteSettings { url, node, newest, wait, bandwidth_mib, refresh_seconds, grace_seconds } = remote;
-    if let Some(directory) = directory_of(&url) {
-        apart(directory, store.root(), "the store")?;
-        apart(directory, dir, "the mount")?;
-    }
-    let node = node.unwrap_or_else(|| default_node(store));
+    check_place(store, &url, dir)?;
+    let node = node.or_else(|| last_node(store, &url)).unwrap_or_else(|| default_node(store));
     check_name(&node).map_err(anyhow::Error::msg)?;
     let Ok(refresh) = Duration::try_from_secs_f64(refresh_seconds.max(0.05)) else {
         bail!("stepfs.toml: refresh_seconds is no time");
@@ -36,6 +33,22 @@ pub(super) fn connect(store: &Store, dir: &Path) -> Result<Option<(Arc<dyn Place
     let bandwidth = bandwidth_mib.map(|rate| (rate * f64::from(1 << 20)) as u64);
     let grace = Duration::from_secs(grace_seconds);
     Ok(Some((place, Settings { url, node, newest, wait, bandwidth, refresh, grace })))
+}
+
+/// Writes a remote's URL into the settings of a store that is about to be mounted on `dir`.
+///
+/// # Errors
+/// The URL is wrong, and is written nowhere; the store has another one.
+pub(super) fn adopt(store: &mut Store, url: &str, dir: &Path) -> Result<()> {
+    check(url)?;
+    check_place(store, url, dir)?;
+    Ok(store.set_remote(url)?)
+}
+
+fn check_place(store: &Store, url: &str, dir: &Path) -> Result<()> {
+    let Some(directory) = directory_of(url) else { return Ok(()) };
+    apart(directory, store.root(), "the store")?;
+    apart(directory, dir, "the mount")
 }
 
 /// Refuses a remote inside a place, or around it: each would hold itself.
@@ -55,7 +68,8 @@ fn apart(remote: &Path, other: &Path, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The host's name, and the first digits of the store's id: two stores on one host are two nodes.
+/// The host's name, and the first digits of the store's id: two stores on one host are two nodes. A store keeps this name when
+/// its host gets another one.
 fn default_node(store: &Store) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' };

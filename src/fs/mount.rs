@@ -131,6 +131,20 @@ pub fn serve(
     options: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), MountError> {
+    serve_with(archive, mountpoint, options, || Ok(()), ready)
+}
+
+/// As [`serve`], with `connect` before any program can use the mount: it starts what programs may wait for.
+///
+/// # Errors
+/// Those of [`serve`] and of `connect`.
+pub fn serve_with(
+    archive: Arc<Archive>,
+    mountpoint: &Path,
+    options: &MountOptions,
+    connect: impl FnOnce() -> io::Result<()>,
+    ready: impl FnOnce(),
+) -> Result<(), MountError> {
     clear_dead_mount(mountpoint)?;
     let directory = |error| MountError::Directory(mountpoint.to_path_buf(), error);
     let point = absolute(mountpoint).map_err(directory)?;
@@ -166,7 +180,10 @@ pub fn serve(
     let mappings = core.watch_mappings().map_err(MountError::Mount)?;
     let early = core.send_early().map_err(MountError::Mount)?;
     archive.start(Arc::new(Served(Arc::downgrade(&core))));
-    let session = session.spawn().map_err(MountError::Mount)?;
+    let session = connect().and_then(|()| session.spawn()).map_err(|error| {
+        archive.stop();
+        MountError::Mount(error)
+    })?;
     let mounted = mounts::find(&point).ok().flatten();
     if let Some(mounted) = &mounted {
         set_read_ahead(&mounted.device, options.read_ahead_kib);

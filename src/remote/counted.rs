@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::place::{Listed, Place, Result};
+use super::place::{Listed, Pacer, Place, Result};
 use crate::container::ReadAt;
 
 /// A remote whose bytes are counted.
@@ -25,7 +25,7 @@ impl Counted {
 }
 
 impl Place for Counted {
-    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()> {
+    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &Pacer) -> Result<()> {
         self.place.put(name, body, len, pace)
     }
 

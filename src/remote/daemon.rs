@@ -37,6 +37,8 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
 /// A directory stays for so long after its last file went: a program that saw it may be about to use it.
 const EMPTY_FOR: Duration = Duration::from_secs(10);
+/// A name that cannot be shown is tried again at least so often.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often to list all journals: a node that died may have left a segment that it did not tell of.
 const WHOLE_REFRESH: Duration = Duration::from_secs(6 * 3600);
 
@@ -308,6 +310,8 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
     // Unknown: a former round of this thread may have ended in a panic.
     let mut saved = None;
     let (mut whole_at, mut told) = (Instant::now(), BTreeMap::new());
+    // Names that a program has open, or that cannot be shown for other reasons, are tried again after pauses that grow.
+    let (mut again, mut pause) = (Instant::now(), shared.settings.refresh);
     while !shared.is_stopped() {
         let lookers = shared.waiting.take_lookers();
         let mut round = || -> Result<bool> {
@@ -319,17 +323,18 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 whole_at = Instant::now() + WHOLE_REFRESH;
             }
             let version = lock(&shared.view).version();
-            if seen == Some(version) {
+            let is_news = seen != Some(version);
+            if !is_news && (told.is_empty() || again > Instant::now()) {
                 shared.remove_emptied(local, EMPTY_FOR);
-                return Ok(true);
+                return Ok(told.is_empty());
             }
             let left = take_all(local, shared)?;
             shared.remove_emptied(local, EMPTY_FOR);
             for (path, why) in left.iter().filter(|(path, why)| told.get(*path) != Some(*why)) {
                 log::warn!("remote: {} cannot be shown now: {why}", path.display());
             }
-            seen = left.is_empty().then_some(version);
-            told = left;
+            pause = if is_news { shared.settings.refresh } else { (pause * 2).min(LONGEST_PAUSE) };
+            (seen, told, again) = (Some(version), left, Instant::now() + pause);
             Ok(told.is_empty())
         };
         let result = round();
@@ -341,7 +346,7 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 save(local, shared, &mut saved);
                 // A file that somebody has open is exchanged once it is closed.
                 let age = shared.settings.refresh;
-                wait_for_a_look(local, shared, if done { IDLE_REFRESH.max(age) } else { age });
+                wait_for_a_look(local, shared, if done { IDLE_REFRESH.max(age) } else { pause });
             }
             Err(_) if shared.is_stopped() => {}
             Err(error) => pauses.after(&error, shared),

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::place::{Error, Listed, Place, Result};
+use super::place::{Error, Listed, Pacer, Place, Result};
 use crate::container::ReadAt;
 use crate::store::Id;
 
@@ -97,7 +97,7 @@ fn told(error: io::Error, name: &str) -> Error {
 }
 
 impl Place for Directory {
-    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()> {
+    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &Pacer) -> Result<()> {
         let path = self.path(name);
         let above = path.parent().unwrap_or(&self.root);
         let part = above.join(format!("{UNFINISHED}{}", Id::random()?));
@@ -113,7 +113,7 @@ impl Place for Directory {
             while at < len {
                 let count = buf.len().min((len - at) as usize);
                 body.read_exact_at(&mut buf[..count], at)?;
-                pace(count as u64);
+                pace(count as u64)?;
                 file.write_all(&buf[..count]).map_err(|error| told(error, name))?;
                 at += count as u64;
             }
@@ -193,7 +193,7 @@ mod tests {
     fn what_a_killed_put_left_goes_once_it_is_old() {
         let temp = tempfile::tempdir().unwrap();
         let remote = Directory::open(temp.path()).unwrap();
-        put_bytes(&remote, "nodes/a/objects/x", vec![1], &|_| {}).unwrap();
+        put_bytes(&remote, "nodes/a/objects/x", vec![1]).unwrap();
         let (old, young) = (remote.path("nodes/a/objects/.part-1"), remote.path("nodes/a/objects/.part-2"));
         fs::write(&young, [2]).unwrap();
         File::create(&old).unwrap().set_modified(SystemTime::now() - 2 * ABANDONED_AFTER).unwrap();

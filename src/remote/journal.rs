@@ -91,8 +91,8 @@ pub struct Shown {
     pub len: u64,
     /// Modification time, nanoseconds since 1970.
     pub modified_ns: i64,
-    /// Inode number at the node that wrote it. It means nothing elsewhere.
-    pub inode: u64,
+    /// Tells the file from all others of the node that wrote it ([`super::local::identity`]).
+    pub identity: u64,
     /// The bytes.
     pub content: Content,
 }
@@ -325,7 +325,7 @@ fn put_record(record: &Record, out: &mut Vec<u8>) {
             [shown.mode, shown.uid, shown.gid].iter().for_each(|field| varint::put(u64::from(*field), out));
             varint::put(shown.len, out);
             out.extend_from_slice(&shown.modified_ns.to_le_bytes());
-            varint::put(shown.inode, out);
+            varint::put(shown.identity, out);
             match &shown.content {
                 Content::Inline(bytes) => {
                     out.push(0);
@@ -374,7 +374,7 @@ fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
             let (mode, uid, gid) = (small()?, small()?, small()?);
             let len = fields.varint()?;
             let modified_ns = fields.u64()? as i64;
-            let inode = fields.varint()?;
+            let identity = fields.varint()?;
             let content = match fields.take(1)?[0] {
                 0 => Content::Inline(take_bytes(fields)?),
                 1 => Content::Object { owner: take_node(fields)?, id: Id(fields.u128()?.to_le_bytes()) },
@@ -387,7 +387,7 @@ fn take_record(fields: &mut Fields) -> Result<Record, Damage> {
             if mode & !0o7777 != 0 || i64::try_from(len).is_err() {
                 return Err(Damage("an attribute is too large"));
             }
-            let shown = Shown { mode, uid, gid, len, modified_ns, inode, content };
+            let shown = Shown { mode, uid, gid, len, modified_ns, identity, content };
             Ok(Record::Put { time, path, shown })
         }
         3 => Ok(Record::Removed { time: take_time(fields)?, path: take_path(fields)? }),

@@ -8,9 +8,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
+use super::journal::Shown;
 use super::view::Stamp;
+use crate::hash::xxh3_64;
 use crate::store::{Hold, Id, Objects, REMOTE, Store, beneath};
+
+/// The part of a mode that travels: nobody gets programs that run as another machine's user.
+pub(super) const PERMISSIONS: u32 = 0o777;
 
 /// What the archive says of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +72,11 @@ pub trait Local: Send + Sync {
     /// Grows with every change of a file or its name.
     fn changes(&self) -> u64;
 
+    /// Grows before and after each move of a name.
+    fn moves(&self) -> u64 {
+        0
+    }
+
     /// True if a program looked for a name since the last call.
     fn was_looked_at(&self) -> bool;
 
@@ -120,7 +131,7 @@ impl Mark {
         format!("{} {} {} {}", self.stamp.time, self.stamp.node, self.inode, self.modified_ns)
     }
 
-    fn parse(value: &[u8]) -> Option<Mark> {
+    pub(super) fn parse(value: &[u8]) -> Option<Mark> {
         let mut words = std::str::from_utf8(value).ok()?.split(' ');
         let time = words.next()?.parse().ok()?;
         let node = words.next()?.to_string();
@@ -134,6 +145,7 @@ impl Mark {
 pub(super) struct Found {
     pub(super) shape: Shape,
     pub(super) inode: u64,
+    pub(super) identity: u64,
     pub(super) len: u64,
     pub(super) mode: u32,
     pub(super) uid: u32,
@@ -163,9 +175,17 @@ pub(super) struct Listing {
     pub(super) files: BTreeMap<PathBuf, Found>,
     /// Directories that this user may not list, each with the reason. What is in them is unknown.
     pub(super) unlisted: BTreeMap<PathBuf, String>,
+    /// This user is root, so files get the owners that the remote says.
+    pub(super) has_owners: bool,
 }
 
 impl Listing {
+    /// True if a file has the mode and the owner that it got with what it shows.
+    pub(super) fn is_as_shown(&self, file: &Found, shown: &Shown) -> bool {
+        let same_owner = (file.uid, file.gid) == (shown.uid, shown.gid);
+        file.mode & PERMISSIONS == shown.mode & PERMISSIONS && (same_owner || !self.has_owners)
+    }
+
     /// True if a directory above `path` could not be listed: the file may be there.
     pub(super) fn hides(&self, path: &Path) -> bool {
         !self.unlisted.is_empty() && path.ancestors().skip(1).any(|above| self.unlisted.contains_key(above))
@@ -177,12 +197,21 @@ pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
     metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec())
 }
 
+/// Tells a file from all others of its store, under whatever name. A later file may get the inode number of a removed one, and
+/// its length and time from an archive, but not its birth time. Of the hash, 40 bits do: they count beside length and time.
+pub(super) fn identity(metadata: &Metadata) -> u64 {
+    let born = metadata.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    let both = [metadata.ino().to_le_bytes(), (born.as_nanos() as u64).to_le_bytes()];
+    xxh3_64(both.as_flattened()) >> 24
+}
+
 /// All regular files and symbolic links of the tree. A name that moves meanwhile may be missing.
 ///
 /// # Errors
 /// A directory cannot be read, or the tree itself is gone: then nothing was removed from it.
 pub(super) fn walk(local: &dyn Local) -> io::Result<Listing> {
-    let (tree, mut listing) = (local.store().tree(), Listing::default());
+    let has_owners = rustix::process::geteuid().is_root();
+    let (tree, mut listing) = (local.store().tree(), Listing { has_owners, ..Listing::default() });
     let mut rest = vec![PathBuf::new()];
     while let Some(directory) = rest.pop() {
         match list(local, &tree, &directory, &mut listing.files) {
@@ -235,6 +264,7 @@ fn look(local: &dyn Local, reached: &Path, path: &Path) -> io::Result<Option<Fou
     Ok(Some(Found {
         shape: if is_link { Shape::Whole } else { local.shape(path) },
         inode: metadata.ino(),
+        identity: identity(&metadata),
         len: if is_link { 0 } else { metadata.len() },
         mode: if is_link { 0o777 } else { metadata.mode() & 0o7777 },
         uid: metadata.uid(),

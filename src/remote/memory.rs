@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use super::place::{Error, Listed, Place, Result};
+use super::place::{Error, Listed, Pacer, Place, Result};
 use crate::clock::wall_ns;
 use crate::container::ReadAt;
 
@@ -94,10 +94,10 @@ impl Memory {
 }
 
 impl Place for Memory {
-    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()> {
+    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &Pacer) -> Result<()> {
         let mut bytes = vec![0; len as usize];
         body.read_exact_at(&mut bytes, 0)?;
-        pace(len);
+        pace(len)?;
         self.request(|inside| {
             inside.times.insert(name.to_string(), wall_ns());
             inside.names.insert(name.to_string(), bytes);

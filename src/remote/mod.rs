@@ -33,6 +33,7 @@ mod keep;
 mod local;
 #[cfg(test)]
 mod memory;
+mod one;
 mod pace;
 mod pauses;
 pub mod place;
@@ -58,7 +59,8 @@ pub use local::{Ahead, Local, Shape};
 pub use place::{Error, Place};
 pub use reader::{Reader, check_name};
 pub use shared::Settings;
-pub use url::{directory_of, open};
+pub use tree::last_node;
+pub use url::{check, directory_of, open};
 pub use view::View;
 pub use waiting::Then;
 pub use writer::Writer;

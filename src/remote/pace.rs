@@ -3,6 +3,8 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::place::{Error, Result};
+
 /// Lets bytes pass at a rate, and ends waits when the daemon stops.
 pub(super) struct Pace {
     /// Bytes a second; `None` without limit.
@@ -18,16 +20,21 @@ impl Pace {
     }
 
     /// Waits until `bytes` more may go.
-    pub(super) fn take(&self, bytes: u64) {
-        let Some(rate) = self.rate.filter(|rate| *rate > 0) else { return };
-        let cost = Duration::from_secs_f64(bytes as f64 / rate as f64);
+    ///
+    /// # Errors
+    /// [`Error::Away`] once the daemon stops: an unmount does not wait for a large file.
+    pub(super) fn take(&self, bytes: u64) -> Result<()> {
+        let cost = self.rate.filter(|rate| *rate > 0).map(|rate| Duration::from_secs_f64(bytes as f64 / rate as f64));
         let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
         let begin = inside.0.max(Instant::now());
-        inside.0 = begin + cost;
+        inside.0 = cost.map_or(inside.0, |cost| begin + cost);
         loop {
+            if inside.1 {
+                return Err(Error::Away("the daemon stops".into()));
+            }
             let left = begin.saturating_duration_since(Instant::now());
-            if left.is_zero() || inside.1 {
-                return;
+            if cost.is_none() || left.is_zero() {
+                return Ok(());
             }
             inside = self.stopped.wait_timeout(inside, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -79,10 +86,14 @@ mod tests {
     fn bytes_pass_at_the_rate() {
         let pace = Pace::new(Some(1_000_000));
         let begun = Instant::now();
-        (0..5).for_each(|_| pace.take(50_000));
+        (0..5).for_each(|_| pace.take(50_000).unwrap());
         // The first piece goes at once; four are waited for.
         assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
         pace.stop();
-        pace.take(u64::MAX >> 20);
+        assert!(pace.take(1).is_err() && pace.take(u64::MAX >> 20).is_err());
+        let unlimited = Pace::new(None);
+        unlimited.take(u64::MAX).unwrap();
+        unlimited.stop();
+        assert!(unlimited.take(1).is_err());
     }
 }

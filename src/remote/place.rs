@@ -52,15 +52,18 @@ pub struct Listed {
     pub put_ns: i64,
 }
 
+/// Is told the number of bytes before they go, waits as long as the bandwidth asks, and refuses once the daemon stops.
+pub type Pacer<'a> = dyn Fn(u64) -> Result<()> + 'a;
+
 /// A remote. Requests block; all threads may make them at once.
 pub trait Place: Send + Sync {
     /// Puts `len` bytes of `body` under a name. Names are written once; putting the same bytes again changes nothing.
     /// On return the bytes are durable. After an error the name has all bytes or does not exist. `pace` is told the
-    /// number of bytes before they go.
+    /// number of bytes before they go, and its error ends the put.
     ///
     /// # Errors
     /// [`Error`].
-    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &dyn Fn(u64)) -> Result<()>;
+    fn put(&self, name: &str, body: &(dyn ReadAt + Sync), len: u64, pace: &Pacer) -> Result<()>;
 
     /// A range of a name's bytes; fewer where the name ends before.
     ///
@@ -99,8 +102,8 @@ pub trait Place: Send + Sync {
 ///
 /// # Errors
 /// As of [`Place::put`].
-pub fn put_bytes(place: &dyn Place, name: &str, bytes: Vec<u8>, pace: &dyn Fn(u64)) -> Result<()> {
-    place.put(name, &bytes, bytes.len() as u64, pace)
+pub fn put_bytes(place: &dyn Place, name: &str, bytes: Vec<u8>) -> Result<()> {
+    place.put(name, &bytes, bytes.len() as u64, &|_| Ok(()))
 }
 
 /// All bytes of a name, if they are at most `most`.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::journal::{Content, Shown};
 use super::local::{Found, Listing, Shape};
 use super::view::{Stamp, View};
-use crate::store::{Id, MIN_RELEASE_BYTES, Newest, Objects};
+use crate::store::{Id, MIN_RELEASE_BYTES, Newest};
 
 /// The bytes of a name to be pushed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,17 +42,6 @@ pub(super) struct Plan {
     pub(super) agrees: BTreeMap<PathBuf, Stamp>,
 }
 
-impl Plan {
-    /// True if it names an object of another node, or one that is not here.
-    pub(super) fn may_need_others(&self, me: &str, objects: &Objects) -> bool {
-        self.puts.iter().any(|(_, want)| match want {
-            Want::There(Content::Object { owner, .. }) => owner.as_str() != me,
-            Want::Object(id) => objects.get(*id).is_none(),
-            _ => false,
-        })
-    }
-}
-
 /// Compares the tree of node `me` with the view. `shown` is what the tree showed before its files were listed: a name of
 /// it that is missing now was removed here.
 pub(super) fn plan(me: &str, view: &View, listing: &Listing, shown: &BTreeMap<PathBuf, Stamp>, newest: Newest) -> Plan {
@@ -73,13 +62,22 @@ pub(super) fn plan(me: &str, view: &View, listing: &Listing, shown: &BTreeMap<Pa
         let own = view.of_node(path, me).and_then(|change| Some((change.time, change.shown.as_ref()?)));
         let is_own = own.is_some_and(|(_, record)| is_same_file(file, record));
         match &winner {
-            // It shows the change that counts.
-            Some((stamp, Some(_))) if file.foreign.as_ref() == Some(stamp) => {
-                plan.agrees.insert(path.clone(), stamp.clone());
+            // It shows the change that counts. A program may have changed its mode since: that leaves the mark as it is.
+            Some((stamp, Some(now))) if file.foreign.as_ref() == Some(stamp) => {
+                if listing.is_as_shown(file, now) {
+                    plan.agrees.insert(path.clone(), stamp.clone());
+                    continue;
+                }
+            }
+            // Nobody removed it: its node's journal cannot be read at the moment. A node that this remote never had is not
+            // waited for: the file came from another remote.
+            None if file.foreign.as_ref().is_some_and(|stamp| match view.nodes().get(&stamp.node) {
+                Some(node) => node.broken.is_some(),
+                None => shown.contains_key(path) || !view.is_read(),
+            }) =>
+            {
                 continue;
             }
-            // Nobody removed it: its node's journal cannot be read at the moment.
-            None if file.foreign.as_ref().is_some_and(|stamp| is_unreadable(view, &stamp.node)) => continue,
             // Its node removed it, and forgot that with its last snapshot.
             None if shows_another(me, file, shown.get(path)) => {
                 let had = shown.get(path).filter(|stamp| {
@@ -144,7 +142,7 @@ impl Known {
         let (lossy, exact): (Vec<_>, Vec<_>) = own.partition(|(_, _, record)| is_lossy(view, &record.content));
         let all = lossy.into_iter().chain(exact);
         Known(
-            all.map(|(_, _, record)| ((record.inode, record.modified_ns, record.len), record.content.clone()))
+            all.map(|(_, _, record)| ((record.identity, record.modified_ns, record.len), record.content.clone()))
                 .collect(),
         )
     }
@@ -184,7 +182,7 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
             if file.len < MIN_RELEASE_BYTES {
                 return Some(Want::Inline);
             }
-            let there = known.0.get(&(file.inode, file.modified_ns, file.len));
+            let there = known.0.get(&(file.identity, file.modified_ns, file.len));
             let there = there.filter(|content| matches!(content, Content::Object { .. }) && is_fine(content)).cloned();
             Some(there.map_or(if is_ahead { Want::Ahead } else { Want::Whole }, Want::There))
         }
@@ -196,14 +194,9 @@ fn is_same_file(file: &Found, record: &Shown) -> bool {
     if let (Some(target), Content::Link(of)) = (&file.link, &record.content) {
         return target == of;
     }
-    // A release changes the inode, but not the state that the file is.
-    let same_bytes = record.inode == file.inode || matches!(file.shape, Shape::Object(_));
+    // A release makes another file of it, but not the state that the file is.
+    let same_bytes = record.identity == file.identity || matches!(file.shape, Shape::Object(_));
     same_bytes && (record.modified_ns, record.len) == (file.modified_ns, file.len) && file.link.is_none()
-}
-
-/// True if part of a node's journal is missing or cannot be read.
-fn is_unreadable(view: &View, node: &str) -> bool {
-    view.nodes().get(node).is_none_or(|node| node.broken.is_some())
 }
 
 /// True if a file is what `had` says that another node's name showed, and nobody wrote to it or renamed it here. A link
@@ -240,12 +233,13 @@ mod tests {
     const LOSSY: u8 = 100;
 
     fn file(shape: Shape) -> Found {
-        Found { shape, inode: 5, len: 100_000, mode: 0o644, uid: 0, gid: 0, modified_ns: 50, link: None, foreign: None }
+        let (mode, uid, gid, len) = (0o644, 0, 0, 100_000);
+        Found { shape, inode: 5, identity: 5, len, mode, uid, gid, modified_ns: 50, link: None, foreign: None }
     }
 
     fn record(file: &Found, content: Content) -> Shown {
-        let Found { mode, uid, gid, len, modified_ns, inode, .. } = *file;
-        Shown { mode, uid, gid, len, modified_ns, inode, content }
+        let Found { mode, uid, gid, len, modified_ns, identity, .. } = *file;
+        Shown { mode, uid, gid, len, modified_ns, identity, content }
     }
 
     fn object(owner: &str, id: u8) -> Content {
@@ -283,13 +277,13 @@ mod tests {
         put(&mut view, "me", 1, "x", Some(record(&new, object("me", 1))));
         let done = decide(&view, &[("x", new.clone())], &[]);
         assert!(done.puts.is_empty() && done.agrees.len() == 1);
-        // Released: another inode, and an object of the archive.
-        let released = Found { inode: 9, ..file(Shape::Object(Id([2; 16]))) };
+        // Released: another file, and an object of the archive.
+        let released = Found { identity: 9, ..file(Shape::Object(Id([2; 16]))) };
         assert_eq!(decide(&view, &[("x", released.clone())], &[]).puts, [("x".into(), Want::Object(Id([2; 16])))]);
         put(&mut view, "me", 2, "x", Some(record(&released, object("me", 2))));
         assert!(decide(&view, &[("x", released)], &[]).puts.is_empty());
         // Renamed: its bytes are there.
-        let renamed = decide(&view, &[("y", Found { inode: 9, ..new })], &[("x", 2, "me")]);
+        let renamed = decide(&view, &[("y", Found { identity: 9, ..new })], &[("x", 2, "me")]);
         assert!(matches!(&renamed.puts[..], [(_, Want::There(_))]), "{renamed:?}");
         assert_eq!(renamed.removals, [PathBuf::from("x")]);
     }
@@ -334,6 +328,17 @@ mod tests {
         let empty = plan("me", &view, &Listing::default(), &shown, Newest::Exact);
         assert_eq!(empty.removals, [PathBuf::from("a/x")]);
         assert_eq!(empty.takes, [("a/b/y".into(), stamp(2, "b"))]);
+    }
+
+    #[test]
+    fn another_file_with_the_inode_number_of_a_removed_one_is_pushed() {
+        let mut view = View::default();
+        let removed = file(Shape::Whole);
+        put(&mut view, "me", 1, "rank0.pt", Some(record(&removed, object("me", 1))));
+        let other = Found { identity: 6, ..removed };
+        for path in ["rank0.pt", "rank1.pt"] {
+            assert_eq!(decide(&view, &[(path, other.clone())], &[]).puts, [(path.into(), Want::Whole)]);
+        }
     }
 
     #[test]

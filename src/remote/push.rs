@@ -1,26 +1,22 @@
 //! One round of pushing: what the tree has and the remote has not, the newest first.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::journal::{Content, Record, Shown};
-use super::local::{Ahead, Found, Local, Shape, modified_ns, walk};
+use super::local::{Found, Listing, Local, Shape, walk};
+use super::one::{CHANGED, Outcome, push_one, read_small};
 use super::place::{Error, Result};
 use super::plan::{Want, plan};
 use super::reader::lock;
 use super::shared::{Backlog, FILES, Shared};
+use super::tree;
 use super::view::Stamp;
+use super::waiting::Closers;
 use super::writer::Writer;
-use super::{tree, whole};
-use crate::clock::stamp_ns;
-use crate::container::ReadAt;
-use crate::store::durable::{CrashPoint, DeviceFile};
-use crate::store::object::Object;
-use crate::store::{Id, MAX_CHAIN, MIN_RELEASE_BYTES};
+use crate::store::MIN_RELEASE_BYTES;
 
 /// A removed name waits at most this long for files that may have taken its bytes: a rename is one change then.
 const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
@@ -28,15 +24,14 @@ const REMOVAL_PATIENCE: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 5_000;
 /// Bytes of small files in one segment.
 const INLINE_AT_ONCE: u64 = 32 << 20;
-
-/// The kernel's clock for files advances within this time.
-const A_TICK: Duration = Duration::from_millis(10);
-
 /// How long a file that cannot be read is left alone, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The same at most for a file that has changed since: one that is written all the time costs an encoding each time.
 const PAUSE_OF_CHANGED: Duration = Duration::from_secs(2);
+
+/// A list of the tree is made anew at most so often while names move.
+const LISTS: usize = 5;
 
 /// The pusher's memory between rounds.
 #[derive(Default)]
@@ -61,16 +56,6 @@ struct Failed {
     asked: u64,
 }
 
-/// What became of one file.
-enum Outcome {
-    /// Its bytes are there: the objects that are new, and where the bytes are.
-    There(Vec<Record>, Content),
-    /// Its turn comes later.
-    Later,
-    /// It cannot be read, or has changed meanwhile; says so.
-    Failed(String),
-}
-
 impl Pusher {
     /// Pushes once. True if nothing is left.
     ///
@@ -84,7 +69,7 @@ impl Pusher {
         let shown = shared.shown();
         let before = local.changes();
         let closers = shared.waiting.closers();
-        let mut listing = walk(local)?;
+        let (mut listing, is_whole) = walk_still(local)?;
         for (_, file) in listing.files.iter_mut().filter(|(path, _)| closers.wait_for(path)) {
             if matches!(file.shape, Shape::Unsettled | Shape::Newest) {
                 file.shape = Shape::Awaited;
@@ -94,8 +79,9 @@ impl Pusher {
         let files = &listing.files;
         let plan_now = || plan(&me, &lock(&shared.view), &listing, &shown, shared.settings.newest);
         let mut plan = plan_now();
-        // A machine that slept may know names of objects that their owner has deleted since.
-        if plan.may_need_others(&me, local.objects()) {
+        // What other nodes did before this counts as earlier, and a removal of theirs that was not seen takes no new file. A
+        // machine that slept may know names of objects that their owner has deleted since.
+        if !plan.puts.is_empty() || !plan.removals.is_empty() {
             writer.look()?;
             plan = plan_now();
         }
@@ -119,12 +105,12 @@ impl Pusher {
         let slow: HashSet<&PathBuf> = costly.iter().map(|(path, _)| path).collect();
         let is_late = |path: &PathBuf, file: &Found| file.shape == Shape::Unsettled || slow.contains(path);
         let late: HashSet<u64> =
-            files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.inode).collect();
-        let inodes: HashSet<u64> = files.values().map(|file| file.inode).collect();
+            files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.identity).collect();
+        let identities: HashSet<u64> = files.values().map(|file| file.identity).collect();
         let view = lock(&shared.view);
         let listed_as = |path: &PathBuf| {
             let record = view.of_node(path, writer.node())?.shown.as_ref()?;
-            Some(record.inode).filter(|inode| inodes.contains(inode))
+            Some(record.identity).filter(|of| identities.contains(of))
         };
         // A name that is not shown any more was not removed by a program.
         let still = shared.shown();
@@ -133,19 +119,23 @@ impl Pusher {
             plan.removals.into_iter().map(|path| (listed_as(&path), path)).collect();
         drop(view);
         // A directory that moved while the tree was listed may be in no part of the list.
-        let is_gone = missing.iter().any(|(inode, _)| inode.is_none());
+        let is_gone = missing.iter().any(|(of, _)| of.is_none());
         let waits =
-            !late.is_empty() || is_gone && walk(local)?.files.values().any(|file| !inodes.contains(&file.inode));
-        let waits = |inode: Option<u64>| inode.map_or(waits, |inode| late.contains(&inode));
-        let missing = missing.into_iter().map(|(inode, path)| (waits(inode), path)).collect();
+            !late.is_empty() || is_gone && walk(local)?.files.values().any(|file| !identities.contains(&file.identity));
+        let waits = |of: Option<u64>| of.map_or(waits, |of| late.contains(&of));
+        let missing = missing.into_iter().map(|(of, path)| (waits(of), path)).collect();
         let removals = self.removals(local, missing)?;
         // A program waits for these names: a crash must not undo them here once the remote has them.
         let awaited = costly.iter().chain(&cheap).map(|(path, _)| path).filter(|path| closers.wait_for(path));
         tree::sync(local.store(), &awaited.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf).collect())?;
         self.push_cheap(local, writer, shared, (cheap, removals), files)?;
         left = costly.iter().map(|(path, _)| path.clone()).collect();
-        let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).cloned().collect();
-        shared.waiting.pushed(&closers, &unpushed);
+        // Of what a directory hides nobody knows whether it is there.
+        let hidden: Vec<PathBuf> = listing.unlisted.keys().chain(closers.hidden_by(&listing)).cloned().collect();
+        let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).chain(&hidden).cloned().collect();
+        // A file that moved while the tree was listed may be in no part of the list.
+        let answered = if is_whole { closers.clone() } else { Closers::default() };
+        shared.waiting.pushed(&answered, &unpushed);
         let (mut later, mut pushed, mut is_cut_short) = (Vec::new(), 0, false);
         for (path, want) in costly {
             shared.set_backlog(&backlog(&left, files));
@@ -163,7 +153,7 @@ impl Pusher {
                     self.failed.remove(&path);
                     pushed += 1;
                     unpushed.retain(|other| *other != path);
-                    shared.waiting.pushed(&closers, &unpushed);
+                    shared.waiting.pushed(&answered, &unpushed);
                 }
                 Ok(Outcome::Later) => later.push(path),
                 Ok(Outcome::Failed(why)) => self.note_failure(path, found, why, asked),
@@ -171,13 +161,13 @@ impl Pusher {
                 Err(error) => return Err(error),
             }
         }
-        let others = is_cut_short || !self.missing.is_empty() || !later.is_empty();
+        let others = is_cut_short || !is_whole || !self.missing.is_empty() || !later.is_empty();
         self.unlisted = listing.unlisted;
         let unlisted = self.unlisted.first_key_value().map(|_| Instant::now() + LONGEST_PAUSE);
         let again = self.failed.values().map(|failed| failed.since + failed.pause).chain(unlisted).min();
         self.again = again.filter(|_| !others);
         let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
-        shared.waiting.give_up(&closers, &failed);
+        shared.waiting.give_up(&closers, &[failed.clone(), hidden].concat());
         shared.fails(FILES, self.failing());
         if !is_cut_short {
             shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&[later, failed].concat(), files) });
@@ -277,6 +267,23 @@ impl Pusher {
     }
 }
 
+/// Lists the tree, and again if a name moved meanwhile: it may be in no part of the list. False if the last list may lack one too.
+fn walk_still(local: &dyn Local) -> Result<(Listing, bool)> {
+    let list = || -> Result<(Listing, bool)> {
+        let moves = local.moves();
+        let listing = walk(local)?;
+        Ok((listing, local.moves() == moves))
+    };
+    let mut last = list()?;
+    for _ in 1..LISTS {
+        if last.1 {
+            break;
+        }
+        last = list()?;
+    }
+    Ok(last)
+}
+
 /// Counts what is left, without a request: the remote is away.
 pub(super) fn count(local: &dyn Local, shared: &Shared) -> Result<()> {
     let (listing, shown) = (walk(local)?, shared.shown());
@@ -304,8 +311,8 @@ fn append(writer: &mut Writer, shared: &Shared, records: Vec<Record>) -> Result<
 }
 
 fn put(path: &Path, found: &Found, content: Content) -> Record {
-    let Found { mode, uid, gid, len, modified_ns, inode, .. } = *found;
-    let shown = Shown { mode, uid, gid, len, modified_ns, inode, content };
+    let Found { mode, uid, gid, len, modified_ns, identity, .. } = *found;
+    let shown = Shown { mode, uid, gid, len, modified_ns, identity, content };
     Record::Put { time: 0, path: path.to_path_buf(), shown }
 }
 
@@ -317,127 +324,4 @@ fn backlog(left: &[PathBuf], files: &BTreeMap<PathBuf, Found>) -> Backlog {
         bytes: found().map(|file| file.len).sum(),
         oldest_ns: found().map(|file| file.modified_ns).min(),
     }
-}
-
-/// Opens a file if it is still the one that was listed.
-fn open(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<DeviceFile>> {
-    // A write in the same tick of the clock for files would not change the time.
-    let age = stamp_ns() - found.modified_ns;
-    if (0..A_TICK.as_nanos() as i64).contains(&age) {
-        std::thread::sleep(A_TICK);
-    }
-    let store = local.store();
-    let file = match store.io().open_beneath(&store.tree(), path, libc::O_NOATIME) {
-        Err(error) if error.raw_os_error() == Some(libc::EPERM) => store.io().open_beneath(&store.tree(), path, 0),
-        file => file,
-    };
-    match file {
-        Ok(file) if is_same(&file, found)? => Ok(Some(file)),
-        Ok(_) => Ok(None),
-        // Removed, or something else is there: the next round sees it.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP)) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn is_same(file: &DeviceFile, found: &Found) -> std::io::Result<bool> {
-    let metadata = file.metadata()?;
-    Ok((metadata.ino(), metadata.len(), modified_ns(&metadata)) == (found.inode, found.len, found.modified_ns))
-}
-
-/// Makes a file durable that may not be so yet: no other machine has what this one may lose.
-fn make_durable(file: &DeviceFile, found: &Found) -> Result<()> {
-    if found.shape == Shape::Awaited {
-        file.sync(CrashPoint::Fsync)?;
-    }
-    Ok(())
-}
-
-/// The bytes of a small file; `None` if it has changed.
-fn read_small(local: &dyn Local, path: &Path, found: &Found) -> Result<Option<Vec<u8>>> {
-    let Some(file) = open(local, path, found)? else { return Ok(None) };
-    make_durable(&file, found)?;
-    let mut bytes = vec![0; file.size().min(MIN_RELEASE_BYTES) as usize];
-    if bytes.len() as u64 != found.len || file.read_full(&mut bytes, 0)? != bytes.len() {
-        return Ok(None);
-    }
-    Ok(is_same(&file, found)?.then_some(bytes))
-}
-
-/// Why a file is left for a later round.
-const CHANGED: &str = "it changes while it is read";
-
-/// Pushes the bytes of one file.
-fn push_one(
-    local: &dyn Local,
-    writer: &mut Writer,
-    shared: &Shared,
-    path: &Path,
-    (want, found): (Want, &Found),
-) -> Result<Outcome> {
-    match want {
-        Want::Stuck => Ok(Outcome::Failed("it cannot be read, or is not durable; user.stepfs.why says why".into())),
-        Want::Object(id) => push_object(local, writer, shared, id),
-        Want::Ahead => match local.ahead(path)? {
-            Ahead::Object(hold) => {
-                let pushed = match open(local, path, found) {
-                    Ok(Some(_)) => push_object(local, writer, shared, hold.id()),
-                    Ok(None) => Ok(Outcome::Later),
-                    Err(error) => Err(error),
-                };
-                local.let_go(hold);
-                pushed
-            }
-            Ahead::Whole => push_whole(local, writer, shared, path, found),
-            Ahead::Later => Ok(Outcome::Later),
-        },
-        _ => push_whole(local, writer, shared, path, found),
-    }
-}
-
-fn push_object(local: &dyn Local, writer: &mut Writer, shared: &Shared, id: Id) -> Result<Outcome> {
-    let objects = local.objects();
-    let Some(_hold) = objects.hold(id) else {
-        // Only the remote has it: a program has changed another node's file, but not its bytes.
-        let owner = lock(&shared.view).owner_of(id).map(str::to_string);
-        return Ok(match owner {
-            Some(owner) => Outcome::There(Vec::new(), Content::Object { owner, id }),
-            None => Outcome::Failed(format!("object {id} is missing")),
-        });
-    };
-    let mut chain: Vec<Arc<Object>> = Vec::new();
-    let mut next = Some(id);
-    while let Some(id) = next {
-        if chain.len() > MAX_CHAIN as usize {
-            return Ok(Outcome::Failed(format!("object {id}: its chain of parents is too long")));
-        }
-        match objects.open(id) {
-            Ok(object) => {
-                next = object.header().parent;
-                chain.push(object);
-            }
-            // Its child was re-parented meanwhile, or it is damaged: a later round sees which.
-            Err(error) => return Ok(Outcome::Failed(format!("object {id}: {error}"))),
-        }
-    }
-    let records = writer.push_chain(&chain, &|bytes| shared.pace.take(bytes))?;
-    Ok(Outcome::There(records, Content::Object { owner: writer.node().to_string(), id }))
-}
-
-fn push_whole(local: &dyn Local, writer: &mut Writer, shared: &Shared, path: &Path, found: &Found) -> Result<Outcome> {
-    let changed = || Ok(Outcome::Failed(CHANGED.into()));
-    let Some(file) = open(local, path, found)? else { return changed() };
-    make_durable(&file, found)?;
-    let going = || !shared.is_stopped() && (found.shape == Shape::Awaited || local.shape(path) == found.shape);
-    let (header, object) = match whole::encode(local.store(), path, &file, found.modified_ns, &going) {
-        // Its shape is another one now: the next round sees which.
-        Err(Error::Away(_)) => return Ok(Outcome::Later),
-        encoded => encoded?,
-    };
-    if !is_same(&file, found)? {
-        return changed();
-    }
-    let record = writer.push_object(&header, &object, &|bytes| shared.pace.take(bytes))?;
-    let content = Content::Object { owner: writer.node().to_string(), id: header.id };
-    Ok(Outcome::There(record.into_iter().collect(), content))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use crate::hash::xxh3_64;
 use crate::store::object::{Header, Index, ObjectWriter};
 use crate::store::{Hold, Id, Newest, Objects, Store, Stub, Wait};
 
+mod again;
 mod between;
 mod faults;
 mod names;
@@ -42,6 +43,9 @@ struct Machine {
     changes: AtomicU64,
     /// The files that were there at each removal.
     removed_beside: Mutex<Vec<Vec<String>>>,
+    /// Names move all the time.
+    is_moving: AtomicBool,
+    moves: AtomicU64,
 }
 
 impl Local for Machine {
@@ -68,6 +72,10 @@ impl Local for Machine {
 
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
+    }
+
+    fn moves(&self) -> u64 {
+        self.moves.fetch_add(u64::from(self.is_moving.load(Ordering::Relaxed)), Ordering::Relaxed)
     }
 
     fn was_looked_at(&self) -> bool {
@@ -112,7 +120,11 @@ impl Local for Machine {
 
 impl Machine {
     fn new() -> Machine {
-        let dir = tempfile::tempdir().unwrap();
+        Machine::in_dir(tempfile::tempdir().unwrap())
+    }
+
+    /// The machine with the store in this directory.
+    fn in_dir(dir: tempfile::TempDir) -> Machine {
         let store = Store::open(&dir.path().join("store")).unwrap();
         let objects = Arc::new(Objects::load(&store.objects(), |id, error| panic!("{id}: {error}")).unwrap());
         Machine {
@@ -122,6 +134,8 @@ impl Machine {
             shapes: Mutex::default(),
             changes: AtomicU64::new(0),
             removed_beside: Mutex::default(),
+            is_moving: AtomicBool::new(false),
+            moves: AtomicU64::new(0),
         }
     }
 

@@ -8,8 +8,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
+use xattr::FileExt as _;
+
 use super::journal::{Content, Kind, Record, Segment, Shown};
-use super::local::{Found, Local, Mark};
+use super::local::{Found, Local, Mark, PERMISSIONS, identity, modified_ns};
 use super::view::Stamp;
 use crate::hash::xxh3_64;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
@@ -151,8 +153,7 @@ fn write(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Optio
     if rustix::process::geteuid().is_root() {
         set(&file, &Attribute::Owner(shown.uid, shown.gid))?;
     }
-    // Other machines have other users: nobody gets programs that run as somebody else.
-    set(&file, &Attribute::Mode(shown.mode & 0o777))?;
+    set(&file, &Attribute::Mode(shown.mode & PERMISSIONS))?;
     let time = (shown.modified_ns.div_euclid(1_000_000_000), shown.modified_ns.rem_euclid(1_000_000_000));
     set(&file, &Attribute::Times(Times { accessed: time, modified: time }))?;
     file.begin_sync()?;
@@ -220,9 +221,10 @@ pub(super) fn directory(
 /// for a new store, and for one that had another remote. A lost tree must not remove what the remote has. So if another
 /// directory is in its place, or nothing is in it, only names that are there count.
 pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
-    let Ok(bytes) = store.io().read(&record(store), super::journal::MAX_SEGMENT_BYTES) else { return BTreeMap::new() };
-    let ours = |segment: &Segment| segment.kind == Kind::Shown && segment.epoch == xxh3_64(url.as_bytes());
-    let Some(segment) = Segment::decode(&bytes).ok().filter(ours).filter(|of| of.store == store.id()) else {
+    let Some(segment) = read(store, url) else {
+        if !record(store).exists() {
+            return BTreeMap::new();
+        }
         log::warn!(
             "{} is damaged or of another remote: names removed while unmounted appear again",
             record(store).display()
@@ -230,7 +232,7 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
         return BTreeMap::new();
     };
     let is_lost = || -> io::Result<bool> {
-        Ok(segment.sequence != inode(store)? || fs::read_dir(store.tree())?.next().is_none())
+        Ok(segment.sequence != tree_identity(store)? || fs::read_dir(store.tree())?.next().is_none())
     };
     let is_lost = !segment.records.is_empty() && is_lost().unwrap_or(true);
     if is_lost {
@@ -243,7 +245,44 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
         }
         _ => None,
     };
-    segment.records.into_iter().filter_map(stamp).filter(|(path, _)| counts(path)).collect()
+    let shown: BTreeMap<_, _> =
+        segment.records.into_iter().filter_map(stamp).filter(|(path, _)| counts(path)).collect();
+    if is_lost {
+        for (path, stamp) in &shown {
+            if let Err(error) = renew(store, path, stamp) {
+                log::warn!("{}: counts as written here: {error}", path.display());
+            }
+        }
+    }
+    shown
+}
+
+/// Renews the mark of a file in a copy of its store: the copy has another inode number. Without its mark, an old state of
+/// another node's file would count as a later change.
+fn renew(store: &Store, path: &Path, stamp: &Stamp) -> io::Result<()> {
+    let file = match beneath::open(&store.tree(), path, libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK) {
+        // A link has no mark.
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Ok(()),
+        file => file?,
+    };
+    let metadata = file.metadata()?;
+    let had = file.get_xattr(REMOTE)?.and_then(|value| Mark::parse(&value));
+    match had.filter(|had| had.stamp == *stamp && had.modified_ns == modified_ns(&metadata)) {
+        Some(had) => file.set_xattr(REMOTE, Mark { inode: metadata.ino(), ..had }.text().as_bytes()),
+        None => Ok(()),
+    }
+}
+
+/// The name that a store has had at a remote. Its host may have another name by now.
+pub fn last_node(store: &Store, url: &str) -> Option<String> {
+    read(store, url).map(|segment| segment.node)
+}
+
+/// What [`save`] wrote for this store and remote.
+fn read(store: &Store, url: &str) -> Option<Segment> {
+    let bytes = store.io().read(&record(store), super::journal::MAX_SEGMENT_BYTES).ok()?;
+    let ours = |segment: &Segment| segment.kind == Kind::Shown && segment.epoch == xxh3_64(url.as_bytes());
+    Segment::decode(&bytes).ok().filter(ours).filter(|of| of.store == store.id())
 }
 
 /// Saves what the tree shows.
@@ -257,7 +296,7 @@ pub(super) fn save(store: &Store, url: &str, node: &str, shown: &BTreeMap<PathBu
         gid: 0,
         len: 0,
         modified_ns: 0,
-        inode: 0,
+        identity: 0,
         content: Content::Object { owner: owner.clone(), id: Id::NONE },
     };
     let records = shown
@@ -265,14 +304,14 @@ pub(super) fn save(store: &Store, url: &str, node: &str, shown: &BTreeMap<PathBu
         .map(|(path, stamp)| Record::Put { time: stamp.time, path: path.clone(), shown: of(&stamp.node) })
         .collect();
     let (kind, store_id, epoch) = (Kind::Shown, store.id(), xxh3_64(url.as_bytes()));
-    let sequence = inode(store)?;
+    let sequence = tree_identity(store)?;
     let bytes = Segment { kind, store: store_id, node: node.to_string(), epoch, sequence, records }.encode()?;
     store.io().replace(&store.tmp().join("remote.shown"), &record(store), &bytes, (WRITTEN, IN_PLACE))
 }
 
-/// The inode number of the tree.
-fn inode(store: &Store) -> io::Result<u64> {
-    Ok(fs::metadata(store.tree())?.ino())
+/// Tells the tree from a copy of it.
+fn tree_identity(store: &Store) -> io::Result<u64> {
+    Ok(identity(&fs::metadata(store.tree())?))
 }
 
 fn record(store: &Store) -> PathBuf {

@@ -3,32 +3,64 @@
 use std::path::Path;
 use std::sync::Arc;
 
+#[cfg(feature = "s3")]
+use super::bucket::{Bucket, is_listed_as_written};
 use super::directory::Directory;
 use super::place::{Error, Place, Result};
+
+/// What a URL says.
+enum Parsed<'a> {
+    Directory(&'a Path),
+    #[cfg(feature = "s3")]
+    Bucket(&'a str, &'a str),
+}
 
 /// Opens a remote. A bucket's endpoint, region and credentials come from the environment.
 ///
 /// # Errors
-/// [`Error::Denied`] for a URL that stepfs does not know; those of the remote.
+/// Those of [`check`], and of the remote.
 pub fn open(url: &str) -> Result<Arc<dyn Place>> {
+    match parse(url)? {
+        Parsed::Directory(path) => Ok(Arc::new(Directory::open(path)?)),
+        #[cfg(feature = "s3")]
+        Parsed::Bucket(bucket, prefix) => Ok(Arc::new(Bucket::open(bucket, prefix)?)),
+    }
+}
+
+/// Checks a URL before stepfs writes it anywhere.
+///
+/// # Errors
+/// [`Error::Denied`] for a URL that stepfs does not know. It names no credentials.
+pub fn check(url: &str) -> Result<()> {
+    parse(url).map(drop)
+}
+
+fn parse(url: &str) -> Result<Parsed<'_>> {
+    let denied = |words: String| Err(Error::Denied(words));
     match url.split_once("://") {
-        Some(("file", path)) if path.starts_with('/') => Ok(Arc::new(Directory::open(Path::new(path))?)),
-        Some(("file", _)) => Err(Error::Denied(format!("{url}: write file:/// and an absolute path"))),
+        Some(("file", path)) if path.starts_with('/') => Ok(Parsed::Directory(Path::new(path))),
+        Some(("file", _)) => denied(format!("{url}: write file:/// and an absolute path")),
+        // Before any words that have the URL.
+        _ if url.contains(['@', '?', '#']) => {
+            denied("credentials and options do not belong into a remote's URL; set AWS_*".into())
+        }
         #[cfg(feature = "s3")]
         Some(("s3", rest)) => {
             let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
             let prefix = prefix.trim_matches('/');
             if bucket.is_empty() || prefix.is_empty() {
-                return Err(Error::Denied(format!("{url}: write s3://BUCKET/PREFIX")));
+                return denied(format!("{url}: write s3://BUCKET/PREFIX"));
             }
-            if rest.contains(['@', '?', '#']) {
-                return Err(Error::Denied("credentials and options do not belong into a URL; set AWS_*".into()));
+            if !is_listed_as_written(prefix) {
+                return denied(format!(
+                    "{url}: use letters, digits and -_.!&$=;:+,() between single slashes in a remote's URL"
+                ));
             }
-            Ok(Arc::new(super::bucket::Bucket::open(bucket, prefix)?))
+            Ok(Parsed::Bucket(bucket, prefix))
         }
         #[cfg(not(feature = "s3"))]
-        Some(("s3", _)) => Err(Error::Denied("this stepfs was built without s3".into())),
-        _ => Err(Error::Denied(format!("{url}: a remote is file:///DIRECTORY or s3://BUCKET/PREFIX"))),
+        Some(("s3", _)) => denied("this stepfs was built without s3".into()),
+        _ => denied(format!("{url}: a remote is file:///DIRECTORY or s3://BUCKET/PREFIX")),
     }
 }
 
@@ -43,9 +75,11 @@ mod tests {
 
     #[test]
     fn wrong_urls_are_refused_in_words() {
-        for url in ["", "/tmp/x", "ftp://a/b", "file://relative", "s3://bucket", "s3:///p", "s3://key:secret@b/p"] {
+        let with_secrets = ["s3://key:secret@b/p", "s3://key:secret@b", "https://key:secret@host/p", "key:secret@b"];
+        for url in ["", "/tmp/x", "ftp://a/b", "file://relative", "s3://bucket", "s3:///p"].iter().chain(&with_secrets)
+        {
             let error = open(url).err().unwrap().to_string();
-            assert!(!error.contains("secret"), "{error}");
+            assert!(check(url).is_err() && !error.contains("secret"), "{error}");
         }
     }
 }

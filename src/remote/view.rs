@@ -244,7 +244,7 @@ mod tests {
             gid: 0,
             len: 100_000,
             modified_ns: 0,
-            inode: 0,
+            identity: 0,
             content: Content::Object { owner: owner.into(), id: Id([id; 16]) },
         }
     }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::local::Listing;
+
 /// Ends a wait. A closer's answers the program; if it is dropped, the answer is EIO.
 pub type Then = Box<dyn FnOnce() + Send>;
 
@@ -89,6 +91,11 @@ impl Closers {
     /// Whether one of them waits for this file.
     pub(super) fn wait_for(&self, path: &Path) -> bool {
         self.paths.iter().any(|waited| path.starts_with(waited))
+    }
+
+    /// Those that wait for a file in a directory that could not be listed.
+    pub(super) fn hidden_by<'a>(&'a self, listing: &'a Listing) -> impl Iterator<Item = &'a PathBuf> {
+        self.paths.iter().filter(|waited| listing.hides(waited))
     }
 }
 
@@ -195,6 +202,7 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -228,6 +236,12 @@ mod tests {
         assert!(!waiting.is_any_closer() && count.load(Ordering::Relaxed) == 2);
         waiting.look(then());
         drop(waiting.take_lookers());
+        // Nobody knows what a directory has that may not be listed.
+        waiting.close("dark/file".into(), then());
+        let unlisted = BTreeMap::from([("dark".into(), "Permission denied".into())]);
+        let listing = Listing { unlisted, ..Listing::default() };
+        let closers = waiting.closers();
+        assert_eq!(closers.hidden_by(&listing).collect::<Vec<_>>(), [Path::new("dark/file")]);
         assert_eq!(count.load(Ordering::Relaxed), 3);
         waiting.list(then());
         assert_eq!(count.load(Ordering::Relaxed), 4);

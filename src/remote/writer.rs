@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::journal::{self, Encoding, Kind, Record, Segment};
-use super::place::{Error, Listed, Place, Result, put_bytes};
+use super::place::{Error, Listed, Pacer, Place, Result, put_bytes};
 use super::reader::{Reader, heads, lock};
 use super::view::View;
 use crate::clock::{since_boot, wall_ns};
@@ -153,7 +153,7 @@ impl Writer {
     ///
     /// # Errors
     /// Those of the remote and the device.
-    pub(super) fn push_chain(&mut self, chain: &[Arc<Object>], pace: &dyn Fn(u64)) -> Result<Vec<Record>> {
+    pub(super) fn push_chain(&mut self, chain: &[Arc<Object>], pace: &Pacer) -> Result<Vec<Record>> {
         let mut records = Vec::new();
         for object in chain.iter().rev() {
             records.extend(self.push_object(object.header(), object.file(), pace)?);
@@ -169,7 +169,7 @@ impl Writer {
         &mut self,
         header: &Header,
         file: &(dyn ReadAt + Sync),
-        pace: &dyn Fn(u64),
+        pace: &Pacer,
     ) -> Result<Option<Record>> {
         let id = header.id;
         if lock(&self.view).nodes().get(&self.node).is_some_and(|node| node.objects.contains_key(&id)) {
@@ -209,7 +209,7 @@ impl Writer {
         let bytes = segment.encode()?;
         // Never the same name twice: a request whose answer was lost may have been carried out.
         self.sequence += 1;
-        put_bytes(self.place.as_ref(), &segment.name(), bytes, &|_| {})?;
+        put_bytes(self.place.as_ref(), &segment.name(), bytes)?;
         self.segments += 1;
         lock(&self.view).apply(&segment);
         self.news = Some(segment.place());
@@ -222,7 +222,7 @@ impl Writer {
     /// Those of the remote; a later call goes on.
     pub(super) fn tell(&mut self) -> Result<()> {
         let Some(news) = self.news else { return Ok(()) };
-        put_bytes(self.place.as_ref(), &news.head(&self.node), Vec::new(), &|_| {})?;
+        put_bytes(self.place.as_ref(), &news.head(&self.node), Vec::new())?;
         self.news = None;
         for old in std::mem::replace(&mut self.told, BTreeSet::from([news])) {
             if old != news && self.place.delete(&old.head(&self.node)).is_err() {
@@ -269,7 +269,7 @@ impl Writer {
         grace: Duration,
     ) -> Result<usize> {
         let clock = format!("nodes/{node}/clock-{}", Id::random()?);
-        put_bytes(place.as_ref(), &clock, Vec::new(), &|_| {})?;
+        put_bytes(place.as_ref(), &clock, Vec::new())?;
         let listed = place.list(&format!("nodes/{node}/"));
         place.delete(&clock)?;
         let listed = listed?;

@@ -152,7 +152,7 @@ fn seeds_are_made_of_real_files() {
             gid: 0,
             len: 2,
             modified_ns: 5,
-            inode: 7,
+            identity: 7,
             content: Content::Inline(b"{}".to_vec()),
         };
         let object = Shown { len: 1 << 20, content: Content::Object { owner: "n".into(), id }, ..shown.clone() };

@@ -8,7 +8,7 @@ fn segment() -> Segment {
         gid: 7,
         len: if let Content::Inline(bytes) = &content { bytes.len() as u64 } else { 1 << 33 },
         modified_ns: -5,
-        inode: 77,
+        identity: 77,
         content,
     };
     let put = |path: &str, content| Record::Put { time: 9, path: path.into(), shown: shown(content) };

@@ -5,15 +5,15 @@ use crate::recall::{Cache, Recall};
 use crate::remote::journal::{Kind, Record, Segment, Shown};
 
 /// A node that stays mounted.
-struct Mounted {
-    machine: Machine,
-    shared: Shared,
-    writer: Writer,
-    pusher: Pusher,
+pub(super) struct Mounted {
+    pub(super) machine: Machine,
+    pub(super) shared: Shared,
+    pub(super) writer: Writer,
+    pub(super) pusher: Pusher,
 }
 
 impl Mounted {
-    fn new(place: &Arc<Memory>, node: &str) -> Mounted {
+    pub(super) fn new(place: &Arc<Memory>, node: &str) -> Mounted {
         let (machine, shared) = (Machine::new(), Shared::new(settings(node), BTreeMap::new()));
         let remote: Arc<dyn Place> = Arc::clone(place) as _;
         let writer = Writer::claim(remote, Arc::clone(&shared.view), node, machine.store.id(), false).unwrap();
@@ -23,15 +23,15 @@ impl Mounted {
         mounted
     }
 
-    fn push(&mut self) -> bool {
+    pub(super) fn push(&mut self) -> bool {
         self.pusher.round(&self.machine, &mut self.writer, &self.shared).unwrap()
     }
 
-    fn show(&self) {
+    pub(super) fn show(&self) {
         take_all(&self.machine, &self.shared).unwrap();
     }
 
-    fn rename(&self, from: &str, to: &str) {
+    pub(super) fn rename(&self, from: &str, to: &str) {
         let tree = self.machine.store.tree();
         fs::rename(tree.join(from), tree.join(to)).unwrap();
         let shape = self.machine.shapes.lock().unwrap().remove(Path::new(from)).unwrap();
@@ -157,7 +157,7 @@ fn a_journal_that_is_too_large_for_a_snapshot_stays_and_is_read() {
         let mut bytes = vec![0; 140 << 20];
         getrandom::fill(&mut bytes).unwrap();
         let (mode, len, content) = (0o644, bytes.len() as u64, Content::Inline(bytes));
-        let shown = Shown { mode, uid: 0, gid: 0, len, modified_ns: 0, inode: 0, content };
+        let shown = Shown { mode, uid: 0, gid: 0, len, modified_ns: 0, identity: 0, content };
         a.writer.append(vec![Record::Put { time: 0, path: path.into(), shown }]).unwrap();
     };
     put("one");

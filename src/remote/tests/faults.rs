@@ -149,7 +149,7 @@ fn a_node_that_may_run_is_not_buried() {
     fs::remove_file(machine.store.tree().join("run/step_2.pt")).unwrap();
     machine.session(&place, "a", false).unwrap();
     place.age(hour);
-    Place::put(place.as_ref(), &young, &vec![0u8; 10], 10, &|_| {}).unwrap();
+    Place::put(place.as_ref(), &young, &vec![0u8; 10], 10, &|_| Ok(())).unwrap();
     assert_eq!(bury(hour).unwrap(), 1, "the object of the removed name goes");
     assert!(place.names().contains_key(&young));
     assert!(!place.names().keys().any(|name| name.contains("clock")));

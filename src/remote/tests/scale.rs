@@ -36,8 +36,8 @@ fn checkpoint(node: u64, number: u64) -> [Record; 2] {
     let time = number * NODES + node + 1;
     let content = Content::Object { owner: name(node), id };
     let modified_ns = 1_700_000_000_000_000_000 + time as i64 * 987_654_321;
-    let (mode, uid, gid, len, inode) = (0o644, 1000, 1000, 1 << 30, 100_000 + time);
-    let shown = Shown { mode, uid, gid, len, modified_ns, inode, content };
+    let (mode, uid, gid, len, identity) = (0o644, 1000, 1000, 1 << 30, 100_000 + time);
+    let shown = Shown { mode, uid, gid, len, modified_ns, identity, content };
     let path = format!("run/step_{number:06}/rank_{node:04}.pt").into();
     [Record::Object(Encoding { id, parent, hash, len: OBJECT_BYTES, lossy: true }), Record::Put { time, path, shown }]
 }
