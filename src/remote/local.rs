@@ -123,12 +123,19 @@ pub(super) struct Mark {
     pub(super) inode: u64,
     /// Modification time of the file.
     pub(super) modified_ns: i64,
+    /// Tells the name ([`Mark::name`]): a program may have moved the file to another one.
+    pub(super) name: u64,
 }
 
 impl Mark {
+    /// What tells a name from others.
+    pub(super) fn name(path: &Path) -> u64 {
+        xxh3_64(path.as_os_str().as_bytes())
+    }
+
     /// The value of the extended attribute.
     pub(super) fn text(&self) -> String {
-        format!("{} {} {} {}", self.stamp.time, self.stamp.node, self.inode, self.modified_ns)
+        format!("{} {} {} {} {}", self.stamp.time, self.stamp.node, self.inode, self.modified_ns, self.name)
     }
 
     pub(super) fn parse(value: &[u8]) -> Option<Mark> {
@@ -136,7 +143,8 @@ impl Mark {
         let time = words.next()?.parse().ok()?;
         let node = words.next()?.to_string();
         let (inode, modified_ns) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Mark { stamp: Stamp { time, node }, inode, modified_ns })
+        let name = words.next()?.parse().ok()?;
+        Some(Mark { stamp: Stamp { time, node }, inode, modified_ns, name })
     }
 }
 
@@ -153,8 +161,10 @@ pub(super) struct Found {
     pub(super) modified_ns: i64,
     /// Target of a symbolic link.
     pub(super) link: Option<Vec<u8>>,
-    /// The change of the remote that it shows, if nobody has written to it since.
+    /// The change of this name that it shows, if nobody has written to it since.
     pub(super) foreign: Option<Stamp>,
+    /// It has the bytes of a name of the remote, this or another one, and nobody has written to it since.
+    pub(super) came: bool,
 }
 
 impl Found {
@@ -261,6 +271,7 @@ fn look(local: &dyn Local, reached: &Path, path: &Path) -> io::Result<Option<Fou
     }
     let link = if is_link { Some(fs::read_link(reached)?.as_os_str().as_bytes().to_vec()) } else { None };
     let of = (metadata.ino(), modified_ns(&metadata));
+    let mark = mark(reached).filter(|mark| (mark.inode, mark.modified_ns) == of);
     Ok(Some(Found {
         shape: if is_link { Shape::Whole } else { local.shape(path) },
         inode: metadata.ino(),
@@ -271,7 +282,8 @@ fn look(local: &dyn Local, reached: &Path, path: &Path) -> io::Result<Option<Fou
         gid: metadata.gid(),
         modified_ns: of.1,
         link,
-        foreign: mark(reached).filter(|mark| (mark.inode, mark.modified_ns) == of).map(|mark| mark.stamp),
+        came: mark.is_some(),
+        foreign: mark.filter(|mark| mark.name == Mark::name(path)).map(|mark| mark.stamp),
     }))
 }
 
@@ -286,8 +298,8 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written() {
-        let mark = Mark { stamp: Stamp { time: 7, node: "a-b".into() }, inode: 5, modified_ns: -3 };
+        let mark = Mark { stamp: Stamp { time: 7, node: "a-b".into() }, inode: 5, modified_ns: -3, name: 9 };
         assert_eq!(Mark::parse(mark.text().as_bytes()), Some(mark));
-        assert_eq!(Mark::parse(b"7 a"), None);
+        assert_eq!(Mark::parse(b"7 a 5 -3"), None);
     }
 }

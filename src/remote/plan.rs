@@ -167,7 +167,7 @@ fn want(me: &str, view: &View, file: &Found, pushed: Option<&Shown>, known: &Kno
             }
             // A renamed copy of another node's name, or new attributes of an object that is there.
             let owner = if view.chain(me, id).is_some() { Some(me) } else { view.owner_of(id) };
-            let there = owner.filter(|owner| *owner == me || file.foreign.is_some());
+            let there = owner.filter(|owner| *owner == me || file.came);
             Some(there.map_or(Want::Object(id), |owner| Want::There(Content::Object { owner: owner.into(), id })))
         }
         Shape::Newest if newest == Newest::None && file.len >= MIN_RELEASE_BYTES => None,
@@ -234,7 +234,19 @@ mod tests {
 
     fn file(shape: Shape) -> Found {
         let (mode, uid, gid, len) = (0o644, 0, 0, 100_000);
-        Found { shape, inode: 5, identity: 5, len, mode, uid, gid, modified_ns: 50, link: None, foreign: None }
+        Found {
+            shape,
+            inode: 5,
+            identity: 5,
+            len,
+            mode,
+            uid,
+            gid,
+            modified_ns: 50,
+            link: None,
+            foreign: None,
+            came: false,
+        }
     }
 
     fn record(file: &Found, content: Content) -> Shown {
@@ -377,7 +389,7 @@ mod tests {
         let mut view = View::default();
         let stamp = |time, node: &str| Some(Stamp { time, node: node.into() });
         put(&mut view, "other", 3, "y", Some(record(&file(Shape::Newest), object("other", 1))));
-        let copy = Found { foreign: stamp(3, "other"), ..file(Shape::Object(Id([1; 16]))) };
+        let copy = Found { foreign: stamp(3, "other"), came: true, ..file(Shape::Object(Id([1; 16]))) };
         let (had, files) = ([("x", 3, "other")], [("x", copy.clone())]);
         // Not all journals are read yet.
         let early = decide(&view, &files, &had);
@@ -391,7 +403,7 @@ mod tests {
         let renamed = decide(&view, &[("x", copy.clone())], &[]);
         assert!(renamed.drops.is_empty() && renamed.puts.len() == 1, "{renamed:?}");
         // Or wrote to it.
-        let written = Found { foreign: None, ..copy.clone() };
+        let written = Found { foreign: None, came: false, ..copy.clone() };
         assert_eq!(decide(&view, &[("x", written)], &had).drops, []);
         // Some part of a journal may say more of the name.
         view.node_mut("third").broken = Some("damaged".into());
@@ -403,18 +415,18 @@ mod tests {
         let mut view = View::default();
         let stamp = |time, node: &str| Some(Stamp { time, node: node.into() });
         put(&mut view, "other", 3, "x", Some(record(&file(Shape::Newest), object("other", 1))));
-        let copy = Found { foreign: stamp(3, "other"), ..file(Shape::Object(Id([1; 16]))) };
+        let copy = Found { foreign: stamp(3, "other"), came: true, ..file(Shape::Object(Id([1; 16]))) };
         assert_eq!(decide(&view, &[("x", copy.clone())], &[]).agrees.len(), 1);
         put(&mut view, "third", 5, "x", Some(record(&file(Shape::Newest), object("third", 2))));
         assert_eq!(decide(&view, &[("x", copy.clone())], &[]).takes, [("x".into(), stamp(5, "third").unwrap())]);
-        let written = Found { foreign: None, modified_ns: 60, ..file(Shape::Newest) };
+        let written = Found { foreign: None, came: false, modified_ns: 60, ..file(Shape::Newest) };
         assert_eq!(decide(&view, &[("x", written.clone())], &[]).puts, [("x".into(), Want::Whole)]);
         put(&mut view, "third", 6, "x", None);
         assert_eq!(decide(&view, &[("x", copy)], &[]).drops, [("x".into(), stamp(6, "third").unwrap())]);
         assert_eq!(decide(&view, &[("x", written.clone())], &[]).puts, [("x".into(), Want::Whole)]);
         // This node's own removal never takes a file away that is there again.
         put(&mut view, "me", 7, "x", None);
-        let back = Found { foreign: stamp(3, "other"), ..file(Shape::Object(Id([1; 16]))) };
+        let back = Found { foreign: stamp(3, "other"), came: true, ..file(Shape::Object(Id([1; 16]))) };
         let plan = decide(&view, &[("x", back)], &[]);
         assert!(plan.drops.is_empty() && matches!(&plan.puts[..], [(_, Want::There(_))]), "{plan:?}");
     }

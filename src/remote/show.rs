@@ -69,8 +69,8 @@ pub(super) fn take_all(local: &dyn Local, shared: &Shared) -> Result<BTreeMap<Pa
         }
         let directories = directories(local, some, |directory| directory)?;
         // All are written before the first one becomes durable: then one commit of the file system does for all.
-        let ready = in_parallel(some, |(_, stamp, now)| {
-            now.as_ref().map(|now| tree::make_ready(local.store(), stamp, now)).transpose()
+        let ready = in_parallel(some, |(path, stamp, now)| {
+            now.as_ref().map(|now| tree::make_ready(local.store(), path, stamp, now)).transpose()
         });
         let with_ready: Vec<_> = some.iter().zip(ready).collect();
         let taken = in_parallel(&with_ready, |((path, _, now), ready)| {

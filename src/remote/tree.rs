@@ -39,7 +39,7 @@ impl Drop for Ready<'_> {
 ///
 /// # Errors
 /// Device errors; `InvalidData` for a record that no stepfs writes.
-pub(super) fn make_ready<'a>(store: &'a Store, stamp: &Stamp, shown: &Shown) -> io::Result<Ready<'a>> {
+pub(super) fn make_ready<'a>(store: &'a Store, path: &Path, stamp: &Stamp, shown: &Shown) -> io::Result<Ready<'a>> {
     let object = match &shown.content {
         Content::Object { id, .. } if shown.len >= MIN_RELEASE_BYTES => Some(*id),
         Content::Object { .. } => return Err(io::Error::new(io::ErrorKind::InvalidData, "it is too small for a stub")),
@@ -49,7 +49,7 @@ pub(super) fn make_ready<'a>(store: &'a Store, stamp: &Stamp, shown: &Shown) -> 
     let mut ready = Ready { store, part, object, file: None };
     match &shown.content {
         Content::Link(target) => symlink(OsStr::from_bytes(target), &ready.part)?,
-        _ => ready.file = Some(write(store, &ready.part, stamp, shown, object)?),
+        _ => ready.file = Some(write(store, &ready.part, (path, stamp, shown), object)?),
     }
     Ok(ready)
 }
@@ -140,7 +140,12 @@ fn is_file(shown: &Shown) -> bool {
 }
 
 /// Writes the file in `tmp/`, and sends it to the device.
-fn write(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Option<Id>) -> io::Result<DeviceFile> {
+fn write(
+    store: &Store,
+    part: &Path,
+    (path, stamp, shown): (&Path, &Stamp, &Shown),
+    object: Option<Id>,
+) -> io::Result<DeviceFile> {
     let file = store.io().create(part, WRITTEN)?;
     match (&shown.content, object) {
         (Content::Inline(bytes), _) => file.write_all_at(bytes, 0, WRITTEN)?,
@@ -148,7 +153,7 @@ fn write(store: &Store, part: &Path, stamp: &Stamp, shown: &Shown, object: Optio
         _ => {}
     }
     let inode = file.metadata()?.ino();
-    let mark = Mark { stamp: stamp.clone(), inode, modified_ns: shown.modified_ns };
+    let mark = Mark { stamp: stamp.clone(), inode, modified_ns: shown.modified_ns, name: Mark::name(path) };
     set(&file, &Attribute::Extended(OsStr::new(REMOTE), mark.text().as_bytes()))?;
     if rustix::process::geteuid().is_root() {
         set(&file, &Attribute::Owner(shown.uid, shown.gid))?;
@@ -267,7 +272,9 @@ fn renew(store: &Store, path: &Path, stamp: &Stamp) -> io::Result<()> {
     };
     let metadata = file.metadata()?;
     let had = file.get_xattr(REMOTE)?.and_then(|value| Mark::parse(&value));
-    match had.filter(|had| had.stamp == *stamp && had.modified_ns == modified_ns(&metadata)) {
+    match had
+        .filter(|had| had.stamp == *stamp && had.modified_ns == modified_ns(&metadata) && had.name == Mark::name(path))
+    {
         Some(had) => file.set_xattr(REMOTE, Mark { inode: metadata.ino(), ..had }.text().as_bytes()),
         None => Ok(()),
     }

@@ -122,3 +122,46 @@ fn nothing_is_done_while_names_move() {
     b.machine.is_moving.store(false, Ordering::Relaxed);
     assert!(b.push() && answered.load(Ordering::Relaxed));
 }
+
+/// The objects that names have on the remote.
+fn objects_of(place: &Memory, paths: [&str; 2]) -> [Option<Id>; 2] {
+    let view = Mutex::default();
+    Reader::refresh(place, &view).unwrap();
+    let view = lock(&view);
+    paths.map(|path| match &view.winner(Path::new(path))?.1?.content {
+        Content::Object { id, .. } => Some(*id),
+        other => panic!("{path} has no object: {other:?}"),
+    })
+}
+
+#[test]
+fn another_nodes_file_that_takes_the_place_of_another_is_the_later_change() {
+    let names = ["run/step_1.pt", "run/step_2.pt"];
+    let (a, place) = (run(), Arc::new(Memory::default()));
+    a.write("run/small.json", b"small");
+    a.session(&place, "a", false).unwrap();
+    let [one, two] = objects_of(&place, names);
+    let mut b = Mounted::new(&place, "b");
+    // Three renames between two rounds exchange both.
+    b.rename(names[0], "x");
+    b.rename(names[1], names[0]);
+    b.rename("x", names[1]);
+    b.rename("run/small.json", "run/config.json");
+    for _ in 0..3 {
+        b.push();
+        b.show();
+    }
+    assert_eq!(objects_of(&place, names), [two, one]);
+    assert_eq!(bytes_of(&place, "run/config.json").unwrap(), b"small");
+    b.rename(names[0], names[1]);
+    for _ in 0..3 {
+        b.push();
+        b.show();
+    }
+    assert_eq!(objects_of(&place, names), [None, two]);
+    a.session(&place, "a", true).unwrap();
+    let left = ["latest", "run/config.json", "run/newest.pt", names[1]].map(String::from);
+    assert_eq!((a.files(), b.machine.files(), check(&place)), (left.to_vec(), left.to_vec(), left.to_vec()));
+    assert_eq!(objects_of(&place, names), [None, two]);
+    assert_eq!(fs::read(a.store.tree().join("run/config.json")).unwrap(), b"small");
+}

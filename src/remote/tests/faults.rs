@@ -21,7 +21,7 @@ fn show(
 ) -> io::Result<bool> {
     let directory =
         tree::directory(&machine.store, path.parent().unwrap(), (shown.uid, shown.gid), &mut Default::default())?;
-    tree::show(machine, (path, &directory), found, shown, &tree::make_ready(&machine.store, stamp, shown)?)
+    tree::show(machine, (path, &directory), found, shown, &tree::make_ready(&machine.store, path, stamp, shown)?)
 }
 
 /// Pushes once, with nothing known of former rounds. Returns whether all is done, and the files' failures in words.
@@ -182,7 +182,7 @@ fn a_file_that_a_program_writes_meanwhile_stays() {
     let directory = tree::directory(&b.store, Path::new("run"), (0, 0), &mut Default::default()).unwrap();
     fs::rename(b.store.tree().join("run"), b.store.tree().join("moved")).unwrap();
     fs::remove_file(b.store.tree().join("moved/config.json")).unwrap();
-    let ready = tree::make_ready(&b.store, &stamp, shown).unwrap();
+    let ready = tree::make_ready(&b.store, path, &stamp, shown).unwrap();
     assert!(!tree::show(&b, (path, &directory), None, shown, &ready).unwrap());
     drop(ready);
     assert!(!b.store.tree().join("moved/config.json").exists());
