@@ -75,7 +75,7 @@ impl Archive {
 
     /// Whether an object decodes to other bytes than it was made from.
     pub(super) fn is_lossy(&self, id: Id) -> bool {
-        self.objects.get(id).is_some_and(|(header, _)| header.lossy)
+        self.objects.is_lossy(id)
     }
 
     /// Whether an object was made with these profiles, or with one that is at least as fine as any of them.

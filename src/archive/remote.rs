@@ -79,6 +79,11 @@ impl Archive {
         }
     }
 
+    /// Waits until the tree shows what the remote has. Says why that does not go on.
+    pub fn wait_for_remote(&self) -> Option<String> {
+        self.daemon()?.wait_until_begun()
+    }
+
     /// How far pushing has come; `None` without a remote.
     pub fn remote_progress(&self) -> Option<Progress> {
         self.daemon().map(|daemon| daemon.progress(self))

@@ -15,7 +15,7 @@ use crate::hash::Sha256;
 use crate::store::object::Object;
 use crate::store::{Objects, Store, beneath};
 
-use super::files::{objects, read};
+use super::files::{is_only_on_remote, objects, read};
 use super::format::{name, progress};
 use super::listing::stub;
 use super::target::Target;
@@ -35,6 +35,8 @@ enum Verdict {
     Differs,
     /// The file does not exist.
     Missing,
+    /// Only the remote has it, and the manifest's hash is not in the store.
+    OnRemote,
     /// The file cannot be read.
     Damaged,
 }
@@ -46,6 +48,7 @@ impl Verdict {
             Verdict::Lossy => "lossy now, made from exactly those bytes",
             Verdict::Differs => "DIFFERS",
             Verdict::Missing => "MISSING",
+            Verdict::OnRemote => "ONLY ON THE REMOTE, `stepfs pull` brings it",
             Verdict::Damaged => "DAMAGED",
         }
     }
@@ -136,6 +139,11 @@ fn compare(store: &Store, objects: &Objects, target: &Target, line: &Line) -> Re
         }
         found => found?,
     };
+    if let Some(of) = stub(store, &path)?
+        && is_only_on_remote(store, objects, &path, &of)?
+    {
+        return Ok((Verdict::OnRemote, None));
+    }
     let mut hash = Sha256::new();
     read(store, objects, &path, &mut |_, bytes| {
         hash.update(bytes);

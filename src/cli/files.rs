@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::archive::repair::lost_stub;
 use crate::recall::{self, Chain, Layout, ReadError, order, stream};
 use crate::store::durable::scratch;
-use crate::store::{Objects, Store, Stub};
+use crate::store::{Objects, Store, Stub, is_of_remote};
 
 /// Passes the bytes of a file in the store's tree to `sink`, in order. The file may be released or resident.
 pub(super) fn read(
@@ -23,6 +23,12 @@ pub(super) fn read(
     // Check and copy through one handle: a daemon may put a stub in the file's place at any moment.
     let file = store.io().open_beneath(&store.tree(), path, 0).with_context(name)?;
     if let Some(stub) = Stub::read_on(&file, store.id()).with_context(name)? {
+        if is_only_on_remote(store, objects, path, &stub)? {
+            bail!(
+                "{}: only the remote has it; `stepfs pull` brings it into the store, and its path in a mount reads it",
+                path.display()
+            );
+        }
         let chain = Chain::open(objects, stub.object).map_err(io::Error::from).with_context(name)?;
         ReadError::unless_as_long(&stub, chain.leaf().header().logical_len)
             .map_err(io::Error::from)
@@ -41,6 +47,11 @@ pub(super) fn read(
         bail!("{}: its stub of object {id} was overwritten; run `stepfs verify --repair`", path.display());
     }
     copy(file.as_file(), sink).with_context(name)
+}
+
+/// Whether a file of a remote was not read here yet.
+pub(super) fn is_only_on_remote(store: &Store, objects: &Objects, path: &Path, stub: &Stub) -> Result<bool> {
+    Ok(objects.get(stub.object).is_none() && is_of_remote(&store.tree(), path)?)
 }
 
 /// Passes the bytes of a file to `sink`.

@@ -33,7 +33,7 @@ pub(super) struct Entry {
     pub(super) profile: String,
     /// The requested profile.
     pub(super) asked: String,
-    /// `0`: the bytes are as written. `1` and the largest error of each kind of tensor: the bytes are lossy.
+    /// `0`: the bytes are as written. `1` and the largest error of each kind of tensor: the bytes are lossy. [`UNKNOWN`].
     pub(super) lossy: String,
     /// The name or file that marks it as the best of its run, as far as a daemon knows.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -104,6 +104,9 @@ pub(super) fn stub(store: &Store, path: &Path) -> Result<Option<Stub>> {
     Ok(Stub::read(&file, store.id())?)
 }
 
+/// Whether a file that only the remote has is lossy, in a store that is not mounted.
+pub(super) const UNKNOWN: &str = "unknown";
+
 /// Parents of the objects seen so far: most files of a run share most ancestors.
 type Parents = HashMap<Id, Option<Id>>;
 
@@ -155,6 +158,8 @@ fn entry(store: &Store, parents: &mut Parents, target: &Target, path: &Path) -> 
         let is_away = entry.damage.is_some() && Object::header_of(store.io(), &store.objects(), stub.object).is_err();
         if is_away && is_of_remote(&store.tree(), path)? {
             (entry.state, entry.damage) = ("remote".into(), None);
+            // The daemon knows from the remote's journal.
+            entry.lossy = word("lossy").unwrap_or_else(|| UNKNOWN.into());
         }
     } else if target.mount.is_some() {
         // Only the daemon knows about open handles.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use super::format::{name, percent, size, table};
-use super::listing::survey;
+use super::listing::{UNKNOWN, survey};
 use super::remote_url;
 use super::target::Target;
 
@@ -53,6 +53,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         let error = match &entry.damage {
             Some(_) => "DAMAGED".into(),
             None if entry.lossy == "0" => "exact".into(),
+            None if entry.lossy == UNKNOWN => "unknown".into(),
+            None if entry.state == "remote" => "lossy".into(),
             None if entry.chain_len == 0 => "as read".into(),
             None => format!("{:.1e}", entry.max_abs_error),
         };

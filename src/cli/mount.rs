@@ -135,7 +135,9 @@ pub(super) fn start(mounting: &Mounting) -> Result<()> {
         let mut buf = [0; 512];
         while let Ok(count @ 1..) = pipe.read(&mut buf) {
             said.push_str(&String::from_utf8_lossy(&buf[..count]));
-            if said.trim_end() == READY {
+            if said.lines().next_back() == Some(READY) {
+                let warnings = said.lines().filter(|line| *line != READY);
+                warnings.for_each(|warning| eprintln!("stepfs: {warning}"));
                 return Ok(());
             }
         }
@@ -156,9 +158,17 @@ fn daemon(mounting: &Mounting, child: bool) -> Result<ExitCode> {
         // the process already leads a group.
         let _ = rustix::process::setsid();
     }
-    let ready = || match child {
-        true => println!("{READY}"),
-        false => notify::tell("READY=1"),
+    let ready = move |warning: Option<String>| {
+        if let Some(warning) = warning {
+            log::warn!("{warning}");
+            if child {
+                println!("{warning}");
+            }
+        }
+        match child {
+            true => println!("{READY}"),
+            false => notify::tell("READY=1"),
+        }
     };
     match serve_store(mounting, ready) {
         Err(error) if child => {
@@ -207,7 +217,7 @@ fn open_after_the_last(path: &Path) -> Result<Store> {
     }
 }
 
-fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
+fn serve_store(mounting: &Mounting, ready: impl FnOnce(Option<String>) + Send + 'static) -> Result<()> {
     let Mounting { dir, options, .. } = mounting;
     let store = open(mounting)?;
     let inside = |path: &Path| fs::canonicalize(path).is_ok_and(|path| path.starts_with(store.root()));
@@ -226,7 +236,7 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
         kernel: options.kernel.clone(),
         ..MountOptions::default()
     };
-    let connected = Arc::clone(&archive);
+    let (connected, served) = (Arc::clone(&archive), Arc::clone(&archive));
     let connect = || {
         let Some((place, settings)) = remote else { return Ok(()) };
         log::info!("remote {}, as node {}", settings.url, settings.node);
@@ -234,7 +244,8 @@ fn serve_store(mounting: &Mounting, ready: impl FnOnce()) -> Result<()> {
     };
     serve_with(archive, dir, &options, connect, || {
         log::info!("mounted on {}", dir.display());
-        ready();
+        // An unmount does not wait for the remote's names.
+        std::thread::spawn(move || ready(served.wait_for_remote().map(|why| format!("the remote: {why}"))));
     })
     .with_context(|| format!("cannot mount on {}", dir.display()))?;
     log::info!("unmounted {}", dir.display());

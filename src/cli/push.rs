@@ -68,7 +68,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
             || Ok(None),
         )?;
         archive.connect(place, settings)?;
-        wait_for_remote(|| archive.remote_progress().context("the remote has gone"), &stop)?;
+        let ask = || archive.remote_progress().context("the remote has gone");
+        wait_for_remote(ask, &stop, "the same command goes on from there once that is fixed")?;
         sync::no_failures(&done)
     };
     let pushed = push();
@@ -88,11 +89,11 @@ pub(super) fn wait_for_mount(mount: &Path) -> Result<()> {
         Ok(serde_json::from_slice(&text)?)
     };
     // Ctrl-C ends the wait alone: the mount goes on.
-    wait_for_remote(ask, &AtomicBool::new(false))
+    wait_for_remote(ask, &AtomicBool::new(false), "it goes on by itself once that is fixed")
 }
 
 /// Waits until all present changes are on the remote, with a bar.
-fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool) -> Result<()> {
+fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool, next: &str) -> Result<()> {
     let wanted = ask()?.changes;
     let bar = progress(0, true);
     let (mut most, mut files) = (0, 0);
@@ -113,7 +114,7 @@ fn wait_for_remote(ask: impl Fn() -> Result<Progress>, stop: &AtomicBool) -> Res
         }
         match &now.failing {
             Some(why) if failing.get_or_insert_with(Instant::now).elapsed() > PATIENCE => {
-                bail!("{}: {}; it goes on by itself once that is fixed", left(), name(why));
+                bail!("{}: {}; {next}", left(), name(why));
             }
             Some(_) => {}
             None => failing = None,

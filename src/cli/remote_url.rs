@@ -1,5 +1,6 @@
 //! Commands on the URL of a remote: `ls`, `status`, `gc --node`, and a store for those that read files.
 
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,12 +9,16 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use crate::remote::{self, Content, Missing, Place, Reader, View, Writer};
 use crate::store::Store;
 
 use super::format::{name, size, table};
 
+/// How often to remove a directory that other threads write to.
+const REMOVALS: usize = 20;
 /// What stands in front of the store that a remote is copied into.
 const COPY: &str = "stepfs-remote-";
 
@@ -38,13 +43,15 @@ impl Brought {
 
     /// Says what could not be brought; answers whether something could not.
     pub(super) fn tell_missing(&self) -> bool {
-        let Missing { names, nodes, .. } = &self.missing;
-        names.iter().for_each(|(path, why)| eprintln!("{}: {}", name(&path.display().to_string()), name(why)));
-        nodes
-            .iter()
-            .for_each(|why| eprintln!("part of a node cannot be read, which may have more files: {}", name(why)));
-        !names.is_empty() || !nodes.is_empty()
+        tell(&self.missing)
     }
+}
+
+/// Says what is missing; answers whether something is.
+fn tell(Missing { names, nodes, .. }: &Missing) -> bool {
+    names.iter().for_each(|(path, why)| eprintln!("{}: {}", name(&path.display().to_string()), name(why)));
+    nodes.iter().for_each(|why| eprintln!("part of a node cannot be read, which may have more files: {}", name(why)));
+    !names.is_empty() || !nodes.is_empty()
 }
 
 /// The store of `path`. For a URL: a new one in the directory for temporary files, with the names of the remote and the
@@ -53,13 +60,27 @@ pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
     let Some(url) = url_of(path) else {
         return Ok(Brought::of(path.to_path_buf(), Missing::default()));
     };
+    let place = existing(url)?;
     let copy = tempfile::Builder::new().prefix(COPY).tempdir()?;
+    remove_if_interrupted(copy.path().to_path_buf())?;
     let root = copy.path().join("store");
     let wanted = if wanted == Path::new(".") { Path::new("") } else { wanted };
-    let place = existing(url)?;
     let from = remote::Origin { place: &place, name: (url, "copy"), watch: Arc::new(|_| true) };
     let missing = remote::copy(&from, Store::open(&root)?, wanted)?;
     Ok(Brought { root, missing, _copy: Some(copy) })
+}
+
+/// Ends the process at Ctrl-C, and removes what it has brought: that may be large.
+fn remove_if_interrupted(copy: PathBuf) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::spawn(move || {
+        let Some(signal) = signals.forever().next() else { return };
+        // Other threads may add files meanwhile.
+        (0..REMOVALS).any(|_| fs::remove_dir_all(&copy).is_ok() || !copy.exists());
+        eprintln!("interrupted");
+        std::process::exit(128 + signal);
+    });
+    Ok(())
 }
 
 /// Opens a remote that must be there: a command that reads creates none.
@@ -67,7 +88,11 @@ pub(super) fn existing(url: &str) -> Result<Arc<dyn Place>> {
     if remote::directory_of(url).is_some_and(|directory| !directory.is_dir()) {
         bail!("{url}: there is no such directory");
     }
-    Ok(remote::open(url)?)
+    let place = remote::open(url)?;
+    if place.folders("nodes/")?.is_empty() {
+        bail!("{url} has no files of stepfs; is the URL right?");
+    }
+    Ok(place)
 }
 
 pub(super) fn view_of(place: &dyn Place) -> Result<View> {
@@ -113,11 +138,14 @@ pub(super) fn list(url: &str, json: bool) -> Result<ExitCode> {
             }
         })
         .collect();
+    let broken = view.nodes().iter().filter_map(|(node, of)| Some(format!("node {node}: {}", of.broken.as_ref()?)));
+    let missing = Missing { nodes: broken.collect(), ..Missing::default() };
+    let code = ExitCode::from(if tell(&missing) { super::DAMAGED } else { 0 });
     let mut out = std::io::stdout().lock();
     if json {
         serde_json::to_writer_pretty(&mut out, &lines)?;
         writeln!(out)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     let mut rows = vec![["size", "stored", "chain", "node", "path"].map(String::from).to_vec()];
     for line in &lines {
@@ -126,7 +154,7 @@ pub(super) fn list(url: &str, json: bool) -> Result<ExitCode> {
         rows.push(vec![size(line.logical_bytes), size(line.stored_bytes), chain, line.node.clone(), name(&line.path)]);
     }
     write!(out, "{}", table(&rows, &[true, true, true, false, false]))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
 /// A node of a remote.

@@ -1,5 +1,6 @@
 //! `stepfs verify`
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -7,6 +8,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use crate::archive::repair::{self, Progress, Report};
+use crate::remote::Missing;
 use crate::store::{Error, Store};
 
 use super::against;
@@ -45,6 +47,10 @@ struct Shown<'a> {
     report: &'a Report,
     /// `--repair` was given.
     repair: bool,
+    /// Names of the remote that cannot be brought, each with the reason.
+    missing: &'a BTreeMap<PathBuf, String>,
+    /// Parts of nodes that cannot be read.
+    unread_nodes: &'a [String],
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode> {
@@ -84,16 +90,18 @@ pub(super) fn run(args: Args) -> Result<ExitCode> {
         }
     };
     bar.finish_and_clear();
-    print(&report, &args, is_incomplete)?;
+    print(&report, &args, &brought.missing)?;
     let is_whole = report.damaged.is_empty() && !is_incomplete;
     Ok(ExitCode::from(if is_whole { 0 } else { super::DAMAGED }))
 }
 
-fn print(report: &Report, args: &Args, is_incomplete: bool) -> Result<()> {
+fn print(report: &Report, args: &Args, Missing { names, nodes, .. }: &Missing) -> Result<()> {
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&Shown { report, repair: args.repair })?);
+        let shown = Shown { report, repair: args.repair, missing: names, unread_nodes: nodes };
+        println!("{}", serde_json::to_string_pretty(&shown)?);
         return Ok(());
     }
+    let is_incomplete = !names.is_empty() || !nodes.is_empty();
     for repaired in &report.repaired {
         println!("repaired: {}", name(repaired));
     }
@@ -117,6 +125,12 @@ fn print(report: &Report, args: &Args, is_incomplete: bool) -> Result<()> {
         }
     }
     println!("{} files, {} objects, {} decoded", report.files, report.objects, size(report.decoded_bytes));
+    if report.on_remote > 0 {
+        println!(
+            "{} more are only on the remote: `stepfs pull` brings them, `stepfs verify URL` reads them there",
+            report.on_remote
+        );
+    }
     let saved = report.damaged.iter().filter(|damaged| damaged.remedy.is_some()).count();
     match report.damaged.len() {
         0 if is_incomplete => println!("no damage in the rest"),

@@ -26,8 +26,10 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// A request that takes longer than this hangs: a part needs 140 KB/s.
 const REQUEST_TIME: Duration = Duration::from_secs(60);
 
-/// Parts of an answer of S3 that repeat what the request had.
-const SECRET_TAGS: [&str; 3] = ["<AWSAccessKeyId>", "<Token-0>", "<Token>"];
+/// Where a machine of Amazon's asks for credentials if the environment has none.
+const METADATA_SERVICE: &str = "169.254.169.254";
+/// Most characters of an error.
+const MAX_WORDS: usize = 500;
 
 /// The bucket.
 pub(super) struct Bucket {
@@ -130,19 +132,21 @@ fn causes(error: &dyn std::error::Error) -> String {
     let mut words: Vec<String> = all.map(ToString::to_string).collect();
     words.dedup_by(|next, before| before.contains(next.as_str()));
     let text: String = words.join(": ").split_whitespace().collect::<Vec<_>>().join(" ");
-    without_keys(&text).chars().take(300).collect()
+    if text.contains(METADATA_SERVICE) {
+        return "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY".into();
+    }
+    in_words(&text).chars().take(MAX_WORDS).collect()
 }
 
-/// A server's words without the keys and tokens that it repeats in them.
-fn without_keys(text: &str) -> String {
-    let mut left = String::new();
-    let mut rest = text;
-    while let Some((begin, tag)) = SECRET_TAGS.iter().filter_map(|tag| Some((rest.find(tag)?, tag))).min() {
-        left.push_str(&rest[..begin]);
-        let behind = &rest[begin + tag.len()..];
-        rest = behind.find("</").map_or("", |end| &behind[end..]);
-    }
-    left + rest
+/// A server's answer without its markup. Other parts of it than these may repeat keys and tokens of the request.
+fn in_words(text: &str) -> String {
+    let Some(markup) = text.find("<?xml").or_else(|| text.find("<Error")) else { return text.to_string() };
+    let part = |tag: &str| {
+        let begin = text.find(&format!("<{tag}>"))? + tag.len() + 2;
+        Some(&text[begin..begin + text[begin..].find("</")?])
+    };
+    let parts = ["Code", "Message"].into_iter().filter_map(part);
+    std::iter::once(text[..markup].trim_end_matches([' ', ':'])).chain(parts).collect::<Vec<_>>().join(": ")
 }
 
 impl Place for Bucket {
@@ -217,10 +221,10 @@ mod tests {
 
     #[test]
     fn the_words_of_a_server_have_no_keys() {
-        let text = "403: <Code>InvalidToken</Code><AWSAccessKeyId>AKIA7</AWSAccessKeyId><Token-0>FwoG</Token-0> end";
-        let left = without_keys(text);
-        assert!(!left.contains("AKIA7") && !left.contains("FwoG"), "{left}");
-        assert!(left.starts_with("403: <Code>InvalidToken</Code>") && left.ends_with(" end"), "{left}");
-        assert_eq!(without_keys("<Token>cut of"), "");
+        let text = "status 403: <?xml version=\"1.0\"?> <Error><Code>InvalidToken</Code><Message>It is malformed.</Message>\
+                    <AWSAccessKeyId>AKIA7</AWSAccessKeyId><Token-0>FwoG</Token-0></Error>";
+        assert_eq!(in_words(text), "status 403: InvalidToken: It is malformed.");
+        assert_eq!(in_words("<Error><Code>cut o"), "");
+        assert_eq!(in_words("connection refused"), "connection refused");
     }
 }

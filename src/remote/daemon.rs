@@ -37,6 +37,11 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
 /// A directory stays for so long after its last file went: a program that saw it may be about to use it.
 const EMPTY_FOR: Duration = Duration::from_secs(10);
+/// A mount waits at most so long for the names of a remote: of a store that has none of it, and of one that has.
+const FIRST_NAMES: Duration = Duration::from_secs(60);
+const FIRST_ANSWER: Duration = Duration::from_secs(2);
+/// How often it looks.
+const A_MOMENT: Duration = Duration::from_millis(10);
 /// A name that cannot be shown is tried again at least so often.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often to list all journals: a node that died may have left a segment that it did not tell of.
@@ -170,6 +175,28 @@ impl Daemon {
         self.shared.waiting.open(then);
     }
 
+    /// Waits until the node's name is claimed, and the tree shows what the remote has. A program that looks into a fresh store
+    /// before would find nothing, and begin its run anew. So this waits longer where nothing was shown before. Says why it does
+    /// not go on.
+    pub fn wait_until_begun(&self) -> Option<String> {
+        let most = if self.shared.shown().is_empty() { FIRST_NAMES } else { FIRST_ANSWER };
+        let begun = Instant::now();
+        while !self.shared.is_stopped() && begun.elapsed() < most {
+            let failing = self.shared.failing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let has_begun = |of: usize| self.shared.begun[of].load(Ordering::Relaxed);
+            if let Some(why) =
+                [PUSHING, SHOWING].into_iter().find_map(|of| failing[of].clone().filter(|_| !has_begun(of)))
+            {
+                return Some(why);
+            }
+            if has_begun(PUSHING) && has_begun(SHOWING) {
+                return None;
+            }
+            thread::sleep(A_MOMENT);
+        }
+        Some("it has not answered yet; its names appear once it does".into())
+    }
+
     /// Asks for a round without a pause: somebody waits.
     pub fn hasten(&self) {
         self.shared.asked.fetch_add(1, Ordering::Relaxed);
@@ -247,6 +274,7 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                     writer.insert(Writer::claim(Arc::clone(place), Arc::clone(&shared.view), node, store, known)?)
                 }
             };
+            shared.begun[PUSHING].store(true, Ordering::Relaxed);
             let done = pusher.round(local, writer, shared)?;
             if tidy {
                 writer.tidy(shared.settings.grace)?;
@@ -297,7 +325,8 @@ fn wait_for_a_look(local: &dyn Local, shared: &Shared, most: Duration) {
     let mut looked = false;
     while !shared.is_stopped() && begun.elapsed() < most {
         looked |= local.was_looked_at();
-        if looked && begun.elapsed() >= age || shared.waiting.is_any_looker() {
+        let is_unshown = shared.is_unshown.load(Ordering::Relaxed);
+        if (looked || is_unshown) && begun.elapsed() >= age || shared.waiting.is_any_looker() {
             return;
         }
         shared.pace.rest(LOOK_EVERY.min(age));
@@ -324,7 +353,8 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             }
             let version = lock(&shared.view).version();
             let is_news = seen != Some(version);
-            if !is_news && (told.is_empty() || again > Instant::now()) {
+            let is_due = !told.is_empty() && again <= Instant::now();
+            if !shared.is_unshown.swap(false, Ordering::Relaxed) && !is_news && !is_due {
                 shared.remove_emptied(local, EMPTY_FOR);
                 return Ok(told.is_empty());
             }
@@ -335,6 +365,7 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
             }
             pause = if is_news { shared.settings.refresh } else { (pause * 2).min(LONGEST_PAUSE) };
             (seen, told, again) = (Some(version), left, Instant::now() + pause);
+            shared.begun[SHOWING].store(true, Ordering::Relaxed);
             Ok(told.is_empty())
         };
         let result = round();

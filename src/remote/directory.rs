@@ -165,7 +165,12 @@ impl Place for Directory {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
                 entries => entries?,
             };
-            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+            let mut names = Vec::new();
+            for entry in entries {
+                let entry = entry?;
+                names.extend(entry.file_type()?.is_dir().then(|| entry.file_name().to_string_lossy().into_owned()));
+            }
+            Ok(names)
         };
         read().map_err(|error| told(error, prefix))
     }

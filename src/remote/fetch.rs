@@ -104,6 +104,12 @@ impl Elsewhere for Fetcher {
         !view.is_read() && view.owner_of(id).is_none()
     }
 
+    fn is_lossy(&self, id: Id) -> bool {
+        let view = lock(&self.view);
+        let of = view.owner_of(id).and_then(|owner| view.nodes().get(owner));
+        of.and_then(|node| node.objects.get(&id)).is_some_and(|encoding| encoding.lossy)
+    }
+
     fn open(&self, objects: &Arc<Objects>, id: Id) -> io::Result<Option<Vec<Arc<Object>>>> {
         let (owner, chain) = self.chain(id)?;
         // The store's own objects, and all ancestors of such a one, are read from the store.

@@ -86,6 +86,9 @@ impl Pusher {
             plan = plan_now();
         }
         shared.agree(&plan.agrees);
+        if !plan.takes.is_empty() || !plan.drops.is_empty() {
+            shared.is_unshown.store(true, Ordering::Relaxed);
+        }
         let names: HashSet<&PathBuf> = plan.puts.iter().map(|(path, _)| path).collect();
         self.failed.retain(|path, _| names.contains(path));
         let asked = shared.asked.load(Ordering::Relaxed);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -78,6 +78,10 @@ pub(super) struct Shared {
     pub(super) tried: AtomicU64,
     /// Somebody waits: no pause.
     pub(super) asked: AtomicU64,
+    /// The pushing thread has seen names that are to be shown or to go: a file of this store became durable since, for one.
+    pub(super) is_unshown: AtomicBool,
+    /// Whether the node's name was claimed, and whether the names were shown, once since the start: [`PUSHING`], [`SHOWING`].
+    pub(super) begun: [AtomicBool; 2],
 }
 
 impl Shared {
@@ -96,6 +100,8 @@ impl Shared {
             pushed: AtomicU64::new(0),
             tried: AtomicU64::new(0),
             asked: AtomicU64::new(0),
+            is_unshown: AtomicBool::new(false),
+            begun: Default::default(),
         }
     }
 

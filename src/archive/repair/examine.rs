@@ -69,6 +69,8 @@ pub(super) struct Examined {
     pub(super) files: u64,
     pub(super) objects: u64,
     pub(super) decoded_bytes: u64,
+    /// Files that only a remote has.
+    pub(super) on_remote: u64,
     pub(super) damaged: Vec<Damaged>,
     /// Objects that are damaged or missing themselves, not only their bases.
     pub(super) culprits: BTreeSet<Id>,
@@ -181,7 +183,10 @@ pub(super) fn examine(
     for (id, paths) in named.into_iter().filter(|(id, _)| !known.contains(id) && suspected(id, &found.names)) {
         let error = match Object::open_on(store.io(), &store.objects(), id) {
             // It comes from the remote when it is read.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && all_of_remote(store, &paths) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && all_of_remote(store, &paths) => {
+                found.on_remote += paths.len() as u64;
+                continue;
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => "the object is missing".to_string(),
             Err(error) => error.to_string(),
             Ok(_) => continue,

@@ -61,6 +61,8 @@ pub struct Report {
     pub objects: u64,
     /// Bytes that were decoded.
     pub decoded_bytes: u64,
+    /// Files that only a remote has. They were not looked at.
+    pub on_remote: u64,
     /// The damage, or the rest of it after a repair.
     pub damaged: Vec<Damaged>,
     /// One line for each repair.
@@ -70,7 +72,7 @@ pub struct Report {
 /// Reads and decodes everything in a store, and says how a repair would mend each damage. Changes nothing.
 pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result<Report> {
     let mut round = Round::look(store, None, progress)?;
-    let all = (round.found.files, round.found.objects, round.found.decoded_bytes);
+    let all = (round.found.files, round.found.objects, round.found.decoded_bytes, round.found.on_remote);
     for _ in 1..LOOKS {
         if round.found.damaged.is_empty() {
             break;
@@ -78,8 +80,8 @@ pub fn verify(store: &Store, progress: &(dyn Fn(Progress) + Sync)) -> io::Result
         round = Round::look(store, Some(&round.found.suspects), progress)?;
     }
     let plans = round.plans()?;
-    let (files, objects, decoded_bytes) = all;
-    Ok(Report { files, objects, decoded_bytes, ..round.report(&plans) })
+    let (files, objects, decoded_bytes, on_remote) = all;
+    Ok(Report { files, objects, decoded_bytes, on_remote, ..round.report(&plans) })
 }
 
 /// Repairs a store as far as possible. The caller holds its lock.
@@ -180,7 +182,7 @@ impl<'a> Round<'a> {
 
     fn report(self, plans: &BTreeMap<Id, Plan>) -> Report {
         let by_time = stubs::ByTime::of(&self.objects);
-        let Examined { files, objects, decoded_bytes, mut damaged, stubs, restores, .. } = self.found;
+        let Examined { files, objects, decoded_bytes, on_remote, mut damaged, stubs, restores, .. } = self.found;
         for damage in &mut damaged {
             let stub = stubs.iter().find(|path| damage.paths == [path.display().to_string()]);
             if let Some(Ok(Some(stub))) = stub.map(|path| by_time.stub(self.store, path)) {
@@ -198,7 +200,7 @@ impl<'a> Round<'a> {
                 damage.remedy.get_or_insert_with(|| plan.remedy.clone());
             }
         }
-        Report { files, objects, decoded_bytes, damaged, repaired: Vec::new() }
+        Report { files, objects, decoded_bytes, on_remote, damaged, repaired: Vec::new() }
     }
 
     /// Finds the possible repairs.

@@ -23,6 +23,9 @@ pub trait Elsewhere: Send + Sync + Debug {
     /// True if nobody can tell yet, because the remote's names were not read since the start. Answers at once.
     fn may_have(&self, id: Id) -> bool;
 
+    /// True if the object decodes to other bytes than were written. Answers at once; false for an unknown one.
+    fn is_lossy(&self, id: Id) -> bool;
+
     /// Opens the object and its ancestors, the object first, to be read piece by piece. `None` if they are so small
     /// that it is better to bring them. Blocks on the network.
     ///
@@ -48,6 +51,14 @@ impl Objects {
         let Some(elsewhere) = self.elsewhere.get() else { return false };
         let is_here = self.lock().known.contains_key(&id);
         !is_here && (elsewhere.has(id) || elsewhere.may_have(id))
+    }
+
+    /// True if a known object, here or on a remote, decodes to other bytes than were written.
+    pub fn is_lossy(&self, id: Id) -> bool {
+        match self.get(id) {
+            Some((header, _)) => header.lossy,
+            None => self.elsewhere.get().is_some_and(|elsewhere| elsewhere.is_lossy(id)),
+        }
     }
 
     /// Brings an object that only a remote has. Does nothing for any other object.
