@@ -218,8 +218,9 @@ def test_what_cannot_work_is_refused_in_words(remote, nodes):
                            ("s3://key:secret@bucket/x", "AWS_"), (f"file://{base}/store/remote", "in one another")]:
             done = run("mount", base / "store", base / "mnt", "--remote", url, check=False)
             assert done.returncode == 1 and words in done.stderr, (url, done.stderr)
+            # A URL that is refused is written nowhere: it may hold a secret, and would stay in the way of a right one.
             text = (base / "store/stepfs.toml").read_text()
-            (base / "store/stepfs.toml").write_text(text.replace("\n[remote]\n", "\n[none]\n").split("\n[none]")[0])
+            assert "\n[remote]" not in text and "secret" not in text + done.stderr, url
     finally:
         remove_base(base)
     # Two stores with one name for their node.
