@@ -22,9 +22,9 @@ const REMOVALS: usize = 20;
 /// What stands in front of the store that a remote is copied into.
 const COPY: &str = "stepfs-remote-";
 
-/// The URL that a path is; `None` for a path.
+/// The URL that a path is, of whatever kind: errors then say which kinds there are. `None` for a path.
 pub(super) fn url_of(path: &Path) -> Option<&str> {
-    path.to_str().filter(|text| text.starts_with("s3://") || text.starts_with("file://"))
+    path.to_str().filter(|text| text.contains("://"))
 }
 
 /// A store for a command that reads files. A remote's is removed at the end.

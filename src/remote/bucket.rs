@@ -116,9 +116,7 @@ fn told(error: object_store::Error, name: &str, what: &str) -> Error {
     let words = causes(&error);
     match error {
         // A missing bucket is no missing name: nothing may be concluded from it.
-        Of::NotFound { .. } if words.contains("NoSuchBucket") => {
-            Error::Denied(format!("{name}: the bucket is missing"))
-        }
+        _ if words.contains("NoSuchBucket") => Error::Denied(format!("{name}: the bucket is missing")),
         Of::NotFound { .. } => Error::Missing(name.to_string()),
         Of::PermissionDenied { .. } => Error::Denied(format!("{name}: the permission to {what} is missing: {words}")),
         Of::Unauthenticated { .. } => Error::Denied(format!("{name}: the credentials are missing or wrong: {words}")),

@@ -115,7 +115,7 @@ def test_an_owner_that_was_away_shows_what_others_did(remote, nodes):
 
 def test_a_lossy_file_is_called_so_before_it_is_read(remote, nodes):
     a = nodes()
-    names = save_walk(a, 5)
+    names = save_walk(a.dir, 5)
     a.sync()
     a.pushed()
     lossy = {name for name in names if os.getxattr(a / name, "user.stepfs.lossy") != b"0"}
