@@ -64,14 +64,8 @@ impl Archive {
         self.tell(path, Catalog::time_set);
     }
 
-    /// A file or directory is about to get a new name: a list of the tree that is being made may lack it.
-    pub fn moving(&self) {
-        self.moves.fetch_add(1, Ordering::SeqCst);
-    }
-
     /// A file or directory has a new name. The file that had that name is gone.
     pub fn renamed(&self, from: &Path, to: &Path) {
-        self.moving();
         let (from, to) = (from.to_path_buf(), to.to_path_buf());
         self.note(move |archive, catalog| {
             [&from, &to].iter().for_each(|path| archive.not_durable_in(path));
@@ -82,7 +76,6 @@ impl Archive {
 
     /// Two names were exchanged (files or directories).
     pub fn exchanged(&self, a: &Path, b: &Path) {
-        self.moving();
         let (a, b) = (a.to_path_buf(), b.to_path_buf());
         self.note(move |archive, catalog| catalog.exchanged(&a, &b, &archive.objects));
     }

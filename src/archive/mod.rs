@@ -19,6 +19,7 @@ mod life;
 mod lineage;
 mod lossy;
 mod merge;
+mod moves;
 mod namespace;
 mod objects;
 mod release;
@@ -50,6 +51,7 @@ use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, thread};
 
 use catalog::{Catalog, State};
 use inbox::Inbox;
+use moves::Moves;
 use resident::ResidentReason;
 use threads::Wake;
 
@@ -104,8 +106,8 @@ pub struct Archive {
     notes: AtomicU64,
     /// A program looked for a name since the remote's names were read.
     looked: AtomicBool,
-    /// Grows before and after each move of a name.
-    moves: AtomicU64,
+    /// Names that move. Taken for moments.
+    moves: Mutex<Moves>,
 }
 
 impl Archive {
@@ -166,7 +168,7 @@ impl Archive {
             before_ahead,
             notes: AtomicU64::new(0),
             looked: AtomicBool::new(false),
-            moves: AtomicU64::new(0),
+            moves: Mutex::new(Moves::default()),
             store,
         }))
     }

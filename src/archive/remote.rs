@@ -178,7 +178,11 @@ impl Local for Archive {
     }
 
     fn moves(&self) -> u64 {
-        self.moves.load(Ordering::SeqCst)
+        Archive::moves(self)
+    }
+
+    fn moved_since(&self, moves: u64) -> Option<Vec<PathBuf>> {
+        Archive::moved_since(self, moves)
     }
 
     fn was_looked_at(&self) -> bool {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::remote::{self, Content, Missing, Place, Reader, View, Writer};
@@ -72,7 +72,7 @@ pub(super) fn bring(path: &Path, wanted: &Path) -> Result<Brought> {
 
 /// Ends the process at Ctrl-C, and removes what it has brought: that may be large.
 fn remove_if_interrupted(copy: PathBuf) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
         // Other threads may add files meanwhile.

@@ -120,7 +120,7 @@ fn needed_by(
         missing.found += 1;
         let Content::Object { owner, id } = &shown.content else { continue };
         match view.chain(owner, *id) {
-            Some(chain) if files.get(path).is_some_and(|found| found.foreign.is_some()) => {
+            Some(chain) if files.get(path).is_some_and(|found| found.came) => {
                 let away = chain.into_iter().filter(|of| seen.insert(of.id) && objects.get(of.id).is_none());
                 total = away.fold(total, |total: u64, encoding| total.saturating_add(encoding.len));
                 needed.push((path.clone(), *id));

@@ -263,7 +263,7 @@ fn push(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
         let begun = Instant::now();
         let mut round = || -> Result<bool> {
             // What another process has written is read first, and claimed anew.
-            if writer.as_ref().is_some_and(Writer::is_outdated) {
+            if writer.as_ref().map(Writer::is_outdated).transpose()? == Some(true) {
                 writer = None;
             }
             let writer = match &mut writer {
@@ -358,7 +358,7 @@ fn show(local: &dyn Local, place: &Arc<dyn Place>, shared: &Shared) {
                 shared.remove_emptied(local, EMPTY_FOR);
                 return Ok(told.is_empty());
             }
-            let left = take_all(local, shared)?;
+            let left = take_all(local, shared).inspect_err(|_| shared.is_unshown.store(true, Ordering::Relaxed))?;
             shared.remove_emptied(local, EMPTY_FOR);
             for (path, why) in left.iter().filter(|(path, why)| told.get(*path) != Some(*why)) {
                 log::warn!("remote: {} cannot be shown now: {why}", path.display());

@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
-use super::journal::Shown;
 use super::view::Stamp;
 use crate::hash::xxh3_64;
 use crate::store::{Hold, Id, Objects, REMOTE, Store, beneath};
+
+/// So often is the list of a tree made good while names move.
+const LISTS: usize = 5;
 
 /// The part of a mode that travels: nobody gets programs that run as another machine's user.
 pub(super) const PERMISSIONS: u32 = 0o777;
@@ -72,9 +74,14 @@ pub trait Local: Send + Sync {
     /// Grows with every change of a file or its name.
     fn changes(&self) -> u64;
 
-    /// Grows before and after each move of a name.
+    /// How many moves of names have ended.
     fn moves(&self) -> u64 {
         0
+    }
+
+    /// The new names since `moves` moves had ended. `None` if one is under way, or if they are too many.
+    fn moved_since(&self, _moves: u64) -> Option<Vec<PathBuf>> {
+        Some(Vec::new())
     }
 
     /// True if a program looked for a name since the last call.
@@ -125,6 +132,10 @@ pub(super) struct Mark {
     pub(super) modified_ns: i64,
     /// Tells the name ([`Mark::name`]): a program may have moved the file to another one.
     pub(super) name: u64,
+    /// The permissions and the owner that it got here. A program may have changed them since.
+    pub(super) got: (u32, u32, u32),
+    /// Its owner on the remote: a daemon without root cannot give it to the file.
+    pub(super) owner: (u32, u32),
 }
 
 impl Mark {
@@ -135,7 +146,9 @@ impl Mark {
 
     /// The value of the extended attribute.
     pub(super) fn text(&self) -> String {
-        format!("{} {} {} {} {}", self.stamp.time, self.stamp.node, self.inode, self.modified_ns, self.name)
+        let Mark { stamp, inode, modified_ns, name, got, owner } = self;
+        let (mode, uid, gid) = got;
+        format!("{} {} {inode} {modified_ns} {name} {mode} {uid} {gid} {} {}", stamp.time, stamp.node, owner.0, owner.1)
     }
 
     pub(super) fn parse(value: &[u8]) -> Option<Mark> {
@@ -144,8 +157,16 @@ impl Mark {
         let node = words.next()?.to_string();
         let (inode, modified_ns) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
         let name = words.next()?.parse().ok()?;
-        Some(Mark { stamp: Stamp { time, node }, inode, modified_ns, name })
+        let mut number = || words.next()?.parse::<u32>().ok();
+        let got = (number()?, number()?, number()?);
+        let owner = (number()?, number()?);
+        Some(Mark { stamp: Stamp { time, node }, inode, modified_ns, name, got, owner })
     }
+}
+
+/// The permissions and the owner of a file.
+pub(super) fn access(metadata: &Metadata) -> (u32, u32, u32) {
+    (metadata.mode() & PERMISSIONS, metadata.uid(), metadata.gid())
 }
 
 /// A file or symbolic link of the tree.
@@ -156,6 +177,7 @@ pub(super) struct Found {
     pub(super) identity: u64,
     pub(super) len: u64,
     pub(super) mode: u32,
+    /// Its owner. What the remote says, if nobody has changed it here.
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) modified_ns: i64,
@@ -165,6 +187,8 @@ pub(super) struct Found {
     pub(super) foreign: Option<Stamp>,
     /// It has the bytes of a name of the remote, this or another one, and nobody has written to it since.
     pub(super) came: bool,
+    /// It has, but a program has changed its permissions or its owner.
+    pub(super) is_access_changed: bool,
 }
 
 impl Found {
@@ -185,17 +209,9 @@ pub(super) struct Listing {
     pub(super) files: BTreeMap<PathBuf, Found>,
     /// Directories that this user may not list, each with the reason. What is in them is unknown.
     pub(super) unlisted: BTreeMap<PathBuf, String>,
-    /// This user is root, so files get the owners that the remote says.
-    pub(super) has_owners: bool,
 }
 
 impl Listing {
-    /// True if a file has the mode and the owner that it got with what it shows.
-    pub(super) fn is_as_shown(&self, file: &Found, shown: &Shown) -> bool {
-        let same_owner = (file.uid, file.gid) == (shown.uid, shown.gid);
-        file.mode & PERMISSIONS == shown.mode & PERMISSIONS && (same_owner || !self.has_owners)
-    }
-
     /// True if a directory above `path` could not be listed: the file may be there.
     pub(super) fn hides(&self, path: &Path) -> bool {
         !self.unlisted.is_empty() && path.ancestors().skip(1).any(|above| self.unlisted.contains_key(above))
@@ -220,9 +236,40 @@ pub(super) fn identity(metadata: &Metadata) -> u64 {
 /// # Errors
 /// A directory cannot be read, or the tree itself is gone: then nothing was removed from it.
 pub(super) fn walk(local: &dyn Local) -> io::Result<Listing> {
-    let has_owners = rustix::process::geteuid().is_root();
-    let (tree, mut listing) = (local.store().tree(), Listing { has_owners, ..Listing::default() });
-    let mut rest = vec![PathBuf::new()];
+    let mut listing = Listing::default();
+    walk_below(local, PathBuf::new(), &mut listing)?;
+    Ok(listing)
+}
+
+/// Lists the tree, and after that what moved meanwhile: it may be in no part of the list. False if something moves all the time.
+///
+/// # Errors
+/// As of [`walk`].
+pub(super) fn walk_still(local: &dyn Local) -> io::Result<(Listing, bool)> {
+    let mut moves = local.moves();
+    let mut listing = walk(local)?;
+    for _ in 0..LISTS {
+        let now = local.moves();
+        match local.moved_since(moves) {
+            Some(moved) if moved.is_empty() => return Ok((listing, true)),
+            Some(moved) => {
+                for path in moved {
+                    let is_directory =
+                        fs::symlink_metadata(local.store().tree().join(&path)).is_ok_and(|of| of.is_dir());
+                    let above = path.parent().unwrap_or(Path::new("")).to_path_buf();
+                    walk_below(local, if is_directory { path } else { above }, &mut listing)?;
+                }
+            }
+            None => listing = walk(local)?,
+        }
+        moves = now;
+    }
+    Ok((listing, false))
+}
+
+/// Adds what is in and below a directory.
+fn walk_below(local: &dyn Local, directory: PathBuf, listing: &mut Listing) -> io::Result<()> {
+    let (tree, mut rest) = (local.store().tree(), vec![directory]);
     while let Some(directory) = rest.pop() {
         match list(local, &tree, &directory, &mut listing.files) {
             Ok(below) => rest.extend(below),
@@ -235,7 +282,7 @@ pub(super) fn walk(local: &dyn Local) -> io::Result<Listing> {
             Err(error) => return Err(error),
         }
     }
-    Ok(listing)
+    Ok(())
 }
 
 /// Adds the files and links of one directory to `found`. Returns the directories in it.
@@ -272,17 +319,21 @@ fn look(local: &dyn Local, reached: &Path, path: &Path) -> io::Result<Option<Fou
     let link = if is_link { Some(fs::read_link(reached)?.as_os_str().as_bytes().to_vec()) } else { None };
     let of = (metadata.ino(), modified_ns(&metadata));
     let mark = mark(reached).filter(|mark| (mark.inode, mark.modified_ns) == of);
+    let owner = (metadata.uid(), metadata.gid());
+    let given = mark.as_ref().filter(|mark| owner == (mark.got.1, mark.got.2)).map(|mark| mark.owner);
+    let (uid, gid) = given.unwrap_or(owner);
     Ok(Some(Found {
         shape: if is_link { Shape::Whole } else { local.shape(path) },
         inode: metadata.ino(),
         identity: identity(&metadata),
         len: if is_link { 0 } else { metadata.len() },
         mode: if is_link { 0o777 } else { metadata.mode() & 0o7777 },
-        uid: metadata.uid(),
-        gid: metadata.gid(),
+        uid,
+        gid,
         modified_ns: of.1,
         link,
         came: mark.is_some(),
+        is_access_changed: mark.as_ref().is_some_and(|mark| mark.got != access(&metadata)),
         foreign: mark.filter(|mark| mark.name == Mark::name(path)).map(|mark| mark.stamp),
     }))
 }
@@ -298,8 +349,15 @@ mod tests {
 
     #[test]
     fn a_mark_is_read_as_it_was_written() {
-        let mark = Mark { stamp: Stamp { time: 7, node: "a-b".into() }, inode: 5, modified_ns: -3, name: 9 };
+        let mark = Mark {
+            stamp: Stamp { time: 7, node: "a-b".into() },
+            inode: 5,
+            modified_ns: -3,
+            name: 9,
+            got: (1, 2, 3),
+            owner: (4, 5),
+        };
         assert_eq!(Mark::parse(mark.text().as_bytes()), Some(mark));
-        assert_eq!(Mark::parse(b"7 a 5 -3"), None);
+        assert_eq!(Mark::parse(b"7 a 5 -3 9 1 2 3 4"), None);
     }
 }

@@ -63,8 +63,8 @@ pub(super) fn plan(me: &str, view: &View, listing: &Listing, shown: &BTreeMap<Pa
         let is_own = own.is_some_and(|(_, record)| is_same_file(file, record));
         match &winner {
             // It shows the change that counts. A program may have changed its mode since: that leaves the mark as it is.
-            Some((stamp, Some(now))) if file.foreign.as_ref() == Some(stamp) => {
-                if listing.is_as_shown(file, now) {
+            Some((stamp, Some(_))) if file.foreign.as_ref() == Some(stamp) => {
+                if !file.is_access_changed {
                     plan.agrees.insert(path.clone(), stamp.clone());
                     continue;
                 }
@@ -246,6 +246,7 @@ mod tests {
             link: None,
             foreign: None,
             came: false,
+            is_access_changed: false,
         }
     }
 

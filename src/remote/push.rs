@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::journal::{Content, Record, Shown};
-use super::local::{Found, Listing, Local, Shape, walk};
+use super::local::{Found, Local, Shape, walk, walk_still};
 use super::one::{CHANGED, Outcome, push_one, read_small};
 use super::place::{Error, Result};
-use super::plan::{Want, plan};
+use super::plan::{Plan, Want, plan};
 use super::reader::lock;
 use super::shared::{Backlog, FILES, Shared};
 use super::tree;
@@ -30,9 +30,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// The same at most for a file that has changed since: one that is written all the time costs an encoding each time.
 const PAUSE_OF_CHANGED: Duration = Duration::from_secs(2);
 
-/// A list of the tree is made anew at most so often while names move.
-const LISTS: usize = 5;
-
 /// The pusher's memory between rounds.
 #[derive(Default)]
 pub(super) struct Pusher {
@@ -40,6 +37,10 @@ pub(super) struct Pusher {
     missing: HashMap<PathBuf, Instant>,
     /// Files that cannot be pushed. All others go on.
     failed: BTreeMap<PathBuf, Failed>,
+    /// Files whose turn came later in the last round.
+    later: HashSet<PathBuf>,
+    /// Names could have been removed, but news was not read.
+    is_ready: bool,
     /// Directories that could not be listed, each with the reason.
     unlisted: BTreeMap<PathBuf, String>,
     /// When the next round is due because of these. `None` if there are none, or if something else is left.
@@ -79,25 +80,22 @@ impl Pusher {
         let files = &listing.files;
         let plan_now = || plan(&me, &lock(&shared.view), &listing, &shown, shared.settings.newest);
         let mut plan = plan_now();
+        let asked = shared.asked.load(Ordering::Relaxed);
         // What other nodes did before this counts as earlier, and a removal of theirs that was not seen takes no new file. A
-        // machine that slept may know names of objects that their owner has deleted since.
-        if !plan.puts.is_empty() || !plan.removals.is_empty() {
+        // machine that slept may know names of objects that their owner has deleted since. While something merely waits, this
+        // asks nothing.
+        let has_news = self.has_work(&plan, files, asked);
+        if has_news {
             writer.look()?;
             plan = plan_now();
         }
         shared.agree(&plan.agrees);
-        if !plan.takes.is_empty() || !plan.drops.is_empty() {
+        if plan.takes.iter().chain(&plan.drops).any(|(path, stamp)| shown.get(path) != Some(stamp)) {
             shared.is_unshown.store(true, Ordering::Relaxed);
         }
         let names: HashSet<&PathBuf> = plan.puts.iter().map(|(path, _)| path).collect();
         self.failed.retain(|path, _| names.contains(path));
-        let asked = shared.asked.load(Ordering::Relaxed);
-        let is_due = |path: &PathBuf, failed: &Failed| {
-            let is_another = files.get(path) != Some(&failed.of);
-            let pause = if is_another { failed.pause.min(PAUSE_OF_CHANGED) } else { failed.pause };
-            failed.asked != asked || failed.since.elapsed() >= pause
-        };
-        plan.puts.retain(|(path, _)| self.failed.get(path).is_none_or(|failed| is_due(path, failed)));
+        plan.puts.retain(|(path, _)| self.is_due(path, files, asked));
         let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole | Want::Stuck);
         let (mut costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
         // A program waits for these, whatever their times say.
@@ -127,7 +125,12 @@ impl Pusher {
             !late.is_empty() || is_gone && walk(local)?.files.values().any(|file| !identities.contains(&file.identity));
         let waits = |of: Option<u64>| of.map_or(waits, |of| late.contains(&of));
         let missing = missing.into_iter().map(|(of, path)| (waits(of), path)).collect();
-        let removals = self.removals(local, missing)?;
+        let mut removals = self.removals(local, missing)?;
+        self.is_ready = !has_news && !removals.is_empty();
+        if self.is_ready {
+            // The next round reads the news before it removes a name.
+            removals.clear();
+        }
         // A program waits for these names: a crash must not undo them here once the remote has them.
         let awaited = costly.iter().chain(&cheap).map(|(path, _)| path).filter(|path| closers.wait_for(path));
         tree::sync(local.store(), &awaited.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf).collect())?;
@@ -139,7 +142,7 @@ impl Pusher {
         // A file that moved while the tree was listed may be in no part of the list.
         let answered = if is_whole { closers.clone() } else { Closers::default() };
         shared.waiting.pushed(&answered, &unpushed);
-        let (mut later, mut pushed, mut is_cut_short) = (Vec::new(), 0, false);
+        let (mut later, mut pushed, mut is_cut_short, mut is_news_read) = (Vec::new(), 0, false, false);
         for (path, want) in costly {
             shared.set_backlog(&backlog(&left, files));
             // Something newer may have to go first; but each round pushes one.
@@ -151,6 +154,15 @@ impl Pusher {
             let Some(found) = files.get(&path) else { continue };
             match push_one(local, writer, shared, &path, (want, found)) {
                 Ok(Outcome::There(mut records, content)) => {
+                    if !has_news && !is_news_read {
+                        is_news_read = true;
+                        let before = winner(shared, &path);
+                        writer.look()?;
+                        if winner(shared, &path) != before {
+                            later.push(path);
+                            continue;
+                        }
+                    }
                     records.push(put(&path, found, content));
                     append(writer, shared, records)?;
                     self.failed.remove(&path);
@@ -164,7 +176,8 @@ impl Pusher {
                 Err(error) => return Err(error),
             }
         }
-        let others = is_cut_short || !is_whole || !self.missing.is_empty() || !later.is_empty();
+        self.later = later.iter().cloned().collect();
+        let others = is_cut_short || !is_whole || self.is_ready || !self.missing.is_empty() || !later.is_empty();
         self.unlisted = listing.unlisted;
         let unlisted = self.unlisted.first_key_value().map(|_| Instant::now() + LONGEST_PAUSE);
         let again = self.failed.values().map(|failed| failed.since + failed.pause).chain(unlisted).min();
@@ -176,6 +189,24 @@ impl Pusher {
             shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&[later, failed].concat(), files) });
         }
         Ok(!others && !self.has_failed())
+    }
+
+    /// Whether a file is not left alone because it could not be pushed.
+    fn is_due(&self, path: &PathBuf, files: &BTreeMap<PathBuf, Found>, asked: u64) -> bool {
+        self.failed.get(path).is_none_or(|failed| {
+            let is_another = files.get(path) != Some(&failed.of);
+            let pause = if is_another { failed.pause.min(PAUSE_OF_CHANGED) } else { failed.pause };
+            failed.asked != asked || failed.since.elapsed() >= pause
+        })
+    }
+
+    /// Whether anything of a plan is about to travel, as far as can be told. What waited in the last round waits again.
+    fn has_work(&self, plan: &Plan, files: &BTreeMap<PathBuf, Found>, asked: u64) -> bool {
+        let travels = |(path, _): &&(PathBuf, Want)| self.is_due(path, files, asked) && !self.later.contains(path);
+        let goes = |path: &&PathBuf| {
+            self.is_ready || self.missing.get(*path).is_none_or(|since| since.elapsed() > REMOVAL_PATIENCE)
+        };
+        plan.puts.iter().any(|put| travels(&put)) || plan.removals.iter().any(|path| goes(&path))
     }
 
     /// When a round is due although nothing changes, if the last one left nothing but files that cannot be pushed.
@@ -270,23 +301,6 @@ impl Pusher {
     }
 }
 
-/// Lists the tree, and again if a name moved meanwhile: it may be in no part of the list. False if the last list may lack one too.
-fn walk_still(local: &dyn Local) -> Result<(Listing, bool)> {
-    let list = || -> Result<(Listing, bool)> {
-        let moves = local.moves();
-        let listing = walk(local)?;
-        Ok((listing, local.moves() == moves))
-    };
-    let mut last = list()?;
-    for _ in 1..LISTS {
-        if last.1 {
-            break;
-        }
-        last = list()?;
-    }
-    Ok(last)
-}
-
 /// Counts what is left, without a request: the remote is away.
 pub(super) fn count(local: &dyn Local, shared: &Shared) -> Result<()> {
     let (listing, shown) = (walk(local)?, shared.shown());
@@ -294,6 +308,11 @@ pub(super) fn count(local: &dyn Local, shared: &Shared) -> Result<()> {
     let left: Vec<PathBuf> = plan.puts.into_iter().map(|(path, _)| path).collect();
     shared.set_backlog(&backlog(&left, &listing.files));
     Ok(())
+}
+
+/// The change of a name that counts.
+fn winner(shared: &Shared, path: &Path) -> Option<Stamp> {
+    lock(&shared.view).winner(path).map(|(stamp, _)| stamp)
 }
 
 /// Appends a segment, and notes that the tree shows its names.

@@ -45,7 +45,6 @@ struct Machine {
     removed_beside: Mutex<Vec<Vec<String>>>,
     /// Names move all the time.
     is_moving: AtomicBool,
-    moves: AtomicU64,
 }
 
 impl Local for Machine {
@@ -74,8 +73,8 @@ impl Local for Machine {
         self.changes.load(Ordering::Relaxed)
     }
 
-    fn moves(&self) -> u64 {
-        self.moves.fetch_add(u64::from(self.is_moving.load(Ordering::Relaxed)), Ordering::Relaxed)
+    fn moved_since(&self, _: u64) -> Option<Vec<PathBuf>> {
+        (!self.is_moving.load(Ordering::Relaxed)).then(Vec::new)
     }
 
     fn was_looked_at(&self) -> bool {
@@ -135,7 +134,6 @@ impl Machine {
             changes: AtomicU64::new(0),
             removed_beside: Mutex::default(),
             is_moving: AtomicBool::new(false),
-            moves: AtomicU64::new(0),
         }
     }
 

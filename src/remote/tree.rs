@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use xattr::FileExt as _;
 
 use super::journal::{Content, Kind, Record, Segment, Shown};
-use super::local::{Found, Local, Mark, PERMISSIONS, identity, modified_ns};
+use super::local::{Found, Local, Mark, PERMISSIONS, access, identity, modified_ns};
 use super::view::Stamp;
 use crate::hash::xxh3_64;
 use crate::store::durable::{Attribute, CrashPoint, DeviceFile, Times};
@@ -152,13 +152,20 @@ fn write(
         (_, Some(object)) => Stub { store: store.id(), object, logical_len: shown.len }.write(&file)?,
         _ => {}
     }
-    let inode = file.metadata()?.ino();
-    let mark = Mark { stamp: stamp.clone(), inode, modified_ns: shown.modified_ns, name: Mark::name(path) };
-    set(&file, &Attribute::Extended(OsStr::new(REMOTE), mark.text().as_bytes()))?;
     if rustix::process::geteuid().is_root() {
         set(&file, &Attribute::Owner(shown.uid, shown.gid))?;
     }
     set(&file, &Attribute::Mode(shown.mode & PERMISSIONS))?;
+    let made = file.metadata()?;
+    let mark = Mark {
+        stamp: stamp.clone(),
+        inode: made.ino(),
+        modified_ns: shown.modified_ns,
+        name: Mark::name(path),
+        got: access(&made),
+        owner: (shown.uid, shown.gid),
+    };
+    set(&file, &Attribute::Extended(OsStr::new(REMOTE), mark.text().as_bytes()))?;
     let time = (shown.modified_ns.div_euclid(1_000_000_000), shown.modified_ns.rem_euclid(1_000_000_000));
     set(&file, &Attribute::Times(Times { accessed: time, modified: time }))?;
     file.begin_sync()?;
@@ -253,8 +260,8 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
     let shown: BTreeMap<_, _> =
         segment.records.into_iter().filter_map(stamp).filter(|(path, _)| counts(path)).collect();
     if is_lost {
-        for (path, stamp) in &shown {
-            if let Err(error) = renew(store, path, stamp) {
+        for path in shown.keys() {
+            if let Err(error) = renew(store, path) {
                 log::warn!("{}: counts as written here: {error}", path.display());
             }
         }
@@ -264,7 +271,7 @@ pub(super) fn load(store: &Store, url: &str) -> BTreeMap<PathBuf, Stamp> {
 
 /// Renews the mark of a file in a copy of its store: the copy has another inode number. Without its mark, an old state of
 /// another node's file would count as a later change.
-fn renew(store: &Store, path: &Path, stamp: &Stamp) -> io::Result<()> {
+fn renew(store: &Store, path: &Path) -> io::Result<()> {
     let file = match beneath::open(&store.tree(), path, libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK) {
         // A link has no mark.
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Ok(()),
@@ -272,9 +279,7 @@ fn renew(store: &Store, path: &Path, stamp: &Stamp) -> io::Result<()> {
     };
     let metadata = file.metadata()?;
     let had = file.get_xattr(REMOTE)?.and_then(|value| Mark::parse(&value));
-    match had
-        .filter(|had| had.stamp == *stamp && had.modified_ns == modified_ns(&metadata) && had.name == Mark::name(path))
-    {
+    match had.filter(|had| had.modified_ns == modified_ns(&metadata) && had.name == Mark::name(path)) {
         Some(had) => file.set_xattr(REMOTE, Mark { inode: metadata.ino(), ..had }.text().as_bytes()),
         None => Ok(()),
     }

@@ -132,11 +132,25 @@ impl Writer {
         self.sequence
     }
 
-    /// True if another process has written this node's journal since, as `stepfs gc --node` does: segments of this writer
-    /// would lie before that one's snapshot, where nobody reads them.
-    pub(super) fn is_outdated(&self) -> bool {
+    /// True if `stepfs gc --node` has written this node's journal since: segments of this writer would lie before its
+    /// snapshot, where nobody reads them.
+    ///
+    /// # Errors
+    /// [`Error::Denied`] if another daemon has: a copy of this store is mounted elsewhere. Each would take the other's files
+    /// for changes of its own, and push all of its own again, for ever.
+    pub(super) fn is_outdated(&self) -> Result<bool> {
         let view = lock(&self.view);
-        view.nodes().get(&self.node).and_then(|node| node.read.last()).is_some_and(|last| last.epoch > self.epoch)
+        let read = view.nodes().get(&self.node).into_iter().flat_map(|node| &node.read);
+        let mut later = read.filter(|place| place.epoch > self.epoch).peekable();
+        let is_outdated = later.peek().is_some();
+        match later.all(|place| place.snapshot) {
+            true => Ok(is_outdated),
+            false => Err(Error::Denied(format!(
+                "a copy of this store is mounted elsewhere as node {}; unmount one of them, or give one a `node` of its own in \
+                 stepfs.toml",
+                self.node
+            ))),
+        }
     }
 
     /// The node's name.

@@ -165,3 +165,38 @@ fn another_nodes_file_that_takes_the_place_of_another_is_the_later_change() {
     assert_eq!(objects_of(&place, names), [None, two]);
     assert_eq!(fs::read(a.store.tree().join("run/config.json")).unwrap(), b"small");
 }
+
+#[test]
+fn what_waits_costs_no_request() {
+    let (a, place) = (run(), Arc::new(Memory::default()));
+    a.session(&place, "a", false).unwrap();
+    let mut b = Mounted::new(&place, "b");
+    // A file that is being written may be the one that is missing.
+    b.machine.write("log", b"being written");
+    b.machine.shapes.lock().unwrap().insert("log".into(), Shape::Unsettled);
+    fs::remove_file(b.machine.store.tree().join("run/step_2.pt")).unwrap();
+    assert!(!b.push());
+    let before = place.requests();
+    assert!(!b.push() && !b.push() && !b.push());
+    assert_eq!(place.requests(), before);
+    assert_eq!(check(&place), NAMES);
+    // Once it may go, the news is read before it goes.
+    b.machine.shapes.lock().unwrap().remove(Path::new("log"));
+    b.push();
+    b.push();
+    assert!(b.push());
+    assert_eq!(check(&place), ["latest", "log", "run/config.json", "run/newest.pt", "run/step_1.pt"]);
+}
+
+#[test]
+fn of_two_copies_of_a_store_only_one_pushes() {
+    let place = Arc::new(Memory::default());
+    let mut b = Mounted::new(&place, "b");
+    b.machine.write("x", b"x");
+    assert!(b.push() && !b.writer.is_outdated().unwrap());
+    let remote: Arc<dyn Place> = Arc::clone(&place) as _;
+    let mut copy = Writer::claim(remote, Arc::default(), "b", b.machine.store.id(), true).unwrap();
+    copy.append(Vec::new()).unwrap();
+    b.writer.look().unwrap();
+    assert!(matches!(b.writer.is_outdated(), Err(Error::Denied(words)) if words.contains("copy of this store")));
+}

@@ -173,3 +173,26 @@ def test_ctrl_c_leaves_no_copy_of_a_remote(remote, nodes):
             assert not list(place.glob("stepfs-remote-*"))
     finally:
         remove_base(place)
+
+
+def test_a_pull_brings_what_was_renamed_here(remote, nodes):
+    a, b = nodes('node = "a"'), nodes('node = "b"')
+    os.mkdir(a / "run")
+    names = save_walk(a / "run", 3)
+    (a / "run/data.bin").write_bytes(noise(1, 300_000))
+    a.sync()
+    a.pushed()
+    wanted = {f"run2/{name}": data for name, data in bytes_below(a / "run").items()}
+    wait_until(lambda: len(list(Path(b.dir).rglob("*"))) == len(names) + 2, 20, "b has all names")
+    os.rename(b / "run", b / "run2")
+    b.pushed()
+    wait_until(lambda: os.path.exists(a / "run2"), 20, "a sees the name")
+    b.umount()
+    run("pull", b.store, "--remote", remote.url)
+    a.kill()
+    place = Path(tempfile.mkdtemp())
+    try:
+        run("export", b.store, ".", place / "all")
+        assert bytes_below(place / "all") == wanted
+    finally:
+        shutil.rmtree(place)
