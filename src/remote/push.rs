@@ -39,12 +39,20 @@ pub(super) struct Pusher {
     failed: BTreeMap<PathBuf, Failed>,
     /// Files whose turn came later in the last round.
     later: HashSet<PathBuf>,
+    /// How often somebody had asked to hasten when the round began.
+    asked: u64,
     /// Names could have been removed, but news was not read.
     is_ready: bool,
     /// Directories that could not be listed, each with the reason.
     unlisted: BTreeMap<PathBuf, String>,
     /// When the next round is due because of these. `None` if there are none, or if something else is left.
     again: Option<Instant>,
+}
+
+/// Programs that wait in a round, and the files that are not on the remote yet.
+struct Waited {
+    closers: Closers,
+    left: Vec<PathBuf>,
 }
 
 struct Failed {
@@ -68,8 +76,7 @@ impl Pusher {
         writer.tell()?;
         // Before the tree is listed: a name that appears meanwhile must not be taken for one that was removed.
         let shown = shared.shown();
-        let before = local.changes();
-        let closers = shared.waiting.closers();
+        let (changes, closers) = (local.changes(), shared.waiting.closers());
         let (mut listing, is_whole) = walk_still(local)?;
         for (_, file) in listing.files.iter_mut().filter(|(path, _)| closers.wait_for(path)) {
             if matches!(file.shape, Shape::Unsettled | Shape::Newest) {
@@ -80,12 +87,12 @@ impl Pusher {
         let files = &listing.files;
         let plan_now = || plan(&me, &lock(&shared.view), &listing, &shown, shared.settings.newest);
         let mut plan = plan_now();
-        let asked = shared.asked.load(Ordering::Relaxed);
+        self.asked = shared.asked.load(Ordering::Relaxed);
         // What other nodes did before this counts as earlier, and a removal of theirs that was not seen takes no new file. A
         // machine that slept may know names of objects that their owner has deleted since. While something merely waits, this
         // asks nothing.
-        let has_news = self.has_work(&plan, files, asked);
-        if has_news {
+        let is_read = self.has_work(&plan, files);
+        if is_read {
             writer.look()?;
             plan = plan_now();
         }
@@ -95,114 +102,102 @@ impl Pusher {
         }
         let names: HashSet<&PathBuf> = plan.puts.iter().map(|(path, _)| path).collect();
         self.failed.retain(|path, _| names.contains(path));
-        plan.puts.retain(|(path, _)| self.is_due(path, files, asked));
+        plan.puts.retain(|(path, _)| self.is_due(path, files));
         let is_costly = |want: &Want| matches!(want, Want::Object(_) | Want::Ahead | Want::Whole | Want::Stuck);
         let (mut costly, cheap): (Vec<_>, Vec<_>) = plan.puts.into_iter().partition(|(_, want)| is_costly(want));
         // A program waits for these, whatever their times say.
         costly.sort_by_key(|(path, _)| !closers.wait_for(path));
-        let mut left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
+        let left: Vec<PathBuf> = costly.iter().chain(&cheap).map(|(path, _)| path.clone()).collect();
         shared.set_backlog(&backlog(&left, files));
-        // A file that a missing name may have become, and that cannot be pushed in the same segment.
-        let slow: HashSet<&PathBuf> = costly.iter().map(|(path, _)| path).collect();
-        let is_late = |path: &PathBuf, file: &Found| file.shape == Shape::Unsettled || slow.contains(path);
-        let late: HashSet<u64> =
-            files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.identity).collect();
-        let identities: HashSet<u64> = files.values().map(|file| file.identity).collect();
-        let view = lock(&shared.view);
-        let listed_as = |path: &PathBuf| {
-            let record = view.of_node(path, writer.node())?.shown.as_ref()?;
-            Some(record.identity).filter(|of| identities.contains(of))
-        };
         // A name that is not shown any more was not removed by a program.
         let still = shared.shown();
         plan.removals.retain(|path| still.get(path) == shown.get(path));
-        let missing: Vec<(Option<u64>, PathBuf)> =
-            plan.removals.into_iter().map(|path| (listed_as(&path), path)).collect();
-        drop(view);
-        // A directory that moved while the tree was listed may be in no part of the list.
-        let is_gone = missing.iter().any(|(of, _)| of.is_none());
-        let waits =
-            !late.is_empty() || is_gone && walk(local)?.files.values().any(|file| !identities.contains(&file.identity));
-        let waits = |of: Option<u64>| of.map_or(waits, |of| late.contains(&of));
-        let missing = missing.into_iter().map(|(of, path)| (waits(of), path)).collect();
-        let mut removals = self.removals(local, missing)?;
-        self.is_ready = !has_news && !removals.is_empty();
+        let mut removals = self.removals(local, shared, (plan.removals, &costly), files)?;
+        self.is_ready = !is_read && !removals.is_empty();
         if self.is_ready {
             // The next round reads the news before it removes a name.
             removals.clear();
         }
         // A program waits for these names: a crash must not undo them here once the remote has them.
-        let awaited = costly.iter().chain(&cheap).map(|(path, _)| path).filter(|path| closers.wait_for(path));
+        let awaited = left.iter().filter(|path| closers.wait_for(path));
         tree::sync(local.store(), &awaited.flat_map(|path| path.ancestors().skip(1)).map(Path::to_path_buf).collect())?;
         self.push_cheap(local, writer, shared, (cheap, removals), files)?;
-        left = costly.iter().map(|(path, _)| path.clone()).collect();
         // Of what a directory hides nobody knows whether it is there.
         let hidden: Vec<PathBuf> = listing.unlisted.keys().chain(closers.hidden_by(&listing)).cloned().collect();
-        let mut unpushed: Vec<PathBuf> = left.iter().chain(self.failed.keys()).chain(&hidden).cloned().collect();
-        // A file that moved while the tree was listed may be in no part of the list.
-        let answered = if is_whole { closers.clone() } else { Closers::default() };
-        shared.waiting.pushed(&answered, &unpushed);
-        let (mut later, mut pushed, mut is_cut_short, mut is_news_read) = (Vec::new(), 0, false, false);
-        for (path, want) in costly {
-            shared.set_backlog(&backlog(&left, files));
-            // Something newer may have to go first; but each round pushes one.
-            is_cut_short = shared.is_stopped() || pushed > 0 && local.changes() != before;
-            if is_cut_short {
-                break;
-            }
-            left.retain(|other| *other != path);
-            let Some(found) = files.get(&path) else { continue };
-            match push_one(local, writer, shared, &path, (want, found)) {
-                Ok(Outcome::There(mut records, content)) => {
-                    if !has_news && !is_news_read {
-                        is_news_read = true;
-                        let before = winner(shared, &path);
-                        writer.look()?;
-                        if winner(shared, &path) != before {
-                            later.push(path);
-                            continue;
-                        }
-                    }
-                    records.push(put(&path, found, content));
-                    append(writer, shared, records)?;
-                    self.failed.remove(&path);
-                    pushed += 1;
-                    unpushed.retain(|other| *other != path);
-                    shared.waiting.pushed(&answered, &unpushed);
-                }
-                Ok(Outcome::Later) => later.push(path),
-                Ok(Outcome::Failed(why)) => self.note_failure(path, found, why, asked),
-                Err(Error::Local(error)) => self.note_failure(path, found, error.to_string(), asked),
-                Err(error) => return Err(error),
-            }
+        let waited = Waited {
+            // A file that moved while the tree was listed may be in no part of the list.
+            closers: if is_whole { closers.clone() } else { Closers::default() },
+            left: costly.iter().map(|(path, _)| path).chain(self.failed.keys()).chain(&hidden).cloned().collect(),
+        };
+        let is_cut_short = !self.push_costly(local, writer, shared, (costly, is_read), (files, changes, waited))?;
+        let others = is_cut_short || !is_whole || self.is_ready || !self.missing.is_empty() || !self.later.is_empty();
+        let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
+        shared.waiting.give_up(&closers, &[failed.clone(), hidden].concat());
+        if !is_cut_short {
+            let left: Vec<PathBuf> = self.later.iter().chain(&failed).cloned().collect();
+            shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&left, files) });
         }
-        self.later = later.iter().cloned().collect();
-        let others = is_cut_short || !is_whole || self.is_ready || !self.missing.is_empty() || !later.is_empty();
         self.unlisted = listing.unlisted;
         let unlisted = self.unlisted.first_key_value().map(|_| Instant::now() + LONGEST_PAUSE);
         let again = self.failed.values().map(|failed| failed.since + failed.pause).chain(unlisted).min();
         self.again = again.filter(|_| !others);
-        let failed: Vec<PathBuf> = self.failed.keys().cloned().collect();
-        shared.waiting.give_up(&closers, &[failed.clone(), hidden].concat());
         shared.fails(FILES, self.failing());
-        if !is_cut_short {
-            shared.set_backlog(&Backlog { stuck: failed.len() as u64, ..backlog(&[later, failed].concat(), files) });
-        }
         Ok(!others && !self.has_failed())
     }
 
+    /// Pushes files of which objects are made or sent, one after the other. False if something newer may have to go first.
+    /// `is_read`: this round has read the news.
+    fn push_costly(
+        &mut self,
+        local: &dyn Local,
+        writer: &mut Writer,
+        shared: &Shared,
+        (costly, mut is_read): (Vec<(PathBuf, Want)>, bool),
+        (files, changes, mut waited): (&BTreeMap<PathBuf, Found>, u64, Waited),
+    ) -> Result<bool> {
+        shared.waiting.pushed(&waited.closers, &waited.left);
+        self.later.clear();
+        let (mut left, mut pushed): (Vec<PathBuf>, _) = (costly.iter().map(|(path, _)| path.clone()).collect(), 0);
+        for (path, want) in costly {
+            shared.set_backlog(&backlog(&left, files));
+            // Each round pushes one.
+            if shared.is_stopped() || pushed > 0 && local.changes() != changes {
+                return Ok(false);
+            }
+            left.retain(|other| *other != path);
+            let Some(found) = files.get(&path) else { continue };
+            match push_one(local, writer, shared, &path, (want, found)) {
+                Ok(Outcome::There(..)) if !is_read && is_news(writer, shared, &path)? => drop(self.later.insert(path)),
+                Ok(Outcome::There(mut records, content)) => {
+                    is_read = true;
+                    records.push(put(&path, found, content));
+                    append(writer, shared, records)?;
+                    self.failed.remove(&path);
+                    pushed += 1;
+                    waited.left.retain(|other| *other != path);
+                    shared.waiting.pushed(&waited.closers, &waited.left);
+                }
+                Ok(Outcome::Later) => drop(self.later.insert(path)),
+                Ok(Outcome::Failed(why)) => self.note_failure(path, found, why),
+                Err(Error::Local(error)) => self.note_failure(path, found, error.to_string()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether a file is not left alone because it could not be pushed.
-    fn is_due(&self, path: &PathBuf, files: &BTreeMap<PathBuf, Found>, asked: u64) -> bool {
+    fn is_due(&self, path: &PathBuf, files: &BTreeMap<PathBuf, Found>) -> bool {
         self.failed.get(path).is_none_or(|failed| {
             let is_another = files.get(path) != Some(&failed.of);
             let pause = if is_another { failed.pause.min(PAUSE_OF_CHANGED) } else { failed.pause };
-            failed.asked != asked || failed.since.elapsed() >= pause
+            failed.asked != self.asked || failed.since.elapsed() >= pause
         })
     }
 
     /// Whether anything of a plan is about to travel, as far as can be told. What waited in the last round waits again.
-    fn has_work(&self, plan: &Plan, files: &BTreeMap<PathBuf, Found>, asked: u64) -> bool {
-        let travels = |(path, _): &&(PathBuf, Want)| self.is_due(path, files, asked) && !self.later.contains(path);
+    fn has_work(&self, plan: &Plan, files: &BTreeMap<PathBuf, Found>) -> bool {
+        let travels = |(path, _): &&(PathBuf, Want)| self.is_due(path, files) && !self.later.contains(path);
         let goes = |path: &&PathBuf| {
             self.is_ready || self.missing.get(*path).is_none_or(|since| since.elapsed() > REMOVAL_PATIENCE)
         };
@@ -220,11 +215,12 @@ impl Pusher {
     }
 
     /// One file cannot be pushed. It is tried again after pauses that grow.
-    fn note_failure(&mut self, path: PathBuf, found: &Found, why: String, asked: u64) {
+    fn note_failure(&mut self, path: PathBuf, found: &Found, why: String) {
         let former = self.failed.get(&path);
         if former.is_none_or(|former| former.why != why) {
             log::warn!("remote: {} cannot be pushed now: {why}", path.display());
         }
+        let asked = self.asked;
         let pause = former.map_or(FIRST_PAUSE, |former| (former.pause * 2).min(LONGEST_PAUSE));
         self.failed.insert(path, Failed { of: found.clone(), why, since: Instant::now(), pause, asked });
     }
@@ -242,18 +238,39 @@ impl Pusher {
         Some(format!("{} cannot be pushed: {}{others}", path.display(), failed.why))
     }
 
-    /// The names whose removal is pushed now. Each comes with whether it waits for other files.
-    fn removals(&mut self, local: &dyn Local, missing: Vec<(bool, PathBuf)>) -> Result<Vec<PathBuf>> {
-        let names: HashSet<&PathBuf> = missing.iter().map(|(_, path)| path).collect();
-        self.missing.retain(|path, _| names.contains(path));
+    /// The names whose removal is pushed now. Others wait for files that may have taken their bytes: those that are late, because
+    /// they are `costly` or still change.
+    fn removals(
+        &mut self,
+        local: &dyn Local,
+        shared: &Shared,
+        (missing, costly): (Vec<PathBuf>, &[(PathBuf, Want)]),
+        files: &BTreeMap<PathBuf, Found>,
+    ) -> Result<Vec<PathBuf>> {
+        self.missing.retain(|path, _| missing.contains(path));
+        let slow: HashSet<&PathBuf> = costly.iter().map(|(path, _)| path).collect();
+        let is_late = |path: &PathBuf, file: &Found| file.shape == Shape::Unsettled || slow.contains(path);
+        let late: HashSet<u64> =
+            files.iter().filter(|(path, file)| is_late(path, file)).map(|(_, file)| file.identity).collect();
+        let identities: HashSet<u64> = files.values().map(|file| file.identity).collect();
+        // The file that has another name now, if it is one of this node's.
+        let listed_as: Vec<Option<u64>> = {
+            let view = lock(&shared.view);
+            let identity = |path| Some(view.of_node(path, &shared.settings.node)?.shown.as_ref()?.identity);
+            missing.iter().map(|path| identity(path).filter(|of| identities.contains(of))).collect()
+        };
+        // A directory that moved while the tree was listed may be in no part of the list.
+        let is_gone = listed_as.iter().any(Option::is_none);
+        let waits =
+            !late.is_empty() || is_gone && walk(local)?.files.values().any(|file| !identities.contains(&file.identity));
         let mut removals = Vec::new();
-        for (waits, path) in missing {
+        for (path, of) in missing.into_iter().zip(listed_as) {
             // A name that a program moved while the tree was listed is there, or under another name.
             if tree::present(local.store(), &path)?.is_some_and(|there| !there.is_dir()) {
                 continue;
             }
             let since = *self.missing.entry(path.clone()).or_insert_with(Instant::now);
-            if !waits || since.elapsed() > REMOVAL_PATIENCE {
+            if !of.map_or(waits, |of| late.contains(&of)) || since.elapsed() > REMOVAL_PATIENCE {
                 removals.push(path);
             }
         }
@@ -280,7 +297,7 @@ impl Pusher {
                     Ok(Some(bytes)) => Content::Inline(bytes),
                     other => {
                         let why = other.err().map_or(CHANGED.into(), |error| error.to_string());
-                        self.note_failure(path, found, why, shared.asked.load(Ordering::Relaxed));
+                        self.note_failure(path, found, why);
                         continue;
                     }
                 },
@@ -310,9 +327,12 @@ pub(super) fn count(local: &dyn Local, shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// The change of a name that counts.
-fn winner(shared: &Shared, path: &Path) -> Option<Stamp> {
-    lock(&shared.view).winner(path).map(|(stamp, _)| stamp)
+/// Reads the news. True if another change of this name came with it.
+fn is_news(writer: &Writer, shared: &Shared, path: &Path) -> Result<bool> {
+    let winner = || lock(&shared.view).winner(path).map(|(stamp, _)| stamp);
+    let before = winner();
+    writer.look()?;
+    Ok(winner() != before)
 }
 
 /// Appends a segment, and notes that the tree shows its names.
