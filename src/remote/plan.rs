@@ -62,13 +62,13 @@ pub(super) fn plan(me: &str, view: &View, listing: &Listing, shown: &BTreeMap<Pa
         let own = view.of_node(path, me).and_then(|change| Some((change.time, change.shown.as_ref()?)));
         let is_own = own.is_some_and(|(_, record)| is_same_file(file, record));
         match &winner {
-            // It shows the change that counts. A program may have changed its mode since: that leaves the mark as it is.
-            Some((stamp, Some(_))) if file.foreign.as_ref() == Some(stamp) => {
-                if !file.is_access_changed {
-                    plan.agrees.insert(path.clone(), stamp.clone());
-                    continue;
-                }
+            // It shows the change that counts.
+            Some((stamp, Some(_))) if file.foreign.as_ref() == Some(stamp) && !file.is_access_changed => {
+                plan.agrees.insert(path.clone(), stamp.clone());
+                continue;
             }
+            // A program has changed its mode or owner since, which leaves the mark as it is: that travels.
+            Some((stamp, Some(_))) if file.foreign.as_ref() == Some(stamp) => {}
             // Nobody removed it: its node's journal cannot be read at the moment. A node that this remote never had is not
             // waited for: the file came from another remote.
             None if file.foreign.as_ref().is_some_and(|stamp| match view.nodes().get(&stamp.node) {
