@@ -114,10 +114,11 @@ fn a_thousand_nodes_with_a_thousand_checkpoints() {
 fn price(idle: u64, gets: u64) {
     let nodes = NODES as f64;
     let looks = nodes * idle as f64 * DAYS * 86_400.0 / IDLE_SECONDS;
-    // An object, a segment, a head; one look of each node for each checkpoint. Deleting costs nothing.
+    // An object, a segment, a head; a list before each of these pushes: of the closed file, its object, and its removal.
+    // Deleting costs nothing.
     let parts = OBJECT_BYTES.div_ceil(8 << 20) + 2;
     let puts = nodes * CHECKPOINTS as f64 * (parts + 2) as f64;
-    let lists = looks + nodes * CHECKPOINTS as f64;
+    let lists = looks + 3.0 * nodes * CHECKPOINTS as f64;
     let gets = nodes * CHECKPOINTS as f64 * gets as f64;
     let stored = nodes * CHECKPOINTS as f64 * OBJECT_BYTES as f64 / 1e9 / 2.0;
     let dollars = [puts / 1e3 * PUT_OR_LIST, lists / 1e3 * PUT_OR_LIST, gets / 1e3 * GET, stored * STORAGE];
