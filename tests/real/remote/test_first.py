@@ -188,7 +188,7 @@ def test_a_pull_brings_what_was_renamed_here(remote, nodes):
     b.pushed()
     wait_until(lambda: os.path.exists(a / "run2"), 20, "a sees the name")
     b.umount()
-    run("pull", b.store, "--remote", remote.url)
+    run("pull", b.store)
     a.kill()
     place = Path(tempfile.mkdtemp())
     try:
