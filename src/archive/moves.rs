@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use super::Archive;
 
-/// New names that are remembered. Whoever missed more lists the whole tree again.
+/// New names that are remembered. A caller that missed more lists the whole tree again.
 const REMEMBERED: usize = 256;
 
 /// See the module.

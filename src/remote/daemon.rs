@@ -37,7 +37,7 @@ const TIDY_EVERY: Duration = Duration::from_secs(60);
 const IDLE_REFRESH: Duration = Duration::from_secs(30);
 /// A directory stays for so long after its last file went: a program that saw it may be about to use it.
 const EMPTY_FOR: Duration = Duration::from_secs(10);
-/// A mount waits at most so long for the names of a remote: of a store that has none of it, and of one that has.
+/// The longest wait of a mount for the remote's names: of a store that shows none of them yet, and of one that shows some.
 const FIRST_NAMES: Duration = Duration::from_secs(60);
 const FIRST_ANSWER: Duration = Duration::from_secs(2);
 /// How often it looks.

@@ -145,7 +145,7 @@ impl Pusher {
         Ok(!others && !self.has_failed())
     }
 
-    /// Pushes files of which objects are made or sent, one after the other. False if something newer may have to go first.
+    /// Pushes the files that need an object on the remote, one after the other. False if a newer file may have to go first.
     /// `is_read`: this round has read the news.
     fn push_costly(
         &mut self,
