@@ -30,16 +30,18 @@ def bytes_below(top):
     return {str(path.relative_to(top)): read(path) for path in sorted(Path(top).rglob("*")) if path.is_file()}
 
 
+def exported(source):
+    """The files that a store or a remote exports."""
+    with tempfile.TemporaryDirectory() as place:
+        run("export", source, ".", f"{place}/all")
+        return bytes_below(f"{place}/all")
+
+
 def everywhere(nodes, wanted, remote):
     """Each node, and a fresh one, show these files and no others."""
     for node in nodes:
         wait_until(lambda: bytes_below(node.dir) == wanted, 30, f"{node.dir} has the files")
-    place = Path(tempfile.mkdtemp())
-    try:
-        run("export", remote.url, ".", place / "all")
-        assert bytes_below(place / "all") == wanted
-    finally:
-        shutil.rmtree(place)
+    assert exported(remote.url) == wanted
 
 
 def test_a_fresh_mount_shows_all_names_at_once(remote, nodes):
@@ -190,9 +192,4 @@ def test_a_pull_brings_what_was_renamed_here(remote, nodes):
     b.umount()
     run("pull", b.store)
     a.kill()
-    place = Path(tempfile.mkdtemp())
-    try:
-        run("export", b.store, ".", place / "all")
-        assert bytes_below(place / "all") == wanted
-    finally:
-        shutil.rmtree(place)
+    assert exported(b.store) == wanted
